@@ -1,0 +1,1 @@
+"""What a neural model has to beat."""

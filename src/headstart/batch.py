@@ -1,0 +1,58 @@
+"""One batch: what passes from the loader through the model to the objective."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+IGNORE = -100  # the label of a position that is not marked
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model reads and is marked on; labels are keyed by the head they are for.
+
+    `asked` names the positions that a token-level head must answer; None asks for all of them.
+    """
+
+    tokens: Tensor  # (B, T)
+    real: Tensor  # (B, T), True = a real token
+    labels: dict[str, Tensor] = field(default_factory=dict)  # {"lm": (B, T) or (N,)} or {"class": (B,)}
+    asked: Tensor | None = None  # (N,) indices into the flattened (B * T) positions
+    is_full: bool = False  # True = no padding anywhere, known without looking at the device
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on another device."""
+        return replace(
+            self,
+            tokens=self.tokens.to(device, non_blocking=True),
+            real=self.real.to(device, non_blocking=True),
+            labels={name: label.to(device, non_blocking=True) for name, label in self.labels.items()},
+            asked=None if self.asked is None else self.asked.to(device, non_blocking=True),
+        )
+
+    def pin(self) -> "Batch":
+        """The same batch in page-locked memory, from which a GPU copies while it computes."""
+        return replace(
+            self,
+            tokens=self.tokens.pin_memory(),
+            real=self.real.pin_memory(),
+            labels={name: label.pin_memory() for name, label in self.labels.items()},
+            asked=None if self.asked is None else self.asked.pin_memory(),
+        )
+
+    @property
+    def size(self) -> int:
+        """How many positions the model computes, padding included."""
+        return self.tokens.numel()
+
+
+def pad(rows: list[Tensor], padding: int, multiple: int = 1) -> tuple[Tensor, Tensor]:
+    """Rows of different lengths as one (B, T) tensor, and which positions are real."""
+    lengths = torch.tensor([len(row) for row in rows])
+    longest = -(-max(int(lengths.max()), 1) // multiple) * multiple
+    tokens = torch.full((len(rows), longest), padding, dtype=torch.long)
+    for index, row in enumerate(rows):
+        tokens[index, : len(row)] = row
+    real = torch.arange(longest)[None, :] < lengths[:, None]  # (B, T)
+    return tokens, real

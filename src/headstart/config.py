@@ -1,0 +1,248 @@
+"""Settings: one frozen schema for presets, TOML files, `--set section.key=value` and saved runs.
+
+A wrong setting dies here, before any data is read. Sections are merged in the order: defaults, preset
+(its part for the job), TOML file, flags.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headstart.errors import ConfigError, nearest, pick
+
+Job = Literal["pretrain", "finetune"]
+
+
+class Section(BaseModel):
+    """A group of settings; frozen, and no unknown key passes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class BodyConfig(Section):
+    """The shape of a body."""
+
+    kind: str = Field("auto", description="a row of BODIES; auto = what the objective needs")
+    layers: int = Field(4, ge=1, le=1000, description="blocks")
+    width: int = Field(256, ge=1, description="numbers that describe one token (D)")
+    attention_heads: int = Field(4, ge=1, description="parts into which attention splits the width (A)")
+    feed_forward: int = Field(768, ge=1, description="inner width of the feed-forward part")
+    positions: Literal["rotary", "sinusoidal", "learned", "none"] = Field("rotary", description="how order is told")
+    norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm")
+    norm_first: bool = Field(True, description="norm before each part (and once at the end), or after each part")
+    activation: Literal["swiglu", "geglu", "gelu", "relu", "relu2"] = Field("swiglu", description="feed-forward")
+    biases: bool = Field(False, description="biases in linear maps and in LayerNorm")
+    qk_norm: bool = Field(False, description="norm of queries and keys per attention head")
+    tied: bool = Field(True, description="the language-model head reads the token table instead of its own")
+    scale_embedding: bool = Field(False, description="token vectors times the square root of the width")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="share of activations dropped in training")
+    max_length: int = Field(512, ge=2, description="longest text the body reads, in tokens")
+    rotary_base: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
+
+    @model_validator(mode="after")
+    def _width_splits_evenly(self) -> "BodyConfig":
+        if self.width % self.attention_heads:
+            raise ConfigError(
+                f"body.width {self.width} is no multiple of body.attention_heads {self.attention_heads}",
+                hint=f"try {self.width - self.width % self.attention_heads + self.attention_heads}",
+            )
+        if self.positions == "rotary" and (self.width // self.attention_heads) % 2:
+            raise ConfigError(
+                f"rotary positions need an even width per attention head, not {self.width // self.attention_heads}",
+                hint="change body.attention_heads, or set body.positions=sinusoidal",
+            )
+        return self
+
+
+class TokenizerConfig(Section):
+    """How text becomes tokens."""
+
+    kind: str = Field("bpe", description="bpe, unigram, wordpiece, characters, or the path of a trained one")
+    vocabulary: int = Field(8000, ge=8, description="tokens to learn at most, specials included")
+    lowercase: bool = Field(False, description="fold case before splitting")
+
+
+class ObjectiveConfig(BaseModel):
+    """What is asked; the other keys are the fields of the objective called `name`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    name: str = ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The objective's own settings."""
+        return dict(self.model_extra or {})
+
+
+class OptimizerConfig(Section):
+    """How weights change."""
+
+    kind: Literal["adamw", "adam", "muon"] = Field("adamw", description="muon = Muon for matrices, AdamW for the rest")
+    learning_rate: float = Field(1e-3, gt=0, description="at the top of the schedule")
+    weight_decay: float = Field(0.01, ge=0, description="for matrices only")
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.98, ge=0, lt=1)
+    epsilon: float = Field(1e-8, gt=0)
+    momentum: float = Field(0.95, ge=0, lt=1, description="of Muon")
+    clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
+    layer_decay: float = Field(1.0, gt=0, le=1, description="each block's rate as a share of the one above it")
+    head_scale: float = Field(1.0, gt=0, description="the heads' rate as a multiple of the top block's")
+
+
+class ScheduleConfig(Section):
+    """How the learning rate moves over the budget."""
+
+    kind: Literal["constant", "linear", "cosine", "slanted-triangular", "warmup-stable-decay"] = "cosine"
+    warmup: float = Field(0.05, ge=0, le=1, description="share of the budget spent rising")
+    decay: float = Field(0.2, ge=0, le=1, description="share spent falling (warmup-stable-decay)")
+    final: float = Field(0.0, ge=0, le=1, description="rate at the end as a share of the top")
+
+
+class TrainingConfig(Section):
+    """Budget, batches and bookkeeping; exactly one of epochs, steps, tokens, minutes is set."""
+
+    epochs: float | None = Field(None, gt=0)
+    steps: int | None = Field(None, gt=0)
+    tokens: int | None = Field(None, gt=0)
+    minutes: float | None = Field(None, gt=0)
+    length: int = Field(256, ge=2, description="tokens a text (fine-tuning) or a block (pretraining) holds at most")
+    batch_tokens: int = Field(8192, ge=1, description="token budget of one batch, padding included")
+    batch_examples: int | None = Field(None, ge=1, description="texts in one batch at most")
+    accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
+    seed: int = Field(0, ge=0, lt=2**31)
+    device: str = Field("auto", description="auto, cpu, cuda, mps")
+    precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto = bfloat16 on a GPU with it")
+    compile: bool = Field(False, description="torch.compile the model")
+    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
+    save_every: int | None = Field(None, ge=1, description="steps between checkpoints")
+    save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
+    keep: Literal["best", "last"] = Field("best", description="which weights are the run's: best on validation, or last")
+    freeze: bool = Field(False, description="train the heads alone")
+    unfreeze_every: float | None = Field(None, gt=0, description="epochs after which one more block thaws, top first")
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> "TrainingConfig":
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"the budget is given twice: {' and '.join(given)}", hint="keep one of them")
+        if self.freeze and self.unfreeze_every is not None:
+            raise ConfigError("training.freeze and training.unfreeze_every exclude each other", hint="keep one of them")
+        return self
+
+
+BUDGETS = ("epochs", "steps", "tokens", "minutes")
+
+
+class DataConfig(Section):
+    """How files are read."""
+
+    text_column: str = "text"
+    label_column: str = "label"
+    labels: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many")
+    strict: bool = Field(False, description="rows that would be skipped are errors")
+    documents: Literal["auto", "line", "paragraph"] = Field("auto", description="what parts documents in a .txt file")
+
+
+class RunConfig(Section):
+    """All settings of one run."""
+
+    job: Job
+    preset: str = "tiny"
+    body: BodyConfig = BodyConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    training: TrainingConfig = TrainingConfig()
+    data: DataConfig = DataConfig()
+
+    def with_(self, changes: Mapping[str, Any]) -> "RunConfig":
+        """These settings with `changes` (nested by section) on top, checked again."""
+        return parse(RunConfig, merge(self.model_dump(), changes))
+
+
+def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """`lower` overlaid by `upper`, section by section; a budget given above replaces the one below."""
+    merged = dict(lower)
+    for key, value in upper.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            below = merged[key]
+            if key == "training" and any(value.get(name) is not None for name in BUDGETS):
+                below = {name: old for name, old in below.items() if name not in BUDGETS}
+            merged[key] = merge(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def parse(schema: type[BaseModel], content: Mapping[str, Any], where: str = "") -> Any:
+    """`content` checked against `schema`; the first fault becomes a sentence with a hint."""
+    try:
+        return schema.model_validate(dict(content))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(str(part) for part in fault["loc"])
+        inside = f" in {where}" if where else ""
+        if fault["type"] == "extra_forbidden":
+            section: Any = schema
+            for part in fault["loc"][:-1]:
+                section = section.model_fields[str(part)].annotation
+            hint = nearest(str(fault["loc"][-1]), section.model_fields)
+            raise ConfigError(f"no setting is called {name!r}{inside}", hint=hint) from None
+        raise ConfigError(
+            f"setting {name}{inside} cannot be {fault['input']!r}: {fault['msg'].lower()}",
+            hint="docs/reference/settings.md lists every setting with its values",
+        ) from None
+
+
+def preset_names() -> list[str]:
+    """The presets that come with headstart."""
+    folder = resources.files("headstart.presets")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """A preset's raw sections: body, tokenizer, and a part for each job."""
+    table = {name: name for name in preset_names()}
+    text = resources.files("headstart.presets").joinpath(f"{pick(table, name, 'preset')}.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """A user's settings file."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no settings file at {path}", hint="check the path given to --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no readable TOML: {error}", hint="mend the file at that place") from None
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`section.key=value` words as nested settings; values are read as TOML, bare words as text."""
+    nested: dict[str, Any] = {}
+    for assignment in assignments:
+        name, sign, value = assignment.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (sign and dot and key):
+            raise ConfigError(f"--set {assignment!r} is not section.key=value", hint="for example --set body.width=256")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value
+        nested.setdefault(section, {})[key] = parsed
+    return nested
+
+
+def resolve(job: Job, preset: str, *overlays: Mapping[str, Any]) -> RunConfig:
+    """The settings of one run: defaults, then the preset's part for `job`, then each overlay."""
+    raw = load_preset(preset)
+    shared = {key: value for key, value in raw.items() if key not in ("pretrain", "finetune", "title")}
+    content = merge({"job": job, "preset": preset}, merge(shared, raw.get(job, {})))
+    for overlay in overlays:
+        content = merge(content, overlay)
+    return parse(RunConfig, content)

@@ -1,0 +1,1 @@
+"""Raw text to examples, tokens and batches; and the audit of them."""

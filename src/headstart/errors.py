@@ -1,0 +1,41 @@
+"""Problems that the user can mend: what is wrong, what was found, what to do."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class HeadstartError(Exception):
+    """A problem the user can mend; `hint` says how."""
+
+    def __init__(self, problem: str, *, hint: str = ""):
+        super().__init__(problem)
+        self.hint = hint
+
+
+class ConfigError(HeadstartError):
+    """A setting that cannot be used."""
+
+
+class DataError(HeadstartError):
+    """A text, table or corpus that cannot be read as it is."""
+
+
+class RunError(HeadstartError):
+    """A run folder that is missing, broken, in the way, or does not fit what is asked of it."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """A hint that offers the nearest of `choices`, or all of them when none is near."""
+    known = sorted(choices)
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+
+
+def pick(table: Mapping[str, T], name: str, kind: str) -> T:
+    """The entry called `name`, or an error that offers the nearest one."""
+    if name in table:
+        return table[name]
+    raise ConfigError(f"no {kind} is called {name!r}", hint=nearest(name, table))

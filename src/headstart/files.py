@@ -1,0 +1,101 @@
+"""Writing that is never half done: beside, synced, renamed; and the fingerprints of what was written."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import RunError
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the operating system says of `path` into a sentence with a hint."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        hint = {
+            "No space left on device": "free some space or write elsewhere with --out, then `headstart resume` the run",
+            "Permission denied": "choose a folder that you may write to with --out",
+            "Read-only file system": "choose a folder that you may write to with --out",
+        }.get(reason, "choose another place with --out")
+        raise RunError(f"cannot write {path}: {reason}", hint=hint) from error
+
+
+def write_with(path: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a file beside `path`, sync it and rename it into place."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            write(beside)
+            with open(beside, "rb") as handle:
+                os.fsync(handle.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file at `path` in one step."""
+    write_with(path, lambda beside: beside.write_bytes(content))
+
+
+def write_text(path: Path, content: str) -> None:
+    """Replace the text file at `path` in one step."""
+    write_bytes(path, content.encode("utf-8"))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace the JSON file at `path` in one step."""
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=2, sort_keys=False) + "\n")
+
+
+def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
+    """Let `fill` write into a folder beside `path`, sync every file, then rename it to the new name `path`."""
+    assert not path.exists(), path
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        try:
+            fill(beside)
+            for file in beside.rglob("*"):
+                if file.is_file():
+                    with open(file, "rb") as handle:
+                        os.fsync(handle.fileno())
+            sync_folder(beside)
+            os.replace(beside, path)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        sync_folder(path.parent)
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file's bytes."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def content_hash(content: Any) -> str:
+    """The SHA-256 of a JSON-able value, the same whatever the order of its keys."""
+    text = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,173 @@
+"""Outcomes: plain, frozen, JSON-able. A number here carries its story: its count, its seeds, its interval."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its spread and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    spread: float  # standard deviation over seeds; 0 for one seed
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Validation marks after `epoch` epochs; epoch 0 is before any step."""
+
+    epoch: float
+    step: int
+    accuracy: float
+    macro_f1: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Weights taken from the base, weights that start fresh, weights left behind (name -> count of numbers)."""
+
+    reused: dict[str, int]
+    fresh: dict[str, int]
+    left: dict[str, int]
+
+    def summary(self) -> str:
+        """One line for the terminal."""
+        parts = (("reused", self.reused), ("fresh", self.fresh), ("left behind", self.left))
+        return ", ".join(f"{sum(kept.values()):,} weights {word} in {len(kept)} tensors" for word, kept in parts)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a classifier answers; `leak_free_accuracy` leaves out texts that any training stage has seen."""
+
+    accuracy: float
+    macro_f1: float
+    loss: float
+    calibration_error: float  # expected calibration error, 15 equal-width bins
+    count: int
+    correct: int
+    leaked: int
+    leak_free_accuracy: float
+    leak_free_count: int
+    per_class: dict[str, dict[str, float]]  # label -> precision, recall, f1, count
+    split: str = ""
+
+
+@dataclass(frozen=True)
+class LanguageScore:
+    """How well a language model predicts text."""
+
+    loss: float  # nats a marked token
+    perplexity: float
+    bits_per_byte: float | None  # None for objectives that do not predict every token
+    accuracy: float
+    count: int
+    documents: int
+    leaked: int
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """One trained model of an arm and what it answered on the scored split."""
+
+    seed: int
+    accuracy: float
+    macro_f1: float
+    loss: float
+    calibration_error: float
+    leak_free_accuracy: float
+    seconds: float
+    predictions: list[int]  # one class index a scored text
+    confidences: list[float]  # probability of the predicted class
+    curve: list[CurvePoint] = field(default_factory=list)
+
+
+ArmKind = Literal["classical", "scratch", "frozen", "fine-tuned"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train, over all seeds, at one label budget."""
+
+    name: str
+    kind: ArmKind
+    labels: int
+    results: list[SeedResult]
+    accuracy: Interval
+    macro_f1: Interval
+    leak_free_accuracy: Interval
+    calibration_error: Interval
+    base: str = ""
+    transfer: Transfer | None = None
+    passes_mark: list[float | None] = field(default_factory=list)  # per seed: first epoch at or over the mark
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """One arm set against another on the same texts and seeds."""
+
+    arm: str
+    against: str
+    labels: int
+    difference: Interval
+    p_value: float
+    verdict: Literal["better", "worse", "no difference shown"]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A scored text that the best neural arm gets most confidently wrong."""
+
+    arm: str
+    text: str
+    label: str
+    predicted: str
+    confidence: float
+    origin: str
+
+
+@dataclass(frozen=True)
+class Story:
+    """Where a number comes from."""
+
+    command: str
+    commit: str
+    versions: dict[str, str]
+    machine: str
+    started: str
+    seconds: float
+    seeds: list[int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything a comparison found, enough to draw and to judge it."""
+
+    data: str
+    scored_split: str
+    scored_count: int
+    classes: list[str]
+    truth: list[int]
+    label_budgets: list[int]
+    epochs: float
+    mark: float
+    arms: list[Arm]
+    tests: list[PairedTest]
+    mistakes: list[Mistake]
+    audit: dict[str, Any]
+    settings: dict[str, Any]
+    notes: list[str]
+    story: Story
+
+    def arm(self, name: str, labels: int | None = None) -> Arm:
+        """The arm called `name` at a label budget, the largest unless told."""
+        budget = max(self.label_budgets) if labels is None else labels
+        return next(arm for arm in self.arms if arm.name == name and arm.labels == budget)
+
+
+def plain(result: Any) -> Any:
+    """A result as JSON-able values."""
+    return asdict(result)

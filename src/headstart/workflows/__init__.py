@@ -1,0 +1,1 @@
+"""Whole jobs, start to end."""
