@@ -1,1 +1,50 @@
-"""Headstart: pretrain one base, swap its head, fine-tune on a few labels, and prove what it bought."""
+"""Headstart: pretrain one base, swap its head, fine-tune on a few labels, and prove what it bought.
+
+import headstart as hs
+
+base = hs.pretrain(["reviews.txt"], "runs/base", settings={"training": {"minutes": 5}})
+found = hs.compare("labelled.tsv", [str(base.path)], "runs/compare")
+print(found.arm("classical").accuracy)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headstart.data.sources import load_dataset as load_dataset
+    from headstart.errors import HeadstartError as HeadstartError
+    from headstart.workflows.compare import compare as compare
+    from headstart.workflows.demo import run_demo as run_demo
+    from headstart.workflows.finetune import finetune as finetune
+    from headstart.workflows.inspect import inspect_data as inspect_data
+    from headstart.workflows.pretrain import pretrain as pretrain
+    from headstart.workflows.resume import resume as resume
+    from headstart.workflows.run import load_trained as load_trained
+    from headstart.workflows.score import evaluate as evaluate
+    from headstart.workflows.score import predict as predict
+
+# Where each public name lives; it is imported when it is first used, so that `import headstart` is instant.
+_PUBLIC = {
+    "HeadstartError": "headstart.errors",
+    "compare": "headstart.workflows.compare",
+    "evaluate": "headstart.workflows.score",
+    "finetune": "headstart.workflows.finetune",
+    "inspect_data": "headstart.workflows.inspect",
+    "load_dataset": "headstart.data.sources",
+    "load_trained": "headstart.workflows.run",
+    "predict": "headstart.workflows.score",
+    "pretrain": "headstart.workflows.pretrain",
+    "resume": "headstart.workflows.resume",
+    "run_demo": "headstart.workflows.demo",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'headstart' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -2,10 +2,19 @@
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 IGNORE = -100  # the label of a position that is not marked
+
+
+@dataclass(frozen=True)
+class Row:
+    """One text or block as tokens, with the index of its class if it has one."""
+
+    tokens: np.ndarray
+    label: int | None = None
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,24 @@ class BodyConfig(Section):
     width: int = Field(256, ge=1, description="numbers that describe one token (D)")
     attention_heads: int = Field(4, ge=1, description="parts into which attention splits the width (A)")
     feed_forward: int = Field(768, ge=1, description="inner width of the feed-forward part")
-    positions: Literal["rotary", "sinusoidal", "learned", "none"] = Field("rotary", description="how order is told")
+    positions: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
+        "rotary", description="how order is told"
+    )
     norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm")
-    norm_first: bool = Field(True, description="norm before each part (and once at the end), or after each part")
-    activation: Literal["swiglu", "geglu", "gelu", "relu", "relu2"] = Field("swiglu", description="feed-forward")
+    norm_first: bool = Field(
+        True, description="norm before each part (and once at the end), or after each part"
+    )
+    activation: Literal["swiglu", "geglu", "gelu", "relu", "relu2"] = Field(
+        "swiglu", description="feed-forward"
+    )
     biases: bool = Field(False, description="biases in linear maps and in LayerNorm")
     qk_norm: bool = Field(False, description="norm of queries and keys per attention head")
     tied: bool = Field(True, description="the language-model head reads the token table instead of its own")
     scale_embedding: bool = Field(False, description="token vectors times the square root of the width")
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="share of activations dropped in training")
+    attention_dropout: float = Field(
+        0.0, ge=0.0, lt=1.0, description="share of attention weights dropped in training"
+    )
     max_length: int = Field(512, ge=2, description="longest text the body reads, in tokens")
     rotary_base: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
 
@@ -81,7 +90,9 @@ class ObjectiveConfig(BaseModel):
 class OptimizerConfig(Section):
     """How weights change."""
 
-    kind: Literal["adamw", "adam", "muon"] = Field("adamw", description="muon = Muon for matrices, AdamW for the rest")
+    kind: Literal["adamw", "adam", "muon"] = Field(
+        "adamw", description="muon = Muon for matrices, AdamW for the rest"
+    )
     learning_rate: float = Field(1e-3, gt=0, description="at the top of the schedule")
     weight_decay: float = Field(0.01, ge=0, description="for matrices only")
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -89,7 +100,9 @@ class OptimizerConfig(Section):
     epsilon: float = Field(1e-8, gt=0)
     momentum: float = Field(0.95, ge=0, lt=1, description="of Muon")
     clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
-    layer_decay: float = Field(1.0, gt=0, le=1, description="each block's rate as a share of the one above it")
+    layer_decay: float = Field(
+        1.0, gt=0, le=1, description="each block's rate as a share of the one above it"
+    )
     head_scale: float = Field(1.0, gt=0, description="the heads' rate as a multiple of the top block's")
 
 
@@ -109,20 +122,28 @@ class TrainingConfig(Section):
     steps: int | None = Field(None, gt=0)
     tokens: int | None = Field(None, gt=0)
     minutes: float | None = Field(None, gt=0)
-    length: int = Field(256, ge=2, description="tokens a text (fine-tuning) or a block (pretraining) holds at most")
+    length: int = Field(
+        256, ge=2, description="tokens a text (fine-tuning) or a block (pretraining) holds at most"
+    )
     batch_tokens: int = Field(8192, ge=1, description="token budget of one batch, padding included")
     batch_examples: int | None = Field(None, ge=1, description="texts in one batch at most")
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
     seed: int = Field(0, ge=0, lt=2**31)
     device: str = Field("auto", description="auto, cpu, cuda, mps")
-    precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto = bfloat16 on a GPU with it")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto = bfloat16 on a GPU with it"
+    )
     compile: bool = Field(False, description="torch.compile the model")
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
     save_every: int | None = Field(None, ge=1, description="steps between checkpoints")
     save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
-    keep: Literal["best", "last"] = Field("best", description="which weights are the run's: best on validation, or last")
+    keep: Literal["best", "last"] = Field(
+        "best", description="which weights are the run's: best on validation, or last"
+    )
     freeze: bool = Field(False, description="train the heads alone")
-    unfreeze_every: float | None = Field(None, gt=0, description="epochs after which one more block thaws, top first")
+    unfreeze_every: float | None = Field(
+        None, gt=0, description="epochs after which one more block thaws, top first"
+    )
 
     @model_validator(mode="after")
     def _one_budget(self) -> "TrainingConfig":
@@ -130,7 +151,9 @@ class TrainingConfig(Section):
         if len(given) > 1:
             raise ConfigError(f"the budget is given twice: {' and '.join(given)}", hint="keep one of them")
         if self.freeze and self.unfreeze_every is not None:
-            raise ConfigError("training.freeze and training.unfreeze_every exclude each other", hint="keep one of them")
+            raise ConfigError(
+                "training.freeze and training.unfreeze_every exclude each other", hint="keep one of them"
+            )
         return self
 
 
@@ -144,7 +167,12 @@ class DataConfig(Section):
     label_column: str = "label"
     labels: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many")
     strict: bool = Field(False, description="rows that would be skipped are errors")
-    documents: Literal["auto", "line", "paragraph"] = Field("auto", description="what parts documents in a .txt file")
+    keep: Literal["start", "end", "both"] = Field(
+        "start", description="which part of an over-long text is read"
+    )
+    documents: Literal["auto", "line", "paragraph"] = Field(
+        "auto", description="what parts documents in a .txt file"
+    )
 
 
 class RunConfig(Section):
@@ -208,7 +236,11 @@ def preset_names() -> list[str]:
 def load_preset(name: str) -> dict[str, Any]:
     """A preset's raw sections: body, tokenizer, and a part for each job."""
     table = {name: name for name in preset_names()}
-    text = resources.files("headstart.presets").joinpath(f"{pick(table, name, 'preset')}.toml").read_text("utf-8")
+    text = (
+        resources.files("headstart.presets")
+        .joinpath(f"{pick(table, name, 'preset')}.toml")
+        .read_text("utf-8")
+    )
     return tomllib.loads(text)
 
 
@@ -219,7 +251,9 @@ def load_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"no settings file at {path}", hint="check the path given to --config") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no readable TOML: {error}", hint="mend the file at that place") from None
+        raise ConfigError(
+            f"{path} is no readable TOML: {error}", hint="mend the file at that place"
+        ) from None
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -229,7 +263,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         name, sign, value = assignment.partition("=")
         section, dot, key = name.strip().partition(".")
         if not (sign and dot and key):
-            raise ConfigError(f"--set {assignment!r} is not section.key=value", hint="for example --set body.width=256")
+            raise ConfigError(
+                f"--set {assignment!r} is not section.key=value", hint="for example --set body.width=256"
+            )
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:

@@ -1,0 +1,5 @@
+"""python -m headstart."""
+
+from headstart.cli.app import main
+
+main()

@@ -1,0 +1,104 @@
+"""headstart compare."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headstart.cli import options as o
+
+
+def compare(
+    data: Annotated[
+        str, typer.Argument(help="A table, a folder of train/valid/test tables, or a built-in name.")
+    ],
+    bases: Annotated[
+        list[str] | None, typer.Option("--base", help="A base to compare; may be repeated.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="The new folder for the report.")] = Path("runs/compare"),
+    seeds: Annotated[int, typer.Option("--seeds", help="Models to train of each arm.")] = 3,
+    labels: Annotated[
+        str | None,
+        typer.Option("--labels", help="Label budgets, e.g. 100,400,1600: the label-efficiency curve."),
+    ] = None,
+    epochs: o.Epochs = None,
+    arms: Annotated[
+        str, typer.Option("--arms", help="Which arms to train.")
+    ] = "classical,scratch,frozen,fine-tuned",
+    mark: Annotated[
+        float | None,
+        typer.Option(
+            "--mark", help="Say when each arm passes this accuracy; where scratch ends unless told."
+        ),
+    ] = None,
+    preset: o.Preset = None,
+    tokenizer: o.TokenizerName = None,
+    length: o.Length = None,
+    text_column: o.TextColumn = None,
+    label_column: o.LabelColumn = None,
+    strict: o.Strict = False,
+    seed: Annotated[int, typer.Option("--seed", help="The first seed; the others follow it.")] = 0,
+    assignments: o.Assignments = None,
+    config: o.ConfigFile = None,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Prove what pretraining bought: every arm at equal budget, over several seeds, against a classical baseline."""
+    settings = o.gather(
+        config,
+        assignments,
+        data__text_column=text_column,
+        data__label_column=label_column,
+        data__strict=strict,
+        training__epochs=epochs,
+        training__length=length,
+        tokenizer__kind=tokenizer,
+    )
+    from headstart.cli.listener import Listener, print_json
+    from headstart.workflows.compare import compare as run
+
+    with Listener(quiet or as_json) as listener:
+        result = run(
+            data,
+            bases or [],
+            out,
+            seeds=seeds,
+            first_seed=seed,
+            labels=_numbers(labels),
+            arms=[name.strip() for name in arms.split(",")],
+            preset=preset,
+            settings=settings,
+            mark=mark,
+            on_event=listener,
+        )
+    if as_json:
+        print_json(result)
+    else:
+        show(result, out)
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    from headstart.errors import ConfigError
+
+    try:
+        numbers = [int(part) for part in text.split(",")] if text else None
+    except ValueError:
+        raise ConfigError(
+            f"--labels {text!r} is no list of numbers", hint="write 1600, or 100,400,1600"
+        ) from None
+    if numbers and min(numbers) < 2:
+        raise ConfigError(f"--labels {text!r}: a budget needs at least two labels", hint="write 100,400,1600")
+    return numbers
+
+
+def show(result: Any, out: Path) -> None:
+    """A comparison as a table and its verdicts."""
+    from rich.console import Console
+
+    from headstart.views.terminal import summary_table, verdict_lines
+
+    console = Console()
+    console.print(summary_table(result))
+    for line in verdict_lines(result):
+        console.print(line, highlight=False, markup=False)
+    console.print(f"report: {out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,80 @@
+"""headstart finetune."""
+
+from typing import Annotated
+
+import typer
+
+from headstart.cli import options as o
+
+
+def finetune(
+    base: Annotated[str, typer.Argument(help="A run folder, a shipped base's name, or scratch.")],
+    data: Annotated[
+        str, typer.Argument(help="A table, a folder of train/valid/test tables, or a built-in name.")
+    ],
+    out: o.Out,
+    preset: o.Preset = None,
+    tokenizer: o.TokenizerName = None,
+    labels: o.Labels = None,
+    seed: o.Seed = None,
+    epochs: o.Epochs = None,
+    steps: o.Steps = None,
+    minutes: o.Minutes = None,
+    length: o.Length = None,
+    freeze: Annotated[bool, typer.Option("--freeze", help="Train the head alone.")] = False,
+    text_column: o.TextColumn = None,
+    label_column: o.LabelColumn = None,
+    strict: o.Strict = False,
+    assignments: o.Assignments = None,
+    config: o.ConfigFile = None,
+    save_every: o.SaveEvery = None,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Put a new head on BASE and train it on DATA.
+
+    With `scratch` as BASE the same model starts from fresh weights: the twin to compare with.
+    """
+    settings = o.gather(
+        config,
+        assignments,
+        data__labels=labels,
+        data__text_column=text_column,
+        data__label_column=label_column,
+        data__strict=strict,
+        training__seed=seed,
+        training__epochs=epochs,
+        training__steps=steps,
+        training__minutes=minutes,
+        training__length=length,
+        training__freeze=freeze,
+        **({"tokenizer__kind": tokenizer} if base == "scratch" else {}),
+        **o.saving(save_every),
+    )
+    from headstart.cli.listener import Listener, print_json
+    from headstart.workflows.finetune import check_tokenizer
+    from headstart.workflows.finetune import finetune as run
+
+    if tokenizer is not None and base != "scratch":
+        check_tokenizer(base, tokenizer)
+    with Listener(quiet or as_json) as listener:
+        result = run(base, data, out, preset=preset, settings=settings, on_event=listener)
+    if as_json:
+        print_json(result)
+    else:
+        show(result)
+
+
+def show(result: object) -> None:
+    """A finished classifier in words."""
+    from headstart.cli.evaluate import show_score
+    from headstart.cli.listener import clock
+    from headstart.workflows.finetune import Finetuned
+
+    assert isinstance(result, Finetuned)
+    print(
+        f"classifier ready in {result.path}: {result.parameters:,} parameters, trained in {clock(result.seconds)},"
+    )
+    print(f"weights of epoch {result.best_epoch:g}")
+    show_score(result.score)
+    print(f"next: headstart predict {result.path} FILE, or headstart evaluate {result.path} DATA")

@@ -1,0 +1,68 @@
+"""Options that several commands share, and how they become nested settings."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Out = Annotated[Path, typer.Option("--out", help="The new folder to write the run to.")]
+Preset = Annotated[str | None, typer.Option("--preset", help="Named settings: lab, tiny, small.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The one number that all chance depends on.")]
+Tokens = Annotated[int | None, typer.Option("--tokens", help="Budget: stop after this many tokens.")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Budget: stop after this many steps.")]
+Minutes = Annotated[float | None, typer.Option("--minutes", help="Budget: stop after this many minutes.")]
+Epochs = Annotated[float | None, typer.Option("--epochs", help="Budget: read the data this many times.")]
+Length = Annotated[int | None, typer.Option("--length", help="Tokens a text or a block holds at most.")]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option("--tokenizer", help="bpe, unigram, wordpiece, characters, or the path of a trained one."),
+]
+Labels = Annotated[
+    int | None,
+    typer.Option("--labels", help="Train on a seeded, balanced subset of this many labelled texts."),
+]
+TextColumn = Annotated[str | None, typer.Option("--text-column", help="The column that holds the text.")]
+LabelColumn = Annotated[str | None, typer.Option("--label-column", help="The column that holds the label.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Rows that would be skipped are errors.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="SECTION.KEY=VALUE", help="Any setting, e.g. --set body.width=256; may be repeated."
+    ),
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
+SaveEvery = Annotated[
+    str | None,
+    typer.Option("--save-every", metavar="N|Nm", help="Checkpoint every N steps, or every N minutes (5m)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
+
+
+def gather(config_file: Path | None, assignments: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """Nested settings from a TOML file, then flags (named section__key, None = not given), then --set."""
+    from headstart.config import load_toml, merge, parse_assignments
+
+    given: dict[str, Any] = {}
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            section, key = name.split("__", 1)
+            given.setdefault(section, {})[key] = value
+    settings = load_toml(config_file) if config_file is not None else {}
+    return merge(merge(settings, given), parse_assignments(assignments or []))
+
+
+def saving(text: str | None) -> dict[str, Any]:
+    """`--save-every` as flags for `gather`."""
+    from headstart.errors import ConfigError
+
+    if text is None:
+        return {}
+    try:
+        if text.endswith("m"):
+            return {"training__save_minutes": float(text[:-1])}
+        return {"training__save_every": int(text)}
+    except ValueError:
+        raise ConfigError(
+            f"--save-every {text!r} is no number of steps or minutes", hint="write 500 or 5m"
+        ) from None

@@ -1,0 +1,34 @@
+"""headstart resume."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headstart.cli import options as o
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that stopped.")],
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Go on with a run that stopped, as if it never had."""
+    from headstart.cli import compare, finetune, pretrain
+    from headstart.cli.listener import Listener, print_json
+    from headstart.results import Comparison
+    from headstart.workflows.finetune import Finetuned
+    from headstart.workflows.resume import resume as go_on
+
+    with Listener(quiet or as_json) as listener:
+        result = go_on(run, listener)
+    if result is None:
+        print(f"{run} is finished: there is nothing to resume")
+    elif as_json:
+        print_json(result)
+    elif isinstance(result, Comparison):
+        compare.show(result, run)
+    elif isinstance(result, Finetuned):
+        finetune.show(result)
+    else:
+        pretrain.show(result)

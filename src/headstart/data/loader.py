@@ -1,0 +1,153 @@
+"""The order in which rows are read: a pure function of seed and epoch, so that any place in it can be found again."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from headstart.batch import Row
+
+
+class Loader(Protocol):
+    """Rows in batches, epoch by epoch."""
+
+    def count(self, epoch: int) -> int:
+        """How many batches an epoch has."""
+        ...
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """The row numbers of each batch of an epoch, in order."""
+        ...
+
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+        """The rows with these numbers, as they are cut in that epoch."""
+        ...
+
+
+class Stream(Protocol):
+    """A long run of tokens, read by position."""
+
+    def __len__(self) -> int: ...
+
+    def slice(self, start: int, stop: int) -> np.ndarray:
+        """The tokens from `start` up to `stop`."""
+        ...
+
+
+def _chance(seed: int, epoch: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64([seed, epoch]))
+
+
+class BlockLoader:
+    """Packed blocks of a token stream, with no padding but in a block cut short by the end of the stream.
+
+    Each epoch starts its blocks at another offset, so that a text is not always cut at the same place.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        length: int,
+        batch_tokens: int,
+        seed: int,
+        looks_past: int = 0,
+        shuffled: bool = True,
+    ):
+        self.stream, self.length, self.looks_past = stream, length, looks_past
+        self.rows_per_batch = max(1, batch_tokens // length)
+        self.seed, self.shuffled = seed, shuffled
+
+    def _offset(self, epoch: int) -> int:
+        spare = (len(self.stream) - self.looks_past) % self.length if len(self.stream) > self.length else 0
+        return int(_chance(self.seed, epoch).integers(spare + 1)) if self.shuffled else 0
+
+    def count(self, epoch: int) -> int:
+        """How many batches an epoch has."""
+        return -(-self._blocks() // self.rows_per_batch)
+
+    def _blocks(self) -> int:
+        usable = len(self.stream) - self.looks_past
+        if self.shuffled:
+            return max(usable // self.length, min(1, usable))
+        return -(-max(usable, 0) // self.length)
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """Shuffled blocks, grouped; in order when not shuffled, then including the short one at the end."""
+        numbers = (
+            _chance(self.seed, epoch).permutation(self._blocks())
+            if self.shuffled
+            else np.arange(self._blocks())
+        )
+        return [numbers[at : at + self.rows_per_batch] for at in range(0, len(numbers), self.rows_per_batch)]
+
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+        """The blocks with these numbers."""
+        offset, rows = self._offset(epoch), []
+        for number in numbers:
+            start = offset + int(number) * self.length
+            stop = min(start + self.length + self.looks_past, len(self.stream))
+            rows.append(Row(self.stream.slice(start, stop)))
+        return rows
+
+
+class TextLoader:
+    """Whole texts, those of like length together, as many as a token budget holds."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        batch_tokens: int,
+        batch_examples: int | None = None,
+        seed: int = 0,
+        shuffled: bool = True,
+    ):
+        self.rows, self.batch_tokens, self.batch_examples = rows, batch_tokens, batch_examples or len(rows)
+        self.lengths = np.array([len(row.tokens) for row in rows])
+        self.seed, self.shuffled = seed, shuffled
+        self.batches = lru_cache(maxsize=2)(self._batches)
+
+    def count(self, epoch: int) -> int:
+        """How many batches an epoch has."""
+        return len(self.batches(epoch))
+
+    def _cut(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Consecutive batches, each within the budget (or a single text that is over it)."""
+        batches, start, longest = [], 0, 0
+        for at, number in enumerate(numbers):
+            grown = max(longest, int(self.lengths[number]))
+            if at > start and (
+                grown * (at - start + 1) > self.batch_tokens or at - start >= self.batch_examples
+            ):
+                batches.append(numbers[start:at])
+                start, grown = at, int(self.lengths[number])
+            longest = grown
+        return [*batches, numbers[start:]] if len(numbers) else []
+
+    def _batches(self, epoch: int) -> list[np.ndarray]:
+        """Texts shuffled, sorted by length inside pools of many batches, cut, and the batches shuffled."""
+        if not self.shuffled:
+            return self._cut(np.argsort(self.lengths, kind="stable"))
+        chance = _chance(self.seed, epoch)
+        numbers = chance.permutation(len(self.rows))
+        mean = max(1.0, float(self.lengths.mean()))
+        pool = 20 * max(1, min(self.batch_examples, int(self.batch_tokens / mean)))
+        batches: list[np.ndarray] = []
+        for at in range(0, len(numbers), pool):
+            part = numbers[at : at + pool]
+            batches += self._cut(part[np.argsort(self.lengths[part], kind="stable")])
+        return [batches[number] for number in chance.permutation(len(batches))]
+
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+        """The texts with these numbers."""
+        return [self.rows[number] for number in numbers]
+
+
+def padding_share(loader: Loader, epoch: int = 0) -> float:
+    """The share of computed positions that would be padding in an epoch."""
+    computed = real = 0
+    for numbers in loader.batches(epoch):
+        lengths = [len(row.tokens) for row in loader.fetch(numbers, epoch)]
+        computed += max(lengths) * len(lengths)
+        real += sum(lengths)
+    return 1 - real / max(1, computed)

@@ -1,0 +1,210 @@
+"""Rows of .tsv, .csv and .jsonl files, one at a time, each with the number of its first line.
+
+A .tsv has no quoting, so that a stray quote can neither hide nor merge rows; only a header whose every
+name stands in quotes says that its writer quoted. A .csv follows RFC 4180 to the letter.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from headstart.data.lines import TABLE_KINDS, kind_of, open_text
+from headstart.errors import DataError, nearest
+
+FLAGS = ("--text-column", "--label-column")
+LONGEST_RECORD = 2**28  # characters; a quote open for longer is a stray one
+KNOWN_LABELS = 1000  # labels remembered to recognise a row inside a quoted field
+
+Row = tuple[int, list[Any] | str]
+
+QUOTING = 'write a quote inside a quoted field twice (""), or save the table as .jsonl'
+
+
+def iterate_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """The values in `columns` of each row, or the reason why that row has none, with its first line's number.
+
+    The first two columns are the text and the label. Blank lines are no rows, unless the table has one column.
+    """
+    if len(set(columns)) < len(columns):
+        raise DataError(
+            f"text and label are both read from column {columns[0]!r}",
+            hint="give --text-column and --label-column different names",
+        )
+    reader = READERS.get(kind_of(path))
+    if reader is None:
+        raise DataError(
+            f"{path} is no table: its name ends in none of {', '.join(TABLE_KINDS)} (also with .gz or .xz)",
+            hint="give the file the ending of what it is",
+        )
+    yield from reader(path, columns)
+
+
+def find_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> list[int]:
+    """The places of `columns` among those `found` in a file, or an error that offers the nearest name."""
+    for index, name in enumerate(columns):
+        flag = FLAGS[min(index, 1)]
+        if name not in found:
+            shown = ", ".join(repr(_shortened(other)) for other in found[:12]) + (
+                ", ..." if len(found) > 12 else ""
+            )
+            hint = (
+                nearest(name, map(_shortened, found))
+                if len(found) <= 12
+                else "its first line names its columns"
+            )
+            if any("\r" in other for other in found):
+                hint = "the lines end in CR alone: convert it with tr '\\r' '\\n' < old > new"
+            raise DataError(
+                f"{path} has no column {name!r}; it has {shown or 'none'}", hint=f"{hint} ({flag} NAME)"
+            )
+        if found.count(name) > 1:
+            raise DataError(
+                f"{path} has {found.count(name)} columns called {name!r}",
+                hint=f"rename all but one, or choose another with {flag}",
+            )
+    return [found.index(name) for name in columns]
+
+
+def _shortened(text: str, length: int = 40) -> str:
+    return text if len(text) <= length else text[:length] + "..."
+
+
+def _chosen(fields: list[str], places: list[int], width: int) -> list[Any] | str:
+    if len(fields) != width:
+        return f"{len(fields)} field{'s' if len(fields) != 1 else ''} where the header has {width}"
+    return [fields[place] for place in places]
+
+
+def _read_tabs(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    lines = open_text(path)
+    first = next(lines, None)
+    if first is None:
+        return
+    header = [name.strip() for name in first[1].split("\t")]
+    if all(len(name) > 1 and name[0] == name[-1] == '"' for name in header):
+        yield from _read_quoted(path, columns, "\t")
+        return
+    places = find_columns(path, columns, header)
+    for number, line in lines:
+        if line or len(header) == 1:
+            yield number, _chosen(line.split("\t"), places, len(header))
+
+
+def _read_commas(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    return _read_quoted(path, columns, ",")
+
+
+def _read_quoted(path: Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
+    records = _Records(path, delimiter)
+    first = next(records, None)
+    if first is None:
+        return
+    header = [name.strip() for name in first[1]]
+    places = find_columns(path, columns, header)
+    seen: set[str] = set()
+    for number, fields in records:
+        if not fields and len(header) != 1:
+            continue
+        values = _chosen(fields or [""], places, len(header))
+        if len(places) > 1 and not isinstance(values, str):
+            if len(seen) < KNOWN_LABELS and values[1].strip():
+                seen.add(values[1].strip())
+            if any(
+                "\n" in field and _holds_row(field, delimiter, len(header), places[1], seen)
+                for field in fields
+            ):
+                raise DataError(
+                    f"{path}:{number} opens a quote that seems to swallow the rows after it", hint=QUOTING
+                )
+        yield number, values
+
+
+def _holds_row(field: str, delimiter: str, width: int, place: int, labels: set[str]) -> bool:
+    """Whether a line inside a field looks like a whole row with a known label."""
+    rows = (line.split(delimiter) for line in field.split("\n"))
+    return any(len(row) == width and row[place].strip() in labels for row in rows)
+
+
+class _Records(Iterator[tuple[int, list[str]]]):
+    """The records of a quoted table; remembers the lines of the one under way, to say where a quote opened."""
+
+    def __init__(self, path: Path, delimiter: str):
+        csv.field_size_limit(2**31 - 1)
+        self.path, self.delimiter = path, delimiter
+        self.held: list[str] = []
+        self.start = self.size = 0
+        self.reader = csv.reader(self._lines(), delimiter=delimiter, strict=True)
+
+    def __next__(self) -> tuple[int, list[str]]:
+        self.held, self.size = [], 0
+        try:
+            fields = next(self.reader)
+        except csv.Error as error:
+            raise self._problem(str(error)) from None
+        return self.start, fields
+
+    def _lines(self) -> Iterator[str]:
+        for number, line in open_text(self.path):
+            self.start = number if not self.held else self.start
+            self.held.append(line + "\n")
+            self.size += len(line) + 1
+            if self.size > LONGEST_RECORD:
+                raise self._problem("unexpected end of data")
+            yield self.held[-1]
+
+    def _problem(self, reason: str) -> DataError:
+        last = self.start + len(self.held) - 1
+        if reason.startswith("new-line"):
+            return DataError(
+                f"{self.path}:{last} has a carriage return (CR) outside quotes",
+                hint="if all lines end so, convert it with tr '\\r' '\\n' < old > new; else put quotes round the field",
+            )
+        if reason.startswith("unexpected end"):
+            return DataError(
+                f"{self.path}:{self._open_quote()} opens a quote that is never closed", hint=QUOTING
+            )
+        return DataError(
+            f"{self.path}:{last} has text behind the quote that closes a field of the row begun at line {self.start}",
+            hint=QUOTING,
+        )
+
+    def _open_quote(self) -> int:
+        text = "".join(self.held)
+        opened = re.search(rf'(?:\A|{self.delimiter})"[^"]*(?:""[^"]*)*\Z', text)
+        return self.start + (text[: opened.start()].count("\n") if opened else 0)
+
+
+def _read_objects(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    is_checked = False
+    for number, line in open_text(path):
+        if not line.strip():
+            continue
+        content = _parsed(path, number, line)
+        if not isinstance(content, dict):
+            yield number, "the line holds no JSON object"
+            continue
+        if not is_checked:
+            find_columns(path, columns, list(content))
+            is_checked = True
+        absent = [name for name in columns if name not in content]
+        yield number, f"no {absent[0]!r} in the object" if absent else [content[name] for name in columns]
+
+
+def _parsed(path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path}:{number} is no JSON: {error}",
+            hint='a .jsonl file holds one object a line, such as {"text": "...", "label": "..."}',
+        ) from None
+
+
+READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]] = {
+    ".tsv": _read_tabs,
+    ".csv": _read_commas,
+    ".jsonl": _read_objects,
+}

@@ -1,0 +1,126 @@
+"""Train, valid and test by the hash of a text: the same on every machine and for ever.
+
+Equal texts share a hash and so a split; chance and the order of rows play no part.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headstart.data.example import Dataset, Example, text_hash
+from headstart.errors import DataError
+
+
+def split_of(hashed: int) -> str:
+    """The split that a `text_hash` falls into: 10 % valid, 10 % test, the rest train."""
+    return {0: "valid", 1: "test"}.get(hashed % 10, "train")
+
+
+def cut(examples: Sequence[Example], names: Sequence[str]) -> tuple[dict[str, list[Example]], list[str]]:
+    """Examples split by hash into `names` ("train" first; what falls elsewhere stays in train), and notes.
+
+    Where the hash leaves a class out of a split, its texts of lowest hash are moved: each class has a text
+    in train, and in every other split as far as it has texts enough.
+    """
+    hashed = [text_hash(example.text) for example in examples]
+    place = {key: split if (split := split_of(key)) in names else "train" for key in hashed}
+    moved = _mend(examples, hashed, place, names)
+    splits: dict[str, list[Example]] = {name: [] for name in names}
+    for example, key in zip(examples, hashed, strict=True):
+        splits[place[key]].append(example)
+    notes = (
+        [f"texts moved between the splits by hash, so that each class is in each where it can be: {moved}"]
+        if moved
+        else []
+    )
+    for name in names[1:]:
+        labels = {example.label for example in splits[name]}
+        absent = sorted({str(example.label) for example in examples if example.label not in labels})
+        if absent and splits[name]:
+            notes.append(f"too few rows for {name} to hold: {', '.join(absent[:10])}")
+    return splits, notes
+
+
+def _mend(examples: Sequence[Example], hashed: list[int], place: dict[int, str], names: Sequence[str]) -> int:
+    """Change `place` until no class misses a split that it could have; say how many texts moved."""
+    labels_of: defaultdict[int, set[str | None]] = defaultdict(set)
+    for example, key in zip(examples, hashed, strict=True):
+        labels_of[key].add(example.label)
+    keys_of: defaultdict[str | None, list[int]] = defaultdict(list)
+    counts: Counter[tuple[str, str | None]] = Counter()
+    for key in sorted(labels_of):
+        for label in labels_of[key]:
+            keys_of[label].append(key)
+            counts[place[key], label] += 1
+
+    def move(key: int, name: str) -> int:
+        for label in labels_of[key]:
+            counts[place[key], label] -= 1
+            counts[name, label] += 1
+        place[key] = name
+        return 1
+
+    moved = 0
+    for name in names:
+        for label in sorted(keys_of, key=str):
+            if counts[name, label]:
+                continue
+            for key in keys_of[label]:
+                if name == "train" or (
+                    place[key] == "train" and all(counts["train", other] > 1 for other in labels_of[key])
+                ):
+                    moved += move(key, name)
+                    break
+    return moved
+
+
+def take_labels(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """The dataset with `count` balanced rows of train chosen by `seed`; the others lose their labels.
+
+    For one seed a smaller subset lies inside every larger one.
+    """
+    train = dataset.train
+    if count > len(train):
+        raise DataError(
+            f"{count:,} labels are asked for, but train has {len(train):,}",
+            hint=f"ask for {len(train)} or fewer",
+        )
+    if count < len(dataset.classes):
+        raise DataError(
+            f"{count} labels cannot show {len(dataset.classes)} classes",
+            hint=f"ask for {len(dataset.classes)} or more",
+        )
+    chosen = set(_balanced_order(train, seed)[:count])
+    kept = [example for index, example in enumerate(train) if index in chosen]
+    rest = [
+        Example(example.text, None, example.origin)
+        for index, example in enumerate(train)
+        if index not in chosen
+    ]
+    counts = Counter(example.label for example in kept)
+    notes = list(dataset.notes)
+    if max(counts.values()) - min(counts[label] for label in dataset.classes) > 1:
+        shown = ", ".join(f"{label} {counts[label]}" for label in dataset.classes)
+        notes.append(f"the {count:,} labels are as even as train allows: {shown}")
+    return replace(
+        dataset,
+        splits={**dataset.splits, "train": kept},
+        notes=notes,
+        unlabelled=[*dataset.unlabelled, *rest],
+    )
+
+
+def _balanced_order(examples: Sequence[Example], seed: int) -> list[int]:
+    """Indices in an order of which every beginning is as balanced as can be."""
+    times: Counter[int] = Counter()
+    by_class: defaultdict[str | None, list[tuple[bytes, int]]] = defaultdict(list)
+    for index, example in enumerate(examples):
+        hashed = text_hash(example.text)
+        key = hashlib.blake2b(f"{seed}:{hashed}:{times[hashed]}".encode(), digest_size=8).digest()
+        times[hashed] += 1
+        by_class[example.label].append((key, index))
+    ranked = [
+        (rank, key, index) for rows in by_class.values() for rank, (key, index) in enumerate(sorted(rows))
+    ]
+    return [index for _, _, index in sorted(ranked)]

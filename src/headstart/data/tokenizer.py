@@ -1,0 +1,289 @@
+"""Tokenizers: text to token ids and back, all kinds behind one interface; learned here, or opened from a path."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import TokenizerConfig
+from headstart.data.vocabulary import TOKENIZERS, sample
+from headstart.errors import ConfigError, DataError, HeadstartError, nearest, pick
+from headstart.files import content_hash, write_bytes
+
+__all__ = ["KEEP", "TOKENIZERS", "Tokenizer", "open_tokenizer", "resolve_tokenizer", "train_tokenizer"]
+
+FILE = "tokenizer.json"
+DICTIONARY = "dict.txt"
+MODEL = "sentencepiece.model"
+
+Ids = Sequence[int] | NDArray[np.integer]
+
+KEEP: dict[str, Callable[[NDArray[np.int32], int], NDArray[np.int32]]] = {
+    "start": lambda ids, room: ids[:room],
+    "end": lambda ids, room: ids[len(ids) - room :],
+    "both": lambda ids, room: np.concatenate([ids[: room - room // 2], ids[len(ids) - room // 2 :]]),
+}
+
+NAMES = {  # what each special token is called in files of ours, and in those of others
+    "padding": ("[PAD]", "<pad>"),
+    "unknown": ("[UNK]", "<unk>"),
+    "first": ("[CLS]", "<s>"),
+    "last": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+
+KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "characters"}
+
+
+class Engine(Protocol):
+    """What splits text for a `Tokenizer`."""
+
+    kind: str
+    size: int
+    specials: dict[str, int | None]  # padding, unknown, first, last, mask
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, without specials."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids that are not special."""
+        ...
+
+    def piece(self, number: int) -> str:
+        """One token for a reader's eye, spaces shown."""
+        ...
+
+    def files(self) -> dict[str, bytes]:
+        """The content to save, by file name."""
+        ...
+
+    def fingerprint(self) -> str:
+        """The hash of all that decides the ids of a text."""
+        ...
+
+
+class Tokenizer:
+    """Text to token ids and back."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.kind, self.size, self.fingerprint = engine.kind, engine.size, engine.fingerprint()
+        numbers = engine.specials
+        lacking = [role for role in ("padding", "unknown", "first", "last") if numbers[role] is None]
+        if lacking:
+            names = ", ".join(f"{role} ({' or '.join(NAMES[role])})" for role in lacking)
+            raise ConfigError(
+                f"the tokenizer has no token for {names}", hint="add it, or train one: --tokenizer bpe"
+            )
+        self.padding, self.unknown = int(numbers["padding"] or 0), int(numbers["unknown"] or 0)
+        self.first, self.last = int(numbers["first"] or 0), int(numbers["last"] or 0)
+        self.mask = numbers["mask"]
+        self.special_ids = frozenset(number for number in numbers.values() if number is not None)
+
+    def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """The token ids of each text, without specials and uncut; a text never becomes a special token but unknown."""
+        return [np.array(ids, dtype=np.int32) for ids in self.engine.encode(list(texts))]
+
+    def frame(self, ids: Ids, length: int, keep: str = "start") -> NDArray[np.int32]:
+        """`first`, the ids and `last` in at most `length` tokens; `keep` names the end of a long text that stays."""
+        assert length >= 2, length
+        array = np.asarray(ids, dtype=np.int32)
+        if len(array) > length - 2:
+            array = pick(KEEP, keep, "way to cut a text")(array, length - 2)
+        return np.concatenate([[self.first], array, [self.last]], dtype=np.int32)
+
+    def decode(self, ids: Ids) -> str:
+        """The text of the ids, specials dropped."""
+        return self.engine.decode([int(number) for number in ids if int(number) not in self.special_ids])
+
+    def pieces(self, ids: Ids) -> list[str]:
+        """Each token as a reader would want to see it: ▁ is a space, ↵ a line end, \\xc3 a byte of a character."""
+        return [self.engine.piece(int(number)).replace(" ", "▁").replace("\n", "↵") for number in ids]
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer into `folder`, `tokenizer.json` last."""
+        for name, content in self.engine.files().items():
+            write_bytes(folder / name, content)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """The tokenizer saved in `folder`."""
+        return _from_json(folder / FILE)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self.engine,)
+
+
+class _Learned:
+    """A tokenizer of the `tokenizers` package; its JSON text is kept as it is, so that it stays itself."""
+
+    def __init__(self, content: str):
+        from tokenizers import Tokenizer as Rust
+
+        self.content = content
+        self.rust = Rust.from_str(content)
+        self.rust.encode_special_tokens = True  # "[MASK]" in a text is text, not the mask
+        self.rust.no_truncation()
+        self.rust.no_padding()
+        layout = json.loads(content)
+        self.kind = KINDS[layout["model"]["type"]]
+        self.is_byte_level = (layout.get("decoder") or {}).get("type") == "ByteLevel"
+        vocabulary = self.rust.get_vocab(with_added_tokens=True)
+        self.size = max(vocabulary.values()) + 1
+        self.specials: dict[str, int | None] = {
+            role: next((vocabulary[name] for name in names if name in vocabulary), None)
+            for role, names in NAMES.items()
+        }
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [encoded.ids for encoded in self.rust.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: list[int]) -> str:
+        return self.rust.decode(ids)
+
+    def piece(self, number: int) -> str:
+        piece = self.rust.id_to_token(number) or ""
+        if not self.is_byte_level or number in self.specials.values() or not set(piece) <= set(BYTES):
+            return piece
+        return bytes(BYTES[character] for character in piece).decode("utf-8", errors="backslashreplace")
+
+    def files(self) -> dict[str, bytes]:
+        return {FILE: self.content.encode("utf-8")}
+
+    def fingerprint(self) -> str:
+        return content_hash(json.loads(self.content))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Learned, (self.content,)
+
+
+class _Lab:
+    """The course lab's tokenizer: sentencepiece's pieces, numbered from 4 in the order of a dictionary."""
+
+    kind = "lab"
+    specials: dict[str, int | None] = {"first": 0, "padding": 1, "last": 2, "unknown": 3, "mask": None}  # noqa: RUF012
+
+    def __init__(self, model: bytes, dictionary: bytes):
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError:
+            raise ConfigError(
+                "this tokenizer needs the sentencepiece package", hint="pip install 'headstart[spm]'"
+            ) from None
+        self.model, self.dictionary = model, dictionary
+        self.processor = SentencePieceProcessor(model_proto=model)
+        words = [line.split() for line in dictionary.decode("utf-8").split("\n") if line.strip()]
+        self.names = ["<sos>", "<pad>", "<eos>", "<oov>", *(word[0] for word in words)]
+        self.numbers = {name: number for number, name in enumerate(self.names) if number >= 4}
+        self.size = len(self.names)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        split = self.processor.encode(texts, out_type=str, num_threads=os.cpu_count() or 1)
+        return [[self.numbers.get(piece, 3) for piece in pieces] for pieces in split]
+
+    def decode(self, ids: list[int]) -> str:
+        return self.processor.decode_pieces([self.names[number] for number in ids])
+
+    def piece(self, number: int) -> str:
+        return self.names[number]
+
+    def files(self) -> dict[str, bytes]:
+        note = json.dumps({"kind": "lab", "model": MODEL, "dictionary": DICTIONARY}) + "\n"
+        return {MODEL: self.model, DICTIONARY: self.dictionary, FILE: note.encode()}
+
+    def fingerprint(self) -> str:
+        hashes = [hashlib.sha256(part).hexdigest() for part in (self.model, self.dictionary)]
+        return content_hash(["lab", *hashes])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Lab, (self.model, self.dictionary)
+
+
+def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    """A tokenizer of `config.kind` learned from the texts, the same each time; little text gives a small one."""
+    learner = pick(TOKENIZERS, config.kind, "kind of tokenizer")
+    layout = json.loads(learner(sample(texts), config).to_str())
+    return Tokenizer(_Learned(json.dumps(layout, ensure_ascii=False, indent=1) + "\n"))
+
+
+def open_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer at a path: its file, the course lab's `.model` or its folder, or a run that holds one."""
+    place = Path(path)
+    if place.is_file():
+        return _from_model(place) if place.suffix == ".model" else _from_json(place)
+    for folder in (place, *sorted(part.parent for part in place.glob(f"*/{FILE}"))):
+        if (folder / FILE).is_file():
+            return _from_json(folder / FILE)
+    models = sorted(place.glob("*.model"))
+    if len(models) == 1:
+        return _from_model(models[0])
+    found = f"{len(models)} .model files" if models else "none"
+    raise ConfigError(
+        f"no tokenizer in {place}: it holds {found}",
+        hint=f"name a {FILE}, a run, or a folder with one .model file and its {DICTIONARY}",
+    )
+
+
+def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]]) -> Tokenizer:
+    """The tokenizer that `--tokenizer KIND|PATH` asks for: learned from the texts, or opened."""
+    if config.kind in TOKENIZERS:
+        return train_tokenizer(texts(), config)
+    if Path(config.kind).exists():
+        return open_tokenizer(config.kind)
+    raise ConfigError(
+        f"{config.kind!r} is neither a kind of tokenizer nor an existing path",
+        hint=nearest(config.kind, TOKENIZERS),
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path}: {error.strerror}", hint="check the path given to --tokenizer"
+        ) from None
+
+
+def _from_json(path: Path) -> Tokenizer:
+    content = _read(path)
+    try:
+        layout = json.loads(content)
+        if layout.get("kind") == "lab":
+            return Tokenizer(
+                _Lab(_read(path.with_name(layout["model"])), _read(path.with_name(layout["dictionary"])))
+            )
+        return Tokenizer(_Learned(content.decode("utf-8")))
+    except HeadstartError:
+        raise
+    except Exception as error:  # the package raises plain Exceptions
+        raise DataError(
+            f"{path} is no readable tokenizer: {error}",
+            hint="it should be a tokenizer.json of headstart or `tokenizers`",
+        ) from None
+
+
+def _from_model(path: Path) -> Tokenizer:
+    model, dictionary = _read(path), _read(path.with_name(DICTIONARY))
+    try:
+        return Tokenizer(_Lab(model, dictionary))
+    except (RuntimeError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} and its {DICTIONARY} are no readable tokenizer: {error}", hint="copy both files again"
+        ) from None
+
+
+def _byte_names() -> dict[str, int]:
+    """The byte behind each character of a byte-level piece: printable bytes stand for themselves."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+
+
+BYTES = _byte_names()

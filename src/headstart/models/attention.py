@@ -1,0 +1,72 @@
+"""Multi-head attention: a fast path for work and a watched path that also returns the weights."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headstart.config import BodyConfig
+from headstart.models.norm import make_norm
+
+
+def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair of numbers by the angle of its position (Su et al., 2021); halves are paired as in Llama."""
+    cos, sin = turns  # (T, D/A) each
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    """Self-attention with all attention heads in one projection."""
+
+    def __init__(self, config: BodyConfig):
+        super().__init__()
+        self.attention_heads = config.attention_heads
+        self.head_width = config.width // config.attention_heads
+        self.dropout = config.attention_dropout
+        self.inward = nn.Linear(config.width, 3 * config.width, bias=config.biases)
+        self.outward = nn.Linear(config.width, config.width, bias=config.biases)
+        self.query_norm = make_norm(config, self.head_width) if config.qk_norm else nn.Identity()
+        self.key_norm = make_norm(config, self.head_width) if config.qk_norm else nn.Identity()
+
+    def _split(self, hidden: Tensor, turns: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        batch, length, _ = hidden.shape
+        merged = self.inward(hidden).view(batch, length, 3, self.attention_heads, self.head_width)
+        query, key, value = merged.permute(2, 0, 3, 1, 4).unbind(0)  # (B, A, T, D/A) each
+        query, key = self.query_norm(query), self.key_norm(key)
+        if turns is not None:
+            query, key = rotate(query, turns), rotate(key, turns)
+        return query.to(value.dtype), key.to(value.dtype), value
+
+    def _merge(self, mixed: Tensor) -> Tensor:
+        return self.outward(mixed.transpose(1, 2).flatten(2))  # (B, A, T, D/A) -> (B, T, D)
+
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None, causal: bool, turns: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """Each position's mixture of the positions it may see; `mask` is True where a key may be read."""
+        query, key, value = self._split(hidden, turns)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, is_causal=causal)
+        return self._merge(mixed)
+
+    def watch(
+        self, hidden: Tensor, mask: Tensor | None, causal: bool, turns: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """What `forward` gives without dropout, and the weights (B, A, T, T) behind it."""
+        query, key, value = self._split(hidden, turns)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_width)  # (B, A, T, T)
+        seen = visible(hidden.shape[1], causal, mask, hidden.device)
+        if seen is not None:
+            scores = scores.masked_fill(~seen, float("-inf"))
+        weights = scores.softmax(dim=-1)
+        return self._merge(weights @ value), weights
+
+
+def visible(length: int, causal: bool, mask: Tensor | None, device: torch.device) -> Tensor | None:
+    """True where a query (row) may read a key (column): the square causal mask joined with the padding mask."""
+    if not causal:
+        return mask
+    square = torch.ones(length, length, dtype=torch.bool, device=device).tril()  # (T, T)
+    return square if mask is None else square & mask

@@ -1,0 +1,76 @@
+"""Tokens to vectors, and the three ways to tell their order."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headstart.config import BodyConfig
+from headstart.errors import ConfigError
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """The (T, D) sine and cosine waves of Vaswani et al. (2017)."""
+    position = torch.arange(length, dtype=torch.float)[:, None]  # (T, 1)
+    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float) * (-math.log(10000.0) / width))
+    waves = torch.zeros(length, width)
+    waves[:, 0::2] = torch.sin(position * rate)
+    waves[:, 1::2] = torch.cos(position * rate[: width // 2])
+    return waves
+
+
+def rotary_turns(length: int, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (T, D/A) of each position's rotation, the two halves alike."""
+    rate = base ** (-torch.arange(0, width, 2, dtype=torch.float) / width)
+    angle = torch.outer(torch.arange(length, dtype=torch.float), rate).repeat(1, 2)
+    return angle.cos(), angle.sin()
+
+
+class Embedding(nn.Module):
+    """The token table with sinusoidal, learned or no positions added; rotary ones are handed to attention."""
+
+    def __init__(self, config: BodyConfig, vocabulary: int):
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(vocabulary, config.width)
+        self.places = nn.Embedding(config.max_length, config.width) if config.positions == "learned" else None
+        self.scale = math.sqrt(config.width) if config.scale_embedding else 1.0
+        self._fill(config.max_length)
+
+    def _fill(self, length: int) -> None:
+        config = self.config
+        if config.positions == "sinusoidal":
+            self.register_buffer("waves", sinusoids(length, config.width), persistent=False)
+        elif config.positions == "rotary":
+            cos, sin = rotary_turns(length, config.width // config.attention_heads, config.rotary_base)
+            self.register_buffer("cos", cos, persistent=False)
+            self.register_buffer("sin", sin, persistent=False)
+
+    def _reach(self, length: int) -> None:
+        if length <= self.config.max_length:
+            return
+        if self.places is not None:
+            raise ConfigError(
+                f"a text of {length} tokens is longer than the {self.config.max_length} learned positions",
+                hint="cut the text with --set training.length, or use rotary or sinusoidal positions",
+            )
+        known = self.waves if self.config.positions == "sinusoidal" else getattr(self, "cos", None)
+        if known is not None and length > known.shape[0]:
+            device = known.device
+            self._fill(length)
+            self.to(device)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Vectors (B, T, D), and the rotary turns (T, D/A) if positions are rotary."""
+        length = tokens.shape[1]
+        self._reach(length)
+        hidden = self.tokens(tokens) * self.scale if self.scale != 1.0 else self.tokens(tokens)  # (B, T, D)
+        turns = None
+        if self.config.positions == "sinusoidal":
+            hidden = hidden + self.waves[:length].to(hidden.dtype)
+        elif self.places is not None:
+            hidden = hidden + self.places.weight[:length]
+        elif self.config.positions == "rotary":
+            turns = (self.cos[:length], self.sin[:length])
+        return F.dropout(hidden, self.config.dropout, self.training), turns

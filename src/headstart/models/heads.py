@@ -1,0 +1,104 @@
+"""The task heads: what turns a body's vectors into answers."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headstart.batch import Batch
+from headstart.config import BodyConfig
+from headstart.errors import pick
+
+
+def last_real(hidden: Tensor, real: Tensor) -> Tensor:
+    """The vector of each text's last real token."""
+    last = real.shape[1] - 1 - real.flip(1).to(torch.int8).argmax(dim=1)  # (B,)
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
+
+
+def mean_real(hidden: Tensor, real: Tensor) -> Tensor:
+    """The mean over each text's real tokens."""
+    weight = real.to(hidden.dtype)[..., None]  # (B, T, 1)
+    return (hidden * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
+
+
+def max_real(hidden: Tensor, real: Tensor) -> Tensor:
+    """The largest value over each text's real tokens, number by number."""
+    return hidden.masked_fill(~real[..., None], float("-inf")).amax(dim=1)
+
+
+def mean_and_max(hidden: Tensor, real: Tensor) -> Tensor:
+    """Mean and largest value side by side (B, 2D), as in ULMFiT."""
+    return torch.cat((mean_real(hidden, real), max_real(hidden, real)), dim=-1)
+
+
+def first_token(hidden: Tensor, real: Tensor) -> Tensor:
+    """The vector of the first token."""
+    return hidden[:, 0]
+
+
+POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "last": last_real,
+    "mean": mean_real,
+    "max": max_real,
+    "mean+max": mean_and_max,
+    "first": first_token,
+}
+
+
+class LanguageHead(nn.Module):
+    """A score for every token of the vocabulary; when tied it reads the body's table and owns no matrix."""
+
+    def __init__(self, body: BodyConfig, size: int):
+        super().__init__()
+        self.weight = None if body.tied else nn.Parameter(torch.empty(size, body.width))
+        self.bias = nn.Parameter(torch.zeros(size)) if body.biases else None
+        if self.weight is not None:
+            nn.init.normal_(self.weight, std=math.sqrt(2 / (5 * body.width)))
+
+    def projection(self, table: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The matrix (V, D) and the bias (V,) with which vectors become scores."""
+        return table if self.weight is None else self.weight, self.bias
+
+    def forward(self, hidden: Tensor, batch: Batch, table: Tensor) -> Tensor:
+        """Scores (B, T, V), or (N, V) at the asked positions alone."""
+        weight, bias = self.projection(table)
+        return F.linear(asked(hidden, batch), weight, bias)
+
+
+def asked(hidden: Tensor, batch: Batch) -> Tensor:
+    """The vectors at the positions that the batch asks for: (N, D), or all of them (B, T, D)."""
+    return hidden if batch.asked is None else hidden.flatten(0, 1)[batch.asked]
+
+
+class ClassHead(nn.Module):
+    """A score for every class, from one vector a text.
+
+    Its two forms are those of stock twins: `linear` is Llama's (no bias in a body without), and
+    `dense` is EuroBERT's (a linear map and GELU in between).
+    """
+
+    def __init__(self, body: BodyConfig, size: int, pooling: str, projection: str, dropout: float = 0.0):
+        super().__init__()
+        self.pool = pick(POOLINGS, pooling, "pooling")
+        width = body.width * (2 if pooling == "mean+max" else 1)
+        self.dense = nn.Linear(width, width) if projection == "dense" else None
+        self.dropout = dropout
+        self.classifier = nn.Linear(width, size, bias=body.biases or projection == "dense")
+        for layer in (self.dense, self.classifier):
+            if layer is not None:
+                nn.init.normal_(layer.weight, std=math.sqrt(2 / (5 * width)))
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+
+    def forward(self, hidden: Tensor, batch: Batch, table: Tensor) -> Tensor:
+        """Scores (B, C)."""
+        pooled = F.dropout(self.pool(hidden, batch.real), self.dropout, self.training)
+        if self.dense is not None:
+            pooled = F.dropout(F.gelu(self.dense(pooled)), self.dropout, self.training)
+        return self.classifier(pooled)
+
+
+HEADS: dict[str, type[nn.Module]] = {"lm": LanguageHead, "class": ClassHead}

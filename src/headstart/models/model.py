@@ -1,0 +1,79 @@
+"""A body under heads: built, given new heads, and filled from a base."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from headstart.batch import Batch
+from headstart.config import BodyConfig
+from headstart.errors import pick
+from headstart.models.bodies import BODIES
+from headstart.models.heads import HEADS
+from headstart.results import Transfer
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """Which head to build: a row of HEADS, its size, its settings."""
+
+    kind: str
+    size: int
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Model(nn.Module):
+    """A body that reads, and the heads that answer."""
+
+    def __init__(self, body: nn.Module, heads: dict[str, nn.Module]):
+        super().__init__()
+        self.body, self.heads = body, nn.ModuleDict(heads)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The answers of every head, by its name."""
+        hidden = self.body(batch)  # (B, T, D)
+        return {name: head(hidden, batch, self.body.table) for name, head in self.heads.items()}
+
+
+def build_heads(config: BodyConfig, specs: Mapping[str, HeadSpec]) -> dict[str, nn.Module]:
+    """Fresh heads for a body of this shape."""
+    return {
+        name: pick(HEADS, spec.kind, "head")(config, spec.size, **spec.settings)
+        for name, spec in specs.items()
+    }
+
+
+def build_model(config: BodyConfig, vocabulary: int, specs: Mapping[str, HeadSpec]) -> Model:
+    """A model with fresh weights; what they are depends on torch's seed alone."""
+    body = pick(BODIES, config.kind, "body")(config, vocabulary)
+    return Model(body, build_heads(config, specs))
+
+
+def with_heads(model: Model, heads: dict[str, nn.Module]) -> Model:
+    """A copy of the model's body under new heads."""
+    return Model(deepcopy(model.body), heads)
+
+
+def transfer(base: Mapping[str, Tensor], model: Model, with_base_heads: bool = False) -> Transfer:
+    """Copy a base's body into `model` where name and shape agree, and account for every weight.
+
+    Heads stay behind unless `with_base_heads`: an old head could fit a new one by accident.
+    """
+    new = model.state_dict()
+    may_cross = {name: weight for name, weight in base.items() if with_base_heads or name.startswith("body.")}
+    same = {
+        name: weight for name, weight in may_cross.items() if name in new and new[name].shape == weight.shape
+    }
+    model.load_state_dict(same, strict=False)
+    return Transfer(
+        reused={name: weight.numel() for name, weight in same.items()},
+        fresh={name: weight.numel() for name, weight in new.items() if name not in same},
+        left={name: weight.numel() for name, weight in base.items() if name not in same},
+    )
+
+
+def count_parameters(model: nn.Module) -> int:
+    """How many numbers a model learns; a tied table counts once."""
+    return sum(weight.numel() for weight in model.parameters())

@@ -1,0 +1,89 @@
+"""What every objective offers, and the words they share."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from headstart.batch import IGNORE, Batch, Row
+from headstart.config import BodyConfig
+from headstart.errors import ConfigError, nearest
+from headstart.models.model import HeadSpec, Model
+
+
+class Alphabet(Protocol):
+    """What an objective must know of the tokenizer."""
+
+    size: int
+    padding: int
+    mask: int | None
+    special_ids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The sum of one head's losses over a batch, how many answers it is over, and how many were right."""
+
+    total: Tensor
+    count: int
+    correct: Tensor
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is asked of a model; the fields of a subclass are its settings."""
+
+    name: ClassVar[str]
+    bodies: ClassVar[tuple[str, ...]]  # kinds it can ask; the first is the default
+    reads: ClassVar[Literal["blocks", "texts"]]  # packed blocks of a corpus, or labelled texts
+    looks_past: ClassVar[int] = 0  # tokens needed beyond a block's end
+
+    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+        """The heads it needs on a body of this shape."""
+        raise NotImplementedError
+
+    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+        """A batch that asks about these rows."""
+        raise NotImplementedError
+
+    def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
+        """The marks of each head."""
+        raise NotImplementedError
+
+    def settle(self, body: BodyConfig) -> BodyConfig:
+        """The body settings with `kind` decided, or an error when the kind cannot be asked this."""
+        if body.kind == "auto":
+            return body.model_copy(update={"kind": self.bodies[0]})
+        if body.kind not in self.bodies:
+            raise ConfigError(
+                f"{self.name} cannot train a {body.kind} body",
+                hint=f"set body.kind={self.bodies[0]}, or choose another --objective",
+            )
+        return body
+
+
+def counts(batch: Batch) -> dict[str, int]:
+    """How many answers each head is marked on."""
+    return {name: int((labels != IGNORE).sum()) for name, labels in batch.labels.items()}
+
+
+def make(kind: type[Objective], settings: dict[str, Any]) -> Objective:
+    """An objective with these settings, or an error that names the wrong one."""
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for name in settings:
+        if name not in fields:
+            hint = nearest(name, fields) if fields else f"{kind.name} has no settings"
+            raise ConfigError(f"{kind.name} has no setting called {name!r}", hint=hint)
+    try:
+        return TypeAdapter(kind).validate_python(settings)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        raise ConfigError(
+            f"setting objective.{place} cannot be {fault['input']!r}: {fault['msg'].lower()}",
+            hint="docs/reference/settings.md lists every setting with its values",
+        ) from None

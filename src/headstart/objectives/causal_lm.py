@@ -1,0 +1,48 @@
+"""Predict the next token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from headstart.batch import IGNORE, Batch, Row, pad
+from headstart.config import BodyConfig
+from headstart.models.model import HeadSpec, Model
+from headstart.objectives.base import Alphabet, Loss, Objective
+from headstart.objectives.cross_entropy import token_loss
+
+
+@dataclass(frozen=True)
+class CausalLM(Objective):
+    """Ask at every token for the one after it."""
+
+    name: ClassVar[str] = "causal-lm"
+    bodies: ClassVar[tuple[str, ...]] = ("causal",)
+    reads: ClassVar[Literal["blocks", "texts"]] = "blocks"
+    looks_past: ClassVar[int] = 1
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+        """One language-model head."""
+        return {"lm": HeadSpec("lm", vocabulary)}
+
+    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+        """All tokens but the last as input, all but the first as labels."""
+        tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
+        labels = tokens[:, 1:].masked_fill(~real[:, 1:], IGNORE)
+        return Batch(tokens[:, :-1], real[:, :-1], {"lm": labels}, is_full=bool(real.all()))
+
+    def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
+        """Cross-entropy at every marked position."""
+        hidden = model.body(batch)  # (B, T, D)
+        labels = batch.labels["lm"].flatten()  # (B * T,)
+        hidden = hidden.flatten(0, 1)
+        if not batch.is_full:
+            marked = labels != IGNORE
+            hidden, labels = hidden[marked], labels[marked]
+        total, correct = token_loss(
+            hidden, *model.heads["lm"].projection(model.body.table), labels, self.smoothing
+        )
+        return {"lm": Loss(total, labels.numel(), correct)}

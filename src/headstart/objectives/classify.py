@@ -1,0 +1,51 @@
+"""Name the class of a text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch.nn import functional as F
+
+from headstart.batch import Batch, Row, pad
+from headstart.config import BodyConfig
+from headstart.models.model import HeadSpec, Model
+from headstart.objectives.base import Alphabet, Loss, Objective
+
+
+@dataclass(frozen=True)
+class Classify(Objective):
+    """Ask for the label of each text; `auto` pools what the body knows best: causal last, bidirectional mean."""
+
+    name: ClassVar[str] = "classify"
+    bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "causal")
+    reads: ClassVar[Literal["blocks", "texts"]] = "texts"
+    pooling: Literal["auto", "last", "mean", "max", "mean+max", "first"] = "auto"
+    projection: Literal["auto", "linear", "dense"] = "auto"
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+        """One classification head, of the form that suits the body."""
+        is_causal = body.kind == "causal"
+        pooling = self.pooling if self.pooling != "auto" else ("last" if is_causal else "mean")
+        projection = self.projection if self.projection != "auto" else ("linear" if is_causal else "dense")
+        return {
+            "class": HeadSpec(
+                "class", classes, {"pooling": pooling, "projection": projection, "dropout": self.dropout}
+            )
+        }
+
+    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+        """Texts padded to the longest of them, with their classes where they are known."""
+        tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
+        known = [row.label for row in rows if row.label is not None]
+        labels = {"class": torch.tensor(known)} if len(known) == len(rows) else {}
+        return Batch(tokens, real, labels, is_full=bool(real.all()))
+
+    def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
+        """Cross-entropy over the classes."""
+        scores, labels = model(batch)["class"].float(), batch.labels["class"]  # (B, C), (B,)
+        total = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=self.smoothing)
+        return {"class": Loss(total, labels.numel(), (scores.argmax(dim=-1) == labels).sum())}

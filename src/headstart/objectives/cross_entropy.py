@@ -1,0 +1,78 @@
+"""The cross-entropy of a large vocabulary, computed in pieces so that the full table of scores never exists."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# How many scores are alive at once: on a CPU as many as its cache holds, on a GPU as many as keep it busy.
+PIECE = {"cpu": 2**20, "cuda": 2**29}
+
+
+def token_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Summed cross-entropy of scores `hidden @ weight.T + bias` against `labels`, and how many are right.
+
+    `hidden` is (N, D), `weight` (V, D), `labels` (N,). Gradients are formed piece by piece on the way
+    forward, so memory is one piece of scores whatever N is.
+    """
+    if torch.is_autocast_enabled(hidden.device.type):
+        kind = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight, bias = hidden.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
+    if hidden.shape[0] * weight.shape[0] <= PIECE.get(hidden.device.type, 2**24):
+        scores = F.linear(hidden, weight, bias).float()  # (N, V)
+        loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
+        return loss, (scores.detach().argmax(dim=-1) == labels).sum()
+    return _PiecewiseLoss.apply(hidden, weight, bias, labels, smoothing)
+
+
+class _PiecewiseLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, labels, smoothing):  # type: ignore[no-untyped-def]
+        rows = max(1, PIECE.get(hidden.device.type, 2**24) // weight.shape[0])
+        wants = any(ctx.needs_input_grad[:3])
+        total = torch.zeros((), dtype=torch.float, device=hidden.device)
+        correct = torch.zeros((), dtype=torch.long, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden) if wants else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float) if wants else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float) if wants and bias is not None else None
+        for start in range(0, hidden.shape[0], rows):
+            part, wanted = hidden[start : start + rows], labels[start : start + rows]
+            scores = F.linear(part, weight, bias).float()  # (n, V)
+            log_sum = scores.logsumexp(dim=-1)  # (n,)
+            own = scores.gather(1, wanted[:, None])[:, 0]
+            correct += (scores.argmax(dim=-1) == wanted).sum()
+            total += (log_sum - (1 - smoothing) * own).sum()
+            if smoothing:
+                total -= smoothing * scores.mean(dim=-1).sum()
+            if not wants:
+                continue
+            slope = scores.sub_(log_sum[:, None]).exp_()  # softmax, in place: (n, V)
+            if smoothing:
+                slope -= smoothing / weight.shape[0]
+            slope.scatter_add_(1, wanted[:, None], torch.full_like(own, smoothing - 1)[:, None])
+            slope = slope.to(weight.dtype)
+            torch.mm(slope, weight, out=grad_hidden[start : start + rows])
+            if grad_weight.dtype == slope.dtype:
+                grad_weight.addmm_(slope.T, part)
+            else:
+                grad_weight += slope.T @ part
+            if grad_bias is not None:
+                grad_bias += slope.sum(dim=0)
+        ctx.save_for_backward(*(grad for grad in (grad_hidden, grad_weight, grad_bias) if grad is not None))
+        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
+        ctx.mark_non_differentiable(correct)
+        return total, correct
+
+    @staticmethod
+    def backward(ctx, grad_total, _):  # type: ignore[no-untyped-def]
+        hidden, weight, *bias = ctx.saved_tensors
+        kind_weight, kind_bias = ctx.dtypes
+        grad_bias = (bias[0] * grad_total).to(kind_bias) if bias else None
+        return (
+            (hidden * grad_total).to(hidden.dtype),
+            (weight * grad_total).to(kind_weight),
+            grad_bias,
+            None,
+            None,
+        )

@@ -1,0 +1,122 @@
+"""The machine under a run: device, precision, chance and the wish to stop."""
+
+import os
+import platform
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from headstart.config import TrainingConfig
+from headstart.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where a run computes, and how exactly."""
+
+    device: torch.device
+    precision: torch.dtype
+
+    def autocast(self) -> AbstractContextManager:
+        """The context in which forward passes run."""
+        if self.precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.precision)
+
+    def describe(self) -> str:
+        """The machine in words."""
+        if self.device.type == "cuda":
+            return f"{torch.cuda.get_device_name(self.device)}, {str(self.precision).removeprefix('torch.')}"
+        kind = platform.processor() or platform.machine()
+        return f"{self.device.type} ({kind}, {torch.get_num_threads()} threads), {str(self.precision).removeprefix('torch.')}"
+
+
+def start_runtime(config: TrainingConfig) -> Runtime:
+    """The device and precision that the settings ask for, or an error when this machine has them not."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"this machine cannot use device {name!r}: {str(error).splitlines()[0]}",
+            hint="set training.device=auto",
+        ) from None
+    if config.precision == "auto":
+        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = torch.bfloat16 if has_bfloat16 else torch.float32
+    else:
+        precision = getattr(torch, config.precision)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    return Runtime(device, precision)
+
+
+def seed_for(*numbers: int) -> int:
+    """One seed from several numbers: the same for the same numbers, for ever, on every machine."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = ((state ^ number) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state & 0x7FFFFFFFFFFFFFFF
+
+
+def seed_everything(*numbers: int) -> None:
+    """Make torch's chance a function of these numbers."""
+    torch.manual_seed(seed_for(*numbers))
+
+
+def generator_for(*numbers: int) -> torch.Generator:
+    """A generator of its own that is a function of these numbers."""
+    return torch.Generator().manual_seed(seed_for(*numbers))
+
+
+class StopWish:
+    """Whether somebody asked the run to stop."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def stopping_gently() -> Iterator[StopWish]:
+    """Turn the first SIGINT or SIGTERM into a wish that the loop answers; a second one stops at once."""
+    wish = StopWish()
+    before = {}
+
+    def on_signal(number: int, frame: object) -> None:
+        wish.signal = number
+        for kept, handler in before.items():
+            signal.signal(kept, handler)
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, on_signal)
+    except ValueError:  # not the main thread: signals are somebody else's
+        pass
+    try:
+        yield wish
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def peak_memory() -> int:
+    """Bytes of memory this process has used at most."""
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage if platform.system() == "Darwin" else usage * 1024
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

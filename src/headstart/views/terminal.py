@@ -1,0 +1,110 @@
+"""Results as tables for a terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from headstart.results import Comparison
+from headstart.views import wording
+
+COLOURS = {"better": "green", "worse": "red", "no difference shown": "yellow"}
+COUNTS = ("count", "duplicates", "conflicts", "in_train", "near_in_train", "truncated", "unknown")
+
+
+def summary_table(comparison: Comparison) -> Table:
+    """The arms of a comparison with their marks, and the headline as its title."""
+    leaks = wording.has_leaks(comparison)
+    table = Table(
+        title=escape(wording.headline(comparison)), title_justify="left", title_style="bold", expand=False
+    )
+    table.add_column("labels", justify="right")
+    table.add_column("arm")
+    names = [
+        "accuracy",
+        "95 % interval",
+        "macro-F1",
+        *(["leak-free"] if leaks else []),
+        "calibration",
+        "passes",
+        "time",
+    ]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=name in ("accuracy", "95 % interval"))
+    previous: int | None = None
+    for arm in sorted(comparison.arms, key=lambda arm: -arm.labels):
+        if previous not in (None, arm.labels):
+            table.add_section()
+        spread = f" ± {wording.share(arm.accuracy.spread)}" if len(arm.results) > 1 else ""
+        table.add_row(
+            f"{arm.labels:,}" if arm.labels != previous else "",
+            escape(arm.name),
+            wording.share(arm.accuracy.mean) + spread,
+            escape(wording.range_words(arm.accuracy)) or wording.UNKNOWN,
+            wording.share(arm.macro_f1.mean),
+            *([wording.share(arm.leak_free_accuracy.mean)] if leaks else []),
+            wording.share(arm.calibration_error.mean),
+            wording.mark_words(arm.passes_mark),
+            wording.duration(wording.seconds_of(arm)),
+        )
+        previous = arm.labels
+    return table
+
+
+def verdict_lines(comparison: Comparison) -> list[str]:
+    """One line for each paired test, with rich's markup for colour."""
+    return [f"[{COLOURS[test.verdict]}]●[/] {escape(wording.test_line(test))}" for test in comparison.tests]
+
+
+def audit_tables(audit: Mapping[str, Any]) -> list[Table]:
+    """The audit's counts, balance and lengths by split; parts that the audit lacks are left out."""
+    splits = audit.get("splits")
+    if not isinstance(splits, Mapping) or not splits:
+        return [_pairs(audit)] if audit else []
+    names = [name for name in COUNTS if any(part.get(name) is not None for part in splits.values())]
+    counts = _table("what is in it", ["split", *(name.replace("_", " ") for name in names)])
+    for split, part in splits.items():
+        counts.add_row(escape(split), *(_number(part.get(name), name) for name in names))
+    return [counts, *_balance(splits), *_lengths(splits)]
+
+
+def _balance(splits: Mapping[str, Any]) -> list[Table]:
+    classes = list({label: None for part in splits.values() for label in part.get("classes") or {}})
+    if not classes:
+        return []
+    table = _table("balance", ["class", *splits])
+    for label in classes:
+        counts = ((part.get("classes") or {}).get(label, 0) for part in splits.values())
+        table.add_row(escape(str(label)), *(f"{count:,}" for count in counts))
+    return [table]
+
+
+def _lengths(splits: Mapping[str, Any]) -> list[Table]:
+    keys = ("mean", "p5", "p50", "p95", "p99", "max")
+    table = _table("lengths", ["split", "in", *keys])
+    for name, part in splits.items():
+        for unit in ("characters", "tokens"):
+            if isinstance(part.get(unit), Mapping):
+                table.add_row(escape(name), unit, *(f"{part[unit].get(key, 0):,.0f}" for key in keys))
+    return [table] if table.row_count else []
+
+
+def _pairs(content: Mapping[str, Any]) -> Table:
+    table = _table("audit", ["", ""])
+    for key, value in content.items():
+        table.add_row(escape(str(key)), escape(str(value)))
+    return table
+
+
+def _table(title: str, columns: list[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(escape(column), justify="right" if index else "left")
+    return table
+
+
+def _number(value: Any, name: str) -> str:
+    if value is None:
+        return wording.UNKNOWN
+    return f"{value:.1%}" if name in ("truncated", "unknown") else f"{value:,}"

@@ -1,0 +1,196 @@
+"""From trained arms to verdicts: intervals, paired tests, mistakes, and the files that show them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstart.config import RunConfig
+from headstart.data.audit import Audit, audit
+from headstart.data.example import Dataset
+from headstart.data.tokenizer import Tokenizer
+from headstart.files import write_json, write_text
+from headstart.objectives.base import Objective
+from headstart.results import (
+    Arm,
+    ArmKind,
+    Comparison,
+    Interval,
+    Mistake,
+    PairedTest,
+    SeedResult,
+    Transfer,
+    plain,
+)
+from headstart.training.runtime import start_runtime
+from headstart.training.significance import adjust, interval, paired_test, passes_mark
+from headstart.views.curves import (
+    accuracy_curves,
+    draw_curves,
+    draw_label_efficiency,
+    label_efficiency,
+    save_figure,
+)
+from headstart.views.report import render_report
+from headstart.workflows.inspect import token_counts
+from headstart.workflows.run import Trained
+from headstart.workflows.story import tell_story
+
+MISTAKES = 10
+ARMS: tuple[ArmKind, ...] = ("classical", "scratch", "frozen", "fine-tuned")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One arm: how its models start, and with which settings they train."""
+
+    name: str
+    kind: ArmKind
+    config: RunConfig
+    objective: Objective
+    tokenizer: Tokenizer
+    trained: Trained | None = None
+    base: str = ""
+
+
+def conclude(
+    inputs: dict[str, Any],
+    whole: Dataset,
+    scored: str,
+    budgets: list[int],
+    plans: list[Plan],
+    results: dict[tuple[str, int], list[SeedResult]],
+    transfers: dict[str, Transfer | None],
+    notes: list[str],
+    started: float,
+) -> Comparison:
+    """All arms side by side, tested against each other, with the audit and the story."""
+    truth = np.array(whole.targets(scored))
+    mark = inputs["mark"] if inputs["mark"] is not None else _mark(plans, results, max(budgets))
+    arms = [
+        _arm(plan, budget, results[plan.name, budget], truth, mark, transfers)
+        for budget in budgets
+        for plan in plans
+    ]
+    neural = next((plan for plan in plans if plan.kind != "classical"), plans[0])
+    return Comparison(
+        data=Path(inputs["data"]).name,
+        scored_split=scored,
+        scored_count=len(truth),
+        classes=whole.classes,
+        truth=truth.tolist(),
+        label_budgets=budgets,
+        epochs=neural.config.training.epochs or 0.0,
+        mark=mark,
+        arms=arms,
+        tests=_tests(arms, truth),
+        mistakes=_mistakes(arms, whole, scored, max(budgets)),
+        audit=_audit(whole, neural).to_dict(),
+        settings={plan.name: plan.config.model_dump() for plan in plans if plan.kind != "classical"},
+        notes=notes,
+        story=tell_story(start_runtime(neural.config.training), inputs["seeds"], started),
+    )
+
+
+def _mark(plans: list[Plan], results: dict[tuple[str, int], list[SeedResult]], budget: int) -> float:
+    """The accuracy to pass, unless one is given: where scratch ends on valid, which a head start should reach sooner."""
+    kind = next(
+        (kind for kind in ("scratch", "fine-tuned", "frozen") if any(p.kind == kind for p in plans)), None
+    )
+    ends = [
+        result.curve[-1].accuracy
+        for plan in plans
+        if plan.kind == kind
+        for result in results[plan.name, budget]
+        if result.curve
+    ]
+    return round(float(np.mean(ends)), 4) if ends else 0.0
+
+
+def _correct(arm_results: list[SeedResult], truth: np.ndarray) -> np.ndarray:
+    return np.array([np.array(result.predictions) == truth for result in arm_results])  # (seeds, N)
+
+
+def _arm(
+    plan: Plan,
+    budget: int,
+    found: list[SeedResult],
+    truth: np.ndarray,
+    mark: float,
+    transfers: dict[str, Transfer | None],
+) -> Arm:
+    def over_seeds(name: str) -> Interval:
+        return interval([getattr(result, name) for result in found])
+
+    return Arm(
+        name=plan.name,
+        kind=plan.kind,
+        labels=budget,
+        results=found,
+        accuracy=interval([result.accuracy for result in found], _correct(found, truth)),
+        macro_f1=over_seeds("macro_f1"),
+        leak_free_accuracy=over_seeds("leak_free_accuracy"),
+        calibration_error=over_seeds("calibration_error"),
+        base=plan.base,
+        transfer=transfers.get(plan.name),
+        passes_mark=[passes_mark(result.curve, mark) for result in found if result.curve],
+    )
+
+
+def _tests(arms: list[Arm], truth: np.ndarray) -> list[PairedTest]:
+    """Every arm against scratch and against classical, at each label budget, adjusted for their number."""
+    tests = []
+    for arm in arms:
+        for other in arms:
+            is_yardstick = other.kind in ("scratch", "classical") and other.labels == arm.labels
+            if is_yardstick and ARMS.index(arm.kind) > ARMS.index(other.kind):
+                correct = _correct(arm.results, truth), _correct(other.results, truth)
+                tests.append(paired_test(arm.name, other.name, arm.labels, *correct))
+    return adjust(tests)
+
+
+def _mistakes(arms: list[Arm], whole: Dataset, scored: str, budget: int) -> list[Mistake]:
+    """Texts that every seed of the best neural arm gets wrong, the most confident first."""
+    neural = [arm for arm in arms if arm.kind != "classical" and arm.labels == budget]
+    if not neural:
+        return []
+    best = max(neural, key=lambda arm: arm.accuracy.mean)
+    truth = np.array(whole.targets(scored))
+    wrong = ~_correct(best.results, truth).any(axis=0)
+    sure = np.mean([result.confidences for result in best.results], axis=0)
+    worst = [int(index) for index in np.argsort(-np.where(wrong, sure, -1.0)) if wrong[index]][:MISTAKES]
+    examples = whole.splits[scored]
+    return [
+        Mistake(
+            arm=best.name,
+            text=examples[index].text,
+            label=examples[index].label or "",
+            predicted=whole.classes[best.results[0].predictions[index]],
+            confidence=float(sure[index]),
+            origin=examples[index].origin,
+        )
+        for index in worst
+    ]
+
+
+def _audit(whole: Dataset, plan: Plan) -> Audit:
+    """The audit with token lengths as the first neural arm reads them."""
+    lengths, unknown = {}, {}
+    for split, examples in whole.splits.items():
+        lengths[split], unknown[split] = token_counts(plan.tokenizer, [example.text for example in examples])
+    return audit(whole, lengths, unknown, plan.config.training.length)
+
+
+def write_comparison(out: Path, comparison: Comparison) -> None:
+    """JSON, pictures and, last, the report: it is there only when all the rest is."""
+    write_json(out / "comparison.json", plain(comparison))
+    figures = {"curves": draw_curves(accuracy_curves(comparison))}
+    if len(comparison.label_budgets) > 1:
+        efficiency = label_efficiency(comparison)
+        assert efficiency is not None
+        figures["label-efficiency"] = draw_label_efficiency(efficiency)
+    for name, figure in figures.items():
+        for kind in ("png", "svg"):
+            save_figure(figure, out / f"{name}.{kind}")
+    write_text(out / "report.html", render_report(comparison))

@@ -1,0 +1,335 @@
+"""A base under a new head, trained on a few labels; or its twin from scratch."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstart.batch import Row
+from headstart.config import RunConfig, load_preset, resolve
+from headstart.data.example import Dataset, Example, hashes
+from headstart.data.loader import TextLoader
+from headstart.data.sources import load_dataset
+from headstart.data.splits import take_labels
+from headstart.data.tokenizer import Tokenizer, open_tokenizer, resolve_tokenizer
+from headstart.errors import ConfigError, RunError
+from headstart.files import content_hash
+from headstart.models.model import Model, build_model, count_parameters, transfer
+from headstart.objectives.base import Objective
+from headstart.objectives.table import make_objective
+from headstart.results import Score, Transfer, plain
+from headstart.training.evaluate import predict_probabilities
+from headstart.training.events import Event, Note, Stage
+from headstart.training.loop import Evaluation, Trainer
+from headstart.training.metrics import METRICS, score
+from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
+from headstart.workflows.pretrain import absolute, check_length
+from headstart.workflows.run import RunFolder, RunInfo, Trained, load_trained, train_in
+from headstart.workflows.story import tell_story
+
+SCRATCH = "scratch"
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """A finished classifier and its marks on the validation part."""
+
+    path: Path
+    score: Score
+    curve: list[dict[str, float]]
+    best_epoch: float
+    transfer: Transfer | None
+    parameters: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """Labelled texts as tokens, split by split."""
+
+    dataset: Dataset
+    tokenizer: Tokenizer
+    rows: dict[str, list[Row]]
+
+    @property
+    def classes(self) -> list[str]:
+        """The labels in the order of their indices."""
+        return self.dataset.classes
+
+
+def finetune(
+    base: str,
+    data: str,
+    out: str | Path,
+    *,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Finetuned:
+    """Train a classifier on DATA, from BASE (a run folder or a shipped base's name) or from `scratch`."""
+    trained = None if base == SCRATCH else load_trained(base)
+    config, objective = finetune_config(trained, preset, settings or {})
+    runtime = start_runtime(config.training)
+    folder = RunFolder.create(Path(out))
+    try:
+        with folder:
+            return _run(folder, config, objective, data, base, trained, runtime, None, on_event)
+    finally:
+        folder.remove_if_bare()
+
+
+def resume_finetune(folder: RunFolder, info: RunInfo, on_event: Callable[[Event], None]) -> Finetuned:
+    """Go on with an unfinished run; the folder is held by the caller."""
+    base = info.inputs["base"]
+    has_state = folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
+    trained = None if base == SCRATCH or has_state else load_trained(base)
+    objective = make_objective(info.config.objective)
+    runtime = start_runtime(info.config.training)
+    return _run(folder, info.config, objective, info.inputs["data"], base, trained, runtime, info, on_event)
+
+
+def finetune_config(
+    trained: Trained | None, preset: str | None, settings: Mapping[str, Any]
+) -> tuple[RunConfig, Objective]:
+    """The run's settings; a base brings its own body and tokenizer, of which only dropout may be changed."""
+    if trained is None:
+        config = resolve("finetune", preset or "tiny", settings)
+    else:
+        own = trained.info.config
+        name = preset or own.preset
+        advice = load_preset(name).get("finetune", {}).get("body", {})
+        wanted = {**advice, **settings.get("body", {})}
+        for key, value in wanted.items():
+            if "dropout" not in key and getattr(own.body, key, value) != value:
+                raise ConfigError(
+                    f"body.{key} of {trained.name} is {getattr(own.body, key)}, not {value}",
+                    hint="a base's shape is fixed; fine-tune from scratch to change it",
+                )
+        body = {**own.body.model_dump(), **wanted}
+        over = {**settings, "body": body, "tokenizer": own.tokenizer.model_dump()}
+        config = resolve("finetune", name, over)
+    objective = make_objective(config.objective)
+    if objective.reads != "texts":
+        raise ConfigError(
+            f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`"
+        )
+    config = config.with_({"body": objective.settle(config.body).model_dump()})
+    check_length(config)
+    return config, objective
+
+
+def _run(
+    folder: RunFolder,
+    config: RunConfig,
+    objective: Objective,
+    data: str,
+    base: str,
+    trained: Trained | None,
+    runtime: Runtime,
+    known: RunInfo | None,
+    on_event: Callable[[Event], None],
+) -> Finetuned:
+    started = time.time()
+    dataset = load_labelled(data, config, on_event=on_event)
+    if known is not None:
+        tokenizer = folder.tokenizer(known)
+        if known.inputs["fingerprint"] != data_fingerprint(dataset):
+            raise RunError(
+                f"the data of {folder.path} has changed since the run began", hint="put the old rows back"
+            )
+    else:
+        tokenizer = choose_tokenizer(config, dataset, trained, on_event)
+    task = make_task(dataset, tokenizer, config, on_event)
+    model, moved = make_classifier(config, objective, task, trained)
+    info = known or _begin(folder, config, data, base, task, trained, moved, runtime)
+    if moved is not None:
+        on_event(Note(f"from {base}: {moved.summary()}"))
+    on_event(Note(f"{count_parameters(model):,} parameters; {len(dataset.train):,} texts to learn from"))
+    with stopping_gently() as stop:
+        trainer = make_trainer(model, objective, task, config, runtime, on_event, stop)
+        train_in(folder, trainer, known is not None, on_event)
+    marks = score_rows(model, objective, task, "valid", config, runtime, folder.seen())
+    best = next(
+        (p["epoch"] for p in trainer.state.curve if p["step"] == trainer.state.best_step), trainer.epochs_done
+    )
+    carried = Transfer(**info.transfer) if info.transfer else None
+    finished = Finetuned(
+        path=folder.path,
+        score=marks,
+        curve=trainer.state.curve,
+        best_epoch=best if config.training.keep == "best" else trainer.epochs_done,
+        transfer=carried,
+        parameters=count_parameters(model),
+        seconds=trainer.state.seconds,
+    )
+    story = plain(tell_story(runtime, [config.training.seed], started))
+    folder.finish(info, model, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
+    return finished
+
+
+def _begin(
+    folder: RunFolder,
+    config: RunConfig,
+    data: str,
+    base: str,
+    task: Task,
+    trained: Trained | None,
+    moved: Transfer | None,
+    runtime: Runtime,
+) -> RunInfo:
+    """Write all that a resume needs, run.json last: from then on the run can be taken up."""
+    info = RunInfo(
+        config=config,
+        status="running",
+        vocabulary=task.tokenizer.size,
+        classes=task.classes,
+        fingerprint=task.tokenizer.fingerprint,
+        inputs={
+            "data": absolute([data])[0],
+            "base": absolute([base])[0] if base != SCRATCH else base,
+            "fingerprint": data_fingerprint(task.dataset),
+        },
+        story=plain(tell_story(runtime, [config.training.seed])),
+        transfer=plain(moved) if moved is not None else None,
+    )
+    task.tokenizer.save(folder.path)
+    seen = hashes(task.dataset.texts("train"))
+    folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
+    folder.write_info(info)
+    return info
+
+
+def load_labelled(
+    data: str,
+    config: RunConfig,
+    *,
+    with_test: bool = False,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Dataset:
+    """The labelled splits, with the subset that `data.labels` asks for, and what was skipped told."""
+    dataset = load_dataset(data, config.data, with_test=with_test)
+    if dataset.skips:
+        first = dataset.skips[0]
+        on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
+    for note in dataset.notes:
+        on_event(Note(note))
+    if config.data.labels is not None:
+        dataset = take_labels(dataset, config.data.labels, config.training.seed)
+    return dataset
+
+
+def data_fingerprint(dataset: Dataset) -> str:
+    """A hash of every text and label that a run learns from or is marked on."""
+    return content_hash(
+        {name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()}
+    )
+
+
+def choose_tokenizer(
+    config: RunConfig, dataset: Dataset, trained: Trained | None, on_event: Callable[[Event], None]
+) -> Tokenizer:
+    """The base's tokenizer; from scratch the one the settings name, learnt from the training texts."""
+    if trained is not None:
+        return trained.tokenizer
+    on_event(Stage(f"tokenizer: {config.tokenizer.kind}"))
+    unlabelled = [example.text for example in dataset.unlabelled]
+    return resolve_tokenizer(config.tokenizer, lambda: [*dataset.texts("train"), *unlabelled])
+
+
+def check_tokenizer(base: str, name: str) -> None:
+    """Refuse a tokenizer other than the base's."""
+    trained = load_trained(base)
+    wanted = trained.info.config.tokenizer
+    is_same = name == wanted.kind
+    if not is_same and Path(name).exists():
+        is_same = open_tokenizer(name).fingerprint == trained.tokenizer.fingerprint
+    if not is_same:
+        raise RunError(
+            f"{base} was trained with another tokenizer than {name}",
+            hint="leave --tokenizer out: a base brings its own",
+        )
+
+
+def encode_rows(
+    tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, keep: str
+) -> list[Row]:
+    """Examples as framed tokens, with class indices when `classes` are given."""
+    index = {label: number for number, label in enumerate(classes or [])}
+    encoded = tokenizer.encode([example.text for example in examples])
+    return [
+        Row(tokenizer.frame(ids, length, keep), None if example.label is None else index.get(example.label))
+        for ids, example in zip(encoded, examples, strict=True)
+    ]
+
+
+def make_task(
+    dataset: Dataset,
+    tokenizer: Tokenizer,
+    config: RunConfig,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Task:
+    """Every split as tokens."""
+    on_event(Stage("tokenising the labelled texts"))
+    rows = {
+        name: encode_rows(tokenizer, examples, dataset.classes, config.training.length, config.data.keep)
+        for name, examples in dataset.splits.items()
+    }
+    return Task(dataset, tokenizer, rows)
+
+
+def make_classifier(
+    config: RunConfig, objective: Objective, task: Task, trained: Trained | None
+) -> tuple[Model, Transfer | None]:
+    """A classifier with the base's body in it, and the account of what crossed; all fresh without a base."""
+    seed_everything(config.training.seed, 0, 3)
+    specs = objective.heads(config.body, task.tokenizer.size, len(task.classes))
+    model = build_model(config.body, task.tokenizer.size, specs)
+    return model, None if trained is None else transfer(trained.weights, model)
+
+
+def make_trainer(
+    model: Model,
+    objective: Objective,
+    task: Task,
+    config: RunConfig,
+    runtime: Runtime,
+    on_event: Callable[[Event], None] = lambda event: None,
+    stop: StopWish | None = None,
+) -> Trainer:
+    """A trainer over the task's training rows that marks itself on the validation rows."""
+    training = config.training
+    loader = TextLoader(task.rows["train"], training.batch_tokens, training.batch_examples, training.seed)
+    truth = np.array(task.dataset.targets("valid"))
+
+    def marks(model: Model) -> Evaluation:
+        found = predict_probabilities(
+            model, objective, task.rows["valid"], task.tokenizer, runtime, MARK_TOKENS
+        )
+        values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
+        return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
+
+    model.to(runtime.device)
+    return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)
+
+
+MARK_TOKENS = 16384  # token budget of one batch when nothing is learnt from it
+
+
+def score_rows(
+    model: Model,
+    objective: Objective,
+    task: Task,
+    split: str,
+    config: RunConfig,
+    runtime: Runtime,
+    seen: np.ndarray,
+) -> Score:
+    """The marks on one split, with the leak-free twin."""
+    probabilities = predict_probabilities(
+        model, objective, task.rows[split], task.tokenizer, runtime, MARK_TOKENS
+    )
+    was_seen = np.isin(hashes(task.dataset.texts(split)), seen)
+    return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)

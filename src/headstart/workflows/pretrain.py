@@ -1,0 +1,266 @@
+"""Raw text to a base: tokenizer, shards, language-model training."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstart.config import RunConfig, TokenizerConfig, resolve
+from headstart.data.corpus import Corpus, default_cache, prepare
+from headstart.data.documents import Documents, open_documents
+from headstart.data.loader import BlockLoader
+from headstart.data.stream import TokenStream, join
+from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
+from headstart.errors import ConfigError, DataError, RunError
+from headstart.models.model import Model, build_model, count_parameters
+from headstart.objectives.base import Alphabet, Objective
+from headstart.objectives.table import make_objective
+from headstart.results import LanguageScore, plain
+from headstart.training.evaluate import language_sums
+from headstart.training.events import Event, Note, Stage
+from headstart.training.loop import Evaluation, Trainer
+from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
+from headstart.workflows.run import RunFolder, RunInfo, train_in
+from headstart.workflows.story import tell_story
+
+MARKED_BATCHES = 50  # of the held-out part, at each look during training
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A finished base and how well it predicts held-out text (None when the corpus is too small to hold any out)."""
+
+    path: Path
+    score: LanguageScore | None
+    parameters: int
+    tokens: int
+    seconds: float
+
+
+def pretrain(
+    corpora: Sequence[str],
+    out: str | Path,
+    *,
+    preset: str = "tiny",
+    settings: Mapping[str, Any] | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Pretrained:
+    """Train a base on raw text; `settings` are nested by section and go over the preset's."""
+    config = resolve("pretrain", preset, settings or {})
+    objective = make_objective(config.objective)
+    if objective.reads != "blocks":
+        raise ConfigError(
+            f"{objective.name} needs labels, so it cannot pretrain",
+            hint="--objective causal-lm or masked-lm can",
+        )
+    config = config.with_({"body": objective.settle(config.body).model_dump()})
+    check_length(config)
+    runtime = start_runtime(config.training)
+    folder = RunFolder.create(Path(out))
+    try:
+        with folder:
+            return _run(folder, config, list(corpora), objective, runtime, None, on_event)
+    finally:
+        folder.remove_if_bare()
+
+
+def resume_pretrain(folder: RunFolder, info: RunInfo, on_event: Callable[[Event], None]) -> Pretrained:
+    """Go on with an unfinished run; the folder is held by the caller."""
+    runtime = start_runtime(info.config.training)
+    objective = make_objective(info.config.objective)
+    return _run(folder, info.config, info.inputs["corpora"], objective, runtime, info, on_event)
+
+
+def check_length(config: RunConfig) -> None:
+    """Refuse a text length for which the body has no positions."""
+    if config.training.length > config.body.max_length:
+        raise ConfigError(
+            f"training.length {config.training.length} is over body.max_length {config.body.max_length}",
+            hint=f"set training.length={config.body.max_length}, or a larger body.max_length when training from scratch",
+        )
+
+
+def _run(
+    folder: RunFolder,
+    config: RunConfig,
+    corpora: list[str],
+    objective: Objective,
+    runtime: Runtime,
+    known: RunInfo | None,
+    on_event: Callable[[Event], None],
+) -> Pretrained:
+    started = time.time()
+    documents = [open_documents(corpus, config.data) for corpus in corpora]
+    for note in (note for each in documents for note in each.notes):
+        on_event(Note(note))
+    if known is None:
+        tokenizer = learn_tokenizer(config.tokenizer, documents, on_event)
+    else:
+        tokenizer = folder.tokenizer(known)
+    if objective.name == "masked-lm" and tokenizer.mask is None:
+        raise ConfigError(
+            "this tokenizer has no mask token, so masked-lm cannot hide anything", hint="use causal-lm"
+        )
+    parts = [prepare_documents(each, tokenizer, on_event) for each in documents]
+    fingerprints = [each.fingerprint for each in documents]
+    info = known or _begin(folder, config, corpora, fingerprints, tokenizer, parts, runtime)
+    if info.inputs["fingerprints"] != fingerprints:
+        raise RunError(
+            f"the corpus of {folder.path} has changed since the run began", hint="put the old text back"
+        )
+
+    train = join([part.train for part in parts])
+    valid = join([part.valid for part in parts])
+    _check_size(train, config)
+    seed_everything(config.training.seed, 0, 3)
+    model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0)).to(
+        runtime.device
+    )
+    loader = make_loader(train, config, objective)
+    marks = valid_marks(valid, config, objective, tokenizer, runtime)
+    on_event(
+        Note(
+            f"{count_parameters(model):,} parameters; {len(train):,} tokens to read, {len(valid):,} held out"
+        )
+    )
+    with stopping_gently() as stop:
+        trainer = Trainer(model, objective, loader, tokenizer, config, runtime, marks, on_event, stop)
+        train_in(folder, trainer, known is not None, on_event)
+    score = None
+    if len(valid) > objective.looks_past:
+        score = score_language(model, objective, valid, config, tokenizer, runtime, leaked=0)
+    finished = Pretrained(
+        folder.path, score, count_parameters(model), trainer.state.tokens, trainer.state.seconds
+    )
+    story = plain(tell_story(runtime, [config.training.seed], started))
+    result = {
+        **asdict(finished),
+        "path": "",
+        "steps": trainer.state.step,
+        "curve": trainer.state.curve,
+        "story": story,
+    }
+    folder.finish(info, model, result)
+    return finished
+
+
+def _begin(
+    folder: RunFolder,
+    config: RunConfig,
+    corpora: list[str],
+    fingerprints: list[str],
+    tokenizer: Tokenizer,
+    parts: list[Corpus],
+    runtime: Runtime,
+) -> RunInfo:
+    """Write all that a resume needs, run.json last: from then on the run can be taken up."""
+    info = RunInfo(
+        config=config,
+        status="running",
+        vocabulary=tokenizer.size,
+        classes=[],
+        fingerprint=tokenizer.fingerprint,
+        inputs={"corpora": absolute(corpora), "fingerprints": fingerprints},
+        story=plain(tell_story(runtime, [config.training.seed])),
+    )
+    tokenizer.save(folder.path)
+    folder.write_seen(np.concatenate([part.hashes() for part in parts]))
+    folder.write_info(info)
+    return info
+
+
+def absolute(names: Sequence[str]) -> list[str]:
+    """Paths made absolute, so that a resume finds them from any folder; other names as they are."""
+    return [str(Path(name).resolve()) if Path(name).exists() else name for name in names]
+
+
+def learn_tokenizer(
+    config: TokenizerConfig, documents: list[Documents], on_event: Callable[[Event], None]
+) -> Tokenizer:
+    """The tokenizer that the settings name: opened, or learnt from the documents."""
+
+    def texts() -> Iterator[str]:
+        on_event(Stage(f"learning a {config.kind} tokenizer"))
+        for each in documents:
+            yield from each
+
+    return resolve_tokenizer(config, texts)
+
+
+def prepare_documents(
+    documents: Documents, tokenizer: Tokenizer, on_event: Callable[[Event], None]
+) -> Corpus:
+    """The documents as cached shards, with what was skipped told."""
+    name = f"tokenising {documents.name}"
+    corpus = prepare(
+        documents, tokenizer, default_cache(), lambda done, total: on_event(Stage(name, done, total))
+    )
+    if corpus.skips:
+        on_event(Note(f"{documents.name}: {len(corpus.skips)} rows skipped, the first is {corpus.skips[0]}"))
+    return corpus
+
+
+def _check_size(train: TokenStream, config: RunConfig) -> None:
+    if len(train) < 3:
+        raise DataError("the corpus holds almost no text", hint="give more or longer documents")
+    if config.training.epochs is None and not any(
+        getattr(config.training, name) for name in ("steps", "tokens", "minutes")
+    ):
+        raise ConfigError("no budget is given", hint="add --minutes, --steps, --tokens or --epochs")
+
+
+def make_loader(
+    stream: TokenStream, config: RunConfig, objective: Objective, shuffled: bool = True
+) -> BlockLoader:
+    """Blocks of a stream as the settings cut them."""
+    training = config.training
+    return BlockLoader(
+        stream, training.length, training.batch_tokens, training.seed, objective.looks_past, shuffled=shuffled
+    )
+
+
+def valid_marks(
+    valid: TokenStream, config: RunConfig, objective: Objective, alphabet: Alphabet, runtime: Runtime
+) -> Callable[[Model], Evaluation] | None:
+    """How to mark a model on held-out text; None when there is none."""
+    if len(valid) <= objective.looks_past:
+        return None
+    loader = make_loader(valid, config, objective, shuffled=False)
+
+    def marks(model: Model) -> Evaluation:
+        sums = language_sums(model, objective, loader, alphabet, runtime, MARKED_BATCHES)
+        total, count, correct = (sum(part) for part in zip(*sums.values(), strict=True))
+        loss = total / max(1, count)
+        values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": correct / max(1, count)}
+        return Evaluation(values, rank=-loss)
+
+    return marks
+
+
+def score_language(
+    model: Model,
+    objective: Objective,
+    stream: TokenStream,
+    config: RunConfig,
+    alphabet: Alphabet,
+    runtime: Runtime,
+    leaked: int,
+) -> LanguageScore:
+    """How well a language model predicts a whole stream of text."""
+    loader = make_loader(stream, config, objective, shuffled=False)
+    total, count, correct = language_sums(model, objective, loader, alphabet, runtime)["lm"]
+    loss = total / max(1, count)
+    predicts_all = objective.name == "causal-lm"
+    return LanguageScore(
+        loss=loss,
+        perplexity=math.exp(min(loss, 50)),
+        bits_per_byte=total / math.log(2) / max(1, stream.text_bytes) if predicts_all else None,
+        accuracy=correct / max(1, count),
+        count=count,
+        documents=stream.documents,
+        leaked=leaked,
+    )

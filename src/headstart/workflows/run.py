@@ -1,0 +1,302 @@
+"""A run is a folder: settings, tokenizer, weights, training state, log and result."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from headstart.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+from headstart.config import RunConfig, parse
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import RunError, nearest
+from headstart.files import write_json, write_with, writing
+from headstart.models.model import Model, build_model
+from headstart.objectives.base import Objective
+from headstart.objectives.table import make_objective
+from headstart.training.events import Evaluated, Event, StepDone
+from headstart.training.loop import State, Trainer
+
+FORMAT = 1  # of run.json; a newer one is refused with a word
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What run.json holds."""
+
+    config: RunConfig
+    status: str  # "running" or "finished"
+    vocabulary: int
+    classes: list[str]
+    fingerprint: str  # of the tokenizer
+    inputs: dict[str, Any]  # what the command was given: data, corpora, base
+    story: dict[str, Any]
+    transfer: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, with the format's number first."""
+        content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "config"}
+        return {"format": FORMAT, **content, "settings": self.config.model_dump()}
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any], where: str) -> "RunInfo":
+        """What `to_dict` gave."""
+        try:
+            if content["format"] > FORMAT:
+                raise RunError(
+                    f"{where} was written by a newer headstart", hint="upgrade headstart to read it"
+                )
+            kept = {name: content[name] for name in RunInfo.__dataclass_fields__ if name in content}
+            return RunInfo(config=parse(RunConfig, content["settings"], where), **kept)
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"{where} is no run's description: {error!r}", hint="is it a run folder?"
+            ) from None
+
+
+class RunFolder:
+    """A run on disk, held by one process at a time."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock: Any = None
+
+    @staticmethod
+    def create(path: Path) -> "RunFolder":
+        """A new, empty run folder; an existing one is never touched."""
+        if path.is_file():
+            raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
+        if path.is_dir() and any(path.iterdir()):
+            hint = f"`headstart resume {path}` goes on with it; or choose another --out"
+            what = "already holds a run" if (path / "run.json").exists() else "is not empty"
+            raise RunError(f"{path} {what}", hint=hint if "run" in what else "choose another --out")
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+        return RunFolder(path)
+
+    @staticmethod
+    def open(path: Path) -> "RunFolder":
+        """An existing run folder."""
+        if not (path / "run.json").is_file():
+            siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+            near = (
+                nearest(path.name, siblings)
+                if siblings and not path.exists()
+                else "a run folder holds run.json"
+            )
+            raise RunError(
+                f"{path} is no run folder" if path.exists() else f"there is no run at {path}", hint=near
+            )
+        return RunFolder(path)
+
+    def __enter__(self) -> "RunFolder":
+        """Hold the run; a second process is told so."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            return self
+        with writing(self.path):
+            self._lock = open(self.path / ".lock", "w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise RunError(
+                f"{self.path} is being trained by another process", hint="wait for it, or stop it"
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def remove_if_bare(self) -> None:
+        """Take away a folder in which nothing of worth was written yet."""
+        if not (self.path / "run.json").exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where training state is kept until the run is finished."""
+        return self.path / "checkpoints"
+
+    def write_info(self, info: RunInfo) -> None:
+        """Put run.json in place."""
+        write_json(self.path / "run.json", info.to_dict())
+
+    def info(self) -> RunInfo:
+        """What run.json says."""
+        where = self.path / "run.json"
+        try:
+            return RunInfo.from_dict(json.loads(where.read_text("utf-8")), str(where))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{where} cannot be read: {error}", hint="is it a run folder?") from None
+
+    def write_seen(self, seen: np.ndarray) -> None:
+        """Keep the hashes of every text that any training stage has read."""
+        unique = np.unique(seen.astype(np.uint64))
+
+        def write(beside: Path) -> None:
+            with open(beside, "wb") as handle:
+                np.save(handle, unique)
+
+        write_with(self.path / "seen.npy", write)
+
+    def seen(self) -> np.ndarray:
+        """Those hashes, sorted."""
+        path = self.path / "seen.npy"
+        return np.load(path, allow_pickle=False) if path.exists() else np.zeros(0, np.uint64)
+
+    def tokenizer(self, info: RunInfo) -> Tokenizer:
+        """The run's tokenizer, which must be the one it was trained with."""
+        tokenizer = Tokenizer.load(self.path)
+        if tokenizer.fingerprint != info.fingerprint:
+            raise RunError(
+                f"the tokenizer in {self.path} is not the one this run was trained with",
+                hint=f"put back the tokenizer whose fingerprint is {info.fingerprint[:12]}…",
+            )
+        return tokenizer
+
+    def save_state(self, trainer: Trainer) -> None:
+        """Write a checkpoint from which training goes on bit for bit."""
+        parts = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.tensors()}
+        if trainer.best is not None:
+            parts["best"] = trainer.best
+        save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
+
+    def load_state(self, trainer: Trainer) -> bool:
+        """Take up the newest whole checkpoint; False when there is none and training starts over."""
+        found = load_checkpoint(self.checkpoints)
+        if found is None:
+            return False
+        parts, state = found
+        trainer.model.load_state_dict(parts["model"])
+        trainer.optimizer.load(parts["optimizer"])
+        device = trainer.runtime.device
+        trainer.best = (
+            {name: weight.to(device) for name, weight in parts["best"].items()} if "best" in parts else None
+        )
+        trainer.state = State.from_dict(state)
+        return True
+
+    def finish(self, info: RunInfo, model: Model, result: dict[str, Any]) -> None:
+        """Write weights and result, mark the run finished, and drop the training state."""
+        save_weights(self.path / "model.safetensors", model.state_dict())
+        write_json(self.path / "result.json", result)
+        self.write_info(RunInfo(**{**info.__dict__, "status": "finished"}))
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def result(self) -> dict[str, Any]:
+        """What the finished run found."""
+        return json.loads((self.path / "result.json").read_text("utf-8"))
+
+
+class RunLog:
+    """The run's JSONL log; after a resume it goes on from the step that was saved."""
+
+    def __init__(self, path: Path, from_step: int):
+        self.path = path
+        kept = []
+        if path.exists():
+            for line in path.read_text("utf-8", errors="replace").splitlines():
+                try:
+                    entry = json.loads(line)
+                except ValueError:  # the line being written when the run died
+                    continue
+                if entry.get("step", 0) <= from_step and not (from_step == 0):
+                    kept.append(line)
+        with writing(path):
+            path.write_text("".join(line + "\n" for line in kept), "utf-8")
+            self._handle = open(path, "a", encoding="utf-8")
+
+    def __call__(self, event: Event) -> None:
+        """Write an event down."""
+        if isinstance(event, StepDone):
+            content = {"event": "step", **event.__dict__}
+        elif isinstance(event, Evaluated):
+            content = {"event": "evaluation", "step": event.step, "epoch": event.epoch, **event.values}
+        else:
+            return
+        with writing(self.path):
+            self._handle.write(json.dumps(content) + "\n")
+            self._handle.flush()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._handle.close()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run in memory: what evaluation, prediction and fine-tuning start from."""
+
+    name: str
+    info: RunInfo
+    objective: Objective
+    tokenizer: Tokenizer
+    weights: dict[str, Tensor]
+    seen: np.ndarray
+
+    def model(self) -> Model:
+        """The model with its weights."""
+        body = self.info.config.body
+        specs = self.objective.heads(body, self.info.vocabulary, len(self.info.classes))
+        model = build_model(body, self.info.vocabulary, specs)
+        model.load_state_dict(self.weights)
+        return model.eval()
+
+
+def shipped_bases() -> dict[str, Path]:
+    """The bases that come with headstart, by name."""
+    folder = Path(str(resources.files("headstart"))) / "bases"
+    return {item.name: item for item in sorted(folder.glob("*")) if (item / "run.json").is_file()}
+
+
+def load_trained(name: str) -> Trained:
+    """A finished run, by its folder or by a shipped base's name."""
+    shipped = shipped_bases()
+    path = shipped.get(name, Path(name))
+    if not path.exists() and shipped:
+        raise RunError(f"there is no run at {name} and no base of that name", hint=nearest(name, shipped))
+    folder = RunFolder.open(path)
+    info = folder.info()
+    if info.status != "finished":
+        raise RunError(
+            f"the run in {name} is not finished", hint=f"`headstart resume {name}` goes on with it"
+        )
+    return Trained(
+        name=name,
+        info=info,
+        objective=make_objective(info.config.objective),
+        tokenizer=folder.tokenizer(info),
+        weights=load_weights(path / "model.safetensors"),
+        seen=folder.seen(),
+    )
+
+
+def train_in(
+    folder: RunFolder, trainer: Trainer, is_resumed: bool, on_event: Callable[[Event], None]
+) -> None:
+    """Train inside a run folder: take up saved state, log, save on the way, and keep the right weights."""
+    if is_resumed:
+        folder.load_state(trainer)
+    log = RunLog(folder.path / "log.jsonl", trainer.state.step)
+
+    def listen(event: Event) -> None:
+        log(event)
+        on_event(event)
+
+    trainer.on_event = listen
+    try:
+        trainer.run(lambda: folder.save_state(trainer))
+    finally:
+        log.close()
+    trainer.finish()

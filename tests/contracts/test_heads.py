@@ -1,0 +1,45 @@
+"""What every head promises on every body."""
+
+import pytest
+import torch
+
+from headstart.batch import Batch, pad
+from headstart.models.bodies import BODIES
+from headstart.models.heads import HEADS, POOLINGS
+from headstart.models.model import HeadSpec, build_model
+from tests.worlds import ALPHABET, random_rows, small_body
+
+SETTINGS = {
+    "lm": [{}],
+    "class": [{"pooling": p, "projection": q} for p in POOLINGS for q in ("linear", "dense")],
+}
+EVERY = [(kind, name, settings) for kind in BODIES for name in HEADS for settings in SETTINGS[name]]
+
+
+@pytest.mark.parametrize(("kind", "name", "settings"), EVERY)
+def test_a_head_fits_every_body_and_never_reads_padding(kind, name, settings):
+    torch.manual_seed(0)
+    spec = HeadSpec(name, ALPHABET.size if name == "lm" else 3, settings)
+    model = build_model(small_body(kind), ALPHABET.size, {name: spec}).eval()
+    tokens, real = pad([torch.from_numpy(row.tokens).long() for row in random_rows([9, 4])], ALPHABET.padding)
+    changed = tokens.masked_fill(~real, 17)
+    with torch.no_grad():
+        answer, other = model(Batch(tokens, real))[name], model(Batch(changed, real))[name]
+        alone = model(Batch(tokens[1:, :4], real[1:, :4]))[name]
+    if name == "lm":
+        assert answer.shape == (2, 9, ALPHABET.size)
+        answer, other, alone = answer[real], other[real], alone.flatten(0, 1)
+        assert torch.allclose(answer[9:], alone, atol=1e-5)
+    else:
+        assert answer.shape == (2, 3)
+        assert torch.allclose(answer[1:], alone, atol=1e-5)
+    assert torch.allclose(answer, other, atol=1e-5)
+
+
+def test_a_tied_head_owns_no_matrix():
+    model = build_model(small_body("causal"), ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)})
+    assert not [name for name in model.state_dict() if name.startswith("heads.")]
+
+
+def test_every_table_of_heads_is_covered_here():
+    assert set(SETTINGS) == set(HEADS)

@@ -1,0 +1,92 @@
+"""Imports point down only, and light doors stay light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "headstart"
+
+# Each line may import from the lines below it; names on one line do not know each other.
+LAYERS = [
+    ["cli", "playground"],
+    ["workflows"],
+    ["training", "generation", "baselines", "planning", "views", "interchange"],
+    ["objectives", "checkpoint"],
+    ["data", "models"],
+    ["batch"],
+    ["results"],
+    ["config", "presets"],
+    ["files"],
+    ["errors"],
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if module.startswith("headstart.") else ""
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "headstart":
+                yield from (f"headstart.{alias.name}" for alias in node.names)
+            yield node.module
+
+
+def files():
+    return [path for path in sorted(SOURCE.rglob("*.py")) if path.parent != SOURCE or path.stem in RANK]
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_down_only(path):
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert own in RANK, f"{own} stands on no line of the map"
+    for module in imports(path):
+        other = room(module)
+        if other and other != own:
+            assert other in RANK, f"{module} stands on no line of the map"
+            assert RANK[other] > RANK[own], f"{own} imports {module}"
+
+
+def test_only_the_runtime_knows_of_other_processes():
+    for path in SOURCE.rglob("*.py"):
+        if path != SOURCE / "training" / "runtime.py":
+            assert not [name for name in imports(path) if name.startswith("torch.distributed")], path
+
+
+def test_weights_are_never_unpickled():
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text("utf-8")
+        assert "torch.load" not in text
+        assert "import pickle" not in text
+        assert "allow_pickle=True" not in text
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import headstart",
+        "import headstart.config, headstart.errors, headstart.results",
+        "import headstart.cli.app",
+        "from headstart.cli.app import app; from typer.testing import CliRunner; CliRunner().invoke(app, ['--help'])",
+        "from headstart.cli.app import app; from typer.testing import CliRunner; "
+        "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'data')]",
+    ],
+)
+def test_light_doors_load_without_torch(code):
+    heavy = "torch", "sklearn", "matplotlib", "pandas", "scipy"
+    check = f"{code}; import sys; found = [name for name in {heavy} if name in sys.modules]; assert not found, found"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_stay_short_enough_to_read():
+    for path in SOURCE.rglob("*.py"):
+        lines = len(path.read_text("utf-8").splitlines())
+        assert lines <= 400, f"{path} has {lines} lines: would two rooms be clearer?"

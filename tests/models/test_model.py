@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from headstart.config import resolve
+from headstart.models.model import HeadSpec, build_heads, build_model, count_parameters, transfer, with_heads
+from tests.worlds import ALPHABET, small_body
+
+CLASS = {"class": HeadSpec("class", 2, {"pooling": "last", "projection": "linear"})}
+
+
+@pytest.mark.parametrize(
+    ("heads", "expected"), [({"lm": HeadSpec("lm", 50_001)}, 21_018_401), (CLASS, 10_968_602)]
+)
+def test_the_lab_preset_counts_to_the_course_numbers(heads, expected):
+    with torch.device("meta"):
+        model = build_model(resolve("finetune", "lab").body, 50_001, heads)
+    assert count_parameters(model) == expected
+
+
+def test_the_small_preset_stays_within_24_million():
+    config = resolve("pretrain", "small")
+    body = config.body.model_copy(update={"kind": "bidirectional"})
+    with torch.device("meta"):
+        model = build_model(
+            body, config.tokenizer.vocabulary, {"lm": HeadSpec("lm", config.tokenizer.vocabulary)}
+        )
+    assert count_parameters(model) <= 24_000_000
+
+
+def test_transfer_accounts_for_every_weight_and_no_head_crosses_unasked():
+    body = small_body("causal", "lab")
+    base = build_model(body, ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)})
+    model = build_model(body, ALPHABET.size, {**CLASS, "lm": HeadSpec("lm", ALPHABET.size)})
+    account = transfer(base.state_dict(), model)
+    assert sum(account.reused.values()) + sum(account.fresh.values()) == count_parameters(model)
+    assert sum(account.reused.values()) + sum(account.left.values()) == count_parameters(base)
+    assert all(name.startswith("body.") for name in account.reused)
+    assert "heads.lm.weight" in account.left
+    assert "heads.lm.weight" in account.fresh
+    for name in account.reused:
+        assert torch.equal(model.state_dict()[name], base.state_dict()[name])
+    asked = transfer(base.state_dict(), model, with_base_heads=True)
+    assert "heads.lm.weight" in asked.reused
+
+
+def test_a_table_of_another_size_stays_behind():
+    base = build_model(small_body("causal"), 50, {})
+    model = build_model(small_body("causal"), ALPHABET.size, {})
+    account = transfer(base.state_dict(), model)
+    assert "body.embedding.tokens.weight" in account.fresh
+    assert "body.embedding.tokens.weight" in account.left
+
+
+def test_new_heads_leave_the_old_model_as_it_was():
+    body = small_body("bidirectional")
+    base = build_model(body, ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)})
+    other = with_heads(base, build_heads(body, CLASS))
+    with torch.no_grad():
+        other.body.table.add_(1.0)
+    assert not torch.equal(base.body.table, other.body.table)
+    assert set(other.heads) == {"class"}

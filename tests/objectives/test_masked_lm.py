@@ -1,0 +1,47 @@
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstart.objectives.masked_lm import MaskedLM
+from tests.worlds import ALPHABET, generator, random_rows
+
+
+def test_masking_follows_fifteen_percent_and_eighty_ten_ten():
+    objective = MaskedLM()
+    rows = random_rows([102] * 200)
+    batch = objective.collate(rows, ALPHABET, generator())
+    original = torch.stack([torch.from_numpy(row.tokens).long() for row in rows]).flatten()
+    asked, shown = batch.asked, batch.tokens.flatten()[batch.asked]
+    count, may = len(asked), 200 * 100
+    assert count == round(0.15 * may)
+    hidden = (shown == ALPHABET.mask).sum().item()
+    same = (shown == original[asked]).sum().item()
+    changed = count - hidden - same
+    for found, share in ((hidden, 0.8), (changed, 0.1 * 34 / 35), (same, 0.1 + 0.1 / 35)):
+        assert abs(found - share * count) < 4 * (count * share * (1 - share)) ** 0.5
+    untouched = torch.ones(len(original), dtype=torch.bool)
+    untouched[asked] = False
+    assert torch.equal(batch.tokens.flatten()[untouched], original[untouched])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(3, 20), min_size=1, max_size=6),
+    rate=st.floats(0.01, 0.99),
+    seed=st.integers(0, 99),
+)
+def test_no_special_or_padding_token_is_ever_asked_for(lengths, rate, seed):
+    batch = MaskedLM(rate=rate).collate(random_rows(lengths), ALPHABET, generator(seed))
+    assert not set(batch.labels["lm"].tolist()) & ALPHABET.special_ids
+    assert batch.real.flatten()[batch.asked].all()
+    assert len(set(batch.asked.tolist())) == len(batch.asked) >= 1
+    specials_shown = set(batch.tokens.flatten()[batch.asked].tolist()) & ALPHABET.special_ids
+    assert specials_shown <= {ALPHABET.mask}
+
+
+def test_masks_change_from_step_to_step_and_repeat_with_the_same_chance():
+    rows = random_rows([30] * 4)
+    first, again, other = (MaskedLM().collate(rows, ALPHABET, generator(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first.tokens, again.tokens)
+    assert torch.equal(first.asked, again.asked)
+    assert not torch.equal(first.asked, other.asked)

@@ -1,0 +1,93 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+
+from headstart.training.metrics import METRICS, score, tally
+
+
+def answers(count, classes, rng_seed):
+    rng = np.random.default_rng(rng_seed)
+    probabilities = rng.dirichlet(np.full(classes, 0.7), size=count).clip(1e-6)
+    return rng.integers(0, classes, count), probabilities / probabilities.sum(axis=1, keepdims=True)
+
+
+sizes = {"count": st.integers(1, 60), "classes": st.integers(2, 6), "rng_seed": st.integers(0, 10_000)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(**sizes)
+def test_marks_agree_with_scikit_learn(count, classes, rng_seed):
+    truth, probabilities = answers(count, classes, rng_seed)
+    said = probabilities.argmax(axis=1)
+    assert METRICS["accuracy"](truth, probabilities) == pytest.approx(reference.accuracy_score(truth, said))
+    f1 = reference.f1_score(truth, said, average="macro", zero_division=0)
+    assert METRICS["macro_f1"](truth, probabilities) == pytest.approx(f1)
+    loss = reference.log_loss(truth, probabilities, labels=range(classes))
+    assert METRICS["loss"](truth, probabilities) == pytest.approx(loss)
+
+
+@settings(max_examples=60, deadline=None)
+@given(**sizes, cuts=st.lists(st.integers(0, 60), max_size=4))
+def test_parts_add_up_to_the_whole(count, classes, rng_seed, cuts):
+    truth, probabilities = answers(count, classes, rng_seed)
+    edges = [0, *sorted(min(cut, count) for cut in cuts), count]
+    parts = [tally(truth[a:b], probabilities[a:b]) for a, b in itertools.pairwise(edges)]
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole + part
+    for name, metric in METRICS.items():
+        assert metric.read(whole) == pytest.approx(metric(truth, probabilities)), name
+
+
+def test_the_calibration_error_is_the_gap_of_each_bin_weighed_by_its_texts():
+    confidence = np.array([0.95, 0.95, 0.95, 0.95, 0.62, 0.62])
+    truth = np.array([0, 0, 0, 1, 0, 1])
+    expected = (4 * abs(0.95 - 0.75) + 2 * abs(0.62 - 0.5)) / 6
+    probabilities = np.stack([confidence, 1 - confidence], axis=1)
+    assert METRICS["calibration_error"](truth, probabilities) == pytest.approx(expected)
+
+
+def test_a_sure_mistake_costs_much_but_not_infinity():
+    assert METRICS["loss"](np.array([0]), np.array([[0.0, 1.0]])) == pytest.approx(-math.log(1e-7))
+
+
+def test_a_model_gone_to_nan_is_still_marked():
+    marks = score(np.array([0, 1]), np.full((2, 2), np.nan, dtype=np.float32), ["a", "b"])
+    assert math.isnan(marks.loss)
+    assert marks.accuracy == 0.5
+
+
+def test_an_empty_part_adds_nothing():
+    truth, probabilities = answers(20, 3, 0)
+    whole = tally(truth, probabilities) + tally(truth[:0], probabilities[:0])
+    assert METRICS["accuracy"].read(whole) == METRICS["accuracy"](truth, probabilities)
+    assert all(math.isnan(metric(truth[:0], probabilities[:0])) for metric in METRICS.values())
+
+
+def test_the_leak_free_twin_leaves_out_what_training_has_seen():
+    truth = np.array([0, 0, 1, 1])
+    probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.6, 0.4]])
+    marks = score(truth, probabilities, ["a", "b"], seen=np.array([False, True, False, True]), split="test")
+    assert (marks.accuracy, marks.leak_free_accuracy) == (0.5, 1.0)
+    assert (marks.count, marks.correct, marks.leaked, marks.leak_free_count) == (4, 2, 2, 2)
+    assert marks.split == "test"
+
+
+def test_when_everything_leaked_the_leak_free_accuracy_is_unknown():
+    truth, probabilities = answers(5, 2, 0)
+    marks = score(truth, probabilities, ["a", "b"], seen=np.ones(5, dtype=bool))
+    assert math.isnan(marks.leak_free_accuracy)
+    assert marks.leaked == 5
+
+
+def test_marks_of_each_class_agree_with_scikit_learn():
+    truth, probabilities = answers(80, 3, 5)
+    marks = score(truth, probabilities, ["x", "y", "z"])
+    expected = reference.precision_recall_fscore_support(truth, probabilities.argmax(axis=1), zero_division=0)
+    for name, row in zip(("precision", "recall", "f1", "count"), expected, strict=True):
+        assert [marks.per_class[label][name] for label in "xyz"] == pytest.approx(row.tolist())

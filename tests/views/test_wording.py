@@ -1,0 +1,44 @@
+import pytest
+
+from headstart.results import Interval
+from headstart.views import wording
+from tests.views.example_comparison import example_comparison
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.062, "+6.2"), (-0.0204, "−2.0"), (0.0, "+0.0"), (-0.0001, "+0.0")]
+)
+def test_points_have_a_sign(value, words):
+    assert wording.points(value) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(1e-9, "p < 0.001"), (0.0123, "p = 0.012"), (0.4321, "p = 0.43")]
+)
+def test_p_values_are_short(value, words):
+    assert wording.p_words(value) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.44, "0.4 s"), (12.2, "12 s"), (59.7, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_times_are_read_by_people(value, words):
+    assert wording.duration(value) == words
+
+
+@pytest.mark.parametrize(
+    ("epochs", "words"),
+    [([], "–"), ([None, None], "never"), ([2.0, None], "1 of 2 seeds"), ([1.0, 2.0, 4.0], "2")],
+)
+def test_the_mark_is_passed_by_all_some_or_none(epochs, words):
+    assert wording.mark_words(epochs) == words
+
+
+def test_an_unknown_interval_is_nothing():
+    assert wording.range_words(Interval(0.5, float("nan"), float("nan"), 0)) == ""
+
+
+def test_the_main_test_is_fine_tuning_against_scratch_at_the_largest_budget():
+    test = wording.main_test(example_comparison())
+    assert (test.arm, test.against, test.labels) == ("fine-tuned", "scratch", 1600)

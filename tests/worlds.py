@@ -1,0 +1,72 @@
+"""Small bodies, alphabets and rows for contract tests."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headstart.batch import Row
+from headstart.config import BodyConfig
+from headstart.models.bodies import BODIES
+from headstart.objectives.table import OBJECTIVES
+
+
+@dataclass(frozen=True)
+class SmallAlphabet:
+    size: int = 40
+    padding: int = 0
+    unknown: int = 1
+    first: int = 2
+    last: int = 3
+    mask: int | None = 4
+    special_ids: frozenset[int] = frozenset({0, 1, 2, 3, 4})
+
+
+ALPHABET = SmallAlphabet()
+
+# One of every switch, so that a contract that holds here holds for the block.
+SHAPES = {
+    "modern": {},
+    "lab": {
+        "positions": "sinusoidal",
+        "norm": "layer",
+        "norm_first": False,
+        "activation": "relu",
+        "biases": True,
+        "tied": False,
+        "scale_embedding": True,
+    },
+    "learned-geglu": {"positions": "learned", "activation": "geglu", "qk_norm": True},
+    "gelu-layer-pre": {"norm": "layer", "activation": "gelu", "biases": True},
+    "relu2-rms-post": {"norm_first": False, "activation": "relu2"},
+    "no-positions": {"positions": "none"},
+}
+
+
+def small_body(kind: str, shape: str = "modern", **changes) -> BodyConfig:
+    settings = {"layers": 2, "width": 16, "attention_heads": 2, "feed_forward": 24, "max_length": 64}
+    return BodyConfig(kind=kind, **{**settings, **SHAPES[shape], **changes})
+
+
+def random_rows(lengths, seed=0, classes=3, alphabet=ALPHABET):
+    rng = np.random.default_rng(seed)
+    return [
+        Row(
+            np.concatenate(
+                ([alphabet.first], rng.integers(5, alphabet.size, max(0, length - 2)), [alphabet.last])
+            ).astype(np.int32),
+            int(rng.integers(classes)),
+        )
+        for length in lengths
+    ]
+
+
+def pairs_that_fit():
+    """Every objective with every body it can train."""
+    return [
+        (name, kind) for name, objective in OBJECTIVES.items() for kind in BODIES if kind in objective.bodies
+    ]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
