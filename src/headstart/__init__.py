@@ -7,6 +7,7 @@ found = hs.compare("labelled.tsv", [str(base.path)], "runs/compare")
 print(found.arm("classical").accuracy)
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from headstart.workflows.run import load_trained as load_trained
     from headstart.workflows.score import evaluate as evaluate
     from headstart.workflows.score import predict as predict
+
+# Threads that wait for each other in a busy loop slow training tenfold when anything else runs on the machine, and
+# gain nothing when nothing does. OpenMP reads this once, when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Where each public name lives; it is imported when it is first used, so that `import headstart` is instant.
 _PUBLIC = {

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -64,7 +65,16 @@ def write_text(path: Path, content: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Replace the JSON file at `path` in one step."""
-    write_text(path, json.dumps(content, ensure_ascii=False, indent=2, sort_keys=False) + "\n")
+    write_text(path, json.dumps(finite(content), ensure_ascii=False, indent=2) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """A JSON-able value in which what is not a number, or infinite, is None: strict readers refuse NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:

@@ -80,7 +80,7 @@ class Listener:
 
     def _stage(self, event: Stage) -> None:
         total = event.total or None
-        self.title = event.name if total is None or ", seed" in event.name else self.title
+        self.title = event.name if ", seed" in event.name else "training"
         self.progress.update(self.task, description=event.name, completed=event.done, total=total, told="")
         if event.name != self.last_stage:
             self.last_stage = event.name
@@ -95,14 +95,7 @@ def _plain(text: str) -> str:
 
 def print_json(result: Any) -> None:
     """A result as JSON on standard output; what is not a number is null."""
+    from headstart.files import finite
     from headstart.results import plain
 
-    sys.stdout.write(json.dumps(_finite(plain(result)), ensure_ascii=False, indent=2, default=str) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+    sys.stdout.write(json.dumps(finite(plain(result)), ensure_ascii=False, indent=2, default=str) + "\n")

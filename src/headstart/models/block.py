@@ -1,5 +1,7 @@
 """One block, of which every Transformer body is made: attention, then a feed-forward part."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -8,7 +10,7 @@ from headstart.errors import pick
 from headstart.models.attention import Attention
 from headstart.models.norm import make_norm
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "relu2": lambda x: F.relu(x).square(),

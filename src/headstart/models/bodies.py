@@ -20,10 +20,11 @@ class TransformerBody(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config, vocabulary)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        blocks = [Block(config) for _ in range(config.layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
         self.apply(self._start)
-        for block in self.blocks:  # what is added to the stream shrinks with depth (Radford et al., 2019)
+        for block in blocks:  # what is added to the stream shrinks with depth (Radford et al., 2019)
             for outward in (block.attention.outward, block.feed_forward.narrow):
                 nn.init.normal_(outward.weight, std=self._spread(config) / math.sqrt(2 * config.layers))
 
@@ -72,6 +73,7 @@ class TransformerBody(nn.Module):
         hidden, turns = self.embedding(batch.tokens)
         mask, weights = self.mask(batch), []
         for block in self.blocks:
+            assert isinstance(block, Block)
             hidden, seen = block.watch(hidden, mask, not self.sees_ahead, turns)
             weights.append(seen)
         return self.final_norm(hidden), weights

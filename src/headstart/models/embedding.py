@@ -30,6 +30,10 @@ def rotary_turns(length: int, width: int, base: float) -> tuple[Tensor, Tensor]:
 class Embedding(nn.Module):
     """The token table with sinusoidal, learned or no positions added; rotary ones are handed to attention."""
 
+    waves: Tensor  # (T, D), sinusoidal positions
+    cos: Tensor  # (T, D/A), rotary positions
+    sin: Tensor
+
     def __init__(self, config: BodyConfig, vocabulary: int):
         super().__init__()
         self.config = config
@@ -55,11 +59,12 @@ class Embedding(nn.Module):
                 f"a text of {length} tokens is longer than the {self.config.max_length} learned positions",
                 hint="cut the text with --set training.length, or use rotary or sinusoidal positions",
             )
-        known = self.waves if self.config.positions == "sinusoidal" else getattr(self, "cos", None)
-        if known is not None and length > known.shape[0]:
-            device = known.device
+        if self.config.positions == "none":
+            return
+        known = self.waves if self.config.positions == "sinusoidal" else self.cos
+        if length > known.shape[0]:
             self._fill(length)
-            self.to(device)
+            self.to(known.device)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Vectors (B, T, D), and the rotary turns (T, D/A) if positions are rotary."""

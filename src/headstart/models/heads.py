@@ -68,6 +68,13 @@ class LanguageHead(nn.Module):
         return F.linear(asked(hidden, batch), weight, bias)
 
 
+def language_head(heads: nn.ModuleDict) -> LanguageHead:
+    """The language-model head among a model's heads."""
+    head = heads["lm"]
+    assert isinstance(head, LanguageHead)
+    return head
+
+
 def asked(hidden: Tensor, batch: Batch) -> Tensor:
     """The vectors at the positions that the batch asks for: (N, D), or all of them (B, T, D)."""
     return hidden if batch.asked is None else hidden.flatten(0, 1)[batch.asked]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import pick
-from headstart.models.bodies import BODIES
+from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.heads import HEADS
 from headstart.results import Transfer
 
@@ -27,7 +27,9 @@ class HeadSpec:
 class Model(nn.Module):
     """A body that reads, and the heads that answer."""
 
-    def __init__(self, body: nn.Module, heads: dict[str, nn.Module]):
+    body: TransformerBody
+
+    def __init__(self, body: TransformerBody, heads: dict[str, nn.Module]):
         super().__init__()
         self.body, self.heads = body, nn.ModuleDict(heads)
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from headstart.batch import IGNORE, Batch, Row, pad
 from headstart.config import BodyConfig
+from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Alphabet, Loss, Objective
 from headstart.objectives.cross_entropy import token_loss
@@ -42,7 +43,6 @@ class CausalLM(Objective):
         if not batch.is_full:
             marked = labels != IGNORE
             hidden, labels = hidden[marked], labels[marked]
-        total, correct = token_loss(
-            hidden, *model.heads["lm"].projection(model.body.table), labels, self.smoothing
-        )
+        weight, bias = language_head(model.heads).projection(model.body.table)
+        total, correct = token_loss(hidden, weight, bias, labels, self.smoothing)
         return {"lm": Loss(total, labels.numel(), correct)}

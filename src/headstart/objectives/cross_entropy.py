@@ -33,8 +33,8 @@ class _PiecewiseLoss(torch.autograd.Function):
         wants = any(ctx.needs_input_grad[:3])
         total = torch.zeros((), dtype=torch.float, device=hidden.device)
         correct = torch.zeros((), dtype=torch.long, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden) if wants else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float) if wants else None
+        grad_hidden = torch.empty_like(hidden if wants else hidden[:0])
+        grad_weight = torch.zeros_like(weight if wants else weight[:0], dtype=torch.float)
         grad_bias = torch.zeros_like(bias, dtype=torch.float) if wants and bias is not None else None
         for start in range(0, hidden.shape[0], rows):
             part, wanted = hidden[start : start + rows], labels[start : start + rows]
@@ -59,7 +59,8 @@ class _PiecewiseLoss(torch.autograd.Function):
                 grad_weight += slope.T @ part
             if grad_bias is not None:
                 grad_bias += slope.sum(dim=0)
-        ctx.save_for_backward(*(grad for grad in (grad_hidden, grad_weight, grad_bias) if grad is not None))
+        kept = (grad_hidden, grad_weight, *([] if grad_bias is None else [grad_bias]))
+        ctx.save_for_backward(*kept)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(correct)
         return total, correct

@@ -12,7 +12,7 @@ from torch import Tensor
 from headstart.batch import Batch, Row, pad
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.heads import asked
+from headstart.models.heads import asked, language_head
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Alphabet, Loss, Objective
 from headstart.objectives.cross_entropy import token_loss
@@ -81,5 +81,6 @@ class MaskedLM(Objective):
         """Cross-entropy at the asked positions; the head computes nothing elsewhere."""
         hidden = asked(model.body(batch), batch)  # (N, D)
         labels = batch.labels["lm"]
-        total, correct = token_loss(hidden, *model.heads["lm"].projection(model.body.table), labels)
+        weight, bias = language_head(model.heads).projection(model.body.table)
+        total, correct = token_loss(hidden, weight, bias, labels)
         return {"lm": Loss(total, labels.numel(), correct)}

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headstart.config import OptimizerConfig
 from headstart.models.model import Model
+from headstart.training.muon import Muon
 
 
 class Optimizers:
@@ -84,14 +85,7 @@ def make_optimizer(model: Model, config: OptimizerConfig) -> Optimizers:
     ]
     if matrices:
         muon = [{"params": held, "lr": share} for share, held in matrices.items()]
-        parts.append(
-            torch.optim.Muon(
-                muon,
-                weight_decay=config.weight_decay,
-                momentum=config.momentum,
-                adjust_lr_fn="match_rms_adamw",  # so that one learning rate serves both rules
-            )
-        )
+        parts.append(Muon(muon, weight_decay=config.weight_decay, momentum=config.momentum))
     return Optimizers(parts)
 
 

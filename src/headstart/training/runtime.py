@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -90,7 +91,7 @@ class StopWish:
 def stopping_gently() -> Iterator[StopWish]:
     """Turn the first SIGINT or SIGTERM into a wish that the loop answers; a second one stops at once."""
     wish = StopWish()
-    before = {}
+    before: dict[int, Any] = {}
 
     def on_signal(number: int, frame: object) -> None:
         wish.signal = number

@@ -119,19 +119,19 @@ def _bootstrap(first: np.ndarray, second: np.ndarray | None, rng_seed: int) -> t
 def _stretch(sides: list[np.ndarray], drawn: float) -> float:
     """By how much resampling of few seeds must be stretched to hold what it promises; `drawn` is its variance.
 
-    Resamples of three seeds vary too little by a third, and tell little of how much seeds vary. So the variance is
-    set to that of the seeds' means plus that of the texts' means, and Student's interval replaces the normal one
-    with the degrees of freedom of Satterthwaite (1946): near the number of texts when seeds agree, near the number
-    of seeds less one when the luck of the seed is what varies. Simulated with 3 and 5 seeds that differ by luck
-    alone, the verdict is wrong in 1 to 7 of 100 cases; without this, in up to 21. One seed cannot know its luck.
+    Resamples of three seeds vary too little by a third, and three seeds tell little of how much seeds vary. So the
+    reach is made of the variance of the seeds' means and that of the texts' means, each times the square of its own
+    Student's quantile. Simulated with 2, 3 and 5 seeds that differ by luck alone, 0 to 5 of 100 verdicts are wrong;
+    plain resampling gets up to 30 wrong. The price is that few seeds show large differences only. One seed cannot
+    know its luck, so its interval speaks of texts alone.
     """
     means = [np.sum([side.mean(axis=0) for side in sides], axis=0), *(side.mean(axis=1) for side in sides)]
-    parts = [(float(part.var(ddof=1)) / len(part), len(part) - 1) for part in means if len(part) > 1]
-    total = sum(variance for variance, _ in parts)
-    if total == 0 or drawn == 0:
-        return 1.0
-    freedom = total**2 / sum(variance**2 / free for variance, free in parts)
-    return float(stdtrit(freedom, 0.975) / stdtrit(np.inf, 0.975) * (total / drawn) ** 0.5)
+    reach = sum(
+        float(part.var(ddof=1)) / len(part) * float(stdtrit(len(part) - 1, 0.975)) ** 2
+        for part in means
+        if len(part) > 1
+    )
+    return (reach / drawn) ** 0.5 / float(stdtrit(np.inf, 0.975)) if drawn > 0 else 1.0
 
 
 def _sign_flip(differences: np.ndarray) -> float:

@@ -155,8 +155,10 @@ def _plans(
     extra = {"training": {"keep": "last"}} if scored == "valid" else {}
     settings = merge(extra, inputs["settings"])
     frozen = merge(settings, {"training": {"freeze": True}})
-    plans, twins = [], set()
-    for trained in bases or [None]:
+    plans: list[Plan] = []
+    twins: set[tuple[str, str]] = set()
+    starts: list[Trained | None] = [*bases] or [None]
+    for trained in starts:
         config, objective = finetune_config(trained, inputs["preset"], settings)
         tokenizer = choose_tokenizer(config, whole, trained, on_event)
         if not plans and "classical" in inputs["arms"]:
@@ -246,7 +248,7 @@ def _train(
         found = predict_probabilities(
             network, plan.objective, task.rows[scored], task.tokenizer, runtime, MARK_TOKENS
         )
-        curve = [CurvePoint(**point) for point in trainer.state.curve]
+        curve = [CurvePoint(**{**point, "step": int(point["step"])}) for point in trainer.state.curve]
         if plan.trained is not None:
             seen = np.concatenate([seen, plan.trained.seen])
     if stop:

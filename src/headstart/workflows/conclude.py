@@ -157,7 +157,7 @@ def _mistakes(arms: list[Arm], whole: Dataset, scored: str, budget: int) -> list
         return []
     best = max(neural, key=lambda arm: arm.accuracy.mean)
     truth = np.array(whole.targets(scored))
-    wrong = ~_correct(best.results, truth).any(axis=0)
+    wrong = np.asarray(~_correct(best.results, truth).any(axis=0))
     sure = np.mean([result.confidences for result in best.results], axis=0)
     worst = [int(index) for index in np.argsort(-np.where(wrong, sure, -1.0)) if wrong[index]][:MISTAKES]
     examples = whole.splits[scored]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from headstart.errors import RunError
 from headstart.results import Comparison
@@ -12,7 +13,7 @@ from headstart.workflows.inspect import inspect_data
 from headstart.workflows.pretrain import pretrain
 
 DATA = "imdb"
-FINETUNING = {"training": {"length": 128}, "data": {"keep": "both"}}
+FINETUNING: dict[str, dict[str, Any]] = {"training": {"length": 128}, "data": {"keep": "both"}}
 
 
 def run_demo(

@@ -10,8 +10,6 @@ from headstart.workflows.finetune import Finetuned, resume_finetune
 from headstart.workflows.pretrain import Pretrained, resume_pretrain
 from headstart.workflows.run import RunFolder
 
-RESUMES = {"pretrain": resume_pretrain, "finetune": resume_finetune}
-
 
 def resume(
     run: str | Path, on_event: Callable[[Event], None] = lambda event: None
@@ -24,4 +22,6 @@ def resume(
         info = folder.info()
         if info.status == "finished":
             return None
-        return RESUMES[info.config.job](folder, info, on_event)
+        if info.config.job == "pretrain":
+            return resume_pretrain(folder, info, on_event)
+        return resume_finetune(folder, info, on_event)

@@ -211,7 +211,7 @@ class RunLog:
                     entry = json.loads(line)
                 except ValueError:  # the line being written when the run died
                     continue
-                if entry.get("step", 0) <= from_step and not (from_step == 0):
+                if entry.get("step", 0) <= from_step and from_step > 0:
                     kept.append(line)
         with writing(path):
             path.write_text("".join(line + "\n" for line in kept), "utf-8")

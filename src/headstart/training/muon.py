@@ -1,0 +1,73 @@
+"""Muon: momentum made orthogonal, for the matrices of a body (Jordan et al., 2024).
+
+torch.optim.Muon always computes in bfloat16, which on a CPU costs more than the training step itself, and
+treats the joint query-key-value matrix as one. This one computes in float32 on a CPU, takes matrices of one
+shape together, and cuts joint matrices into the square parts they are made of.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ROUNDS = 5
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """The nearest half-orthogonal matrix to each of (N, rows, columns), roughly, by Newton-Schulz rounds."""
+    kind = torch.bfloat16 if matrices.device.type == "cuda" else torch.float32
+    x = matrices.to(kind)
+    is_tall = x.shape[-2] > x.shape[-1]
+    if is_tall:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    a, b, c = COEFFICIENTS
+    for _ in range(ROUNDS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x.mT if is_tall else x).to(matrices.dtype)
+
+
+def parts_of(matrix: Tensor) -> list[Tensor]:
+    """A joint matrix cut into its parts of at most square shape along the rows; views, not copies."""
+    rows, columns = matrix.shape
+    whole = rows % columns == 0 and rows // columns in (2, 3)
+    return list(matrix.split(columns, dim=0)) if whole else [matrix]
+
+
+class Muon(torch.optim.Optimizer):
+    """Steps of about AdamW's size, so that one learning rate and one decay serve both (Liu et al., 2025)."""
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.95, weight_decay: float = 0.0
+    ):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Change every matrix that has a gradient."""
+        for group in self.param_groups:
+            by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                push = self._push(weight, group["momentum"])
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                for part, direction in zip(parts_of(weight), parts_of(push), strict=True):
+                    by_shape.setdefault(tuple(part.shape), []).append((part, direction))
+            for shape, pairs in by_shape.items():
+                turned = orthogonal(torch.stack([direction for _, direction in pairs]))
+                size = group["lr"] * 0.2 * max(shape) ** 0.5
+                for (part, _), direction in zip(pairs, turned.unbind(0), strict=True):
+                    part.sub_(direction, alpha=size)
+
+    def _push(self, weight: nn.Parameter, momentum: float) -> Tensor:
+        """The gradient with Nesterov's momentum."""
+        assert weight.grad is not None
+        state = self.state[weight]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(weight)
+        state["momentum"].lerp_(weight.grad, 1 - momentum)
+        return weight.grad.lerp(state["momentum"], momentum)
