@@ -36,9 +36,7 @@ class Transfer:
     def summary(self) -> str:
         """One line for the terminal."""
         parts = (("reused", self.reused), ("fresh", self.fresh), ("left behind", self.left))
-        return ", ".join(
-            f"{sum(kept.values()):,} weights {word} in {len(kept)} tensors" for word, kept in parts
-        )
+        return ", ".join(f"{sum(kept.values()):,} weights {word}" for word, kept in parts)
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,8 @@ def stopping_gently() -> Iterator[StopWish]:
     try:
         yield wish
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for kept, handler in before.items():
+            signal.signal(kept, handler)
 
 
 def peak_memory() -> int:

@@ -238,6 +238,9 @@ def _train(
             dataset.texts("train"), dataset.targets("train"), seed=seed, classes=len(dataset.classes)
         )
         found = model.predict_probabilities(dataset.texts(scored))
+        on_valid = model.predict_probabilities(dataset.texts("valid"))
+        marks = score(np.array(dataset.targets("valid")), on_valid, dataset.classes)
+        curve = [CurvePoint(0.0, 0, marks.accuracy, marks.macro_f1, marks.loss)]
     else:
         config = plan.config.with_({"training": {"seed": seed}})
         runtime, task = start_runtime(config.training), encoder.task(dataset, plan)
@@ -248,7 +251,7 @@ def _train(
         found = predict_probabilities(
             network, plan.objective, task.rows[scored], task.tokenizer, runtime, MARK_TOKENS
         )
-        curve = [CurvePoint(**{**point, "step": int(point["step"])}) for point in trainer.state.curve]
+        curve = [_point(point) for point in trainer.state.curve]
         if plan.trained is not None:
             seen = np.concatenate([seen, plan.trained.seen])
     if stop:
@@ -270,6 +273,16 @@ def _train(
         path, {"result": plain(result), "transfer": plain(moved) if moved else None, "leaked": marks.leaked}
     )
     return result, moved
+
+
+def _point(values: dict[str, float]) -> CurvePoint:
+    return CurvePoint(
+        epoch=values["epoch"],
+        step=int(values["step"]),
+        accuracy=values["accuracy"],
+        macro_f1=values["macro_f1"],
+        loss=values["loss"],
+    )
 
 
 def _read_result(path: Path) -> tuple[SeedResult, Transfer | None] | None:

@@ -101,7 +101,7 @@ def _mark(plans: list[Plan], results: dict[tuple[str, int], list[SeedResult]], b
     ends = [
         result.curve[-1].accuracy
         for plan in plans
-        if plan.kind == kind
+        if plan.kind == kind and kind is not None
         for result in results[plan.name, budget]
         if result.curve
     ]
@@ -134,7 +134,7 @@ def _arm(
         calibration_error=over_seeds("calibration_error"),
         base=plan.base,
         transfer=transfers.get(plan.name),
-        passes_mark=[passes_mark(result.curve, mark) for result in found if result.curve],
+        passes_mark=[] if plan.kind == "classical" else [passes_mark(result.curve, mark) for result in found],
     )
 
 

@@ -199,8 +199,8 @@ def prepare_documents(
     corpus = prepare(
         documents, tokenizer, default_cache(), lambda done, total: on_event(Stage(name, done, total))
     )
-    if corpus.skips:
-        on_event(Note(f"{documents.name}: {len(corpus.skips)} rows skipped, the first is {corpus.skips[0]}"))
+    for reason, count in corpus.skips.items():
+        on_event(Note(f"{documents.name}: {count:,} rows skipped: {reason}"))
     return corpus
 
 

@@ -215,7 +215,7 @@ class RunLog:
                     kept.append(line)
         with writing(path):
             path.write_text("".join(line + "\n" for line in kept), "utf-8")
-            self._handle = open(path, "a", encoding="utf-8")
+            self._handle = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def __call__(self, event: Event) -> None:
         """Write an event down."""
