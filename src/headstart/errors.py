@@ -27,6 +27,15 @@ class RunError(HeadstartError):
     """A run folder that is missing, broken, in the way, or does not fit what is asked of it."""
 
 
+class Stopped(Exception):
+    """A run was asked to stop and has saved everything; `again` is the command that goes on with it."""
+
+    def __init__(self, signal: int):
+        super().__init__(f"stopped by signal {signal}")
+        self.signal = signal
+        self.again = ""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """A hint that offers the nearest of `choices`, or all of them when none is near."""
     known = sorted(choices)

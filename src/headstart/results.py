@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -171,3 +173,8 @@ class Comparison:
 def plain(result: Any) -> Any:
     """A result as JSON-able values."""
     return asdict(result)
+
+
+def comparison_from(content: dict[str, Any]) -> Comparison:
+    """The comparison that `plain` made into `content`."""
+    return TypeAdapter(Comparison).validate_python(content)

@@ -6,7 +6,7 @@ import sys
 import typer
 
 from headstart.cli import compare, data, demo, evaluate, finetune, predict, pretrain, resume
-from headstart.errors import HeadstartError
+from headstart.errors import HeadstartError, Stopped
 
 COMMANDS = (
     demo.demo,
@@ -49,6 +49,9 @@ def main() -> None:
     except HeadstartError as error:
         _say(error, error.hint)
         sys.exit(2)
+    except Stopped as stopped:
+        print(f"stopped; nothing is lost: `{stopped.again}` goes on from here", file=sys.stderr)
+        sys.exit(128 + stopped.signal)
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -100,5 +100,5 @@ def show(result: Any, out: Path) -> None:
     console = Console()
     console.print(summary_table(result))
     for line in verdict_lines(result):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False)
     console.print(f"report: {out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)

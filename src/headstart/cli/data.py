@@ -41,8 +41,10 @@ def data(
         return
     from rich.console import Console
 
-    from headstart.views.terminal import audit_tables
+    from headstart.views.terminal import audit_lines, audit_tables
 
     console = Console()
     for part in audit_tables(found.to_dict()):
         console.print(part)
+    for line in audit_lines(found.to_dict()):
+        console.print(line, highlight=False)

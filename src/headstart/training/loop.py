@@ -18,7 +18,7 @@ from torch import Tensor
 from headstart.batch import Batch
 from headstart.config import RunConfig
 from headstart.data.loader import Loader
-from headstart.errors import RunError
+from headstart.errors import RunError, Stopped
 from headstart.models.model import Model
 from headstart.objectives.base import Alphabet, Objective, counts
 from headstart.training.events import Evaluated, Event, Saved, StepDone
@@ -63,14 +63,6 @@ class State:
         """What `to_dict` gave."""
         best = content["best_rank"]
         return State(**{**content, "best_rank": -math.inf if best is None else best})
-
-
-class Stopped(Exception):
-    """The run was asked to stop and has saved everything; `signal` is what asked."""
-
-    def __init__(self, signal: int):
-        super().__init__(f"stopped by signal {signal}")
-        self.signal = signal
 
 
 class Trainer:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from headstart.results import Comparison
+from headstart.results import Arm, Comparison
 from headstart.views import wording
 
 COLOURS = {"better": "green", "worse": "red", "no difference shown": "yellow"}
@@ -14,47 +15,47 @@ COUNTS = ("count", "duplicates", "conflicts", "in_train", "near_in_train", "trun
 
 
 def summary_table(comparison: Comparison) -> Table:
-    """The arms of a comparison with their marks, and the headline as its title."""
-    leaks = wording.has_leaks(comparison)
+    """The arms of a comparison with their marks, narrow enough for 80 columns."""
+    leaks, several = wording.has_leaks(comparison), len(comparison.label_budgets) > 1
+    words = f"{comparison.data}, {comparison.scored_split} split, {comparison.scored_count:,} texts"
+    if not several:
+        words += f", {comparison.label_budgets[0]:,} labels"
     table = Table(
-        title=escape(wording.headline(comparison)), title_justify="left", title_style="bold", expand=False
+        title=escape(words), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
     )
-    table.add_column("labels", justify="right")
-    table.add_column("arm")
-    names = [
-        "accuracy",
-        "95 % interval",
-        "macro-F1",
-        *(["leak-free"] if leaks else []),
-        "calibration",
-        "passes",
-        "time",
-    ]
+    names = ["accuracy", "95 % interval", "F1", *(["leak-free"] if leaks else []), "ECE", "mark at", "time"]
+    if several:
+        table.add_column("labels", justify="right", no_wrap=True)
+    table.add_column("arm", no_wrap=True, overflow="ellipsis")
     for name in names:
-        table.add_column(name, justify="right", no_wrap=name in ("accuracy", "95 % interval"))
-    previous: int | None = None
-    for arm in sorted(comparison.arms, key=lambda arm: -arm.labels):
-        if previous not in (None, arm.labels):
-            table.add_section()
-        spread = f" ± {wording.share(arm.accuracy.spread)}" if len(arm.results) > 1 else ""
-        table.add_row(
-            f"{arm.labels:,}" if arm.labels != previous else "",
-            escape(arm.name),
-            wording.share(arm.accuracy.mean) + spread,
-            escape(wording.range_words(arm.accuracy)) or wording.UNKNOWN,
-            wording.share(arm.macro_f1.mean),
-            *([wording.share(arm.leak_free_accuracy.mean)] if leaks else []),
-            wording.share(arm.calibration_error.mean),
-            wording.mark_words(arm.passes_mark),
-            wording.duration(wording.seconds_of(arm)),
-        )
-        previous = arm.labels
+        table.add_column(name, justify="right", no_wrap=True)
+    for budget in sorted(comparison.label_budgets, reverse=True):
+        for number, arm in enumerate(arm for arm in comparison.arms if arm.labels == budget):
+            first = [f"{budget:,}" if number == 0 else ""] if several else []
+            table.add_row(*first, *_arm_row(arm, leaks))
+        table.add_section()
     return table
 
 
+def _arm_row(arm: Arm, leaks: bool) -> list[str]:
+    spread = f" ±{wording.share(arm.accuracy.spread)}" if len(arm.results) > 1 else ""
+    return [
+        escape(arm.name),
+        wording.share(arm.accuracy.mean) + spread,
+        escape(wording.range_words(arm.accuracy)) or wording.UNKNOWN,
+        wording.share(arm.macro_f1.mean),
+        *([wording.share(arm.leak_free_accuracy.mean)] if leaks else []),
+        wording.share(arm.calibration_error.mean),
+        wording.mark_words(arm.passes_mark),
+        wording.duration(wording.seconds_of(arm)),
+    ]
+
+
 def verdict_lines(comparison: Comparison) -> list[str]:
-    """One line for each paired test, with rich's markup for colour."""
-    return [f"[{COLOURS[test.verdict]}]●[/] {escape(wording.test_line(test))}" for test in comparison.tests]
+    """The headline, and one line for each paired test, with rich's markup for colour."""
+    return [f"[bold]{escape(wording.headline(comparison))}[/]"] + [
+        f"[{COLOURS[test.verdict]}]●[/] {escape(wording.test_line(test))}" for test in comparison.tests
+    ]
 
 
 def audit_tables(audit: Mapping[str, Any]) -> list[Table]:
@@ -67,6 +68,22 @@ def audit_tables(audit: Mapping[str, Any]) -> list[Table]:
     for split, part in splits.items():
         counts.add_row(escape(split), *(_number(part.get(name), name) for name in names))
     return [counts, *_balance(splits), *_lengths(splits)]
+
+
+def audit_lines(audit: Mapping[str, Any], most: int = 20) -> list[str]:
+    """Warnings, notes, skipped rows and the rows that leak, in words; `most` of each kind of row."""
+    lines = [f"[yellow]![/] {escape(str(words))}" for words in audit.get("warnings", [])]
+    lines += [f"[dim]·[/] {escape(str(words))}" for words in audit.get("notes", [])]
+    for skip in audit.get("skips", [])[:most]:
+        lines.append(f"[dim]skipped[/] {escape(skip['origin'])}: {escape(skip['reason'])}")
+    for kind, title in (("leaks", "leak"), ("near", "near leak")):
+        leaks = audit.get(kind, [])
+        for leak in leaks[:most]:
+            places = " = ".join(f"{split} {', '.join(rows)}" for split, rows in leak["origins"].items())
+            lines.append(f"[red]{title}[/] {escape(places)}: {escape(leak['excerpt'])}")
+        if len(leaks) > most:
+            lines.append(f"[dim]… and {len(leaks) - most} more; --json lists them all[/]")
+    return lines
 
 
 def _balance(splits: Mapping[str, Any]) -> list[Table]:

@@ -56,7 +56,7 @@ def mark_words(epochs: Sequence[float | None]) -> str:
     if not passed:
         return "never"
     if len(passed) < len(epochs):
-        return f"{len(passed)} of {len(epochs)} seeds"
+        return f"{len(passed)} of {len(epochs)}"
     middle = (passed[(len(passed) - 1) // 2] + passed[len(passed) // 2]) / 2
     return f"{middle:g}"
 

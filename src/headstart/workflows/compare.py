@@ -19,12 +19,11 @@ from headstart.config import merge
 from headstart.data.example import Dataset, hashes
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
-from headstart.errors import ConfigError, RunError, nearest
+from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.files import content_hash, write_json
-from headstart.results import Comparison, CurvePoint, SeedResult, Transfer, plain
+from headstart.results import Comparison, CurvePoint, SeedResult, Transfer, comparison_from, plain
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Event, Stage
-from headstart.training.loop import Stopped
 from headstart.training.metrics import score
 from headstart.training.runtime import StopWish, start_runtime, stopping_gently
 from headstart.workflows.conclude import ARMS, Plan, conclude, write_comparison
@@ -97,6 +96,11 @@ def resume_compare(path: Path, on_event: Callable[[Event], None]) -> Comparison 
         return _run(path, json.loads((path / "compare.json").read_text("utf-8"))["inputs"], on_event)
 
 
+def read_comparison(path: Path) -> Comparison:
+    """What a finished comparison found."""
+    return comparison_from(json.loads((path / "comparison.json").read_text("utf-8")))
+
+
 def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Comparison:
     started = time.time()
     bases = [
@@ -120,15 +124,19 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
     ]
     results: dict[tuple[str, int], list[SeedResult]] = {}
     transfers: dict[str, Transfer | None] = {}
-    with stopping_gently() as stop:
-        for number, (plan, budget, seed) in enumerate(jobs):
-            on_event(Stage(f"{plan.name}, {budget} labels, seed {seed}", number, len(jobs)))
-            path = out / "arms" / f"{_slug(plan.name)}-{budget}-{seed}.json"
-            result, moved = _read_result(path) or _train(
-                plan, budget, seed, whole, scored, encoder, path, stop, on_event
-            )
-            results.setdefault((plan.name, budget), []).append(result)
-            transfers[plan.name] = moved
+    try:
+        with stopping_gently() as stop:
+            for number, (plan, budget, seed) in enumerate(jobs):
+                on_event(Stage(f"{plan.name}, {budget} labels, seed {seed}", number, len(jobs)))
+                path = out / "arms" / f"{_slug(plan.name)}-{budget}-{seed}.json"
+                result, moved = _read_result(path) or _train(
+                    plan, budget, seed, whole, scored, encoder, path, stop, on_event
+                )
+                results.setdefault((plan.name, budget), []).append(result)
+                transfers[plan.name] = moved
+    except Stopped as stopped:
+        stopped.again = f"headstart resume {out}"
+        raise
     comparison = conclude(inputs, whole, scored, budgets, plans, results, transfers, notes, started)
     write_comparison(out, comparison)
     return comparison

@@ -1,19 +1,23 @@
 """The main job on embedded film reviews, from raw text to report."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import RunError
+from headstart.errors import RunError, Stopped
+from headstart.files import write_bytes, write_json
 from headstart.results import Comparison
 from headstart.training.events import Event, Note
-from headstart.workflows.compare import compare
+from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.inspect import inspect_data
 from headstart.workflows.pretrain import pretrain
+from headstart.workflows.resume import resume
 
 DATA = "imdb"
-FINETUNING: dict[str, dict[str, Any]] = {"training": {"length": 128}, "data": {"keep": "both"}}
+LENGTH = 128
+SHOWN = ("report.html", "curves.png", "curves.svg", "comparison.json")
 
 
 def run_demo(
@@ -26,32 +30,80 @@ def run_demo(
     first_seed: int = 0,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Comparison:
-    """Audit, pretrain a tiny base, compare it with its twin from scratch and a classical baseline, and report."""
+    """Audit, pretrain a tiny base, compare it with its twin from scratch and a classical baseline, and report.
+
+    Called again after a stop it goes on where it was; called on a finished demo it returns what was found.
+    """
     folder, start = Path(out), time.monotonic()
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} is not empty", hint="choose another --out, or remove the old demo")
-    on_event(
-        Note(f"audit of {DATA}, then {minutes:g} minutes of pretraining, then {seeds} seeds of each arm")
-    )
-    found = inspect_data(DATA, length=128, settings={"data": {"labels": labels}}, seed=first_seed)
-    leaks = len(found.leaks)
-    on_event(
-        Note(
-            ", ".join(f"{name} {part.count:,}" for name, part in found.splits.items())
-            + f"; {leaks} texts leak"
-        )
-    )
-    base = folder / "base"
-    settings = {"training": {"minutes": minutes, "seed": first_seed}}
-    pretrain([DATA], base, preset="tiny", settings=settings, on_event=on_event)
-    comparison = compare(
-        DATA,
-        [str(base)],
-        folder / "compare",
-        seeds=seeds,
-        labels=[labels],
-        settings={**FINETUNING, "training": {**FINETUNING["training"], "epochs": epochs}},
-        on_event=on_event,
-    )
+    inputs = {
+        "minutes": minutes,
+        "seeds": seeds,
+        "labels": labels,
+        "epochs": epochs,
+        "first_seed": first_seed,
+    }
+    _claim(folder, inputs)
+    try:
+        if not (folder / "base" / "run.json").exists():
+            _tell_plan(inputs, on_event)
+        comparison = _stages(folder, inputs, on_event)
+    except Stopped as stopped:
+        stopped.again = f"headstart demo --out {folder}"
+        raise
+    for name in SHOWN:
+        write_bytes(folder / name, (folder / "compare" / name).read_bytes())
     on_event(Note(f"done in {(time.monotonic() - start) / 60:.1f} minutes"))
     return comparison
+
+
+def _claim(folder: Path, inputs: dict[str, Any]) -> None:
+    """Take a new folder, or one in which the same demo was begun."""
+    path = folder / "demo.json"
+    if path.exists():
+        if json.loads(path.read_text("utf-8")) != inputs:
+            raise RunError(f"{folder} holds a demo with other settings", hint="choose another --out")
+    elif folder.exists() and (folder.is_file() or any(folder.iterdir())):
+        raise RunError(f"{folder} is not empty", hint="choose another --out")
+    else:
+        write_json(path, inputs)
+
+
+def _tell_plan(inputs: dict[str, Any], on_event: Callable[[Event], None]) -> None:
+    """Say what will happen and for how long, and audit the data."""
+    fits = inputs["seeds"] * inputs["epochs"] * inputs["labels"] / 1600
+    total = inputs["minutes"] + 1 + fits * 0.3
+    on_event(
+        Note(
+            f"{inputs['minutes']:g} minutes of pretraining on film reviews without labels, then {inputs['seeds']} seeds "
+            f"of each way to learn from {inputs['labels']:,} labels: about {total:.0f} minutes on two cores, no network"
+        )
+    )
+    found = inspect_data(
+        DATA, length=LENGTH, settings={"data": {"labels": inputs["labels"]}}, seed=inputs["first_seed"]
+    )
+    counts = ", ".join(f"{name} {part.count:,}" for name, part in found.splits.items())
+    on_event(Note(f"audit of {DATA}: {counts}; {len(found.leaks)} texts stand in two splits"))
+    for warning in found.warnings:
+        on_event(Note(warning))
+
+
+def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Comparison:
+    """Pretrain and compare, each taken up where it stopped."""
+    base, compared = folder / "base", folder / "compare"
+    if (base / "run.json").exists():
+        resume(base, on_event)
+    else:
+        training = {"minutes": inputs["minutes"], "seed": inputs["first_seed"]}
+        pretrain([DATA], base, preset="tiny", settings={"training": training}, on_event=on_event)
+    if (compared / "compare.json").exists():
+        return resume_compare(compared, on_event) or read_comparison(compared)
+    return compare(
+        DATA,
+        [str(base)],
+        compared,
+        seeds=inputs["seeds"],
+        first_seed=inputs["first_seed"],
+        labels=[inputs["labels"]],
+        settings={"training": {"length": LENGTH, "epochs": inputs["epochs"]}, "data": {"keep": "both"}},
+        on_event=on_event,
+    )

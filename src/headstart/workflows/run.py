@@ -15,7 +15,7 @@ from torch import Tensor
 from headstart.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
 from headstart.config import RunConfig, parse
 from headstart.data.tokenizer import Tokenizer
-from headstart.errors import RunError, nearest
+from headstart.errors import RunError, Stopped, nearest
 from headstart.files import write_json, write_with, writing
 from headstart.models.model import Model, build_model
 from headstart.objectives.base import Objective
@@ -297,6 +297,9 @@ def train_in(
     trainer.on_event = listen
     try:
         trainer.run(lambda: folder.save_state(trainer))
+    except Stopped as stopped:
+        stopped.again = f"headstart resume {folder.path}"
+        raise
     finally:
         log.close()
     trainer.finish()

@@ -1,0 +1,202 @@
+"""A run that dies loses nothing: killed anywhere, resumed, it ends with the bytes of a run that never stopped."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from headstart.config import merge
+from headstart.errors import RunError
+from headstart.workflows.finetune import finetune
+from headstart.workflows.pretrain import pretrain
+from headstart.workflows.resume import resume
+from tests.worlds_of_text import QUICK, flags, write_corpus, write_labelled
+
+SAVING = {"training": {"save_every": 3, "seed": 5}, "body": {"dropout": 0.1}}
+
+
+def settings(**training):
+    return merge(merge(QUICK, SAVING), {"training": training})
+
+
+def in_child(work) -> int:
+    """The process id of a child that does `work` and leaves; a fork, so that it starts in no time."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return child
+
+
+def killed_after(work, seconds: float) -> bool:
+    """Do `work` in a child and kill it -9 after so long; whether it was killed before it was done."""
+    child = in_child(work)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert status == 0
+            return False
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def outcome(run):
+    """What must not depend on having been killed: every byte of the weights, and the marks on the way."""
+    result = json.loads((run / "result.json").read_text())
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    steps = [(entry["step"], entry["loss"], entry.get("learning_rate")) for entry in log]
+    return (run / "model.safetensors").read_bytes(), result["curve"], steps
+
+
+def jobs(tmp_path):
+    corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
+    masked = merge(settings(steps=40), {"objective": {"name": "masked-lm"}, "optimizer": {"kind": "muon"}})
+    causal = merge(settings(tokens=9000, accumulate=2), {"objective": {"name": "causal-lm"}})
+    return {
+        "masked-lm": lambda out: pretrain([str(corpus)], out, settings=masked),
+        "causal-lm": lambda out: pretrain([str(corpus)], out, settings=causal),
+        "classify": lambda out: finetune(
+            "scratch", str(table), out, settings=settings(epochs=6, batch_examples=8)
+        ),
+        "thawing": lambda out: finetune(
+            "scratch", str(table), out, settings=settings(epochs=6, batch_examples=8, unfreeze_every=1)
+        ),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["masked-lm", "causal-lm", "classify", "thawing"])
+def test_a_run_killed_at_random_moments_ends_as_if_it_never_stopped(tmp_path, job):
+    work = jobs(tmp_path)[job]
+    start = time.monotonic()
+    work(tmp_path / "whole")
+    whole = time.monotonic() - start
+    chance = random.Random(job)
+    for trial in range(3):
+        run, kills = tmp_path / f"killed-{trial}", 0
+        first = lambda run=run: work(run)
+        while kills < 5 and not (run / "run.json").exists():
+            kills += killed_after(first, chance.uniform(0.1, 1.0) * whole)
+        while kills < 5 and killed_after(lambda run=run: resume(run), chance.uniform(0.02, 0.7) * whole):
+            kills += 1
+        resume(run)
+        assert outcome(run) == outcome(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_run_killed_while_it_saves_ends_as_if_it_never_stopped(tmp_path):
+    """With a save after every step and a wide body, nearly all of the time is spent saving."""
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    often = merge(
+        settings(steps=12, save_every=1), {"body": {"width": 256, "layers": 2, "feed_forward": 512}}
+    )
+    often = merge(often, {"objective": {"name": "masked-lm"}})
+    pretrain([str(corpus)], tmp_path / "whole", settings=often)
+    run, chance, kills = tmp_path / "killed", random.Random(0), 0
+    while not (run / "run.json").exists():
+        kills += killed_after(lambda: pretrain([str(corpus)], run, settings=often), 0.3)
+    while kills < 12 and killed_after(lambda: resume(run), chance.uniform(0.05, 0.5)):
+        kills += 1
+    resume(run)
+    assert outcome(run) == outcome(tmp_path / "whole")
+
+
+def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    wanted = merge(settings(steps=12), {"objective": {"name": "masked-lm"}})
+    pretrain([str(corpus)], tmp_path / "whole", settings=wanted)
+    run = tmp_path / "torn"
+    with pytest.raises(InterruptedError):
+        pretrain([str(corpus)], run, settings=wanted, on_event=interrupt_at(10))
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    assert newest.name == "step-000000009"
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    resume(run)
+    assert outcome(run) == outcome(tmp_path / "whole")
+
+
+def interrupt_at(step):
+    def listen(event):
+        if getattr(event, "step", 0) >= step:
+            raise InterruptedError
+
+    return listen
+
+
+def test_before_the_first_checkpoint_a_run_starts_over(tmp_path):
+    table = write_labelled(tmp_path / "table.tsv")
+    wanted = settings(epochs=2, save_every=1000)
+    finetune("scratch", str(table), tmp_path / "whole", settings=wanted)
+    with pytest.raises(InterruptedError):
+        finetune("scratch", str(table), tmp_path / "stopped", settings=wanted, on_event=interrupt_at(1))
+    resume(tmp_path / "stopped")
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    table = write_labelled(tmp_path / "table.tsv")
+    finetune("scratch", str(table), tmp_path / "run", settings=settings(epochs=1))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert resume(tmp_path / "run") is None
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name != ".lock"} == {
+        path: content for path, content in before.items() if path.name != ".lock"
+    }
+
+
+def test_data_that_changed_since_is_refused(tmp_path):
+    table = write_labelled(tmp_path / "table.tsv")
+    with pytest.raises(InterruptedError):
+        finetune(
+            "scratch", str(table), tmp_path / "run", settings=settings(epochs=3), on_event=interrupt_at(2)
+        )
+    write_labelled(table, seed=9)
+    with pytest.raises(RunError, match="has changed"):
+        resume(tmp_path / "run")
+
+
+def test_two_processes_cannot_train_one_run(tmp_path):
+    table = write_labelled(tmp_path / "table.tsv")
+    run, told = tmp_path / "run", []
+
+    def meddle(event):
+        if not told and (run / "run.json").exists():
+            with pytest.raises(RunError, match="another process"):
+                resume(run)
+            told.append(event)
+
+    finetune("scratch", str(table), run, settings=settings(epochs=1), on_event=meddle)
+    assert told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, kind, code):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    wanted = merge(settings(steps=400, save_every=100000), {"objective": {"name": "causal-lm"}})
+    pretrain([str(corpus)], tmp_path / "whole", settings=wanted)
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "headstart", "pretrain", str(corpus), "--out", str(run), *flags(wanted)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    log = run / "log.jsonl"
+    while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) > 4):
+        time.sleep(0.01)
+    process.send_signal(kind)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert f"headstart resume {run}" in said
+    assert "Traceback" not in said
+    assert list((run / "checkpoints").glob("step-*"))
+    resume(run)
+    assert outcome(run) == outcome(tmp_path / "whole")
