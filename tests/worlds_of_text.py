@@ -5,12 +5,31 @@ from pathlib import Path
 
 GOOD = ["wonderful", "superb", "moving", "brilliant", "charming", "delightful", "masterly", "funny"]
 BAD = ["dreadful", "boring", "clumsy", "empty", "tedious", "awful", "lifeless", "silly"]
-PLAIN = ["the", "a", "this", "film", "book", "story", "actor", "plot", "scene", "ending", "music", "was", "felt", "seemed", "remained", "really", "quite", "very"]
+PLAIN = [
+    "the",
+    "a",
+    "this",
+    "film",
+    "book",
+    "story",
+    "actor",
+    "plot",
+    "scene",
+    "ending",
+    "music",
+    "was",
+    "felt",
+    "seemed",
+    "remained",
+    "really",
+    "quite",
+    "very",
+]
 
 BODY = {"layers": 1, "width": 16, "attention_heads": 2, "feed_forward": 24, "max_length": 64}
 QUICK = {
     "body": BODY,
-    "tokenizer": {"kind": "characters", "vocabulary": 60},
+    "tokenizer": {"kind": "bpe", "vocabulary": 400},
     "training": {"length": 32, "batch_tokens": 256},
 }
 

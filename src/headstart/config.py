@@ -194,13 +194,15 @@ class RunConfig(Section):
 
 
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """`lower` overlaid by `upper`, section by section; a budget given above replaces the one below."""
+    """`lower` overlaid by `upper`, section by section; a budget or an objective given above replaces the one below."""
     merged = dict(lower)
     for key, value in upper.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
             below = merged[key]
             if key == "training" and any(value.get(name) is not None for name in BUDGETS):
                 below = {name: old for name, old in below.items() if name not in BUDGETS}
+            if key == "objective" and value.get("name", below.get("name")) != below.get("name"):
+                below = {}  # another objective has other settings
             merged[key] = merge(below, value)
         else:
             merged[key] = value

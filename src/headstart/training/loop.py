@@ -51,6 +51,7 @@ class State:
     best_rank: float = -math.inf
     best_step: int = -1
     curve: list[dict[str, float]] = field(default_factory=list)
+    since: dict[str, Any] = field(default_factory=dict)  # sums since the last telling
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; infinity is kept as None."""
@@ -119,6 +120,7 @@ class Trainer:
     def run(self, save: Callable[[], None] = lambda: None) -> None:
         """Train until the budget is spent; `save` is called when it is time, and before stopping early."""
         start = time.monotonic() - self.state.seconds
+        self._since.load(self.state.since, self.state.seconds)
         saved_at = time.monotonic()
         training = self.config.training
         self._evaluate_if_due()
@@ -135,6 +137,7 @@ class Trainer:
                 waited = (time.monotonic() - saved_at) / 60
                 is_late = training.save_minutes is not None and waited >= training.save_minutes
                 if (is_time or is_late or self.stop) and not (done and not self.stop):
+                    self.state.since = self._since.to_dict()
                     save()
                     saved_at = time.monotonic()
                     self.on_event(Saved(self.state.step))
@@ -304,12 +307,24 @@ class _Since:
         for name, loss in losses.items():
             total, count, correct = self.totals.get(name, [0.0, 0, 0])
             self.totals[name] = [
-                total + loss.total.detach(),
+                total + loss.total.detach().double(),
                 count + loss.count,
                 correct + loss.correct.detach(),
             ]
         self.tokens += int(part.real.sum())
         self.computed += part.size
+
+    def to_dict(self) -> dict[str, Any]:
+        totals = {
+            name: [float(total), count, int(right)] for name, (total, count, right) in self.totals.items()
+        }
+        return {"totals": totals, "tokens": self.tokens, "computed": self.computed}
+
+    def load(self, content: dict[str, Any], seconds: float) -> None:
+        self.last_seconds = seconds
+        if content:
+            self.totals = {name: list(sums) for name, sums in content["totals"].items()}
+            self.tokens, self.computed = content["tokens"], content["computed"]
 
     def finish(self, seconds: float) -> dict[str, float]:
         self.by_head = {name: float(total) / max(1, count) for name, (total, count, _) in self.totals.items()}

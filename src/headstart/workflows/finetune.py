@@ -26,7 +26,7 @@ from headstart.training.events import Event, Note, Stage
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.metrics import METRICS, score
 from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
-from headstart.workflows.pretrain import absolute, check_length
+from headstart.workflows.pretrain import absolute, fit_length
 from headstart.workflows.run import RunFolder, RunInfo, Trained, load_trained, train_in
 from headstart.workflows.story import tell_story
 
@@ -117,8 +117,7 @@ def finetune_config(
             f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`"
         )
     config = config.with_({"body": objective.settle(config.body).model_dump()})
-    check_length(config)
-    return config, objective
+    return fit_length(config, settings), objective
 
 
 def _run(

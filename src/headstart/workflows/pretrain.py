@@ -57,8 +57,7 @@ def pretrain(
             f"{objective.name} needs labels, so it cannot pretrain",
             hint="--objective causal-lm or masked-lm can",
         )
-    config = config.with_({"body": objective.settle(config.body).model_dump()})
-    check_length(config)
+    config = fit_length(config.with_({"body": objective.settle(config.body).model_dump()}), settings or {})
     runtime = start_runtime(config.training)
     folder = RunFolder.create(Path(out))
     try:
@@ -75,13 +74,17 @@ def resume_pretrain(folder: RunFolder, info: RunInfo, on_event: Callable[[Event]
     return _run(folder, info.config, info.inputs["corpora"], objective, runtime, info, on_event)
 
 
-def check_length(config: RunConfig) -> None:
-    """Refuse a text length for which the body has no positions."""
-    if config.training.length > config.body.max_length:
+def fit_length(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The settings with a text length that the body has positions for; one that was asked for is not cut silently."""
+    most = config.body.max_length
+    if config.training.length <= most:
+        return config
+    if "length" in settings.get("training", {}):
         raise ConfigError(
-            f"training.length {config.training.length} is over body.max_length {config.body.max_length}",
-            hint=f"set training.length={config.body.max_length}, or a larger body.max_length when training from scratch",
+            f"training.length {config.training.length} is over body.max_length {most}",
+            hint=f"set training.length={most}, or a larger body.max_length when training from scratch",
         )
+    return config.with_({"training": {"length": most}})
 
 
 def _run(

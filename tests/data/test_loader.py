@@ -1,0 +1,73 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.batch import Row
+from headstart.data.loader import BlockLoader, TextLoader, padding_share
+
+
+class Numbers:
+    """A stream in which every token is its own position."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def slice(self, start, stop):
+        return np.arange(start, min(stop, self.size), dtype=np.int32)
+
+
+@given(
+    size=st.integers(2, 400), length=st.integers(1, 30), budget=st.integers(1, 90), epoch=st.integers(0, 5),
+    looks_past=st.integers(0, 1),
+)  # fmt: skip
+def test_blocks_are_whole_apart_and_lose_less_than_one(size, length, budget, epoch, looks_past):
+    loader = BlockLoader(Numbers(size), length, budget, seed=3, looks_past=looks_past)
+    rows = [row.tokens for numbers in loader.batches(epoch) for row in loader.fetch(numbers, epoch)]
+    assert len(loader.batches(epoch)) == loader.count(epoch)
+    firsts = np.concatenate([row[: len(row) - looks_past] for row in rows])
+    assert len(set(firsts.tolist())) == len(firsts)
+    assert len(firsts) > size - looks_past - length or len(rows) == 1
+    if size >= length + looks_past:
+        assert {len(row) for row in rows} == {length + looks_past}
+
+
+@given(size=st.integers(2, 300), length=st.integers(1, 30), looks_past=st.integers(0, 1))
+def test_blocks_in_order_cover_every_token_once(size, length, looks_past):
+    loader = BlockLoader(Numbers(size), length, 64, seed=0, looks_past=looks_past, shuffled=False)
+    rows = [row.tokens for numbers in loader.batches(0) for row in loader.fetch(numbers, 0)]
+    answered = np.concatenate([row[looks_past:] for row in rows])
+    assert answered.tolist() == list(range(looks_past, size))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=120), budget=st.integers(1, 200), most=st.integers(1, 20),
+    epoch=st.integers(0, 3),
+)  # fmt: skip
+def test_every_text_is_read_once_an_epoch_within_the_budget(lengths, budget, most, epoch):
+    rows = [Row(np.zeros(length, np.int32)) for length in lengths]
+    loader = TextLoader(rows, budget, most, seed=1)
+    batches = loader.batches(epoch)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(rows)))
+    for numbers in batches:
+        assert len(numbers) <= most
+        assert len(numbers) == 1 or max(lengths[number] for number in numbers) * len(numbers) <= budget
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    rows = [Row(np.zeros(length, np.int32)) for length in range(1, 60)]
+    orders = [
+        np.concatenate(TextLoader(rows, 100, seed=seed).batches(epoch)).tolist()
+        for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
+    assert orders[0] != orders[3]
+
+
+def test_texts_of_like_length_go_together():
+    lengths = np.random.default_rng(0).integers(5, 200, 1000)
+    rows = [Row(np.zeros(length, np.int32)) for length in lengths]
+    assert padding_share(TextLoader(rows, 2000, seed=0)) < 0.1

@@ -1,0 +1,233 @@
+"""The whole walk, small: raw text to base to classifier to report, by command and by function."""
+
+import io
+import json
+import lzma
+
+import pytest
+from tests.worlds_of_text import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
+from typer.testing import CliRunner
+
+import headstart as hs
+from headstart.cli.app import app
+from headstart.config import merge
+
+FAST = merge(QUICK, {"training": {"batch_examples": 8}, "optimizer": {"learning_rate": 0.01}})
+
+
+def call(*words, given=None):
+    result = CliRunner().invoke(app, [str(word) for word in words], input=given)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A corpus, a table, a base and a classifier."""
+    folder = tmp_path_factory.mktemp("world")
+    write_corpus(folder / "corpus.txt", 400)
+    write_labelled(folder / "table.tsv", 120)
+    words = flags(merge(QUICK, {"optimizer": {"learning_rate": 0.01}}))
+    call(
+        "pretrain",
+        folder / "corpus.txt",
+        "--objective",
+        "masked-lm",
+        "--steps",
+        60,
+        "--out",
+        folder / "base",
+        *words,
+    )
+    tuned = flags({"training": FAST["training"], "optimizer": FAST["optimizer"]})
+    call("finetune", folder / "base", folder / "table.tsv", "--epochs", 8, "--out", folder / "tuned", *tuned)
+    return folder
+
+
+def test_a_language_model_is_marked_in_perplexity(world):
+    found = json.loads(call("evaluate", world / "base", world / "corpus.txt", "--json"))
+    assert found["perplexity"] > 1
+    assert 0 <= found["accuracy"] <= 1
+    assert found["bits_per_byte"] is None  # a masked model does not predict every token
+    assert found["leaked"] > 300
+
+
+def test_a_causal_model_is_marked_in_bits_per_byte(world, tmp_path):
+    words = flags(merge(QUICK, {"optimizer": {"learning_rate": 0.01}}))
+    corpus = world / "corpus.txt"
+    call("pretrain", corpus, "--objective", "causal-lm", "--steps", 80, "--out", tmp_path / "lm", *words)
+    found = json.loads(call("evaluate", tmp_path / "lm", corpus, "--json"))
+    assert 0.1 < found["bits_per_byte"] < 8
+    assert found["perplexity"] < 30
+
+
+def test_a_classifier_learns_and_its_leaks_are_told(world):
+    found = json.loads(call("evaluate", world / "tuned", world / "table.tsv", "--json"))
+    assert found["count"] == 120
+    assert found["accuracy"] > 0.8
+    assert found["leaked"] > 90  # the table it was trained on
+    assert found["leak_free_count"] == found["count"] - found["leaked"]
+    words = call("evaluate", world / "tuned", world / "table.tsv")
+    assert "leak-free accuracy" in words
+
+
+def test_predictions_come_one_a_line_in_order(world, tmp_path):
+    texts = [f"the {GOOD[0]} {GOOD[1]} film", f"a {BAD[0]} {BAD[1]} plot", "", "odd\x85line and\u2028more"]
+    out = call("predict", world / "tuned", "-", given="\n".join(texts) + "\n").splitlines()
+    lines = [line.split("\t") for line in out]
+    assert [len(line) for line in lines] == [3] * len(texts)
+    assert lines[0][0] == "good"
+    assert lines[1][0] == "bad"
+    assert all(0.5 <= float(line[1]) <= 1 for line in lines)
+    rows = [
+        json.loads(line)
+        for line in call("predict", world / "tuned", world / "table.tsv", "--json").splitlines()
+    ]
+    assert len(rows) == 120
+
+
+def test_compressed_data_gives_the_same_run(world, tmp_path):
+    packed = tmp_path / "table.tsv.xz"
+    packed.write_bytes(lzma.compress((world / "table.tsv").read_bytes()))
+    words = ["--epochs", 1, *flags(FAST)]
+    call("finetune", "scratch", world / "table.tsv", "--out", tmp_path / "plain", *words)
+    call("finetune", "scratch", packed, "--out", tmp_path / "packed", *words)
+    assert (tmp_path / "plain/model.safetensors").read_bytes() == (
+        tmp_path / "packed/model.safetensors"
+    ).read_bytes()
+
+
+def test_saved_weights_load_exactly(world):
+    import torch
+    from safetensors.torch import load_file
+
+    model = hs.load_trained(str(world / "tuned")).model()
+    for name, weight in load_file(world / "tuned" / "model.safetensors").items():
+        assert torch.equal(model.state_dict()[name], weight)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(world, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        call(
+            "finetune",
+            world / "base",
+            world / "table.tsv",
+            "--seed",
+            seed,
+            "--out",
+            tmp_path / name,
+            "--epochs",
+            1,
+        )
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_a_comparison_reports_every_arm_with_seeds_and_tests(world, tmp_path):
+    out = tmp_path / "compare"
+    words = flags({"training": FAST["training"], "optimizer": FAST["optimizer"]})
+    said = call(
+        "compare", world / "table.tsv", "--base", world / "base", "--seeds", 2, "--labels", "20,60", "--epochs", 1,
+        "--out", out, *words,
+    )  # fmt: skip
+    found = json.loads((out / "comparison.json").read_text())
+    kinds = {(arm["kind"], arm["labels"]) for arm in found["arms"]}
+    assert kinds == {(kind, n) for kind in ("classical", "scratch", "frozen", "fine-tuned") for n in (20, 60)}
+    for arm in found["arms"]:
+        assert [result["seed"] for result in arm["results"]] == [0, 1]
+        assert arm["accuracy"]["low"] <= arm["accuracy"]["mean"] <= arm["accuracy"]["high"]
+        if arm["kind"] != "classical":
+            assert arm["results"][0]["curve"][0]["epoch"] == 0  # before any step
+    tuned = next(arm for arm in found["arms"] if arm["kind"] == "fine-tuned")
+    assert sum(tuned["transfer"]["reused"].values()) > 0
+    assert {test["against"] for test in found["tests"]} == {"classical", "scratch"}
+    assert found["story"]["seeds"] == [0, 1]
+    page = (out / "report.html").read_text()
+    assert "<svg" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    for name in ("curves.png", "curves.svg", "label-efficiency.png", "label-efficiency.svg"):
+        assert (out / name).stat().st_size > 1000
+    assert "fine-tuned" in said
+    assert "is finished" in call("resume", out)
+
+
+def test_a_comparison_that_died_goes_on_where_it_was(world, tmp_path):
+    out, done = tmp_path / "compare", []
+
+    def die(event):
+        done.append(event)
+        if len([e for e in done if type(e).__name__ == "Stage" and ", seed" in e.name]) == 4:
+            raise InterruptedError
+
+    settings = {"training": {**FAST["training"], "epochs": 1}}
+    with pytest.raises(InterruptedError):
+        hs.compare(
+            str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings, on_event=die
+        )
+    kept = {path: path.stat().st_mtime_ns for path in (out / "arms").iterdir()}
+    assert len(kept) == 3
+    found = hs.resume(out)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    whole = hs.compare(
+        str(world / "table.tsv"), [str(world / "base")], tmp_path / "whole", seeds=2, settings=settings
+    )
+    assert [arm.accuracy for arm in found.arms] == [arm.accuracy for arm in whole.arms]
+
+
+def test_a_run_s_folder_holds_what_is_promised(world):
+    names = {path.name for path in (world / "tuned").iterdir()}
+    assert {
+        "run.json",
+        "tokenizer.json",
+        "model.safetensors",
+        "seen.npy",
+        "log.jsonl",
+        "result.json",
+    } <= names
+    assert "checkpoints" not in names
+
+
+def test_no_embedded_test_review_enters_pretraining(tmp_path):
+    import numpy as np
+
+    from headstart.data.example import hashes
+    from headstart.workflows.pretrain import pretrain
+
+    settings = merge(QUICK, {"training": {"steps": 1}, "objective": {"name": "causal-lm"}})
+    pretrain(["rotten-tomatoes"], tmp_path / "base", settings=settings)
+    dataset = hs.load_dataset(
+        "rotten-tomatoes", hs.load_trained(str(tmp_path / "base")).info.config.data, with_test=True
+    )
+    seen = np.load(tmp_path / "base" / "seen.npy")
+    assert not np.isin(hashes(dataset.texts("test")), seen).any()
+    assert not np.isin(hashes(dataset.texts("valid")), seen).any()
+    assert np.isin(hashes(dataset.texts("train")), seen).mean() > 0.98
+
+
+@pytest.mark.slow
+def test_the_demo_runs_small_from_audit_to_report(tmp_path):
+    out = tmp_path / "demo"
+    said = call("demo", "--out", out, "--minutes", "0.05", "--seeds", 1, "--labels", 40, "--epochs", 1)
+    assert "report" in said
+    assert (out / "report.html").exists()
+    again = call("demo", "--out", out, "--minutes", "0.05", "--seeds", 1, "--labels", 40, "--epochs", 1)
+    assert "report" in again
+
+
+def test_the_audit_lists_what_leaks(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_labelled(folder / "train.tsv", 40)
+    lines = (folder / "train.tsv").read_text().splitlines()
+    (folder / "valid.tsv").write_text("\n".join([*lines[:3], "quite new\tgood", "also new\tbad"]) + "\n")
+    found = json.loads(call("data", folder, "--tokenizer", "characters", "--json"))
+    assert len(found["leaks"]) == 2
+    assert found["splits"]["valid"]["in_train"] == 2
+    assert "leak" in call("data", folder, "--tokenizer", "characters")
+
+
+def test_standard_input_is_read_as_bytes_in_utf_8(world, monkeypatch):
+    broken = io.BytesIO(b"fine\n\xff\xfe broken\n")
+    monkeypatch.setattr("sys.stdin", type("In", (), {"buffer": broken})())
+    with pytest.raises(hs.HeadstartError, match="standard input"):
+        list(hs.predict(str(world / "tuned"), "-"))

@@ -1,0 +1,75 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.config import (
+    BodyConfig,
+    RunConfig,
+    load_preset,
+    merge,
+    parse,
+    parse_assignments,
+    preset_names,
+    resolve,
+)
+from headstart.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("job", ["pretrain", "finetune"])
+def test_every_preset_resolves_for_every_job_and_survives_saving(name, job):
+    config = resolve(job, name)
+    assert parse(RunConfig, config.model_dump()) == config
+    assert load_preset(name)["title"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["body.widht=3"], "width"),
+        (["boddy.width=3"], "body"),
+        (["training.epoch=3"], "epochs"),
+        (["optimizer.lr=3"], "learning_rate"),
+    ],
+)
+def test_an_unknown_setting_is_answered_with_the_nearest_one(words, hint):
+    with pytest.raises(ConfigError) as caught:
+        resolve("pretrain", "tiny", parse_assignments(words))
+    assert hint in caught.value.hint
+
+
+@given(width=st.integers(1, 300), attention_heads=st.integers(1, 20))
+def test_widths_that_do_not_split_are_refused_with_one_that_does(width, attention_heads):
+    try:
+        body = BodyConfig(width=width, attention_heads=attention_heads, positions="sinusoidal")
+        assert body.width % attention_heads == 0
+    except ConfigError as error:
+        assert int(error.hint.removeprefix("try ")) % attention_heads == 0
+
+
+def test_a_budget_given_above_replaces_the_one_below():
+    config = resolve("finetune", "lab", {"training": {"steps": 7}})
+    assert (config.training.steps, config.training.epochs) == (7, None)
+    with pytest.raises(ConfigError, match="given twice"):
+        resolve("finetune", "lab", {"training": {"steps": 7, "minutes": 2}})
+
+
+def test_values_are_read_as_toml_and_bare_words_as_text():
+    words = [
+        "training.length=64",
+        "body.tied=false",
+        "optimizer.learning_rate=1e-4",
+        "tokenizer.kind=unigram",
+    ]
+    assert parse_assignments(words) == {
+        "training": {"length": 64},
+        "body": {"tied": False},
+        "optimizer": {"learning_rate": 1e-4},
+        "tokenizer": {"kind": "unigram"},
+    }
+
+
+def test_merging_leaves_its_arguments_as_they_were():
+    lower, upper = {"body": {"width": 1}}, {"body": {"layers": 2}}
+    assert merge(lower, upper) == {"body": {"width": 1, "layers": 2}}
+    assert (lower, upper) == ({"body": {"width": 1}}, {"body": {"layers": 2}})

@@ -1,0 +1,96 @@
+import torch
+from tests.worlds import ALPHABET, random_rows, small_body
+
+from headstart.config import RunConfig
+from headstart.data.loader import TextLoader
+from headstart.models.model import build_model
+from headstart.objectives.classify import Classify
+from headstart.training.evaluate import predict_probabilities
+from headstart.training.events import Evaluated, StepDone
+from headstart.training.loop import Evaluation, State, Trainer
+from headstart.training.runtime import Runtime, seed_for
+
+CPU = Runtime(torch.device("cpu"), torch.float32)
+
+
+def trainer(rows, evaluate=None, on_event=lambda event: None, optimizer=None, **training):
+    torch.manual_seed(0)
+    body, objective = small_body("bidirectional"), Classify()
+    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+    config = RunConfig(job="finetune", body=body, training=training, optimizer=optimizer or {})
+    loader = TextLoader(rows, batch_tokens=training.get("batch_tokens", 64), seed=0)
+    return Trainer(model, objective, loader, ALPHABET, config, CPU, evaluate, on_event)
+
+
+def test_accumulated_batches_take_the_step_of_one_big_batch():
+    rows = random_rows([8, 8, 8, 8, 8, 8])
+    plain = {"kind": "adam", "clip": 0.0}
+    big = trainer(rows, steps=1, batch_tokens=1000, keep="last", optimizer=plain)
+    small = trainer(rows, steps=1, batch_tokens=16, accumulate=3, keep="last", optimizer=plain)
+    big.run()
+    small.run()
+    for one, other in zip(big.model.parameters(), small.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_marks_are_taken_before_any_step_and_after_every_epoch():
+    told = []
+    rows = random_rows([6] * 12)
+    run = trainer(rows, lambda model: Evaluation({"accuracy": 0.5}, 0.5), told.append, epochs=3)
+    run.run()
+    assert [event.epoch for event in told if isinstance(event, Evaluated)] == [0, 1, 2, 3]
+
+
+def test_the_best_weights_on_validation_are_kept():
+    marks = iter([0.1, 0.9, 0.2, 0.3])
+    seen = []
+
+    def evaluate(model):
+        seen.append(model.body.table.detach().clone())
+        value = next(marks)
+        return Evaluation({"accuracy": value}, value)
+
+    run = trainer(random_rows([6] * 12), evaluate, epochs=3, keep="best")
+    run.run()
+    run.finish()
+    assert torch.equal(run.model.body.table, seen[1])
+    assert run.state.best_step == run.state.step // 3
+
+
+def test_a_budget_in_tokens_or_minutes_ends_the_run():
+    run = trainer(random_rows([10] * 8), tokens=300, keep="last")
+    run.run()
+    assert 300 <= run.state.tokens < 400
+    timed = trainer(random_rows([10] * 8), minutes=0.002, keep="last")
+    timed.run()
+    assert timed.state.seconds >= 0.12
+
+
+def test_padding_speed_and_time_left_are_told():
+    told = []
+    trainer(random_rows([4, 12, 7, 9] * 5), on_event=told.append, steps=20, keep="last").run()
+    last = [event for event in told if isinstance(event, StepDone)][-1]
+    assert last.step == 20
+    assert 0 <= last.padding < 0.5
+    assert last.tokens_per_second > 0
+    assert last.seconds_left == 0
+    assert last.progress == 1
+
+
+def test_a_state_survives_json():
+    state = State(step=3, epoch=1, batch=2, tokens=9, seconds=1.5, curve=[{"epoch": 1.0}])
+    assert State.from_dict(state.to_dict()) == state
+
+
+def test_seeds_are_the_same_for_ever():
+    assert seed_for(0) == 6229623725594924965
+    assert seed_for(1, 2, 3) != seed_for(3, 2, 1)
+
+
+def test_predictions_do_not_depend_on_batch_mates():
+    run = trainer(random_rows([6] * 4), steps=1)
+    rows = random_rows([5, 30, 7, 2, 19], seed=3)
+    together = predict_probabilities(run.model, run.objective, rows, ALPHABET, CPU, 1000)
+    apart = predict_probabilities(run.model, run.objective, rows, ALPHABET, CPU, 1)
+    assert abs(together - apart).max() < 1e-6
+    assert abs(together.sum(axis=1) - 1).max() < 1e-6

@@ -1,0 +1,117 @@
+import pytest
+import torch
+from tests.worlds import ALPHABET, small_body
+
+from headstart.config import OptimizerConfig
+from headstart.models.model import HeadSpec, build_model
+from headstart.training.muon import orthogonal, parts_of
+from headstart.training.optim import make_optimizer, thaw
+
+HEADS = {"class": HeadSpec("class", 2, {"pooling": "mean", "projection": "dense"})}
+
+
+def model(layers=3):
+    torch.manual_seed(0)
+    return build_model(small_body("bidirectional", layers=layers), ALPHABET.size, HEADS)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "muon"])
+def test_every_weight_is_in_one_group_and_vectors_are_never_decayed(kind):
+    net = model()
+    optimizer = make_optimizer(net, OptimizerConfig(kind=kind, weight_decay=0.1))
+    held = [weight for group in optimizer.groups() for weight in group["params"]]
+    assert sorted(map(id, held)) == sorted(map(id, net.parameters()))
+    for group in optimizer.groups():
+        for weight in group["params"]:
+            assert group["weight_decay"] == (0.1 if weight.ndim >= 2 else 0.0)
+
+
+def test_layer_wise_rates_fall_from_the_head_down():
+    net = model()
+    optimizer = make_optimizer(net, OptimizerConfig(layer_decay=0.5, head_scale=4.0))
+    names = {id(weight): name for name, weight in net.named_parameters()}
+    rates = {names[id(weight)]: group["share"] for group in optimizer.groups() for weight in group["params"]}
+    assert rates["heads.class.classifier.weight"] == 4.0
+    assert rates["body.final_norm.weight"] == 1.0
+    assert rates["body.blocks.2.attention.inward.weight"] == 1.0
+    assert rates["body.blocks.0.attention.inward.weight"] == 0.25
+    assert rates["body.embedding.tokens.weight"] == 0.125
+
+
+def learning(net):
+    return {
+        name.split(".")[1] if "blocks" not in name else name[:13]
+        for name, w in net.named_parameters()
+        if w.requires_grad
+    }
+
+
+def test_gradual_unfreezing_thaws_from_the_top():
+    net = model()
+    seen = []
+    for epoch in range(6):
+        thaw(net, False, 1.0, epoch)
+        seen.append(learning(net))
+    assert seen[0] == {"class", "final_norm"}
+    assert "body.blocks.2" in seen[1]
+    assert "body.blocks.1" not in seen[1]
+    assert "embedding" not in seen[3]
+    assert "embedding" in seen[4]
+
+
+def test_a_frozen_base_does_not_learn():
+    net = model()
+    thaw(net, True, None, 0)
+    assert learning(net) == {"class"}
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (12, 5), (5, 12)])
+def test_muon_makes_directions_about_orthogonal(shape):
+    torch.manual_seed(0)
+    sizes = torch.linalg.svdvals(orthogonal(torch.randn(4, *shape)))
+    assert float(sizes.min()) > 0.5
+    assert float(sizes.max()) < 1.3
+
+
+def test_muon_cuts_joint_matrices_into_their_parts():
+    assert [tuple(part.shape) for part in parts_of(torch.zeros(48, 16))] == [(16, 16)] * 3
+    assert [tuple(part.shape) for part in parts_of(torch.zeros(16, 24))] == [(16, 24)]
+
+
+def test_muon_agrees_with_the_one_in_torch():
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(24, 40)) for _ in range(2)]
+    weights[1].data.copy_(weights[0].data)
+    from headstart.training.muon import Muon
+
+    ours = Muon([weights[0]], lr=0.1, momentum=0.9, weight_decay=0.1)
+    theirs = torch.optim.Muon(
+        [weights[1]], lr=0.1, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(3):
+        push = torch.randn(24, 40)
+        for weight, optimizer in zip(weights, (ours, theirs), strict=True):
+            weight.grad = push.clone()
+            optimizer.step()
+    moved = (weights[0] - weights[1]).abs().mean() / 0.1
+    assert float(moved) < 0.02  # torch's rounds to bfloat16 on the way
+
+
+def test_optimizer_memory_survives_saving():
+    nets = [model(), model()]
+    optimizers = [make_optimizer(net, OptimizerConfig(kind="muon")) for net in nets]
+
+    def step(net, optimizer, seed):
+        torch.manual_seed(seed)
+        for weight in net.parameters():
+            weight.grad = torch.randn_like(weight)
+        optimizer.step(1e-2)
+
+    for seed in range(3):
+        step(nets[0], optimizers[0], seed)
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizers[1].load({name: tensor.clone() for name, tensor in optimizers[0].tensors().items()})
+    for net, optimizer in zip(nets, optimizers, strict=True):
+        step(net, optimizer, 9)
+    for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(one, other)
