@@ -205,7 +205,8 @@ def test_no_embedded_test_review_enters_pretraining(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo_runs_small_from_audit_to_report(tmp_path):
+def test_the_demo_runs_small_from_audit_to_report(tmp_path, monkeypatch):
+    monkeypatch.setattr("headstart.workflows.demo.DATA", "rotten-tomatoes")  # the shorter reviews
     out = tmp_path / "demo"
     said = call("demo", "--out", out, "--minutes", "0.05", "--seeds", 1, "--labels", 40, "--epochs", 1)
     assert "report" in said

@@ -11,10 +11,15 @@ from headstart.models.norm import make_norm
 
 
 def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair of numbers by the angle of its position (Su et al., 2021); halves are paired as in Llama."""
-    cos, sin = turns  # (T, D/A) each
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    """Turn each pair of numbers by the angle of its position (Su et al., 2021); halves are paired as in Llama.
+
+    `x` is (B, T, …, D/A), with any number of dimensions between.
+    """
+    half = x.shape[-1] // 2
+    shape = (x.shape[1], *(1,) * (x.ndim - 3), half)
+    cos, sin = (turn[:, :half].view(shape).to(x.dtype) for turn in turns)
+    first, second = x.split(half, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 class Attention(nn.Module):
@@ -27,17 +32,20 @@ class Attention(nn.Module):
         self.dropout = config.attention_dropout
         self.inward = nn.Linear(config.width, 3 * config.width, bias=config.biases)
         self.outward = nn.Linear(config.width, config.width, bias=config.biases)
-        self.query_norm = make_norm(config, self.head_width) if config.qk_norm else nn.Identity()
-        self.key_norm = make_norm(config, self.head_width) if config.qk_norm else nn.Identity()
+        self.query_norm = make_norm(config, self.head_width) if config.qk_norm else None
+        self.key_norm = make_norm(config, self.head_width) if config.qk_norm else None
 
     def _split(self, hidden: Tensor, turns: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = hidden.shape
         merged = self.inward(hidden).view(batch, length, 3, self.attention_heads, self.head_width)
-        query, key, value = merged.permute(2, 0, 3, 1, 4).unbind(0)  # (B, A, T, D/A) each
-        query, key = self.query_norm(query), self.key_norm(key)
+        asking, value = merged.split((2, 1), dim=2)  # queries and keys turn together: (B, T, 2, A, D/A)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = asking.unbind(2)
+            asking = torch.stack((self.query_norm(query), self.key_norm(key)), dim=2)
         if turns is not None:
-            query, key = rotate(query, turns), rotate(key, turns)
-        return query.to(value.dtype), key.to(value.dtype), value
+            asking = rotate(asking, turns)
+        query, key = asking.to(value.dtype).transpose(1, 3).unbind(2)  # (B, A, T, D/A) each
+        return query, key, value[:, :, 0].transpose(1, 2)
 
     def _merge(self, mixed: Tensor) -> Tensor:
         return self.outward(mixed.transpose(1, 2).flatten(2))  # (B, A, T, D/A) -> (B, T, D)

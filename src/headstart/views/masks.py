@@ -12,11 +12,11 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.attention import visible
 from headstart.models.bodies import BODIES
 from headstart.views.attention import seen_by
 from headstart.views.figure import FAINT, INK, PALETTE, STYLE
@@ -34,6 +34,7 @@ class Mask:
     source: Literal["model", "definition"]  # what a body applies, or a definition that none applies yet
     words: str
     parts: tuple[str, ...] = ()  # what each key is, where that needs saying: "padding", "document 2" ...
+    idle: int = 0  # the last queries that are padding, whose answers nobody uses; drawn pale
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with 1 where the query may read the key."""
@@ -42,6 +43,7 @@ class Mask:
             "source": self.source,
             "words": self.words,
             "keys": list(self.parts),
+            "idle": self.idle,
             "seen": self.seen.astype(int).tolist(),
         }
 
@@ -74,19 +76,19 @@ def causal(length: int) -> Mask:
 def padding(length: int, real: int) -> Mask:
     """What a bidirectional body applies to a text of `real` tokens padded to `length`."""
     seen = _applied("bidirectional", length, real)
-    return Mask("padding", seen, "model", "each token sees all real tokens", _padded(length, real))
+    return Mask(
+        "padding", seen, "model", "each token sees all real tokens", _padded(length, real), length - real
+    )
 
 
 def causal_and_padding(length: int, real: int) -> Mask:
-    """The two joined, as `models.attention.visible` joins them.
+    """What a causal body applies to a text of `real` tokens padded to `length`: the causal mask alone.
 
-    A causal body need not: padding stands at the end, so for real queries the causal mask alone is the same.
+    Padding stands at the end, so for every real query it is the two masks joined; padding's own answers go unused.
     """
-    kept = torch.arange(length)[None, None, None, :] < real  # (1, 1, 1, T)
-    seen = visible(length, True, kept, torch.device("cpu"))
-    assert seen is not None
-    words = "both joined; for real queries a causal body's own mask is the same"
-    return Mask("causal + padding", seen[0, 0].numpy(), "model", words, _padded(length, real))
+    seen = _applied("causal", length, real)
+    words = "padding stands at the end, so the causal mask hides it from every real token"
+    return Mask("causal + padding", seen, "model", words, _padded(length, real), length - real)
 
 
 def packed(documents: np.ndarray) -> Mask:
@@ -128,14 +130,16 @@ def draw_masks(masks: list[Mask]) -> Figure:
     columns = min(3, len(masks))
     rows = -(-len(masks) // columns)
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
-        figure = Figure(figsize=(3.5 * columns, 3.95 * rows + 0.5), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.16, h_pad=0.1)  # type: ignore[union-attr]
+        figure = Figure(
+            figsize=(3.5 * columns, 3.95 * rows + 0.5), layout=ConstrainedLayoutEngine(w_pad=0.16, h_pad=0.1)
+        )
         grid = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, mask in zip(grid, masks, strict=False):
             _draw(axes, mask)
         for axes in grid[len(masks) :]:
             axes.set_visible(False)
-        figure.suptitle("Filled: the query (row) may read the key (column)", fontsize=11, x=0.01, ha="left")
+        words = "Filled: the query (row) may read the key (column). Pale: the query is padding, its answer goes unused."
+        figure.suptitle(words, fontsize=10.5, x=0.01, ha="left")
     return figure
 
 
@@ -153,6 +157,8 @@ def _draw(axes: Axes, mask: Mask) -> None:
     axes.set_yticks(range(0, queries, step), [str(place + 1) for place in range(0, queries, step)])
     for spine in axes.spines.values():
         spine.set_visible(False)
+    if mask.idle:
+        axes.axhspan(queries - 0.5 - mask.idle, queries - 0.5, color="#ffffff", alpha=0.72, linewidth=0)
     _braces(axes, mask)
     source = "as the model applies it" if mask.source == "model" else "a definition, not applied yet"
     axes.set_title(f"{mask.name}\n", fontsize=11, fontweight="bold", color=INK)
@@ -160,7 +166,8 @@ def _draw(axes: Axes, mask: Mask) -> None:
         0.5, 1.02, source, transform=axes.transAxes, ha="center", va="bottom", fontsize=8.5, color=colour
     )
     axes.set_ylabel("query" if mask.name != "cross" else "query (target)", fontsize=9.5)
-    axes.set_xlabel("key" if mask.name != "cross" else "key (source)", fontsize=9.5)
+    below = 25 if any(mask.parts) else 4
+    axes.set_xlabel("key" if mask.name != "cross" else "key (source)", fontsize=9.5, labelpad=below)
 
 
 def _braces(axes: Axes, mask: Mask) -> None:

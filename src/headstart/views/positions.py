@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from headstart.errors import ConfigError
 from headstart.models.embedding import Embedding, rotary_turns, sinusoids
@@ -113,8 +114,9 @@ def draw_positions(maps: list[PositionMap]) -> Figure:
     """A heat map for each way to tell order; under them cosine and dot product by distance, all ways together."""
     colours = {kind: PALETTE[at] for at, kind in enumerate(("sinusoidal", "rotary", "learned"))}
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 3.1 * len(maps) + 3.4), layout="constrained")
-        figure.get_layout_engine().set(h_pad=0.1, w_pad=0.1)  # type: ignore[union-attr]
+        figure = Figure(
+            figsize=(9.6, 3.1 * len(maps) + 3.4), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1)
+        )
         grid = figure.add_gridspec(len(maps) + 1, 2, height_ratios=[3.1] * len(maps) + [3.4])
         for row, each in enumerate(maps):
             _heat(figure, figure.add_subplot(grid[row, :]), each)
@@ -135,9 +137,9 @@ def draw_positions(maps: list[PositionMap]) -> Figure:
 
 
 WORDS = {
-    "sinusoidal": "Sinusoidal positions: number {odd} of each position's vector",
-    "rotary": "Rotary positions: sine and cosine of each pair's turn",
-    "learned": "Learned positions: each position's vector",
+    "sinusoidal": "Sinusoidal: the vector of each position",
+    "rotary": "Rotary: sine and cosine of the turn at each position",
+    "learned": "Learned: the vector of each position",
 }
 
 
@@ -153,9 +155,7 @@ def _heat(figure: Figure, axes: Axes, each: PositionMap) -> None:
         origin="lower",
     )
     axes.grid(False)
-    axes.set(
-        xlabel="position", ylabel="dimension", title=WORDS.get(each.kind, each.kind).format(odd="by number")
-    )
+    axes.set(xlabel="position", ylabel="dimension", title=WORDS.get(each.kind, each.kind))
     bar = figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03)
     bar.outline.set_visible(False)
 

@@ -1,0 +1,227 @@
+"""Peak memory of training, part by part, at the real batch, length and precision.
+
+Activations are what autograd keeps for the way back, counted by reading models/block.py, attention.py and
+objectives/cross_entropy.py; a test holds the count against torch's own. The peak is the largest of five
+moments of a step: scoring, its way back, the top layer's way back, the token table's gradient, the update.
+"""
+
+from dataclasses import dataclass
+
+from headstart.planning.load import Load
+from headstart.planning.parameters import GATED
+
+MIB = 2**20
+# Scores alive at once in objectives/cross_entropy.py, by device.
+PIECE = {"cpu": 2**20, "cuda": 2**29}
+OTHER_PIECE = 2**24
+FULL = 4  # bytes of a float32
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a process holds beside tensors; measured constants."""
+
+    base: int  # interpreter, torch and its libraries, or a GPU's context and workspaces
+    scatter: float  # what the allocator wastes, as a share of what comes and goes in a step
+
+
+FRAMEWORK = {
+    "cpu": Framework(base=318 * MIB, scatter=0.35),
+    "cuda": Framework(base=64 * MIB, scatter=0.05),
+    "mps": Framework(base=400 * MIB, scatter=0.15),
+}
+CONTEXT = 520 * MIB  # of a CUDA process, outside torch's allocator
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of one kind, alive at the peak."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The peak of a training step, and what it is made of."""
+
+    parts: list[Part]
+    moment: str  # when the peak is reached
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the peak, all parts together."""
+        return sum(part.bytes for part in self.parts)
+
+    def of(self, *names: str) -> int:
+        """Bytes of the parts with these names."""
+        return sum(part.bytes for part in self.parts if part.name in names)
+
+    @property
+    def tensors(self) -> int:
+        """Bytes of tensors and workspaces, as torch's allocator counts them: no scatter, no context."""
+        return self.peak - self.of("fragmentation", "GPU context")
+
+
+def predict_memory(load: Load) -> Memory:
+    """The peak memory of training with this load."""
+    lasting = _lasting(load)
+    moments = {name: {**lasting, **parts} for name, parts in _moments(load).items()}
+    moment = max(moments, key=lambda name: sum(moments[name].values()))
+    parts = moments[moment]
+    frame = FRAMEWORK.get(load.device, FRAMEWORK["cpu"])
+    parts["fragmentation"] = frame.scatter * _moving(load)
+    parts["framework"] = frame.base
+    if load.device == "cuda":
+        parts["GPU context"] = CONTEXT
+    return Memory([Part(name, round(size)) for name, size in parts.items() if size >= 1], moment)
+
+
+def _moving(load: Load) -> float:
+    """What comes and goes within a step and so leaves holes: all but gradients and tables, which are large."""
+    table = FULL * load.vocabulary * load.body.width
+    forward = max(0, score_bytes(load)[0] - table)
+    return activations(load) + layer_working(load) + forward + update_working(load)
+
+
+def _lasting(load: Load) -> dict[str, float]:
+    """What stays from step to step."""
+    weights = FULL * load.account.total
+    return {
+        "weights": weights,
+        "optimiser": optimizer_bytes(load),
+        "best weights": weights if load.keeps_best else 0,
+        "batch": 25 * load.tokens,  # tokens, which are real, labels
+    }
+
+
+def optimizer_bytes(load: Load) -> float:
+    """Two numbers a weight for Adam; one for each matrix of a block under Muon."""
+    total = load.account.total
+    return FULL * (2 * total - (block_matrices(load) if load.optimizer == "muon" else 0))
+
+
+def block_matrices(load: Load) -> int:
+    """Weights in the matrices of the layers, which Muon changes."""
+    return load.account.matrices
+
+
+def _moments(load: Load) -> dict[str, dict[str, float]]:
+    """What is alive beside the lasting parts, at each moment that can be the peak."""
+    kept = activations(load)
+    gradients = FULL * load.account.total
+    before = gradients if load.accumulate > 1 else 0  # earlier batches of the step left theirs
+    own_head = FULL * sum(block.total for block in load.account.heads)
+    table = FULL * load.vocabulary * load.body.width
+    late = own_head or (table if load.asked else 0)
+    is_shared = load.body.tied and load.asked > 0  # two gradients of one table meet
+    copies = low_copies(load)
+    forward, held, backward = score_bytes(load)
+    body = {"activations": kept, "low-precision weights": copies}
+    return {
+        "scoring": {**body, "gradients": before, "logits": forward},
+        "way back through the scores": {**body, "gradients": before, "logits": held + backward},
+        "way back through the top layer": {
+            **body, "gradients": max(before, late), "working": layer_working(load),
+        },
+        "gradient of the token table": {"gradients": gradients, "working": table * (is_shared + bool(before))},
+        "update": {"gradients": gradients, "working": update_working(load)},
+    }  # fmt: skip
+
+
+def activations(load: Load) -> float:
+    """Bytes that autograd keeps of the body in one batch."""
+    width, extra = load.body.width, _noise(load) * load.body.width
+    top = load.low * width + (_norm_input(load) if load.body.norm_first else 0)
+    embedding = extra if load.body.dropout else 0
+    return load.tokens * (load.body.layers * layer_activations(load) + top + embedding)
+
+
+def layer_activations(load: Load) -> float:
+    """Bytes that autograd keeps of one layer, for each token."""
+    body, low = load.body, load.low
+    width, inner, heads = body.width, body.feed_forward, body.attention_heads
+    linear = 3 * low * width  # what attention in, attention out and feed-forward in read
+    noise = _noise(load) * (2 * width + inner) if body.dropout else 0
+    if is_plain_attention(load):  # copies of query, key, value; weights, their dropout, the product
+        attention = 3 * low * width + 3 * low * heads * load.length
+    else:
+        turned = 2 * low * width if body.positions == "rotary" or body.qk_norm else 0
+        attention = 3 * low * width + turned + FULL * heads
+    if body.qk_norm:
+        attention += 2 * FULL * width * (2 if load.low == 2 else 1)
+    return 2 * _norm_input(load) + linear + attention + low * inner * _feed_forward_copies(load) + noise
+
+
+def _feed_forward_copies(load: Load) -> int:
+    """How often the inner width is kept: before, between and after the activation."""
+    if load.body.activation in GATED:
+        return 4
+    if load.body.activation == "relu":
+        return 2 if load.body.dropout else 1
+    return 2
+
+
+def _norm_input(load: Load) -> float:
+    """Bytes a token that a norm keeps: its input; on a CPU RMSNorm is made of parts and keeps the quotient too."""
+    copies = 2 if load.body.norm == "rms" and load.device != "cuda" else 1
+    return FULL * (copies * load.body.width + 2)
+
+
+def _noise(load: Load) -> int:
+    """Bytes of one dropout decision: a number on a CPU, a truth on a GPU."""
+    return load.low if load.device == "cpu" else 1
+
+
+def is_plain_attention(load: Load) -> bool:
+    """Whether attention weights exist in memory: torch's fused CPU attention knows no dropout."""
+    return load.device != "cuda" and load.body.attention_dropout > 0
+
+
+def low_copies(load: Load) -> float:
+    """Bytes of the bfloat16 copies of matrices that one pass under autocast keeps."""
+    if load.low == FULL:
+        return 0
+    table = load.vocabulary * load.body.width if load.asked else 0
+    return load.low * (load.account.matrices + table)
+
+
+def score_bytes(load: Load) -> tuple[float, float, float]:
+    """Bytes of scoring the vocabulary: at most on the way forward, kept, and at most added on the way back."""
+    if not load.asked:
+        return 0, 0, 0
+    answers, size, width = load.answers, load.vocabulary, load.body.width
+    table = size * width
+    vectors = load.low * answers * width
+    piece = PIECE.get(load.device, OTHER_PIECE)
+    if answers * size <= piece:  # scores, their log-softmax; on the way back two slopes more
+        scores = FULL * answers * size
+        return 2 * scores + vectors, scores + vectors, 2 * scores + FULL * table
+    rows = max(1, piece // size)
+    first, second = rows * size, min(rows, answers - rows) * size
+    # The old piece's slopes live until the new one's replace them; logsumexp makes a copy.
+    alive = max(8 * first, (FULL + 4) * second + load.low * first + (load.low if load.low == 2 else 0) * second)
+    kept = FULL * table + vectors
+    temporary = load.low * table if load.low == 2 else 0
+    return alive + kept + temporary, kept, FULL * table + temporary + vectors
+
+
+def layer_working(load: Load) -> float:
+    """Bytes of slopes in flight on the way back through one layer."""
+    body, low = load.body, load.low
+    inner = low * body.feed_forward * (5 if body.activation in GATED else 2)
+    attention = 4 * low * body.width
+    if is_plain_attention(load):
+        attention += 3 * low * body.attention_heads * load.length
+    return load.tokens * (2 * FULL * body.width + max(inner, attention))
+
+
+def update_working(load: Load) -> float:
+    """Bytes that the optimiser's step needs for a moment; Muon pushes all matrices and turns a group at a time."""
+    if load.optimizer != "muon":
+        return 0
+    body = load.body
+    wide = body.feed_forward * body.width * (2 if body.activation in GATED else 1)
+    group = body.layers * max(4 * body.width**2, wide)
+    return FULL * (block_matrices(load) + 8 * group)
+

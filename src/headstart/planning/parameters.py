@@ -1,0 +1,173 @@
+"""Exact parameters by block, each with its formula in symbols and in numbers.
+
+Symbols: V vocabulary, P longest text, D width, H = D / attention heads, F feed-forward, L layers, C classes.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headstart.config import BodyConfig
+
+if TYPE_CHECKING:
+    from headstart.models.model import HeadSpec
+
+GATED = ("swiglu", "geglu")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Parameters of one kind: how many, by which formula, and how many of them multiply as a matrix."""
+
+    name: str
+    symbols: str  # "3D² + 3D"
+    numbers: str  # "3·200² + 3·200 = 120,600"
+    each: int
+    times: int = 1  # how often the block occurs
+    matrix: int = 0  # of `each`, those that every token is multiplied by
+
+    @property
+    def total(self) -> int:
+        """Parameters of all such blocks together."""
+        return self.each * self.times
+
+
+@dataclass(frozen=True)
+class Account:
+    """All parameters of a model, block by block."""
+
+    kind: str
+    blocks: list[Block]
+
+    @property
+    def total(self) -> int:
+        """What the built model counts."""
+        return sum(block.total for block in self.blocks)
+
+    @property
+    def body(self) -> list[Block]:
+        """The blocks below the heads."""
+        return [block for block in self.blocks if not block.name.startswith("head")]
+
+    @property
+    def heads(self) -> list[Block]:
+        """The blocks of the heads."""
+        return [block for block in self.blocks if block.name.startswith("head")]
+
+    @property
+    def matrices(self) -> int:
+        """Parameters of the body that every token is multiplied by."""
+        return sum(block.matrix * block.times for block in self.body)
+
+
+def account(body: BodyConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") -> Account:
+    """The exact parameters of a body under these heads; a kind without formulas is built without data and counted."""
+    known = ACCOUNTS.get(body.kind)
+    if known is None or any(spec.kind not in HEAD_ACCOUNTS for spec in heads.values()):
+        return Account(body.kind, _count_built(body, vocabulary, heads))
+    blocks = known(body, vocabulary)
+    for name, spec in heads.items():
+        blocks += HEAD_ACCOUNTS[spec.kind](name, body, spec)
+    return Account(body.kind, [block for block in blocks if block.each])
+
+
+def formula(name: str, terms: list[str], values: Mapping[str, int], times: int = 1, matrix: int = 0) -> Block:
+    """A block from terms such as "3D²" or "VD"; a term's numbers are its symbols replaced by their values."""
+    each, numbers = 0, []
+    for term in terms:
+        product = 1
+        parts = []
+        for factor, power in re.findall(r"(\d+|[A-Z])(²?)", term):
+            value = int(factor) if factor.isdigit() else values[factor]
+            product *= value ** (2 if power else 1)
+            parts.append(f"{value:,}{power}")
+        each += product
+        numbers.append("·".join(parts))
+    words = " + ".join(numbers)
+    shown = f"{each:,}" if words == f"{each:,}" else f"{words} = {each:,}"
+    return Block(name, " + ".join(terms), shown, each, times, matrix)
+
+
+def _norm_terms(body: BodyConfig, letter: str) -> list[str]:
+    return [f"2{letter}"] if body.norm == "layer" and body.biases else [letter]
+
+
+def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
+    """Token table, positions, L alike layers, final norm."""
+    width, inner, layers = body.width, body.feed_forward, body.layers
+    values = {
+        "V": vocabulary, "P": body.max_length, "D": width, "F": inner, "H": width // body.attention_heads,
+    }  # fmt: skip
+    wide = "2DF" if body.activation in GATED else "DF"
+    wide_bias = "2F" if body.activation in GATED else "F"
+    doubled = 2 if body.activation in GATED else 1
+
+    def biased(terms: list[str], bias: str) -> list[str]:
+        return [*terms, bias] if body.biases else terms
+
+    blocks = [formula("token table", ["VD"], values)]
+    if body.positions == "learned":
+        blocks.append(formula("positions", ["PD"], values))
+    blocks += [
+        formula("attention in", biased(["3D²"], "3D"), values, layers, 3 * width**2),
+        formula("attention out", biased(["D²"], "D"), values, layers, width**2),
+    ]
+    if body.qk_norm:
+        per_norm = _norm_terms(body, "H")[0]
+        blocks.append(formula("query and key norms", [per_norm, per_norm], values, layers))
+    per_norm = _norm_terms(body, "D")[0]
+    blocks += [
+        formula("feed-forward in", biased([wide], wide_bias), values, layers, doubled * width * inner),
+        formula("feed-forward out", biased(["FD"], "D"), values, layers, width * inner),
+        formula("two norms", [per_norm, per_norm], values, layers),
+    ]
+    if body.norm_first:
+        blocks.append(formula("final norm", _norm_terms(body, "D"), values))
+    return blocks
+
+
+def _language_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
+    values = {"V": spec.size, "D": body.width}
+    terms = [*([] if body.tied else ["VD"]), *(["V"] if body.biases else [])]
+    if not terms:
+        return []
+    return [formula(f"head {name}", terms, values, matrix=0 if body.tied else spec.size * body.width)]
+
+
+def _class_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
+    pooled = body.width * (2 if spec.settings.get("pooling") == "mean+max" else 1)
+    is_dense = spec.settings.get("projection") == "dense"
+    values = {"D": pooled, "C": spec.size}
+    terms = ["DC", *(["C"] if body.biases or is_dense else [])]
+    blocks = [formula(f"head {name}, dense", ["D²", "D"], values, matrix=pooled**2)] if is_dense else []
+    return [*blocks, formula(f"head {name}", terms, values, matrix=pooled * spec.size)]
+
+
+def _count_built(body: BodyConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") -> list[Block]:
+    """The blocks of a model built on no device: shapes alone, no memory."""
+    import torch
+
+    from headstart.models.model import build_model
+
+    with torch.device("meta"):
+        model = build_model(body, vocabulary, heads)
+    counts: dict[str, list[int]] = {}
+    for name, weight in model.named_parameters():
+        part, child = name.split(".")[:2]
+        row = counts.setdefault(f"head {child}" if part == "heads" else child.replace("_", " "), [0, 0])
+        row[0] += weight.numel()
+        row[1] += weight.numel() if weight.ndim == 2 and "embedding" not in name else 0
+    return [
+        Block(name, "counted", f"{each:,}", each, matrix=matrix) for name, (each, matrix) in counts.items()
+    ]
+
+
+ACCOUNTS: dict[str, Callable[[BodyConfig, int], list[Block]]] = {
+    "causal": _transformer,
+    "bidirectional": _transformer,
+}
+HEAD_ACCOUNTS: "dict[str, Callable[[str, BodyConfig, HeadSpec], list[Block]]]" = {
+    "lm": _language_head,
+    "class": _class_head,
+}

@@ -1,0 +1,235 @@
+"""Pictures of a model and of its parts: arrays first, then files as the name of `out` asks."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from headstart.batch import Batch, Row
+from headstart.config import RunConfig
+from headstart.data.example import Example
+from headstart.data.sources import load_for_scoring, load_texts
+from headstart.errors import ConfigError, DataError, RunError, nearest
+from headstart.files import write_text
+from headstart.models.embedding import Embedding
+from headstart.models.model import Model
+from headstart.training.evaluate import EVALUATION_SEED
+from headstart.training.events import Event, Stage
+from headstart.training.runtime import Runtime, generator_for, start_runtime
+from headstart.views.attention import AttentionMaps, attention_maps, draw_attention
+from headstart.views.attention_heads import HeadStudy, LossByPart, draw_heads, study_heads
+from headstart.views.attention_page import attention_page
+from headstart.views.figure import inline_svg, save_figure
+from headstart.views.masks import Mask, all_masks, draw_masks
+from headstart.views.page import bullets, page, section, table
+from headstart.views.positions import PositionMap, draw_positions, model_map, sinusoidal_map
+from headstart.workflows.embed import plain_batch
+from headstart.workflows.finetune import encode_rows
+from headstart.workflows.run import Trained, load_trained
+
+KINDS = (".png", ".svg", ".html")
+PART = 8  # texts whose loss is summed before parts are compared
+WIDTH, LENGTH = 128, 128  # of sinusoids drawn without a run
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture under way: its name, how to draw it, and the page that shows it."""
+
+    name: str
+    figure: Callable[[], Figure]
+    page: Callable[[Figure], str]
+
+
+def picture_attention(
+    run: str, text: str, out: Path | None, *, layer: int | None = None, attention_head: int | None = None
+) -> tuple[AttentionMaps, list[Path]]:
+    """Where each token of `text` looks in every layer and attention head, and the files that show it."""
+    trained = load_trained(run)
+    batch, pieces = read_text(trained, text)
+    maps = attention_maps(trained.model(), batch, pieces, title=f"{run}")
+    maps.chosen(layer, attention_head)
+    drawing = Drawing(
+        "attention", lambda: draw_attention(maps, layer, attention_head), lambda figure: attention_page(maps)
+    )
+    return maps, write_pictures(out, drawing)
+
+
+def read_text(trained: Trained, text: str) -> tuple[Batch, list[str]]:
+    """One text as a batch with its tokens as words; an empty or over-long one is refused."""
+    if not text.strip():
+        raise DataError("the text is empty", hint="give a sentence in quotes")
+    limit = trained.info.config.body.max_length
+    ids = trained.tokenizer.encode([text])[0]
+    if len(ids) + 2 > limit:
+        raise DataError(
+            f"the text has {len(ids) + 2:,} tokens with both ends marked, and {trained.name} reads {limit:,} at most",
+            hint="give a shorter text: a sentence or two draw best",
+        )
+    tokens = trained.tokenizer.frame(ids, limit)
+    row = torch.from_numpy(tokens).long()[None, :]  # (1, T)
+    return Batch(row, torch.ones_like(row, dtype=torch.bool), is_full=True), trained.tokenizer.pieces(tokens)
+
+
+def picture_masks(out: Path | None, *, length: int = 8) -> tuple[list[Mask], list[Path]]:
+    """Every mask over texts of `length` tokens, and the files that show them."""
+    masks = all_masks(length)
+    words = [f"{mask.name}: {mask.words}" for mask in masks]
+    drawing = Drawing(
+        "masks", lambda: draw_masks(masks), lambda figure: _page("Who may read whom", figure, bullets(words))
+    )
+    return masks, write_pictures(out, drawing)
+
+
+def picture_positions(
+    run: str | None, out: Path | None, *, width: int | None = None, length: int | None = None
+) -> tuple[list[PositionMap], list[Path]]:
+    """Sinusoidal positions, beside them those of `run` where they differ, and the files that show them."""
+    if run is None:
+        maps = [sinusoidal_map(length or LENGTH, width or WIDTH)]
+    else:
+        if width is not None:
+            raise ConfigError(f"{run} brings its own width", hint="leave --width out, or leave the run out")
+        maps = _positions_of(load_trained(run), length)
+    drawing = Drawing(
+        "positions", lambda: draw_positions(maps), lambda figure: _page("How order is told", figure, "")
+    )
+    return maps, write_pictures(out, drawing)
+
+
+def _positions_of(trained: Trained, length: int | None) -> list[PositionMap]:
+    embedding = getattr(trained.model().body, "embedding", None)
+    if not isinstance(embedding, Embedding):
+        raise ConfigError(
+            f"{trained.name} tells order by reading in order", hint="choose a run with a Transformer body"
+        )
+    reach = length or min(LENGTH, trained.info.config.body.max_length)
+    own = model_map(embedding, reach)
+    if own.kind == "sinusoidal":
+        return [own]
+    return [own, sinusoidal_map(reach, trained.info.config.body.width)]
+
+
+def picture_heads(
+    run: str,
+    file: str,
+    out: Path | None,
+    *,
+    texts: int = 200,
+    settings: Mapping[str, Any] | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> tuple[HeadStudy, list[Path]]:
+    """What each attention head of `run` does on the first `texts` of a file, and the files that show it."""
+    trained = load_trained(run)
+    config = trained.info.config.with_(settings or {})
+    runtime = start_runtime(config.training)
+    rows = _study_rows(trained, file, config, texts)
+    parts = [rows[at : at + PART] for at in range(0, len(rows), PART)]
+    batches = [plain_batch(part, trained.tokenizer.padding).to(runtime.device) for part in parts]
+
+    def tell(done: int, total: int) -> None:
+        on_event(Stage("silencing one attention head after the other", done, total))
+
+    model, title = trained.model().to(runtime.device), f"{run} on {Path(file).name}"
+    study = study_heads(model, batches, _loss_of(trained, parts, runtime), title, tell)
+    drawing = Drawing(
+        "heads",
+        lambda: draw_heads(study),
+        lambda figure: _page("What each attention head does", figure, _study_table(study)),
+    )
+    return study, write_pictures(out, drawing)
+
+
+def _study_rows(trained: Trained, file: str, config: RunConfig, most: int) -> list[Row]:
+    """Rows that the run's own objective can ask about: labelled texts for a classifier, else plain ones."""
+    reads, classes = trained.objective.reads, trained.info.classes
+    if reads not in ("blocks", "texts"):
+        raise RunError(
+            f"{trained.objective.name} reads {reads}, which this study cannot give it",
+            hint="choose a base or a classifier",
+        )
+    if reads == "texts":
+        _, examples, _ = load_for_scoring(file, config.data)
+        examples = examples[:: max(1, len(examples) // most)][:most]  # a table may be sorted by class
+        strange = next((example for example in examples if example.label not in classes), None)
+        if strange is not None:
+            raise DataError(
+                f"{strange.origin} has label {strange.label!r}, which {trained.name} never learnt",
+                hint=nearest(str(strange.label), classes),
+            )
+    else:
+        wanted = (Example(text) for text in load_texts(file, config.data) if text.strip())
+        examples = list(islice(wanted, most))
+    if not examples:
+        raise DataError(f"{file} holds no text", hint="give a file with at least one text that is not blank")
+    return encode_rows(trained.tokenizer, examples, classes or None, config.training.length, config.data.keep)
+
+
+def _loss_of(trained: Trained, parts: list[list[Row]], runtime: Runtime) -> LossByPart:
+    """The run's own loss by part, asked the same way each time."""
+
+    def loss(model: Model) -> tuple[np.ndarray, np.ndarray]:
+        totals, counts = np.zeros(len(parts)), np.zeros(len(parts))
+        for index, part in enumerate(parts):
+            chance = generator_for(EVALUATION_SEED, index)
+            batch = trained.objective.collate(part, trained.tokenizer, chance).to(runtime.device)
+            for marks in trained.objective.losses(model, batch).values():
+                totals[index] += float(marks.total)
+                counts[index] += marks.count
+        return totals, counts
+
+    return loss
+
+
+def _study_table(study: HeadStudy) -> str:
+    rows = [
+        [
+            f"layer {row['layer']}, attention head {row['attention_head']}",
+            f"{row['entropy']:.2f}",
+            f"{row['distance']:.1f}",
+            f"{row['ablation']:+.4f}",
+            f"{row['low']:+.4f} to {row['high']:+.4f}",
+        ]
+        for row in study.rows()
+    ]
+    head = ["", "entropy, bits", "mean distance, tokens", "loss without it, nats", "95 % interval"]
+    caption = f"Loss with all attention heads: {study.loss:.4f}, over {study.answers:,} answers."
+    return table(head, rows, caption=caption)
+
+
+def write_pictures(out: Path | None, drawing: Drawing) -> list[Path]:
+    """The picture as the file `out`, or as every kind of file in the folder `out`."""
+    if out is None:
+        return []
+    if out.suffix.lower() in KINDS and not out.is_dir():
+        paths = [out]
+    elif out.suffix and not out.is_dir():
+        raise ConfigError(
+            f"pictures are not written as {out.suffix}",
+            hint=f"end --out in {', '.join(KINDS)}, or name a folder",
+        )
+    else:
+        paths = [out / f"{drawing.name}{kind}" for kind in KINDS]
+    figure = drawing.figure()
+    with warnings.catch_warnings():  # a letter that the font lacks is drawn as a box, and the page shows it
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing", category=UserWarning)
+        for path in paths:
+            if path.suffix.lower() == ".html":
+                write_text(path, drawing.page(figure))
+            else:
+                save_figure(figure, path)
+    return paths
+
+
+def _page(title: str, figure: Figure, words: str) -> str:
+    """A picture on a page of its own, with `words` (HTML) below."""
+    svg = inline_svg(figure, "picture", title)
+    shown = f'<figure><div class="wide" tabindex="0">{svg}</div></figure>{words}'
+    return page(title, f"<header><h1>{escape(title)}</h1></header>{section('Picture', shown)}")
