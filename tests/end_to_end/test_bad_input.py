@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.worlds_of_text import QUICK, flags, write_corpus, write_labelled
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import HeadstartError
+from tests.worlds_of_text import QUICK, flags, write_corpus, write_labelled
 
 STEP = merge(QUICK, {"training": {"steps": 1}})
 

@@ -5,12 +5,12 @@ import json
 import lzma
 
 import pytest
-from tests.worlds_of_text import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
 from typer.testing import CliRunner
 
 import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
+from tests.worlds_of_text import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
 
 FAST = merge(QUICK, {"training": {"batch_examples": 8}, "optimizer": {"learning_rate": 0.01}})
 
@@ -232,3 +232,10 @@ def test_standard_input_is_read_as_bytes_in_utf_8(world, monkeypatch):
     monkeypatch.setattr("sys.stdin", type("In", (), {"buffer": broken})())
     with pytest.raises(hs.HeadstartError, match="standard input"):
         list(hs.predict(str(world / "tuned"), "-"))
+
+
+def test_a_run_can_be_watched_in_tensorboard(world, tmp_path):
+    pytest.importorskip("tensorboard")
+    words = flags(merge(FAST, {"training": {"tensorboard": "true"}}))
+    call("finetune", "scratch", world / "table.tsv", "--epochs", 1, "--out", tmp_path / "run", *words)
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))

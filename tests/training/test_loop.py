@@ -1,5 +1,4 @@
 import torch
-from tests.worlds import ALPHABET, random_rows, small_body
 
 from headstart.config import RunConfig
 from headstart.data.loader import TextLoader
@@ -9,6 +8,7 @@ from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Evaluated, StepDone
 from headstart.training.loop import Evaluation, State, Trainer
 from headstart.training.runtime import Runtime, seed_for
+from tests.worlds import ALPHABET, random_rows, small_body
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from tests.worlds import ALPHABET, small_body
 
 from headstart.config import OptimizerConfig
 from headstart.models.model import HeadSpec, build_model
 from headstart.training.muon import orthogonal, parts_of
 from headstart.training.optim import make_optimizer, thaw
+from tests.worlds import ALPHABET, small_body
 
 HEADS = {"class": HeadSpec("class", 2, {"pooling": "mean", "projection": "dense"})}
 

@@ -98,7 +98,7 @@ def heads(
     file: Annotated[
         str,
         typer.Argument(
-            help="Texts for a base (.txt, a text a line, or a table), labelled data for a classifier."
+            help="Texts for a base (.txt, a text a line, or a table), labelled data for a classifier, or a built-in name."
         ),
     ],
     out: PictureOut = None,
@@ -113,21 +113,23 @@ def heads(
     _check(out, as_json)
     settings = o.gather(None, assignments, data__text_column=text_column, data__label_column=label_column)
     from headstart.cli.listener import Listener
-    from headstart.workflows.picture import picture_heads
+    from headstart.workflows.picture import picture_attention_heads
 
     with Listener(quiet or as_json) as listener:
-        study, files = picture_heads(run, file, out, texts=texts, settings=settings, on_event=listener)
+        study, files = picture_attention_heads(
+            run, file, out, texts=texts, settings=settings, on_event=listener
+        )
     if as_json:
         print_arrays(study.to_dict())
         return
     print(
         f"loss with all attention heads {study.loss:.4f}, over {study.answers:,} answers of {study.texts} texts"
     )
-    print("layer  attention head  entropy  distance  loss without it  95 % interval")
+    print("layer  attention head  entropy  distance  loss rises by  95 % interval")
     for row in study.rows():
         print(
             f"{row['layer']:5}  {row['attention_head']:14}  {row['entropy']:7.2f}  {row['distance']:8.1f}  "
-            f"{row['ablation']:+15.4f}  {row['low']:+.4f} to {row['high']:+.4f}"
+            f"{row['ablation']:+13.4f}  {study.range_words(row['layer'] - 1, row['attention_head'] - 1)}"
         )
     _show(files)
 

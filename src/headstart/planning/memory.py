@@ -26,7 +26,7 @@ class Framework:
 
 
 FRAMEWORK = {
-    "cpu": Framework(base=318 * MIB, scatter=0.35),
+    "cpu": Framework(base=322 * MIB, scatter=0.35),
     "cuda": Framework(base=64 * MIB, scatter=0.05),
     "mps": Framework(base=400 * MIB, scatter=0.15),
 }
@@ -200,7 +200,9 @@ def score_bytes(load: Load) -> tuple[float, float, float]:
     rows = max(1, piece // size)
     first, second = rows * size, min(rows, answers - rows) * size
     # The old piece's slopes live until the new one's replace them; logsumexp makes a copy.
-    alive = max(8 * first, (FULL + 4) * second + load.low * first + (load.low if load.low == 2 else 0) * second)
+    alive = max(
+        8 * first, (FULL + 4) * second + load.low * first + (load.low if load.low == 2 else 0) * second
+    )
     kept = FULL * table + vectors
     temporary = load.low * table if load.low == 2 else 0
     return alive + kept + temporary, kept, FULL * table + temporary + vectors
@@ -224,4 +226,3 @@ def update_working(load: Load) -> float:
     wide = body.feed_forward * body.width * (2 if body.activation in GATED else 1)
     group = body.layers * max(4 * body.width**2, wide)
     return FULL * (block_matrices(load) + 8 * group)
-

@@ -20,8 +20,9 @@ from headstart.models.model import Model
 from headstart.views.figure import FAINT, INK, STYLE
 
 UNSEEN = "#e9ecf1"  # a key that the mask hides from the query; a key that is seen and not looked at is white
-RAMP = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#a9d3ec", "#0072b2", "#00304d"])
-RAMP.set_bad(UNSEEN)
+RAMP = LinearSegmentedColormap.from_list(
+    "weights", ["#ffffff", "#a9d3ec", "#0072b2", "#00304d"]
+).with_extremes(bad=UNSEEN)
 LONGEST_PIECE = 14  # characters of a token that stand on an axis
 MOST_LABELS = 90  # tokens on one axis; of more, every other, third ... is named
 
@@ -140,7 +141,7 @@ def draw_attention(
     if len(layers) == len(heads) == 1:
         return _enlarged(maps, layers[0], heads[0])
     length = max(len(maps.queries), len(maps.keys))
-    panel = min(max(1.5, 0.15 * length), 3.2, 40 / max(len(layers), len(heads)))  # inches
+    panel = min(max(1.5, 0.15 * length), 3.2, 22 / max(len(layers), len(heads)))  # inches
     size = min(8.0, 0.72 * 72 * panel / length)  # points
     has_labels = size >= 4.5
     left, top, gap, bottom = (1.25 if has_labels else 0.5), 0.95, 0.32, (0.95 if has_labels else 0.4)
@@ -164,7 +165,7 @@ def draw_attention(
 def _enlarged(maps: AttentionMaps, layer: int, attention_head: int) -> Figure:
     length = max(len(maps.queries), len(maps.keys))
     panel = min(max(3.6, 0.27 * length), 20.0)
-    left, top, right, bottom = 1.35, 0.95, 0.95, 1.3
+    left, top, right, bottom = 1.75, 0.95, 0.95, 1.7
     width, height = left + panel + right, top + panel + bottom
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(width, height))

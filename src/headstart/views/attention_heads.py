@@ -12,21 +12,27 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from scipy.special import stdtrit
 from torch import Tensor, nn
 
 from headstart.batch import Batch
 from headstart.models.attention import Attention
 from headstart.models.model import Model
 from headstart.views.attention import RAMP, attentive, entropy, mean_distance, seen_by
-from headstart.views.figure import FAINT, INK, STYLE
+from headstart.views.figure import FAINT, STYLE
 
 # Summed loss and number of answers of each part of the text: two arrays (parts,).
 LossByPart = Callable[[Model], tuple[np.ndarray, np.ndarray]]
+ON_DARK, ON_LIGHT = (
+    "#fdfdfe",
+    "#11151c",
+)  # numbers in cells; a page that turns dark leaves these two as they are
+LEAST_PARTS = 5  # of which an interval can be told
 MOST_NUMBERS = 12  # layers or attention heads up to which numbers stand in the cells
 
 
 @dataclass(frozen=True)
-class HeadStudy:
+class AttentionHeadStudy:
     """What each attention head does; arrays are (L, A), layers and attention heads counted from 1 when shown."""
 
     entropy: np.ndarray  # bits, mean over tokens
@@ -60,6 +66,11 @@ class HeadStudy:
             for layer, head in np.ndindex(self.entropy.shape)
         ]
 
+    def range_words(self, layer: int, attention_head: int) -> str:
+        """The interval of an ablation, at places counted from 0, as "+0.1 to +0.3"."""
+        low, high = self.low[layer, attention_head], self.high[layer, attention_head]
+        return "unknown: too few texts" if np.isnan(low) else f"{low:+.4f} to {high:+.4f}"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
         names = ("title", "loss", "even_entropy", "even_distance", "texts", "answers")
@@ -86,13 +97,13 @@ def silenced(model: Model, layer: int, attention_head: int) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def study_heads(
+def study_attention_heads(
     model: Model,
     batches: Sequence[Batch],
     loss: LossByPart,
     title: str = "",
     on_done: Callable[[int, int], None] = lambda done, total: None,
-) -> HeadStudy:
+) -> AttentionHeadStudy:
     """Entropy and mean distance of each attention head over `batches`, and what `loss` gives without it."""
     body = attentive(model)
     model.eval()
@@ -105,7 +116,7 @@ def study_heads(
         with silenced(model, layer, head):
             without, _ = loss(model)
         found[:, layer, head] = _difference(without - totals, counts)
-    return HeadStudy(
+    return AttentionHeadStudy(
         entropy=looks[0],
         distance=looks[1],
         ablation=found[0],
@@ -143,17 +154,17 @@ def _looks(model: Model, batches: Sequence[Batch]) -> tuple[np.ndarray, np.ndarr
 
 
 def _difference(totals: np.ndarray, counts: np.ndarray) -> tuple[float, float, float]:
-    """The mean over all answers with its 95 % interval, the parts being what varies; unknown for one part."""
+    """The mean over all answers with its 95 % interval, the parts being what varies; unknown for a few parts."""
     count, parts = max(1, counts.sum()), len(totals)
     mean = float(totals.sum() / count)
-    if parts < 2:
+    if parts < LEAST_PARTS:
         return mean, float("nan"), float("nan")
     spread = ((totals - mean * counts) ** 2).sum() * parts / (parts - 1)
-    reach = 1.96 * float(np.sqrt(spread)) / float(count)
+    reach = float(stdtrit(parts - 1, 0.975) * np.sqrt(spread)) / float(count)  # Student's
     return mean, mean - reach, mean + reach
 
 
-def draw_heads(study: HeadStudy) -> Figure:
+def draw_attention_heads(study: AttentionHeadStudy) -> Figure:
     """Three grids, a row for each layer and a column for each attention head: width, reach and worth."""
     layers, heads = study.entropy.shape
     cell = min(0.95, 9.0 / max(layers, heads))
@@ -174,8 +185,10 @@ def draw_heads(study: HeadStudy) -> Figure:
         reach = max(float(np.abs(study.ablation).max()), 1e-9)
         faint = ~study.matters()
         _grid(worth, study.ablation, matplotlib.colormaps["PuOr_r"], (-reach, reach), "{:+.3f}", faint)
-        worth.set_title(f"What is lost without it\nloss above {study.loss:.3f} nats", fontsize=10)
-        note = " · in brackets: the 95 % interval holds zero" if faint.any() else ""
+        worth.set_title(
+            f"What is lost without it\nrise of the loss, nats; with all: {study.loss:.3f}", fontsize=10
+        )
+        note = " · in brackets: no change shown" if faint.any() else ""
         words = f"{study.texts:,} texts, {study.answers:,} answers marked{note}"
         figure.suptitle(f"What each attention head does{': ' * bool(study.title)}{study.title}", fontsize=12)
         figure.supxlabel(words, fontsize=8.5, color=FAINT)
@@ -200,10 +213,19 @@ def _grid(
             text = form.format(values[layer, head])
             text = f"({text})" if faint is not None and faint[layer, head] else text
             axes.text(
-                head, layer, text, ha="center", va="center", fontsize=8.5, color="#ffffff" if is_dark else INK
+                head,
+                layer,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8.5,
+                color=ON_DARK if is_dark else ON_LIGHT,
             )
+    axes.set_xticks(np.arange(0.5, heads - 1), minor=True)
+    axes.set_yticks(np.arange(0.5, layers - 1), minor=True)
+    axes.grid(which="minor", color=ON_DARK, linewidth=1.5, alpha=1)
     axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
     axes.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
-    axes.tick_params(length=0, labelsize=9)
+    axes.tick_params(which="both", length=0, labelsize=9)
     axes.set_xlabel("attention head", fontsize=9.5)
     axes.set_ylabel("layer", fontsize=9.5)

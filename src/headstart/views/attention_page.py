@@ -56,8 +56,12 @@ kbd { border: 1px solid var(--line); border-radius: 4px; padding: 0 .3em; font-s
 """
 
 
-def attention_page(maps: AttentionMaps) -> str:
-    """All maps as one self-contained page: thumbnails to choose from, one enlarged, tokens to point at."""
+def attention_page(maps: AttentionMaps, layer: int | None = None, attention_head: int | None = None) -> str:
+    """All maps as one self-contained page: thumbnails to choose from, one enlarged, tokens to point at.
+
+    It opens on the given layer and attention head, on the first of them unless told.
+    """
+    layers, heads = maps.chosen(layer, attention_head)
     title = f"Where each token looks: {maps.title}" if maps.title else "Where each token looks"
     kind = "layer" if maps.layers == 1 else "layers"
     parts = "attention head" if maps.attention_heads == 1 else "attention heads"
@@ -70,7 +74,14 @@ def attention_page(maps: AttentionMaps) -> str:
         "<noscript><p class='worse'>This page draws with JavaScript, which is off. "
         "Switch it on, or ask for a .png or .svg instead.</p></noscript>\n</header>"
     )
-    body = "\n".join((header, section("Choose a map", _thumbnails(maps)), _enlarged(maps), _script(maps)))
+    body = "\n".join(
+        (
+            header,
+            section("Choose a map", _thumbnails(maps)),
+            _enlarged(maps),
+            _script(maps, (layers[0], heads[0])),
+        )
+    )
     whole = page(title, body)
     return whole.replace("</head>", f"<style>{STYLE}</style>\n</head>", 1)
 
@@ -126,13 +137,14 @@ def _enlarged(maps: AttentionMaps) -> str:
     )
 
 
-def _script(maps: AttentionMaps) -> str:
+def _script(maps: AttentionMaps, start: tuple[int, int]) -> str:
     whole = np.round(np.clip(maps.weights, 0, 1) * STEPS).astype("<u2")
     content = {
         "layers": maps.layers,
         "heads": maps.attention_heads,
         "queries": maps.queries,
         "keys": maps.keys,
+        "start": start,
         "isSelf": maps.queries == maps.keys,
         "weights": base64.b64encode(whole.tobytes()).decode("ascii"),
         "seen": base64.b64encode(maps.seen.astype(np.uint8).tobytes()).decode("ascii"),

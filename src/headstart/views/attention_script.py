@@ -217,6 +217,6 @@ SCRIPT = """
   const wanted = /^#(\\d+)\\.(\\d+)$/.exec(location.hash);
   const fits = wanted && wanted[1] >= 1 && wanted[1] <= data.layers && wanted[2] >= 1 && wanted[2] <= data.heads;
   state.pinned = state.shown = Math.min(1, T - 1);
-  choose(fits ? wanted[1] - 1 : 0, fits ? wanted[2] - 1 : 0, false);
+  choose(fits ? wanted[1] - 1 : data.start[0], fits ? wanted[2] - 1 : data.start[1], false);
 })();
 """

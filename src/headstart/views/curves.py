@@ -124,7 +124,7 @@ def reliability(comparison: Comparison, labels: int | None = None) -> Reliabilit
 
 def draw_curves(data: CurveData) -> Figure:
     """Lines by epoch with a band over the seeds; an arm without epochs is a dashed level."""
-    figure, axes = _canvas(7.4, 4.3)
+    figure, axes = _canvas(8.2, 4.3)
     with matplotlib.rc_context(STYLE):
         end = max([data.epochs, *(float(line.x[-1]) for line in data.lines)])
         for level in data.levels:
@@ -146,7 +146,7 @@ def draw_curves(data: CurveData) -> Figure:
 
 def draw_label_efficiency(data: EfficiencyData) -> Figure:
     """Accuracy against labels on a doubling axis, with the 95 % interval on each point."""
-    figure, axes = _canvas(7.4, 4.3)
+    figure, axes = _canvas(8.2, 4.3)
     with matplotlib.rc_context(STYLE):
         for offset, line in enumerate(data.lines):
             x = line.x * (
@@ -230,7 +230,7 @@ def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height))
         # Room on the right for the names, which stand at the ends of their lines instead of in a box over them.
-        return figure, figure.add_axes((0.09, 0.125, 0.665, 0.845))
+        return figure, figure.add_axes((0.085, 0.125, 0.61, 0.845))
 
 
 def _accuracy_axis(axes: Axes, bands: list[Band], mark: float | None = None) -> None:

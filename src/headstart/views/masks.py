@@ -158,7 +158,7 @@ def _draw(axes: Axes, mask: Mask) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     if mask.idle:
-        axes.axhspan(queries - 0.5 - mask.idle, queries - 0.5, color="#ffffff", alpha=0.72, linewidth=0)
+        axes.axhspan(queries - 0.5 - mask.idle, queries - 0.5, color="#fdfdfe", alpha=0.72, linewidth=0)
     _braces(axes, mask)
     source = "as the model applies it" if mask.source == "model" else "a definition, not applied yet"
     axes.set_title(f"{mask.name}\n", fontsize=11, fontweight="bold", color=INK)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from headstart.config import RunConfig
 from headstart.data.loader import TextLoader
 from headstart.data.sources import load_texts
 from headstart.data.tokenizer import Tokenizer
+from headstart.data.vectors import GrowingArray, write_together
 from headstart.errors import ConfigError, DataError, pick
-from headstart.files import write_with
 from headstart.models.heads import POOLINGS
 from headstart.models.model import Model
 from headstart.training.runtime import Runtime, start_runtime
@@ -101,13 +101,24 @@ def plain_batch(rows: list[Row], padding: int) -> Batch:
 
 
 def open_encoder(run: str, pool: str = "mean", settings: Mapping[str, Any] | None = None) -> Encoder:
-    """A base or a fine-tuned run, ready to read texts of up to `training.length` tokens."""
+    """A base or a fine-tuned run, ready to read texts; `training.length` in `settings` is the most it reads of one."""
     pick(POOLS, pool, "pool")
     trained = load_trained(run)
-    config = trained.info.config.with_(settings or {})
+    given = settings or {}
+    config = trained.info.config.with_({"training": {"length": usual_length(trained)}}).with_(given)
     _check(trained, config, pool)
     runtime = start_runtime(config.training)
     return Encoder(trained.model().to(runtime.device), trained.tokenizer, config, runtime, pool)
+
+
+def usual_length(trained: Trained) -> int:
+    """Tokens read of a text unless told: a classifier's own length, all that a base's positions can tell apart.
+
+    Turned positions carry a base past the blocks it was trained on; learned and added ones were not seen there.
+    """
+    config = trained.info.config
+    goes_on = config.body.positions in ("rotary", "none") and trained.objective.reads == "blocks"
+    return config.body.max_length if goes_on else config.training.length
 
 
 def _check(trained: Trained, config: RunConfig, pool: str) -> None:
@@ -148,22 +159,10 @@ def embed(
         if not sums["texts"]:
             raise DataError(f"{file} is empty", hint="give a file with one text a line, or a table of texts")
 
-    _write_together([path, *beside], write)
+    write_together([path, *beside], write)
     width, length = encoder.config.body.width, encoder.config.training.length
     seconds = round(time.time() - started, 3)
     return Embedded(path, pool, **sums, width=width, length=length, seconds=seconds, beside=beside)
-
-
-def _write_together(paths: list[Path], write: Callable[[list[Path]], None]) -> None:
-    """Let `write` fill a file beside each path, then sync and rename them all, the first of them last."""
-
-    def inner(left: list[Path], parts: list[Path]) -> None:
-        if left:
-            write_with(left[0], lambda beside: inner(left[1:], [*parts, beside]))
-        else:
-            write(parts)
-
-    inner(paths, [])
 
 
 def _write(
@@ -189,37 +188,6 @@ def _write(
             count, cut = count + len(chunk), cut + were_cut
             on_done(count)
         return {"texts": count, "vectors": vectors.count, "cut": cut}
-
-
-class GrowingArray:
-    """A .npy file that rows are added to; its header is put right when it is closed."""
-
-    def __init__(self, path: Path, row: tuple[int, ...], kind: type[np.generic]):
-        self.row, self.kind, self.count = row, np.dtype(kind), 0
-        self._handle: IO[bytes] = open(path, "wb")  # noqa: SIM115
-        self._header()
-        self._start = self._handle.tell()
-
-    def _header(self) -> None:
-        layout = {"descr": self.kind.str, "fortran_order": False, "shape": (self.count, *self.row)}
-        np.lib.format.write_array_header_1_0(self._handle, layout)  # leaves room for a growing count
-
-    def append(self, rows: np.ndarray) -> None:
-        """Add rows at the end."""
-        assert rows.shape[1:] == self.row, (rows.shape, self.row)
-        self._handle.write(np.ascontiguousarray(rows, dtype=self.kind).tobytes())
-        self.count += len(rows)
-
-    def __enter__(self) -> "GrowingArray":
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        try:
-            self._handle.seek(0)
-            self._header()
-            assert self._handle.tell() == self._start, "the header grew over the rows"
-        finally:
-            self._handle.close()
 
 
 def text_vectors(

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from headstart.batch import Batch, Row
 from headstart.config import RunConfig
 from headstart.data.example import Example
-from headstart.data.sources import load_for_scoring, load_texts
+from headstart.data.sources import SOURCES, load_for_scoring, load_texts
 from headstart.errors import ConfigError, DataError, RunError, nearest
 from headstart.files import write_text
 from headstart.models.embedding import Embedding
@@ -24,18 +24,23 @@ from headstart.training.evaluate import EVALUATION_SEED
 from headstart.training.events import Event, Stage
 from headstart.training.runtime import Runtime, generator_for, start_runtime
 from headstart.views.attention import AttentionMaps, attention_maps, draw_attention
-from headstart.views.attention_heads import HeadStudy, LossByPart, draw_heads, study_heads
+from headstart.views.attention_heads import (
+    AttentionHeadStudy,
+    LossByPart,
+    draw_attention_heads,
+    study_attention_heads,
+)
 from headstart.views.attention_page import attention_page
 from headstart.views.figure import inline_svg, save_figure
 from headstart.views.masks import Mask, all_masks, draw_masks
-from headstart.views.page import bullets, page, section, table
+from headstart.views.page import bullets, page, table
 from headstart.views.positions import PositionMap, draw_positions, model_map, sinusoidal_map
 from headstart.workflows.embed import plain_batch
 from headstart.workflows.finetune import encode_rows
 from headstart.workflows.run import Trained, load_trained
 
 KINDS = (".png", ".svg", ".html")
-PART = 8  # texts whose loss is summed before parts are compared
+PART = 4  # texts whose loss is summed before parts are compared
 WIDTH, LENGTH = 128, 128  # of sinusoids drawn without a run
 
 
@@ -54,10 +59,12 @@ def picture_attention(
     """Where each token of `text` looks in every layer and attention head, and the files that show it."""
     trained = load_trained(run)
     batch, pieces = read_text(trained, text)
-    maps = attention_maps(trained.model(), batch, pieces, title=f"{run}")
+    maps = attention_maps(trained.model(), batch, pieces, title=Path(run).name)
     maps.chosen(layer, attention_head)
     drawing = Drawing(
-        "attention", lambda: draw_attention(maps, layer, attention_head), lambda figure: attention_page(maps)
+        "attention",
+        lambda: draw_attention(maps, layer, attention_head),
+        lambda figure: attention_page(maps, layer, attention_head),
     )
     return maps, write_pictures(out, drawing)
 
@@ -117,7 +124,7 @@ def _positions_of(trained: Trained, length: int | None) -> list[PositionMap]:
     return [own, sinusoidal_map(reach, trained.info.config.body.width)]
 
 
-def picture_heads(
+def picture_attention_heads(
     run: str,
     file: str,
     out: Path | None,
@@ -125,7 +132,7 @@ def picture_heads(
     texts: int = 200,
     settings: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
-) -> tuple[HeadStudy, list[Path]]:
+) -> tuple[AttentionHeadStudy, list[Path]]:
     """What each attention head of `run` does on the first `texts` of a file, and the files that show it."""
     trained = load_trained(run)
     config = trained.info.config.with_(settings or {})
@@ -137,11 +144,11 @@ def picture_heads(
     def tell(done: int, total: int) -> None:
         on_event(Stage("silencing one attention head after the other", done, total))
 
-    model, title = trained.model().to(runtime.device), f"{run} on {Path(file).name}"
-    study = study_heads(model, batches, _loss_of(trained, parts, runtime), title, tell)
+    model, title = trained.model().to(runtime.device), f"{Path(run).name} on {Path(file).name}"
+    study = study_attention_heads(model, batches, _loss_of(trained, parts, runtime), title, tell)
     drawing = Drawing(
         "heads",
-        lambda: draw_heads(study),
+        lambda: draw_attention_heads(study),
         lambda figure: _page("What each attention head does", figure, _study_table(study)),
     )
     return study, write_pictures(out, drawing)
@@ -155,20 +162,21 @@ def _study_rows(trained: Trained, file: str, config: RunConfig, most: int) -> li
             f"{trained.objective.name} reads {reads}, which this study cannot give it",
             hint="choose a base or a classifier",
         )
-    if reads == "texts":
+    if reads == "texts" or file in SOURCES:
         _, examples, _ = load_for_scoring(file, config.data)
         examples = examples[:: max(1, len(examples) // most)][:most]  # a table may be sorted by class
+    else:
+        wanted = (Example(text) for text in load_texts(file, config.data) if text.strip())
+        examples = list(islice(wanted, most))
+    if not examples:
+        raise DataError(f"{file} holds no text", hint="give a file with at least one text that is not blank")
+    if reads == "texts":
         strange = next((example for example in examples if example.label not in classes), None)
         if strange is not None:
             raise DataError(
                 f"{strange.origin} has label {strange.label!r}, which {trained.name} never learnt",
                 hint=nearest(str(strange.label), classes),
             )
-    else:
-        wanted = (Example(text) for text in load_texts(file, config.data) if text.strip())
-        examples = list(islice(wanted, most))
-    if not examples:
-        raise DataError(f"{file} holds no text", hint="give a file with at least one text that is not blank")
     return encode_rows(trained.tokenizer, examples, classes or None, config.training.length, config.data.keep)
 
 
@@ -188,18 +196,18 @@ def _loss_of(trained: Trained, parts: list[list[Row]], runtime: Runtime) -> Loss
     return loss
 
 
-def _study_table(study: HeadStudy) -> str:
+def _study_table(study: AttentionHeadStudy) -> str:
     rows = [
         [
-            f"layer {row['layer']}, attention head {row['attention_head']}",
+            f'<span class="name">layer {row["layer"]}, attention head {row["attention_head"]}</span>',
             f"{row['entropy']:.2f}",
             f"{row['distance']:.1f}",
             f"{row['ablation']:+.4f}",
-            f"{row['low']:+.4f} to {row['high']:+.4f}",
+            study.range_words(row["layer"] - 1, row["attention_head"] - 1),
         ]
         for row in study.rows()
     ]
-    head = ["", "entropy, bits", "mean distance, tokens", "loss without it, nats", "95 % interval"]
+    head = ["", "entropy, bits", "mean distance, tokens", "loss rises by, nats", "95 % interval"]
     caption = f"Loss with all attention heads: {study.loss:.4f}, over {study.answers:,} answers."
     return table(head, rows, caption=caption)
 
@@ -232,4 +240,4 @@ def _page(title: str, figure: Figure, words: str) -> str:
     """A picture on a page of its own, with `words` (HTML) below."""
     svg = inline_svg(figure, "picture", title)
     shown = f'<figure><div class="wide" tabindex="0">{svg}</div></figure>{words}'
-    return page(title, f"<header><h1>{escape(title)}</h1></header>{section('Picture', shown)}")
+    return page(title, f"<header><h1>{escape(title)}</h1></header><section>{shown}</section>")

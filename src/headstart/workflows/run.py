@@ -16,12 +16,15 @@ from headstart.checkpoint import load_checkpoint, load_weights, save_checkpoint,
 from headstart.config import RunConfig, parse
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped, nearest
-from headstart.files import write_json, write_with, writing
+from headstart.files import write_json, write_text, write_with, writing
 from headstart.models.model import Model, build_model
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
+from headstart.results import Transfer
 from headstart.training.events import Evaluated, Event, StepDone
 from headstart.training.loop import State, Trainer
+from headstart.views.run_report import render_run
+from headstart.workflows.tensorboard import TensorBoardLog
 
 FORMAT = 1  # of run.json; a newer one is refused with a word
 
@@ -191,6 +194,10 @@ class RunFolder:
         """Write weights and result, mark the run finished, and drop the training state."""
         save_weights(self.path / "model.safetensors", model.state_dict())
         write_json(self.path / "result.json", result)
+        moved = Transfer(**info.transfer).summary() if info.transfer else ""
+        write_text(
+            self.path / "report.html", render_run(self.path.name, result, info.config.model_dump(), moved)
+        )
         self.write_info(RunInfo(**{**info.__dict__, "status": "finished"}))
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
@@ -288,10 +295,13 @@ def train_in(
     """Train inside a run folder: take up saved state, log, save on the way, and keep the right weights."""
     if is_resumed:
         folder.load_state(trainer)
-    log = RunLog(folder.path / "log.jsonl", trainer.state.step)
+    logs: list[RunLog | TensorBoardLog] = [RunLog(folder.path / "log.jsonl", trainer.state.step)]
+    if trainer.config.training.tensorboard:
+        logs.append(TensorBoardLog(folder.path / "tensorboard"))
 
     def listen(event: Event) -> None:
-        log(event)
+        for log in logs:
+            log(event)
         on_event(event)
 
     trainer.on_event = listen
@@ -301,5 +311,6 @@ def train_in(
         stopped.again = f"headstart resume {folder.path}"
         raise
     finally:
-        log.close()
+        for log in logs:
+            log.close()
     trainer.finish()

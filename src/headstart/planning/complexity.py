@@ -1,0 +1,156 @@
+"""How the cost of reading grows with length and width: the table of Vaswani et al. (2017), and slopes to check it by.
+
+n is the length of a text in tokens, d the width of its vectors, k the kernel of a convolution.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+KERNEL = 3
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """One way to read a text: operations, steps that must wait for each other, longest path between two tokens."""
+
+    name: str
+    operations: str
+    sequential: str
+    path: str
+    length_slope: float  # the power of n in the operations
+    width_slope: float  # the power of d
+    is_theory: bool = True  # a row of the published table
+
+
+KINDS: dict[str, LayerKind] = {
+    kind.name: kind
+    for kind in (
+        LayerKind("self-attention", "n²·d", "1", "1", 2, 1),
+        LayerKind("recurrence", "n·d²", "n", "n", 1, 2),
+        LayerKind("convolution", "k·n·d²", "1", "n/k, or log n dilated", 1, 2),
+        LayerKind("attention block", "n²·d + n·d²", "1", "1", 2, 2, is_theory=False),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One layer measured at one size, forward and backward, for one text."""
+
+    kind: str
+    length: int
+    width: int
+    forward: float  # seconds
+    backward: float
+    peak_bytes: int  # beside weights and input
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward together."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How one kind grows along one axis: the power measured and the power in theory."""
+
+    kind: str
+    axis: str  # "length" or "width"
+    time_slope: float
+    memory_slope: float
+    theory: float
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The length from which self-attention takes longer than another kind at one width; beyond the sweep if told so."""
+
+    other: str
+    length: float
+    is_measured: bool  # False = where the fitted lines would meet
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """The three ways to read, in theory and as measured on one machine."""
+
+    machine: str
+    width: int  # of the sweep over lengths
+    length: int  # of the sweep over widths
+    lengths: list[Point]
+    widths: list[Point]
+    growths: list[Growth]
+    crossings: list[Crossing]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, with the table of theory first."""
+        content = asdict(self)
+        for sweep in ("lengths", "widths"):
+            content[sweep] = [{**asdict(point), "seconds": point.seconds} for point in getattr(self, sweep)]
+        return {"theory": [asdict(kind) for kind in KINDS.values()], **content}
+
+
+def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The power with which values grow, fitted on the larger half of the sizes, where constants no longer count."""
+    keep = max(2, (len(sizes) + 1) // 2)
+    return float(np.polyfit(np.log(sizes[-keep:]), np.log(np.maximum(values[-keep:], 1e-12)), 1)[0])
+
+
+def along(points: Sequence[Point], kind: str, axis: str) -> tuple[list[int], list[Point]]:
+    """The sizes and points of one kind, in order."""
+    own = sorted((point for point in points if point.kind == kind), key=lambda point: getattr(point, axis))
+    return [getattr(point, axis) for point in own], own
+
+
+def growths(lengths: Sequence[Point], widths: Sequence[Point]) -> list[Growth]:
+    """Fitted and theoretical powers of every kind on both axes."""
+    found = []
+    for kind in KINDS.values():
+        for axis, points in (("length", lengths), ("width", widths)):
+            sizes, own = along(points, kind.name, axis)
+            if len(own) > 1:
+                times = slope(sizes, [point.seconds for point in own])
+                memory = slope(sizes, [float(point.peak_bytes) for point in own])
+                found.append(Growth(kind.name, axis, times, memory, getattr(kind, f"{axis}_slope")))
+    return found
+
+
+def crossings(lengths: Sequence[Point]) -> list[Crossing]:
+    """Where self-attention's time passes the others', read between points or from the fitted lines."""
+    sizes, own = along(lengths, "self-attention", "length")
+    found = []
+    for other in ("recurrence", "convolution"):
+        _, rival = along(lengths, other, "length")
+        if len(own) < 2 or len(rival) != len(own):
+            continue
+        gap = np.log([point.seconds for point in own]) - np.log([point.seconds for point in rival])
+        found.append(Crossing(other, *_zero(np.log(np.array(sizes, dtype=float)), gap)))
+    return found
+
+
+def _zero(x: np.ndarray, gap: np.ndarray) -> tuple[float, bool]:
+    """Where a gap on a log axis last turns from below zero to above, else where its last slope would bring it."""
+    for index in range(len(gap) - 1, 0, -1):
+        if gap[index - 1] < 0 <= gap[index]:
+            share = -gap[index - 1] / (gap[index] - gap[index - 1])
+            return float(np.exp(x[index - 1] + share * (x[index] - x[index - 1]))), True
+    keep = max(2, (len(gap) + 1) // 2)
+    rise, start = np.polyfit(x[-keep:], gap[-keep:], 1)
+    return (float(np.exp(-start / rise)), False) if rise > 0 else (float("nan"), False)
+
+
+def summarise(
+    machine: str, width: int, length: int, lengths: list[Point], widths: list[Point]
+) -> Complexity:
+    """Measured points with what they say."""
+    return Complexity(
+        machine, width, length, lengths, widths, growths(lengths, widths), crossings(lengths)
+    )
+
+
+def theory_line(kind: Mapping[str, Any], axis: str, sizes: Sequence[float], last: float) -> list[float]:
+    """What theory says of growth, drawn through the value at the largest size."""
+    return [last * (size / sizes[-1]) ** kind[f"{axis}_slope"] for size in sizes]

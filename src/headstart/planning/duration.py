@@ -1,0 +1,162 @@
+"""Seconds of a training step on a device: arithmetic against bandwidth, launches, random numbers, the update.
+
+Each class of work takes the longer of its arithmetic and its traffic. A GPU computes while the host launches,
+so its step is the longer of the two; on a CPU all is added up. PACES are measured constants, not laws.
+"""
+
+from dataclasses import dataclass
+
+from headstart.planning.cost import count_flops, keys_read
+from headstart.planning.devices import Device
+from headstart.planning.load import Load
+from headstart.planning.memory import (
+    FULL,
+    OTHER_PIECE,
+    PIECE,
+    activations,
+    is_plain_attention,
+)
+from headstart.planning.parameters import GATED
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How near a kind of machine comes to the rates in its row."""
+
+    matrix: float  # share of the matrix rate that wide products reach
+    half_width: float  # inner width at which a product reaches half of that
+    attention: float  # share of the matrix rate that fused attention reaches
+    bandwidth: float  # share of the bandwidth that element-wise work reaches
+    passes: float  # how often each kept byte of activations is read or written in a step
+    score_bytes: float  # traffic for one score of the vocabulary
+    update_bytes: float  # traffic for one weight: clipping and the optimiser
+    random: float  # seconds for one random number of dropout
+    launch: float  # seconds of the host for one operation
+
+
+PACES = {
+    "cpu": Pace(0.62, 10, 0.3, 0.9, 5.0, 70, 60, 7.5e-9, 4e-6),
+    "cuda": Pace(0.75, 450, 0.35, 0.8, 5.0, 60, 60, 0.0, 7e-6),
+    "mps": Pace(0.6, 200, 0.3, 0.7, 6.0, 70, 60, 0.0, 12e-6),
+}
+ROUNDS = 5  # of Newton and Schulz in Muon
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Seconds of one step, by kind of work; on a GPU the launches run beside the rest."""
+
+    parts: dict[str, float]
+    seconds: float
+    tokens: int  # read in the step
+
+    @property
+    def tokens_per_second(self) -> float:
+        """How fast text is read."""
+        return self.tokens / self.seconds
+
+    def scaled(self, factor: float) -> "Duration":
+        """The same step on a machine that is slower by `factor`."""
+        return Duration(
+            {name: part * factor for name, part in self.parts.items()}, self.seconds * factor, self.tokens
+        )
+
+
+def predict_duration(load: Load, device: Device) -> Duration:
+    """Seconds of one step of this load on this device, by the constants of its kind."""
+    pace = PACES[device.kind]
+    rate = device.matrix_rate(load.precision)
+    bandwidth = 1e9 * device.bandwidth * pace.bandwidth
+    batches = {
+        "matrices": _matrices(load, pace, rate, bandwidth),
+        "attention": _attention(load, pace, rate, bandwidth),
+        "scores": _scores(load, pace, rate, bandwidth),
+        "element-wise": pace.passes * activations(load) / bandwidth,
+        "random numbers": pace.random * random_numbers(load),
+    }
+    parts = {name: part * load.accumulate for name, part in batches.items()}
+    parts["update"] = _update(load, pace, rate, bandwidth)
+    launches = pace.launch * operations(load)
+    device_time = sum(parts.values())
+    parts["launches"] = launches
+    seconds = device_time + launches if device.kind == "cpu" else max(device_time, launches)
+    return Duration(parts, seconds, load.tokens * load.accumulate)
+
+
+def _share(inner: float, pace: Pace) -> float:
+    """The share of the matrix rate that products over `inner` numbers reach."""
+    return pace.matrix * inner / (inner + pace.half_width)
+
+
+def _matrices(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
+    """Forward and backward through the layers' matrices; each pass reads the weights."""
+    work = 3 * count_flops(load).body * load.tokens
+    return max(
+        work / (rate * _share(load.body.width, pace)), 3 * load.low * load.account.matrices / bandwidth
+    )
+
+
+def _attention(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
+    """Two products forward; fused attention computes them again on the way back, plain attention stores them."""
+    if not count_flops(load).attention:
+        return 0.0
+    body, inner = load.body, load.body.width // load.body.attention_heads
+    work = 4 * body.width * keys_read(load) * body.layers * load.tokens
+    if is_plain_attention(load):
+        return 3 * work / (rate * _share(inner, pace))  # its weights are counted with the activations
+    return 3.5 * work / (rate * pace.attention * min(1.0, inner / 64))
+
+
+def _scores(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
+    """Scores of the vocabulary, forward and backward; every piece reads the table twice and adds to its slope."""
+    if not load.asked:
+        return 0.0
+    size, width = load.vocabulary, load.body.width
+    scores = load.answers * size
+    rows = max(1, PIECE.get(load.device, OTHER_PIECE) // size)
+    pieces = -(-load.answers // rows)
+    products = 6 * scores * width / (rate * _share(width, pace))
+    tables = pieces * 4 * FULL * size * width / bandwidth
+    return max(products, tables) + scores * pace.score_bytes / bandwidth
+
+
+def random_numbers(load: Load) -> float:
+    """Numbers that dropout draws in one batch."""
+    body = load.body
+    drawn = body.layers * (2 * body.width + body.feed_forward) + body.width if body.dropout else 0
+    if is_plain_attention(load):
+        drawn += body.layers * body.attention_heads * load.length
+    return drawn * load.tokens
+
+
+def muon_flops(load: Load) -> float:
+    """Operations of making every matrix of the layers orthogonal."""
+    body = load.body
+    gates = 2 if body.activation in GATED else 1
+    shapes = [(body.width, body.width, 4), (body.width, gates * body.feed_forward, 1)]
+    shapes.append((body.width, body.feed_forward, 1))
+    work = 0.0
+    for rows, columns, count in shapes:
+        short, long = min(rows, columns), max(rows, columns)
+        work += count * ROUNDS * (4 * short**2 * long + 2 * short**3)
+    return body.layers * work
+
+
+def _update(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
+    seconds = load.account.total * pace.update_bytes / bandwidth
+    if load.optimizer == "muon" and load.account.matrices:
+        seconds += muon_flops(load) / (rate * _share(load.body.width, pace))
+    return seconds
+
+
+def operations(load: Load) -> float:
+    """Operations that the host starts in a step, roughly, from a reading of the code."""
+    body = load.body
+    layer = 55 + 30 * (load.low == 2) + 26 * (body.positions == "rotary") + 10 * (body.dropout > 0)
+    pieces = 1
+    if load.asked:
+        rows = max(1, PIECE.get(load.device, OTHER_PIECE) // load.vocabulary)
+        pieces = -(-load.answers // rows)
+    batch = body.layers * layer + 60 + 25 * pieces
+    muon = (32 * body.layers + 140) if load.optimizer == "muon" else 0
+    return load.accumulate * batch + muon + 60

@@ -1,0 +1,272 @@
+"""A run's size, memory, time and cost before it starts, and what to change when it does not fit."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headstart.config import RunConfig, load_preset, preset_names, resolve
+from headstart.errors import ConfigError
+from headstart.planning.cost import Flops, count_flops, money, steps_for
+from headstart.planning.devices import DEVICES, Device
+from headstart.planning.duration import Duration, predict_duration
+from headstart.planning.load import Load, make_load
+from headstart.planning.memory import Memory, predict_memory
+
+GIB = 2**30
+MOST = 2**20  # texts in a batch; more is of no use
+UNSAID = 1_000_000  # tokens that a plan is for when no budget is given
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a run trains on a device, and how long it takes there."""
+
+    device: str
+    precision: str
+    memory_gib: float  # of the device
+    needs_gib: float
+    fits: bool
+    largest_batch: int  # texts; 0 = not even one
+    hours: float
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is known of a run before it starts."""
+
+    load: Load
+    device: Device
+    flops: Flops
+    memory: Memory
+    duration: Duration
+    tokens: float  # to be read in all
+    largest_batch: int
+    advice: list[str]  # what to change when it does not fit
+    price: float | None = None
+    is_measured: bool = False  # the time rests on steps run on this machine
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within what the device has."""
+        return self.memory.peak <= self.device.usable
+
+    @property
+    def seconds(self) -> float:
+        """For all tokens."""
+        return steps_for(self.load, self.tokens) * self.duration.seconds
+
+    @property
+    def cost(self) -> float | None:
+        """In the money of the price."""
+        return money(self.seconds, self.price)
+
+    def lines(self) -> list[str]:
+        """The plan in two lines, for the start of a run."""
+        fits = f"fits, {self.largest_batch:,} texts a batch at most" if self.fits else "does not fit"
+        cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
+        return [
+            f"plan: {self.load.account.total:,} parameters, {human(self.flops.training)}FLOPs a token; peak memory "
+            f"{self.memory.peak / GIB:.2f} GiB of {self.device.usable / GIB:.1f} on {self.device.name} ({fits})",
+            f"plan: {self.duration.tokens:,} tokens a step in about {clock(self.duration.seconds)}; "
+            f"{human(self.tokens)}tokens in about {clock(self.seconds)}{cost}",
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: parameters, flops, memory, time, verdict."""
+        account, load = self.load.account, self.load
+        blocks = [{**asdict(block), "total": block.total} for block in account.blocks]
+        return {
+            "parameters": {"total": account.total, "blocks": blocks},
+            "flops": {
+                "forward_per_token": self.flops.forward,
+                "backward_per_token": self.flops.backward,
+                "training_per_token": self.flops.training,
+                "parts_forward": asdict(self.flops),
+                "step": self.flops.training * self.duration.tokens,
+            },
+            "memory": {
+                "peak_bytes": self.memory.peak,
+                "moment": self.memory.moment,
+                "parts": {part.name: part.bytes for part in self.memory.parts},
+                "batch": load.batch,
+                "length": load.length,
+                "precision": load.precision,
+            },
+            "time": {
+                "seconds_per_step": self.duration.seconds,
+                "tokens_per_step": self.duration.tokens,
+                "tokens_per_second": self.duration.tokens_per_second,
+                "tokens": self.tokens,
+                "hours": self.seconds / 3600,
+                "cost": self.cost,
+                "measured": self.is_measured,
+                "parts": self.duration.parts,
+            },
+            "verdict": {
+                "device": self.device.name,
+                "fits": self.fits,
+                "largest_batch": self.largest_batch,
+                "advice": self.advice,
+            },
+        }
+
+
+def make_plan(
+    config: RunConfig,
+    device: Device,
+    *,
+    vocabulary: int | None = None,
+    classes: int = 2,
+    batch: int | None = None,
+    length: int | None = None,
+    tokens: float | None = None,
+    epochs: float | None = None,
+    price: float | None = None,
+    seconds_per_step: float | None = None,
+) -> Plan:
+    """The plan of a run on a device; `tokens` is the text read once, `seconds_per_step` what was measured."""
+    load = make_load(config, device.kind, precision_on(config, device), vocabulary, classes, batch, length)
+    duration = predict_duration(load, device)
+    if seconds_per_step is not None:
+        duration = duration.scaled(seconds_per_step / duration.seconds)
+    memory = predict_memory(load)
+    return Plan(
+        load=load,
+        device=device,
+        flops=count_flops(load),
+        memory=memory,
+        duration=duration,
+        tokens=tokens_to_read(config, duration, tokens, epochs),
+        largest_batch=largest_batch(load, device),
+        advice=[] if memory.peak <= device.usable else list(advise(config, load, device)),
+        price=price,
+        is_measured=seconds_per_step is not None,
+    )
+
+
+def precision_on(config: RunConfig, device: Device) -> str:
+    """The precision that the settings mean on a device."""
+    chosen = config.training.precision
+    return device.precision if chosen == "auto" else chosen
+
+
+def tokens_to_read(
+    config: RunConfig, duration: Duration, tokens: float | None, epochs: float | None
+) -> float:
+    """Tokens of the whole run: those given times the epochs, else the settings' own budget, else a million."""
+    training = config.training
+    if tokens is not None:
+        return tokens * (epochs or training.epochs or 1)
+    if training.tokens is not None:
+        return training.tokens
+    if training.steps is not None:
+        return training.steps * duration.tokens
+    if training.minutes is not None:
+        return training.minutes * 60 * duration.tokens_per_second
+    return UNSAID * (epochs or 1)
+
+
+def largest_batch(load: Load, device: Device) -> int:
+    """The most texts of this length in one batch that fit; 0 when not even one does."""
+
+    def fits(batch: int) -> bool:
+        return predict_memory(load.with_(batch=batch)).peak <= device.usable
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high < MOST and fits(high):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def advise(config: RunConfig, load: Load, device: Device) -> Iterator[str]:
+    """Changes that would each make the run fit on the device, the mildest first."""
+
+    def fits(changed: Load) -> bool:
+        return predict_memory(changed).peak <= device.usable
+
+    most = largest_batch(load.with_(accumulate=2), device)
+    if 1 <= most < load.batch:
+        rounds = -(-load.batch // most) * load.accumulate
+        yield (
+            f"batches of {most} texts, {rounds} to a step: --set training.batch_tokens={most * load.length}"
+            f" --set training.accumulate={rounds}"
+        )
+    if device.has_bfloat16 and load.precision == "float32" and fits(load.with_(precision="bfloat16")):
+        yield "half-wide numbers: --set training.precision=bfloat16"
+    shorter = load.length
+    while shorter > 16 and not fits(load.with_(length=shorter)):
+        shorter //= 2
+    if shorter < load.length and fits(load.with_(length=shorter)):
+        yield f"shorter texts: --set training.length={shorter}"
+    smaller = smaller_preset(config, load, device)
+    if smaller:
+        yield f"a smaller model: --preset {smaller}"
+
+
+def smaller_preset(config: RunConfig, load: Load, device: Device) -> str:
+    """The largest preset below this one that fits at its own batch, or nothing."""
+    found = []
+    for name in preset_names():
+        if config.job not in load_preset(name):
+            continue
+        other = make_load(resolve(config.job, name), device.kind, load.precision)
+        if other.account.total < load.account.total and predict_memory(other).peak <= device.usable:
+            found.append((other.account.total, name))
+    return max(found)[1] if found else ""
+
+
+def fits_everywhere(config: RunConfig, plan: Plan, **sizes: Any) -> list[Fit]:
+    """The same run on every device of the table."""
+    rows = []
+    for device in DEVICES.values():
+        load = make_load(config, device.kind, precision_on(config, device), **sizes)
+        memory, duration = predict_memory(load), predict_duration(load, device)
+        seconds = steps_for(load, plan.tokens) * duration.seconds
+        rows.append(
+            Fit(
+                device=device.name,
+                precision=load.precision,
+                memory_gib=device.memory,
+                needs_gib=memory.peak / GIB,
+                fits=memory.peak <= device.usable,
+                largest_batch=largest_batch(load, device),
+                hours=seconds / 3600,
+                cost=money(seconds, plan.price),
+            )
+        )
+    return rows
+
+
+def refuse_if_too_large(plan: Plan, available_bytes: float) -> None:
+    """Stop a run that would die for want of memory, with the plan's advice."""
+    if plan.memory.peak <= available_bytes:
+        return
+    advice = "; or ".join(plan.advice) or "choose a smaller --preset, batch or length"
+    raise ConfigError(
+        f"this run needs about {plan.memory.peak / GIB:.1f} GiB, and {plan.device.name} has "
+        f"{available_bytes / GIB:.1f} GiB free",
+        hint=f"{advice}; or --force to try all the same",
+    )
+
+
+def human(number: float) -> str:
+    """A large number in few digits, with the letter of its size: "126 M"."""
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return f"{number:.3g} "
+
+
+def clock(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 10:
+        return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,117 @@
+"""A plan for a run, on a named device or on this machine; measured where asked."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headstart.config import RunConfig, resolve
+from headstart.errors import ConfigError
+from headstart.objectives.table import OBJECTIVES
+from headstart.planning.devices import Device, cpu_like, find_device
+from headstart.planning.plan import Fit, Plan, fits_everywhere, make_plan, refuse_if_too_large
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and how the same run fits on every device when none was named."""
+
+    plan: Plan
+    devices: list[Fit]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {**self.plan.to_dict(), "devices": [vars(fit) for fit in self.devices]}
+
+
+def plan(
+    preset: str = "tiny",
+    *,
+    gpu: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    measure: bool = False,
+    **asked: Any,
+) -> Planned:
+    """The plan of a run with this preset and these settings; `asked` goes to `make_plan`."""
+    config = plan_config(preset, settings or {})
+    device = this_machine() if gpu is None else find_device(gpu)
+    first = make_plan(config, device, **asked)
+    if measure:
+        if gpu is not None and device.name != this_machine().name:
+            raise ConfigError(
+                f"--measure runs on this machine, and {device.name} is another",
+                hint="leave out --gpu or --measure",
+            )
+        first = make_plan(config, device, **asked, seconds_per_step=_measured(config, first))
+    sizes = {name: asked.get(name) for name in ("vocabulary", "batch", "length")}
+    sizes["classes"] = asked.get("classes", 2)
+    return Planned(first, [] if gpu else fits_everywhere(config, first, **sizes))
+
+
+def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:
+    """The settings of the job to which the objective belongs: texts are fine-tuned on, blocks pretrained on."""
+    name = settings.get("objective", {}).get("name")
+    job = "finetune" if name in OBJECTIVES and OBJECTIVES[name].reads == "texts" else "pretrain"
+    return resolve(job, preset, settings)  # type: ignore[arg-type]
+
+
+def check_room(plan: Plan, force: bool = False) -> None:
+    """Refuse a run that this machine has no memory for, unless forced."""
+    if not force:
+        refuse_if_too_large(plan, free_bytes(plan.device.kind))
+
+
+def _measured(config: RunConfig, plan: Plan) -> float:
+    """Seconds of one step, from real ones; a batch too large for this machine is measured at the largest that fits."""
+    from headstart.workflows.measure import measure_steps
+
+    load = plan.load
+    batch = max(1, min(load.batch, plan.largest_batch))
+    classes = next((spec.size for spec in load.heads.values() if spec.kind == "class"), 2)
+    found = measure_steps(config, load.vocabulary, classes, batch, load.length)
+    return found.seconds_per_step * load.batch / batch
+
+
+def this_machine(kind: str | None = None) -> Device:
+    """The device that a run uses here, with its real memory; `kind` is what torch calls it."""
+    import torch
+
+    if kind in (None, "cuda") and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        memory = properties.total_memory / GIB
+        try:
+            return replace(find_device(properties.name), memory=memory)
+        except ConfigError:  # a GPU that the table lacks: guess from its processors
+            rate = 0.15 * properties.multi_processor_count
+            return Device(properties.name, memory, rate, 4 * rate, 500, properties.major >= 8)
+    found = cpu_like(os.cpu_count() or 1)
+    return replace(found, memory=_system_bytes("MemTotal") / GIB) if _system_bytes("MemTotal") else found
+
+
+def free_bytes(kind: str) -> float:
+    """Bytes that a run may still take here, with those that this process holds already."""
+    import torch
+
+    if kind == "cuda" and torch.cuda.is_available():
+        return float(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
+    return _system_bytes("MemAvailable") + _own_bytes() or float("inf")
+
+
+def _system_bytes(key: str) -> float:
+    """A line of /proc/meminfo in bytes, within the control group's limit; 0 where there is no such file."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    except OSError:
+        return 0.0
+    found = next((1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), 0.0)
+    group = Path("/sys/fs/cgroup/memory.max")
+    limit = group.read_text("ascii").strip() if group.is_file() else ""
+    return min(found, float(limit)) if limit.isdigit() else found
+
+
+def _own_bytes() -> float:
+    own = Path("/proc/self/statm")
+    return float(own.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") if own.is_file() else 0.0

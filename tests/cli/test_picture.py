@@ -1,0 +1,103 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from headstart.cli.embed import embed, nearest
+from headstart.cli.picture import picture_app
+from headstart.errors import HeadstartError
+from headstart.workflows.pretrain import pretrain
+from tests.worlds_of_text import QUICK, write_corpus
+
+app = typer.Typer()
+app.add_typer(picture_app)
+app.command()(embed)
+app.command()(nearest)
+
+
+def call(*words):
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADSTART_CACHE", str(folder / "cache"))
+        settings = {**QUICK, "training": {**QUICK["training"], "steps": 3}}
+        pretrain([str(write_corpus(folder / "corpus.txt"))], folder / "base", settings=settings)
+    return folder
+
+
+def test_the_doors_load_without_torch_or_matplotlib():
+    code = "import headstart.cli.picture, headstart.cli.embed, sys; "
+    check = "assert not {'torch', 'matplotlib', 'numpy'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code + check]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command", [["picture"], ["picture", "attention"], ["picture", "heads"], ["embed"], ["nearest"]]
+)
+def test_every_command_explains_itself(command):
+    assert "Usage" in call(*command, "--help").output
+
+
+def test_attention_prints_its_arrays_as_json(world):
+    done = call("picture", "attention", world / "base", "a film", "--json", "--attention-head", 2)
+    found = json.loads(done.stdout)
+    assert [(each["layer"], each["attention_head"]) for each in found["maps"]] == [(1, 2)]
+    np.testing.assert_allclose(np.array(found["maps"][0]["weights"]).sum(axis=-1), 1, atol=1e-4)
+    assert "".join(found["queries"][1:-1]).replace("▁", " ").strip() == "a film"
+
+
+def test_pictures_are_drawn_where_they_are_asked_for(world, tmp_path):
+    done = call("picture", "attention", world / "base", "a film", "--out", tmp_path / "a.html")
+    assert f"drawn in {tmp_path / 'a.html'}" in done.output
+    call("picture", "masks", "--length", 6, "--out", tmp_path / "m.svg")
+    call("picture", "positions", world / "base", "--out", tmp_path / "p.svg")
+    call(
+        "picture",
+        "heads",
+        world / "base",
+        world / "corpus.txt",
+        "--texts",
+        10,
+        "--out",
+        tmp_path / "h.svg",
+        "--quiet",
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "h.svg", "m.svg", "p.svg"]
+
+
+def test_masks_positions_and_heads_print_json_too(world):
+    assert len(json.loads(call("picture", "masks", "--json").stdout)) == 6
+    assert (
+        json.loads(call("picture", "positions", "--width", 8, "--length", 5, "--json").stdout)[0]["kind"]
+        == "sinusoidal"
+    )
+    done = call("picture", "heads", world / "base", world / "corpus.txt", "--texts", 4, "--json")
+    study = json.loads(done.stdout)
+    assert len(study["attention_heads"]) == 2
+    assert study["attention_heads"][0]["low"] is None  # one part has no interval, and JSON no NaN
+
+
+def test_a_picture_without_a_place_is_a_problem_with_a_hint():
+    with pytest.raises(HeadstartError) as caught:
+        call("picture", "masks")
+    assert "--out" in caught.value.hint
+
+
+def test_embed_and_nearest_say_what_they_did(world, tmp_path):
+    done = call("embed", world / "base", world / "corpus.txt", "--out", tmp_path / "v.npy", "--quiet")
+    assert "300 vectors of 16 numbers for 300 texts" in done.output
+    first = (world / "corpus.txt").read_text("utf-8").splitlines()[0]
+    lines = call("nearest", world / "base", world / "corpus.txt", first, "--top", 2).stdout.splitlines()
+    assert lines[0].split("\t") == ["1.0000", "1", first]
+    assert len(lines) == 2
+    found = json.loads(call("nearest", world / "base", world / "corpus.txt", first, "--json").stdout)
+    assert found[0]["line"] == 1
+    assert len(found) == 5
