@@ -21,6 +21,13 @@ class SmallAlphabet:
     mask: int | None = 4
     special_ids: frozenset[int] = frozenset({0, 1, 2, 3, 4})
 
+    @property
+    def word_starts(self):
+        return np.arange(self.size) % 3 == 0  # two tokens of three go on with a word
+
+    def ends(self, unit):
+        return np.arange(self.size) == {"sentence": 7, "line": 11}[unit]
+
 
 ALPHABET = SmallAlphabet()
 

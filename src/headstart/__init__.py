@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.workflows.compare import compare as compare
     from headstart.workflows.demo import run_demo as run_demo
+    from headstart.workflows.embed import contextual_vectors as contextual_vectors
+    from headstart.workflows.embed import embed as embed
+    from headstart.workflows.embed import nearest_texts as nearest_texts
+    from headstart.workflows.embed import text_vectors as text_vectors
     from headstart.workflows.finetune import finetune as finetune
     from headstart.workflows.inspect import inspect_data as inspect_data
     from headstart.workflows.pretrain import pretrain as pretrain
@@ -36,11 +40,15 @@ _PUBLIC = {
     "finetune": "headstart.workflows.finetune",
     "inspect_data": "headstart.workflows.inspect",
     "load_dataset": "headstart.data.sources",
+    "contextual_vectors": "headstart.workflows.embed",
+    "embed": "headstart.workflows.embed",
     "load_trained": "headstart.workflows.run",
     "predict": "headstart.workflows.score",
     "pretrain": "headstart.workflows.pretrain",
+    "nearest_texts": "headstart.workflows.embed",
     "resume": "headstart.workflows.resume",
     "run_demo": "headstart.workflows.demo",
+    "text_vectors": "headstart.workflows.embed",
 }
 __all__ = sorted(_PUBLIC)
 

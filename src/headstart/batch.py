@@ -15,6 +15,7 @@ class Row:
 
     tokens: np.ndarray
     label: int | None = None
+    segments: np.ndarray | None = None  # 0 for the first text of a pair, 1 for the second
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Batch:
     labels: dict[str, Tensor] = field(default_factory=dict)  # {"lm": (B, T) or (N,)} or {"class": (B,)}
     asked: Tensor | None = None  # (N,) indices into the flattened (B * T) positions
     is_full: bool = False  # True = no padding anywhere, known without looking at the device
+    segments: Tensor | None = None  # (B, T), which text of a pair a token is of
+    is_causal: bool = False  # True = read by a body that sees ahead as if it did not
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
@@ -38,6 +41,7 @@ class Batch:
             real=self.real.to(device, non_blocking=True),
             labels={name: label.to(device, non_blocking=True) for name, label in self.labels.items()},
             asked=None if self.asked is None else self.asked.to(device, non_blocking=True),
+            segments=None if self.segments is None else self.segments.to(device, non_blocking=True),
         )
 
     def pin(self) -> "Batch":
@@ -48,6 +52,7 @@ class Batch:
             real=self.real.pin_memory(),
             labels={name: label.pin_memory() for name, label in self.labels.items()},
             asked=None if self.asked is None else self.asked.pin_memory(),
+            segments=None if self.segments is None else self.segments.pin_memory(),
         )
 
     @property

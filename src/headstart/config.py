@@ -50,6 +50,14 @@ class BodyConfig(Section):
         0.0, ge=0.0, lt=1.0, description="share of attention weights dropped in training"
     )
     max_length: int = Field(512, ge=2, description="longest text the body reads, in tokens")
+    segments: bool = Field(
+        False, description="a learned vector tells the first text of a pair from the second"
+    )
+    embedding_norm: bool = Field(False, description="norm right after the embedding, as in BERT")
+    pooler: bool = Field(False, description="a dense layer and tanh over the first token, as in BERT")
+    norm_epsilon: float = Field(1e-5, gt=0, description="the small number inside a norm")
+    kernel: int = Field(5, ge=1, description="tokens that one convolution sees (cnn)")
+    dilated: bool = Field(True, description="each convolution looks twice as far as the one below (cnn)")
     rotary_base: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
 
     @model_validator(mode="after")

@@ -1,5 +1,7 @@
 """What every objective promises."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,8 +37,10 @@ def test_an_objective_learns_eight_examples_by_heart(name, kind):
     told = []
     trainer = Trainer(model, objective, loader, ALPHABET, config, CPU, on_event=told.append)
     trainer.run()
-    assert told[-1].loss < 0.35 * told[0].loss
-    if name != "masked-lm":  # masks change at every step, so a masked model cannot know them all by heart
+    assert told[-1].loss < (0.35 if not hasattr(objective, "hidden_share") else 0.6) * told[0].loss
+    if not hasattr(
+        objective, "hidden_share"
+    ):  # masks change at every step, so a masked model cannot know them all by heart
         assert told[-1].accuracy > 0.9
 
 
@@ -45,8 +49,7 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
     objective, model = make_model(name, kind)
     rows = random_rows([9, 4, 12, 7, 5, 3])
     whole = objective.collate(rows, ALPHABET, generator())
-    for loss in objective.losses(model, whole).values():
-        (loss.total / loss.count).backward()
+    sum(loss.weight * loss.total / loss.count for loss in objective.losses(model, whole).values()).backward()
     expected = {
         key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None
     }
@@ -55,23 +58,26 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
     total = {key: sum(counts(part)[key] for part in parts) for key in counts(whole)}
     assert total == counts(whole)
     for part in parts:
-        for key, loss in objective.losses(model, part).items():
-            (loss.total / total[key]).backward()
+        losses = objective.losses(model, part)
+        sum(loss.weight * loss.total / total[key] for key, loss in losses.items()).backward()
     for key, grad in expected.items():
         assert torch.allclose(dict(model.named_parameters())[key].grad, grad, atol=1e-5), key
 
 
+AT_ASKED = ("lm", "generator", "masked")  # labels that stand at the asked positions, where there are any
+
+
 def split(objective, batch, start, stop):
     """The rows from start to stop of a batch, asked the very same things."""
-    from dataclasses import replace
-
-    length, labels, asked = batch.tokens.shape[1], dict(batch.labels), batch.asked
+    length, asked = batch.tokens.shape[1], batch.asked
+    inside = slice(None)
     if asked is not None:
         inside = (asked >= start * length) & (asked < stop * length)
-        labels = {"lm": labels["lm"][inside]}
         asked = asked[inside] - start * length
-    else:
-        labels = {key: label[start:stop] for key, label in labels.items()}
+    labels = {
+        key: label[inside] if key in AT_ASKED and asked is not None else label[start:stop]
+        for key, label in batch.labels.items()
+    }
     return replace(
         batch,
         tokens=batch.tokens[start:stop],
@@ -82,20 +88,26 @@ def split(objective, batch, start, stop):
     )
 
 
+@pytest.fixture(autouse=True)
+def _sure_generator(monkeypatch):
+    """A generator that always replaces a token by what it believes most, so that its draws depend on nothing else."""
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, *args, **kinds: self.fill_(1.0))
+
+
 @pytest.mark.parametrize(("name", "kind"), pairs_that_fit())
 def test_losses_do_not_depend_on_padding(name, kind):
     objective, model = make_model(name, kind)
     model.eval()
     batch = objective.collate(random_rows([9, 9]), ALPHABET, generator())
     pair = split(objective, batch, 0, 1)
-    wide = type(batch)(
-        torch.nn.functional.pad(pair.tokens, (0, 3)),
-        torch.nn.functional.pad(pair.real, (0, 3)),
-        {
-            k: torch.nn.functional.pad(v, (0, 3), value=-100) if v.ndim == 2 else v
-            for k, v in pair.labels.items()
+    wide = replace(
+        pair,
+        tokens=torch.nn.functional.pad(pair.tokens, (0, 3)),
+        real=torch.nn.functional.pad(pair.real, (0, 3)),
+        labels={
+            key: torch.nn.functional.pad(label, (0, 3), value=-100) if label.ndim == 2 else label
+            for key, label in pair.labels.items()
         },
-        pair.asked,
     )
     with torch.no_grad():
         for key, loss in objective.losses(model, pair).items():

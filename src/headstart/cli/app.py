@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from headstart.cli import compare, data, demo, evaluate, finetune, predict, pretrain, resume
+from headstart.cli import compare, data, demo, embed, evaluate, finetune, picture, predict, pretrain, resume
 from headstart.errors import HeadstartError, Stopped
 
 COMMANDS = (
@@ -17,6 +17,8 @@ COMMANDS = (
     evaluate.evaluate,
     predict.predict,
     resume.resume,
+    embed.embed,
+    embed.nearest,
 )
 
 app = typer.Typer(
@@ -28,6 +30,7 @@ app = typer.Typer(
 )
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(picture.picture_app)
 
 
 @app.callback(invoke_without_command=True)

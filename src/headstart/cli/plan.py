@@ -1,5 +1,6 @@
 """headstart plan."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -70,9 +71,9 @@ def plan(
         price=price,
     ).to_dict()
     if as_json:
-        from headstart.cli.listener import print_json
+        from headstart.files import finite
 
-        print_json(found)
+        print(json.dumps(finite(found), ensure_ascii=False, indent=2))
         return
     from rich.console import Console
 
@@ -82,4 +83,4 @@ def plan(
     for table in plan_tables(found):
         console.print(table)
     for line in plan_lines(found):
-        console.print(line)
+        console.print(line, soft_wrap=True)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,6 +106,20 @@ class Tokenizer:
     def pieces(self, ids: Ids) -> list[str]:
         """Each token as a reader would want to see it: ▁ is a space, ↵ a line end, \\xc3 a byte of a character."""
         return [self.engine.piece(int(number)).replace(" ", "▁").replace("\n", "↵") for number in ids]
+
+    @cached_property
+    def word_starts(self) -> NDArray[np.bool_]:
+        """Which tokens begin a word (V,): all but those that go on with letters or digits where one left off."""
+        if self.kind == "wordpiece":
+            return np.array([not self.engine.piece(number).startswith("##") for number in range(self.size)])
+        return np.array([not self.engine.piece(number)[:1].isalnum() for number in range(self.size)])
+
+    def ends(self, unit: str) -> NDArray[np.bool_]:
+        """Which tokens end a `sentence` or a `line` (V,); specials end nothing."""
+        signs = {"sentence": (*".!?…。！？", "\n"), "line": ("\n",)}[unit]
+        found = [self.engine.piece(number).rstrip(" ▁").endswith(signs) for number in range(self.size)]
+        found = [end and number not in self.special_ids for number, end in enumerate(found)]
+        return np.array(found)
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer into `folder`, `tokenizer.json` last."""

@@ -2,24 +2,71 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from headstart.batch import Batch
 from headstart.config import BodyConfig
+from headstart.errors import ConfigError
 from headstart.models.block import Block
 from headstart.models.embedding import Embedding
 from headstart.models.norm import make_norm
 
 
-class TransformerBody(nn.Module):
-    """A stack of blocks; whether a token sees those after it is the only difference between the two kinds."""
+class Body(nn.Module):
+    """What every body has: a token table, layers one above the other, and perhaps a pooler."""
 
     sees_ahead: bool
+    layer_names: tuple[str, ...] = ("blocks",)  # the module lists whose members are the layers
 
     def __init__(self, config: BodyConfig, vocabulary: int):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config, vocabulary)
+        self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
+
+    @staticmethod
+    def _spread(config: BodyConfig) -> float:
+        return math.sqrt(2 / (5 * config.width))
+
+    def _start(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
+            nn.init.normal_(module.weight, std=self._spread(self.config))
+        if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    @property
+    def table(self) -> Tensor:
+        """The token table (V, D), which a tied head reads."""
+        return self.embedding.tokens.weight
+
+    def pooled(self, hidden: Tensor) -> Tensor:
+        """The pooler's summary of each text (B, D)."""
+        if self.pooler is None:
+            raise ConfigError(
+                "this body has no pooler", hint="set objective.pooling=mean, or body.pooler=true"
+            )
+        return torch.tanh(self.pooler(hidden[:, 0]))
+
+    def layer_of(self, name: str) -> int:
+        """How deep the weight called `name` sits: 0 for the embedding, up to `layers` + 1 for what is above them."""
+        first, _, rest = name.partition(".")
+        if first in self.layer_names:
+            return int(rest.split(".")[0]) + 1
+        return 0 if first == "embedding" else self.config.layers + 1
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A vector for every token (B, T, D)."""
+        raise NotImplementedError
+
+
+class TransformerBody(Body):
+    """A stack of blocks; whether a token sees those after it is the only difference between the two kinds."""
+
+    def __init__(self, config: BodyConfig, vocabulary: int):
+        super().__init__(config, vocabulary)
         blocks = [Block(config) for _ in range(config.layers)]
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
@@ -28,53 +75,34 @@ class TransformerBody(nn.Module):
             for outward in (block.attention.outward, block.feed_forward.narrow):
                 nn.init.normal_(outward.weight, std=self._spread(config) / math.sqrt(2 * config.layers))
 
-    @staticmethod
-    def _spread(config: BodyConfig) -> float:
-        return math.sqrt(2 / (5 * config.width))
-
-    def _start(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=self._spread(self.config))
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=self._spread(self.config))
-
-    @property
-    def table(self) -> Tensor:
-        """The token table (V, D), which a tied head reads."""
-        return self.embedding.tokens.weight
-
-    def layer_of(self, name: str) -> int:
-        """How deep the weight called `name` sits: 0 for the embedding, up to `layers` + 1 for the final norm."""
-        if name.startswith("blocks."):
-            return int(name.split(".")[1]) + 1
-        return 0 if name.startswith("embedding.") else self.config.layers + 1
+    def is_causal(self, batch: Batch) -> bool:
+        """Whether tokens are kept from seeing those after them."""
+        return batch.is_causal or not self.sees_ahead
 
     def mask(self, batch: Batch) -> Tensor | None:
         """True where a key may be read (B, 1, 1, T); None when nothing needs hiding.
 
         A causal body needs none: padding stands at the end, after every real token.
         """
-        if not self.sees_ahead or batch.is_full:
+        if self.is_causal(batch) or batch.is_full:
             return None
         return batch.real[:, None, None, :]
 
     def forward(self, batch: Batch) -> Tensor:
         """A vector for every token (B, T, D)."""
-        hidden, turns = self.embedding(batch.tokens)
-        mask = self.mask(batch)
+        hidden, turns = self.embedding(batch)
+        mask, causal = self.mask(batch), self.is_causal(batch)
         for block in self.blocks:
-            hidden = block(hidden, mask, not self.sees_ahead, turns)
+            hidden = block(hidden, mask, causal, turns)
         return self.final_norm(hidden)
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and each layer's attention weights (B, A, T, T)."""
-        hidden, turns = self.embedding(batch.tokens)
-        mask, weights = self.mask(batch), []
+        hidden, turns = self.embedding(batch)
+        mask, causal, weights = self.mask(batch), self.is_causal(batch), []
         for block in self.blocks:
             assert isinstance(block, Block)
-            hidden, seen = block.watch(hidden, mask, not self.sees_ahead, turns)
+            hidden, seen = block.watch(hidden, mask, causal, turns)
             weights.append(seen)
         return self.final_norm(hidden), weights
 
@@ -91,4 +119,73 @@ class BidirectionalBody(TransformerBody):
     sees_ahead = True
 
 
-BODIES: dict[str, type[TransformerBody]] = {"causal": CausalBody, "bidirectional": BidirectionalBody}
+class RecurrentBody(Body):
+    """Layers of LSTM read from both ends, half the width each way (Hochreiter and Schmidhuber, 1997)."""
+
+    sees_ahead = True
+    layer_names = ("recurrences", "norms")
+
+    def __init__(self, config: BodyConfig, vocabulary: int):
+        if config.width % 2:
+            raise ConfigError(
+                f"a bi-lstm needs an even body.width, not {config.width}", hint=f"try {config.width + 1}"
+            )
+        super().__init__(config, vocabulary)
+        self.recurrences = nn.ModuleList(
+            nn.LSTM(config.width, config.width // 2, batch_first=True, bidirectional=True)
+            for _ in range(config.layers)
+        )
+        self.norms = nn.ModuleList(make_norm(config) for _ in range(config.layers))
+        self.final_norm = make_norm(config)
+        self.apply(self._start)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A vector for every token (B, T, D); padding is never stepped over."""
+        hidden, _ = self.embedding(batch)
+        lengths = batch.real.sum(dim=1).clamp(min=1).cpu()
+        for recurrence, norm in zip(self.recurrences, self.norms, strict=True):
+            packed = pack_padded_sequence(norm(hidden), lengths, batch_first=True, enforce_sorted=False)
+            read, _ = pad_packed_sequence(
+                recurrence(packed)[0], batch_first=True, total_length=hidden.shape[1]
+            )
+            hidden = hidden + F.dropout(read, self.config.dropout, self.training)
+        return self.final_norm(hidden)
+
+
+class ConvolutionBody(Body):
+    """Layers of convolution of `kernel` tokens; dilated, each looks twice as far as the one below (Oord et al., 2016)."""
+
+    sees_ahead = True
+    layer_names = ("convolutions", "norms")
+
+    def __init__(self, config: BodyConfig, vocabulary: int):
+        if config.kernel % 2 == 0:
+            raise ConfigError(
+                f"a cnn needs an odd body.kernel, not {config.kernel}", hint=f"try {config.kernel + 1}"
+            )
+        super().__init__(config, vocabulary)
+        steps = [2**layer if config.dilated else 1 for layer in range(config.layers)]
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(config.width, 2 * config.width, config.kernel, padding="same", dilation=step)
+            for step in steps
+        )
+        self.norms = nn.ModuleList(make_norm(config) for _ in range(config.layers))
+        self.final_norm = make_norm(config)
+        self.apply(self._start)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A vector for every token (B, T, D); padding counts as nothing at every layer."""
+        hidden, _ = self.embedding(batch)
+        real = batch.real[..., None]
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            read = convolution((norm(hidden) * real).transpose(1, 2)).transpose(1, 2)
+            hidden = hidden + F.dropout(F.glu(read, dim=-1), self.config.dropout, self.training)
+        return self.final_norm(hidden)
+
+
+BODIES: dict[str, type[Body]] = {
+    "causal": CausalBody,
+    "bidirectional": BidirectionalBody,
+    "bi-lstm": RecurrentBody,
+    "cnn": ConvolutionBody,
+}

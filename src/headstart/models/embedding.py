@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
+from headstart.models.norm import make_norm
 
 
 def sinusoids(length: int, width: int) -> Tensor:
@@ -39,6 +41,8 @@ class Embedding(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(vocabulary, config.width)
         self.places = nn.Embedding(config.max_length, config.width) if config.positions == "learned" else None
+        self.pairs = nn.Embedding(2, config.width) if config.segments else None
+        self.norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.scale = math.sqrt(config.width) if config.scale_embedding else 1.0
         self._fill(config.max_length)
 
@@ -66,8 +70,9 @@ class Embedding(nn.Module):
             self._fill(length)
             self.to(known.device)
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Vectors (B, T, D), and the rotary turns (T, D/A) if positions are rotary."""
+        tokens = batch.tokens
         length = tokens.shape[1]
         self._reach(length)
         hidden = self.tokens(tokens) * self.scale if self.scale != 1.0 else self.tokens(tokens)  # (B, T, D)
@@ -78,4 +83,6 @@ class Embedding(nn.Module):
             hidden = hidden + self.places.weight[:length]
         elif self.config.positions == "rotary":
             turns = (self.cos[:length], self.sin[:length])
-        return F.dropout(hidden, self.config.dropout, self.training), turns
+        if self.pairs is not None:
+            hidden = hidden + (self.pairs.weight[0] if batch.segments is None else self.pairs(batch.segments))
+        return F.dropout(self.norm(hidden), self.config.dropout, self.training), turns

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,20 @@ from torch.nn import functional as F
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import pick
+from headstart.models.generator import GeneratorHead
+
+
+class Body(Protocol):
+    """What a head may ask of the body under it."""
+
+    @property
+    def table(self) -> Tensor:
+        """The token table (V, D)."""
+        ...
+
+    def pooled(self, hidden: Tensor) -> Tensor:
+        """The body's own summary of a text (B, D), where it has a pooler."""
+        ...
 
 
 def last_real(hidden: Tensor, real: Tensor) -> Tensor:
@@ -62,9 +77,9 @@ class LanguageHead(nn.Module):
         """The matrix (V, D) and the bias (V,) with which vectors become scores."""
         return table if self.weight is None else self.weight, self.bias
 
-    def forward(self, hidden: Tensor, batch: Batch, table: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
         """Scores (B, T, V), or (N, V) at the asked positions alone."""
-        weight, bias = self.projection(table)
+        weight, bias = self.projection(body.table)
         return F.linear(asked(hidden, batch), weight, bias)
 
 
@@ -89,7 +104,7 @@ class ClassHead(nn.Module):
 
     def __init__(self, body: BodyConfig, size: int, pooling: str, projection: str, dropout: float = 0.0):
         super().__init__()
-        self.pool = pick(POOLINGS, pooling, "pooling")
+        self.pool = None if pooling == "pooler" else pick(POOLINGS, pooling, "pooling")
         width = body.width * (2 if pooling == "mean+max" else 1)
         self.dense = nn.Linear(width, width) if projection == "dense" else None
         self.dropout = dropout
@@ -100,12 +115,50 @@ class ClassHead(nn.Module):
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
 
-    def forward(self, hidden: Tensor, batch: Batch, table: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
         """Scores (B, C)."""
-        pooled = F.dropout(self.pool(hidden, batch.real), self.dropout, self.training)
+        pooled = body.pooled(hidden) if self.pool is None else self.pool(hidden, batch.real)
+        pooled = F.dropout(pooled, self.dropout, self.training)
         if self.dense is not None:
             pooled = F.dropout(F.gelu(self.dense(pooled)), self.dropout, self.training)
         return self.classifier(pooled)
 
 
-HEADS: dict[str, type[nn.Module]] = {"lm": LanguageHead, "class": ClassHead}
+class PairHead(nn.Module):
+    """Whether the second text of a pair follows the first, from the body's pooler or the first token."""
+
+    def __init__(self, body: BodyConfig, size: int = 2):
+        super().__init__()
+        self.has_pooler = body.pooler
+        self.classifier = nn.Linear(body.width, size)
+        nn.init.normal_(self.classifier.weight, std=math.sqrt(2 / (5 * body.width)))
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
+        """Scores (B, 2)."""
+        return self.classifier(body.pooled(hidden) if self.has_pooler else hidden[:, 0])
+
+
+class ReplacedHead(nn.Module):
+    """A score for every token: was it replaced?"""
+
+    def __init__(self, body: BodyConfig, size: int = 1):
+        super().__init__()
+        self.dense = nn.Linear(body.width, body.width)
+        self.judge = nn.Linear(body.width, size)
+        for layer in (self.dense, self.judge):
+            nn.init.normal_(layer.weight, std=math.sqrt(2 / (5 * body.width)))
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
+        """Scores (B, T); above zero means replaced."""
+        return self.judge(F.gelu(self.dense(hidden))).squeeze(-1)
+
+
+HEADS: dict[str, type[nn.Module]] = {
+    "lm": LanguageHead,
+    "class": ClassHead,
+    "pair": PairHead,
+    "replaced": ReplacedHead,
+    "generator": GeneratorHead,
+}

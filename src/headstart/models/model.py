@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import pick
-from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models.bodies import BODIES, Body
 from headstart.models.heads import HEADS
 from headstart.results import Transfer
 
@@ -27,16 +27,16 @@ class HeadSpec:
 class Model(nn.Module):
     """A body that reads, and the heads that answer."""
 
-    body: TransformerBody
+    body: Body
 
-    def __init__(self, body: TransformerBody, heads: dict[str, nn.Module]):
+    def __init__(self, body: Body, heads: dict[str, nn.Module]):
         super().__init__()
         self.body, self.heads = body, nn.ModuleDict(heads)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The answers of every head, by its name."""
         hidden = self.body(batch)  # (B, T, D)
-        return {name: head(hidden, batch, self.body.table) for name, head in self.heads.items()}
+        return {name: head(hidden, batch, self.body) for name, head in self.heads.items()}
 
 
 def build_heads(config: BodyConfig, specs: Mapping[str, HeadSpec]) -> dict[str, nn.Module]:

@@ -5,23 +5,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from headstart.batch import IGNORE, Batch, Row
+from headstart.batch import IGNORE, Batch, Row, pad
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError, nearest
 from headstart.models.model import HeadSpec, Model
+
+Reads = Literal["blocks", "pairs", "texts"]
 
 
 class Alphabet(Protocol):
     """What an objective must know of the tokenizer."""
 
-    size: int
-    padding: int
-    mask: int | None
-    special_ids: frozenset[int]
+    @property
+    def size(self) -> int:
+        """Tokens in the vocabulary."""
+        ...
+
+    @property
+    def padding(self) -> int:
+        """The token that fills short rows up."""
+        ...
+
+    @property
+    def mask(self) -> int | None:
+        """The token that hides another; None when the vocabulary has none."""
+        ...
+
+    @property
+    def word_starts(self) -> np.ndarray:
+        """Which tokens begin a word (V,)."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,6 +54,7 @@ class Loss:
     total: Tensor
     count: int
     correct: Tensor
+    weight: float = 1.0  # of its mean in the sum that is learnt from
 
 
 @dataclass(frozen=True)
@@ -39,7 +63,7 @@ class Objective:
 
     name: ClassVar[str]
     bodies: ClassVar[tuple[str, ...]]  # kinds it can ask; the first is the default
-    reads: ClassVar[Literal["blocks", "texts"]]  # packed blocks of a corpus, or labelled texts
+    reads: ClassVar[Reads]  # packed blocks of a corpus, pairs of sentences in it, or labelled texts
     looks_past: ClassVar[int] = 0  # tokens needed beyond a block's end
 
     def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
@@ -64,6 +88,13 @@ class Objective:
                 hint=f"set body.kind={self.bodies[0]}, or choose another --objective",
             )
         return body
+
+
+def segments_of(rows: Sequence[Row], real: Tensor) -> Tensor | None:
+    """Which text of its pair each token is of (B, T); None when the rows are no pairs."""
+    if any(row.segments is None for row in rows):
+        return None
+    return pad([torch.from_numpy(row.segments).long() for row in rows if row.segments is not None], 0)[0]
 
 
 def counts(batch: Batch) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,7 +11,7 @@ from headstart.batch import IGNORE, Batch, Row, pad
 from headstart.config import BodyConfig
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Alphabet, Loss, Objective
+from headstart.objectives.base import Alphabet, Loss, Objective, Reads
 from headstart.objectives.cross_entropy import token_loss
 
 
@@ -21,7 +21,7 @@ class CausalLM(Objective):
 
     name: ClassVar[str] = "causal-lm"
     bodies: ClassVar[tuple[str, ...]] = ("causal",)
-    reads: ClassVar[Literal["blocks", "texts"]] = "blocks"
+    reads: ClassVar[Reads] = "blocks"
     looks_past: ClassVar[int] = 1
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 

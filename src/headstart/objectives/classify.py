@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from headstart.batch import Batch, Row, pad
 from headstart.config import BodyConfig
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Alphabet, Loss, Objective
+from headstart.objectives.base import Alphabet, Loss, Objective, Reads
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Classify(Objective):
     """Ask for the label of each text; `auto` pools what the body knows best: causal last, bidirectional mean."""
 
     name: ClassVar[str] = "classify"
-    bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "causal")
-    reads: ClassVar[Literal["blocks", "texts"]] = "texts"
-    pooling: Literal["auto", "last", "mean", "max", "mean+max", "first"] = "auto"
+    bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "causal", "bi-lstm", "cnn")
+    reads: ClassVar[Reads] = "texts"
+    pooling: Literal["auto", "last", "mean", "max", "mean+max", "first", "pooler"] = "auto"
     projection: Literal["auto", "linear", "dense"] = "auto"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -5,9 +5,20 @@ from headstart.errors import pick
 from headstart.objectives.base import Objective, make
 from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.classify import Classify
+from headstart.objectives.hybrid import CausalAndMasked
 from headstart.objectives.masked_lm import MaskedLM
+from headstart.objectives.next_sentence import MaskedAndNextSentence, NextSentence
+from headstart.objectives.replaced import ReplacedTokens
 
-OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (CausalLM, MaskedLM, Classify)}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "causal-lm": CausalLM,
+    "masked-lm": MaskedLM,
+    "next-sentence": NextSentence,
+    "masked-lm+next-sentence": MaskedAndNextSentence,
+    "causal+masked": CausalAndMasked,
+    "replaced-token": ReplacedTokens,
+    "classify": Classify,
+}
 
 
 def make_objective(config: ObjectiveConfig) -> Objective:

@@ -3,13 +3,14 @@
 n is the length of a text in tokens, d the width of its vectors, k the kernel of a convolution.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 KERNEL = 3
+LARGEST = 4  # sizes on which a slope is fitted
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class Complexity:
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The power with which values grow, fitted on the larger half of the sizes, where constants no longer count."""
-    keep = max(2, (len(sizes) + 1) // 2)
+    """The power with which values grow, fitted on the largest few sizes, where constants no longer count."""
+    keep = min(LARGEST, max(2, (len(sizes) + 1) // 2))
     return float(np.polyfit(np.log(sizes[-keep:]), np.log(np.maximum(values[-keep:], 1e-12)), 1)[0])
 
 
@@ -132,25 +133,21 @@ def crossings(lengths: Sequence[Point]) -> list[Crossing]:
 
 
 def _zero(x: np.ndarray, gap: np.ndarray) -> tuple[float, bool]:
-    """Where a gap on a log axis last turns from below zero to above, else where its last slope would bring it."""
+    """Where a gap on a log axis last turns from below zero to above, else where its last slope would bring it.
+
+    A gap above zero everywhere is given as crossing at the smallest size.
+    """
+    if (gap >= 0).all():
+        return float(np.exp(x[0])), True
     for index in range(len(gap) - 1, 0, -1):
         if gap[index - 1] < 0 <= gap[index]:
             share = -gap[index - 1] / (gap[index] - gap[index - 1])
             return float(np.exp(x[index - 1] + share * (x[index] - x[index - 1]))), True
-    keep = max(2, (len(gap) + 1) // 2)
+    keep = min(LARGEST, max(2, (len(gap) + 1) // 2))
     rise, start = np.polyfit(x[-keep:], gap[-keep:], 1)
     return (float(np.exp(-start / rise)), False) if rise > 0 else (float("nan"), False)
 
 
-def summarise(
-    machine: str, width: int, length: int, lengths: list[Point], widths: list[Point]
-) -> Complexity:
+def summarise(machine: str, width: int, length: int, lengths: list[Point], widths: list[Point]) -> Complexity:
     """Measured points with what they say."""
-    return Complexity(
-        machine, width, length, lengths, widths, growths(lengths, widths), crossings(lengths)
-    )
-
-
-def theory_line(kind: Mapping[str, Any], axis: str, sizes: Sequence[float], last: float) -> list[float]:
-    """What theory says of growth, drawn through the value at the largest size."""
-    return [last * (size / sizes[-1]) ** kind[f"{axis}_slope"] for size in sizes]
+    return Complexity(machine, width, length, lengths, widths, growths(lengths, widths), crossings(lengths))

@@ -25,6 +25,7 @@ class Pace:
 
     matrix: float  # share of the matrix rate that wide products reach
     half_width: float  # inner width at which a product reaches half of that
+    half_rows: float  # rows of scores at which it does so too
     attention: float  # share of the matrix rate that fused attention reaches
     bandwidth: float  # share of the bandwidth that element-wise work reaches
     passes: float  # how often each kept byte of activations is read or written in a step
@@ -35,9 +36,9 @@ class Pace:
 
 
 PACES = {
-    "cpu": Pace(0.62, 10, 0.3, 0.9, 5.0, 70, 60, 7.5e-9, 4e-6),
-    "cuda": Pace(0.75, 450, 0.35, 0.8, 5.0, 60, 60, 0.0, 7e-6),
-    "mps": Pace(0.6, 200, 0.3, 0.7, 6.0, 70, 60, 0.0, 12e-6),
+    "cpu": Pace(0.67, 20, 28, 0.3, 0.9, 5.0, 70, 60, 7.5e-9, 32e-6),
+    "cuda": Pace(0.75, 450, 256, 0.35, 0.8, 8.0, 60, 60, 0.0, 7e-6),
+    "mps": Pace(0.6, 200, 128, 0.3, 0.7, 6.0, 70, 60, 0.0, 12e-6),
 }
 ROUNDS = 5  # of Newton and Schulz in Muon
 
@@ -115,7 +116,8 @@ def _scores(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
     scores = load.answers * size
     rows = max(1, PIECE.get(load.device, OTHER_PIECE) // size)
     pieces = -(-load.answers // rows)
-    products = 6 * scores * width / (rate * _share(width, pace))
+    in_piece = min(rows, load.answers)
+    products = 6 * scores * width / (rate * _share(width, pace) * in_piece / (in_piece + pace.half_rows))
     tables = pieces * 4 * FULL * size * width / bandwidth
     return max(products, tables) + scores * pace.score_bytes / bandwidth
 

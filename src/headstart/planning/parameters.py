@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from headstart.config import BodyConfig
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from headstart.models.model import HeadSpec
 
 GATED = ("swiglu", "geglu")
@@ -62,13 +64,10 @@ class Account:
 
 
 def account(body: BodyConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") -> Account:
-    """The exact parameters of a body under these heads; a kind without formulas is built without data and counted."""
-    known = ACCOUNTS.get(body.kind)
-    if known is None or any(spec.kind not in HEAD_ACCOUNTS for spec in heads.values()):
-        return Account(body.kind, _count_built(body, vocabulary, heads))
-    blocks = known(body, vocabulary)
+    """The exact parameters of a body under these heads; what has no formulas is built without data and counted."""
+    blocks = ACCOUNTS.get(body.kind, _built_body)(body, vocabulary)
     for name, spec in heads.items():
-        blocks += HEAD_ACCOUNTS[spec.kind](name, body, spec)
+        blocks += HEAD_ACCOUNTS.get(spec.kind, _built_head)(name, body, spec)
     return Account(body.kind, [block for block in blocks if block.each])
 
 
@@ -109,6 +108,10 @@ def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
     blocks = [formula("token table", ["VD"], values)]
     if body.positions == "learned":
         blocks.append(formula("positions", ["PD"], values))
+    if body.segments:
+        blocks.append(formula("segments", ["2D"], values))
+    if body.embedding_norm:
+        blocks.append(formula("embedding norm", _norm_terms(body, "D"), values))
     blocks += [
         formula("attention in", biased(["3D²"], "3D"), values, layers, 3 * width**2),
         formula("attention out", biased(["D²"], "D"), values, layers, width**2),
@@ -124,6 +127,8 @@ def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
     ]
     if body.norm_first:
         blocks.append(formula("final norm", _norm_terms(body, "D"), values))
+    if body.pooler:  # multiplies one token of a text, not every one
+        blocks.append(formula("pooler", ["D²", "D"], values))
     return blocks
 
 
@@ -144,23 +149,34 @@ def _class_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
     return [*blocks, formula(f"head {name}", terms, values, matrix=pooled * spec.size)]
 
 
-def _count_built(body: BodyConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") -> list[Block]:
-    """The blocks of a model built on no device: shapes alone, no memory."""
+def _built_body(body: BodyConfig, vocabulary: int) -> list[Block]:
+    """The parts of a body built on no device: shapes alone, no memory."""
     import torch
 
-    from headstart.models.model import build_model
+    from headstart.errors import pick
+    from headstart.models.bodies import BODIES
 
     with torch.device("meta"):
-        model = build_model(body, vocabulary, heads)
-    counts: dict[str, list[int]] = {}
-    for name, weight in model.named_parameters():
-        part, child = name.split(".")[:2]
-        row = counts.setdefault(f"head {child}" if part == "heads" else child.replace("_", " "), [0, 0])
-        row[0] += weight.numel()
-        row[1] += weight.numel() if weight.ndim == 2 and "embedding" not in name else 0
-    return [
-        Block(name, "counted", f"{each:,}", each, matrix=matrix) for name, (each, matrix) in counts.items()
-    ]
+        built = pick(BODIES, body.kind, "body")(body, vocabulary)
+    return [_counted(name.replace("_", " "), part) for name, part in built.named_children()]
+
+
+def _built_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
+    import torch
+
+    from headstart.models.model import build_heads
+
+    with torch.device("meta"):
+        built = build_heads(body, {name: spec})[name]
+    return [_counted(f"head {name}", built)]
+
+
+def _counted(name: str, part: "Module") -> Block:
+    """A block without a formula; a table that tokens look up is no matrix that they are multiplied by."""
+    sizes = [(weight.numel(), weight.ndim) for weight in part.parameters()]
+    each = sum(size for size, _ in sizes)
+    matrix = 0 if "embedding" in name else sum(size for size, dimensions in sizes if dimensions >= 2)
+    return Block(name, "counted", f"{each:,}", each, matrix=matrix)
 
 
 ACCOUNTS: dict[str, Callable[[BodyConfig, int], list[Block]]] = {

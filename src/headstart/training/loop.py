@@ -204,7 +204,8 @@ class Trainer:
             moved = part.to(self.runtime.device)
             with self.runtime.autocast():
                 losses = self.objective.losses(self.model, moved)
-            mean = torch.stack([loss.total / max(1, whole[name]) for name, loss in losses.items()]).sum()
+            means = [loss.weight * loss.total / max(1, whole[name]) for name, loss in losses.items()]
+            mean = torch.stack(means).sum()
             mean.backward()
             self._since.add(losses, whole, part)
             state.tokens += int(part.real.sum())

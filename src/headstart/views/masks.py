@@ -17,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.bodies import BODIES
+from headstart.models.bodies import BODIES, TransformerBody
 from headstart.views.attention import seen_by
 from headstart.views.figure import FAINT, INK, PALETTE, STYLE
 
@@ -121,6 +121,7 @@ def _applied(kind: str, length: int, real: int) -> np.ndarray:
     """The mask that a body of this kind applies to a text of `real` tokens padded to `length`."""
     smallest = BodyConfig(kind=kind, layers=1, width=2, attention_heads=1, feed_forward=1, max_length=length)
     body = BODIES[kind](smallest, 1)
+    assert isinstance(body, TransformerBody)
     batch = Batch(torch.zeros(1, length, dtype=torch.long), torch.arange(length)[None, :] < real)
     return seen_by(body, batch)
 

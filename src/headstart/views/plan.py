@@ -53,7 +53,7 @@ def memory_table(memory: Mapping[str, Any]) -> Table:
 def device_table(devices: Sequence[Mapping[str, Any]]) -> Table:
     """Will it train there? A row for each device."""
     has_cost = any(row["cost"] is not None for row in devices)
-    columns = ["device", "GiB", "needs", "fits", "largest batch", "precision", "time"]
+    columns = ["device", "GiB", "needs", "fits", "batch ≤", "numbers", "time"]
     table = _table("will it train there?", [*columns, *(["cost"] if has_cost else [])])
     for row in devices:
         table.add_row(
@@ -103,6 +103,11 @@ def _table(title: str, columns: Sequence[str]) -> Table:
         title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
     )
     for index, column in enumerate(columns):
-        is_text = index == 0 or column in ("formula", "in numbers", "precision")
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=column != "in numbers")
+        is_text = index == 0 or column in ("formula", "in numbers", "numbers")
+        table.add_column(
+            column,
+            justify="left" if is_text else "right",
+            no_wrap=column != "in numbers",
+            overflow="ellipsis",
+        )
     return table

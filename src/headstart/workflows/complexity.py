@@ -1,5 +1,6 @@
 """Self-attention, recurrence and convolution timed and weighed on this machine, over lengths and widths."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,8 +14,8 @@ from headstart.models.attention import Attention
 from headstart.planning.complexity import KERNEL, KINDS, Complexity, Point, summarise
 from headstart.training.runtime import start_runtime
 
-LENGTHS, WIDTH = (64, 128, 256, 512, 1024, 2048, 4096), 64
-WIDTHS, LENGTH = (32, 64, 128, 256, 512, 1024), 128
+LENGTHS, WIDTH = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096), 64
+WIDTHS, LENGTH = (16, 32, 64, 128, 256, 512, 1024), 128
 QUICK_LENGTHS, QUICK_WIDTHS = (64, 128, 256), (32, 64, 128)
 Layer = Callable[[Tensor], Tensor]
 
@@ -61,10 +62,10 @@ LAYERS: dict[str, Callable[[int], tuple[nn.Module, Layer]]] = {
 def complexity(
     *, quick: bool = False, device: str = "auto", on_point: Callable[[Point], None] = lambda point: None
 ) -> Complexity:
-    """Every kind at every size, one text at a time; `quick` keeps to small sizes."""
+    """Every kind at every size, one text at a time and on a CPU in one thread; `quick` keeps to small sizes."""
     runtime = start_runtime(TrainingConfig(device=device, precision="float32"))
     lengths, widths = (QUICK_LENGTHS, QUICK_WIDTHS) if quick else (LENGTHS, WIDTHS)
-    seconds = 0.02 if quick else 0.4
+    seconds = 0.02 if quick else 0.3
 
     def sweep(sizes: Sequence[tuple[int, int]]) -> list[Point]:
         points = []
@@ -74,13 +75,14 @@ def complexity(
                 on_point(points[-1])
         return points
 
-    return summarise(
-        runtime.describe(),
-        WIDTH,
-        LENGTH,
-        sweep([(length, WIDTH) for length in lengths]),
-        sweep([(LENGTH, width) for width in widths]),
-    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that the law is seen, not how threads wait for each other
+    try:
+        over_lengths = sweep([(length, WIDTH) for length in lengths])
+        over_widths = sweep([(LENGTH, width) for width in widths])
+        return summarise(runtime.describe(), WIDTH, LENGTH, over_lengths, over_widths)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def measure(kind: str, length: int, width: int, device: torch.device, seconds: float) -> Point:
@@ -122,9 +124,13 @@ def _peak(module: nn.Module, layer: Layer, x: Tensor) -> int:
         before = torch.cuda.memory_allocated()
         _round(module, layer, x)
         return torch.cuda.max_memory_allocated() - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its every start otherwise
+    module.zero_grad(set_to_none=True)
+    x.grad = None
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         _round(module, layer, x)
-    assert watched.profiler is not None and watched.profiler.kineto_results is not None
+    assert watched.profiler is not None
+    assert watched.profiler.kineto_results is not None
     events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):

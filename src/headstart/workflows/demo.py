@@ -26,7 +26,7 @@ def run_demo(
     minutes: float = 4.0,
     seeds: int = 3,
     labels: int = 1600,
-    epochs: float = 8,
+    epochs: float = 6,
     first_seed: int = 0,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Comparison:

@@ -28,6 +28,11 @@ class MadeUp:
     mask: int | None = 1
     special_ids: frozenset[int] = frozenset({0, 1})
 
+    @property
+    def word_starts(self) -> np.ndarray:
+        """Every token is a word of its own."""
+        return np.ones(self.size, dtype=bool)
+
     def count(self, epoch: int) -> int:
         """Batches in an epoch."""
         return 1_000_000

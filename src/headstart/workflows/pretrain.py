@@ -12,12 +12,14 @@ import numpy as np
 from headstart.config import RunConfig, TokenizerConfig, resolve
 from headstart.data.corpus import Corpus, default_cache, prepare
 from headstart.data.documents import Documents, open_documents
-from headstart.data.loader import BlockLoader
+from headstart.data.loader import BlockLoader, Loader
+from headstart.data.pairs import PairLoader
 from headstart.data.stream import TokenStream, join
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.models.model import Model, build_model, count_parameters
-from headstart.objectives.base import Alphabet, Objective
+from headstart.objectives.base import Objective
+from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.table import make_objective
 from headstart.results import LanguageScore, plain
 from headstart.training.evaluate import language_sums
@@ -52,7 +54,7 @@ def pretrain(
     """Train a base on raw text; `settings` are nested by section and go over the preset's."""
     config = resolve("pretrain", preset, settings or {})
     objective = make_objective(config.objective)
-    if objective.reads != "blocks":
+    if objective.reads == "texts":
         raise ConfigError(
             f"{objective.name} needs labels, so it cannot pretrain",
             hint="--objective causal-lm or masked-lm can",
@@ -104,9 +106,10 @@ def _run(
         tokenizer = learn_tokenizer(config.tokenizer, documents, on_event)
     else:
         tokenizer = folder.tokenizer(known)
-    if objective.name == "masked-lm" and tokenizer.mask is None:
+    if isinstance(objective, MaskedLM) and tokenizer.mask is None:
         raise ConfigError(
-            "this tokenizer has no mask token, so masked-lm cannot hide anything", hint="use causal-lm"
+            f"this tokenizer has no mask token, so {objective.name} cannot hide anything",
+            hint="use causal-lm",
         )
     parts = [prepare_documents(each, tokenizer, on_event) for each in documents]
     fingerprints = [each.fingerprint for each in documents]
@@ -123,7 +126,7 @@ def _run(
     model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0)).to(
         runtime.device
     )
-    loader = make_loader(train, config, objective)
+    loader = make_loader(train, config, objective, tokenizer)
     marks = valid_marks(valid, config, objective, tokenizer, runtime)
     on_event(
         Note(
@@ -134,7 +137,7 @@ def _run(
         trainer = Trainer(model, objective, loader, tokenizer, config, runtime, marks, on_event, stop)
         train_in(folder, trainer, known is not None, on_event)
     score = None
-    if len(valid) > objective.looks_past:
+    if marks is not None:
         score = score_language(model, objective, valid, config, tokenizer, runtime, leaked=0)
     finished = Pretrained(
         folder.path, score, count_parameters(model), trainer.state.tokens, trainer.state.seconds
@@ -217,28 +220,41 @@ def _check_size(train: TokenStream, config: RunConfig) -> None:
 
 
 def make_loader(
-    stream: TokenStream, config: RunConfig, objective: Objective, shuffled: bool = True
-) -> BlockLoader:
-    """Blocks of a stream as the settings cut them."""
+    stream: TokenStream, config: RunConfig, objective: Objective, tokenizer: Tokenizer, shuffled: bool = True
+) -> Loader:
+    """Blocks of a stream, or pairs of its sentences, as the objective reads them."""
     training = config.training
+    if objective.reads == "pairs":
+        unit = getattr(objective, "sentences", "sentence")
+        return PairLoader(
+            stream, unit, tokenizer, training.length, training.batch_tokens, training.seed, shuffled=shuffled
+        )
     return BlockLoader(
         stream, training.length, training.batch_tokens, training.seed, objective.looks_past, shuffled=shuffled
     )
 
 
 def valid_marks(
-    valid: TokenStream, config: RunConfig, objective: Objective, alphabet: Alphabet, runtime: Runtime
+    valid: TokenStream, config: RunConfig, objective: Objective, alphabet: Tokenizer, runtime: Runtime
 ) -> Callable[[Model], Evaluation] | None:
     """How to mark a model on held-out text; None when there is none."""
     if len(valid) <= objective.looks_past:
         return None
-    loader = make_loader(valid, config, objective, shuffled=False)
+    try:
+        loader = make_loader(valid, config, objective, alphabet, shuffled=False)
+    except DataError:  # the held-out part is too small to make pairs of
+        return None
 
     def marks(model: Model) -> Evaluation:
         sums = language_sums(model, objective, loader, alphabet, runtime, MARKED_BATCHES)
-        total, count, correct = (sum(part) for part in zip(*sums.values(), strict=True))
-        loss = total / max(1, count)
-        values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": correct / max(1, count)}
+        loss = sum(total / max(1, count) for total, count, _ in sums.values())
+        values = {"loss": loss}
+        for name, (total, count, correct) in sums.items():
+            own = {
+                "perplexity": math.exp(min(total / max(1, count), 50)),
+                "accuracy": correct / max(1, count),
+            }
+            values |= own if len(sums) == 1 else {f"{name}_{mark}": value for mark, value in own.items()}
         return Evaluation(values, rank=-loss)
 
     return marks
@@ -249,13 +265,14 @@ def score_language(
     objective: Objective,
     stream: TokenStream,
     config: RunConfig,
-    alphabet: Alphabet,
+    alphabet: Tokenizer,
     runtime: Runtime,
     leaked: int,
 ) -> LanguageScore:
     """How well a language model predicts a whole stream of text."""
-    loader = make_loader(stream, config, objective, shuffled=False)
-    total, count, correct = language_sums(model, objective, loader, alphabet, runtime)["lm"]
+    loader = make_loader(stream, config, objective, alphabet, shuffled=False)
+    sums = language_sums(model, objective, loader, alphabet, runtime)
+    total, count, correct = sums.get("lm") or next(iter(sums.values()))
     loss = total / max(1, count)
     predicts_all = objective.name == "causal-lm"
     return LanguageScore(

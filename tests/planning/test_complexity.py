@@ -1,0 +1,48 @@
+"""Slopes, crossings and the table of theory."""
+
+import pytest
+
+from headstart.planning.complexity import KINDS, Point, crossings, growths, slope, summarise
+from headstart.views.complexity import complexity_tables, crossing_lines, draw_growth, growth_panels
+
+SIZES = (64, 128, 256, 512, 1024)
+
+
+def law(kind, length, width):
+    """Points that follow theory to the letter."""
+    seconds = {
+        "self-attention": length**2 * width,
+        "recurrence": length * width**2,
+        "convolution": 3 * length * width**2,
+        "attention block": length**2 * width + 4 * length * width**2,
+    }[kind]
+    return Point(kind, length, width, seconds / 3e9, 2 * seconds / 3e9, 4 * length * width)
+
+
+LENGTHS = [law(kind, size, 256) for size in SIZES for kind in KINDS]
+WIDTHS = [law(kind, 256, size) for size in SIZES for kind in KINDS]
+
+
+def test_a_power_law_gives_back_its_power():
+    assert slope(SIZES, [size**1.7 for size in SIZES]) == pytest.approx(1.7)
+
+
+def test_points_that_follow_theory_have_its_slopes_and_cross_at_n_equals_d():
+    for growth in growths(LENGTHS, WIDTHS):
+        if KINDS[growth.kind].is_theory:
+            assert growth.time_slope == pytest.approx(growth.theory)
+    found = {crossing.other: crossing for crossing in crossings(LENGTHS)}
+    assert found["recurrence"].length == pytest.approx(256)
+    assert found["convolution"].length == pytest.approx(768)
+    assert found["recurrence"].is_measured
+
+
+def test_the_picture_and_the_words_are_made_from_the_same_numbers():
+    content = summarise("a machine", 256, 256, LENGTHS, WIDTHS).to_dict()
+    panels = growth_panels(content)
+    assert [panel.unit for panel in panels] == ["milliseconds", "milliseconds", "MiB", "MiB"]
+    attention = panels[0].lines[0]
+    assert attention.values == pytest.approx(attention.theory)
+    assert len(draw_growth(content).axes) == 4
+    assert complexity_tables(content)[0].row_count == len(KINDS)
+    assert any("n ≈ 256 = 1.0 d" in line for line in crossing_lines(content))

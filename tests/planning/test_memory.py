@@ -1,0 +1,95 @@
+"""Predicted memory: what autograd keeps is counted as torch counts it, and more work never needs less."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstart.config import resolve
+from headstart.models.model import build_model
+from headstart.objectives import cross_entropy
+from headstart.objectives.table import make_objective
+from headstart.planning import memory
+from headstart.planning.load import make_load
+from headstart.planning.memory import layer_activations, predict_memory
+from headstart.workflows.measure import MadeUp
+
+
+def load_of(job="pretrain", preset="tiny", device="cpu", precision="float32", batch=4, length=16, **changes):
+    return make_load(resolve(job, preset, changes), device, precision, batch=batch, length=length)
+
+
+def kept_bytes(load, objective):
+    """Bytes of distinct tensors that autograd keeps, weights and buffers aside."""
+    model = build_model(load.body, load.vocabulary, load.heads)
+    own = {weight.untyped_storage().data_ptr() for weight in [*model.parameters(), *model.buffers()]}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    texts = MadeUp(load.vocabulary, load.batch, load.length + objective.looks_past, 0)
+    batch = objective.collate(texts.fetch(texts.batches(0)[0], 0), texts, torch.Generator())
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        objective.losses(model, batch)
+    return sum(size for size, _ in kept.values())
+
+
+SHAPES = {
+    "tiny": ("tiny", {}),
+    "lab": ("lab", {}),
+    "layer norm and gelu": ("tiny", {"norm": "layer", "activation": "gelu", "positions": "learned"}),
+    "dropout": ("tiny", {"dropout": 0.1}),
+    "attention dropout": ("tiny", {"attention_dropout": 0.1, "positions": "none"}),
+    "relu2 after": ("tiny", {"activation": "relu2", "norm_first": False}),
+}
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_a_layer_keeps_for_the_way_back_what_torch_says_it_keeps(shape):
+    preset, body = SHAPES[shape]
+    found = []
+    for layers in (1, 2):
+        changes = {"body": {**body, "layers": layers}, "tokenizer": {"vocabulary": 64}}
+        load = load_of(preset=preset, length=32, **changes)
+        objective = make_objective(resolve("pretrain", preset).objective)
+        found.append(kept_bytes(load, objective))
+    assert layer_activations(load) * load.tokens == pytest.approx(found[1] - found[0], rel=0.02)
+
+
+def test_the_pieces_of_scores_are_those_of_the_loss():
+    assert memory.PIECE == cross_entropy.PIECE
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.integers(1, 64),
+    length=st.integers(2, 512),
+    device=st.sampled_from(["cpu", "cuda"]),
+    precision=st.sampled_from(["float32", "bfloat16"]),
+    preset=st.sampled_from(["lab", "tiny", "small"]),
+    job=st.sampled_from(["pretrain", "finetune"]),
+)
+def test_more_texts_and_longer_texts_never_need_less(batch, length, device, precision, preset, job):
+    load = load_of(job, preset, device, precision, batch, length)
+    peak = predict_memory(load).peak
+    assert predict_memory(load.with_(batch=batch + 1)).peak >= peak
+    assert predict_memory(load.with_(length=length + 1)).peak >= peak
+    assert predict_memory(load.with_(accumulate=2)).peak >= peak
+
+
+def test_parts_add_up_and_the_fixed_ones_are_exact():
+    load = load_of("pretrain", "lab")
+    found = predict_memory(load)
+    assert found.peak == sum(part.bytes for part in found.parts)
+    assert found.of("weights") == 4 * 21_018_401
+    assert found.of("optimiser") == 8 * 21_018_401
+
+
+def test_muon_keeps_one_number_for_a_matrix_and_adam_two():
+    muon, adam = (load_of("pretrain", "tiny", optimizer={"kind": kind}) for kind in ("muon", "adamw"))
+    spared = predict_memory(adam).of("optimiser") - predict_memory(muon).of("optimiser")
+    assert spared == 4 * adam.account.matrices

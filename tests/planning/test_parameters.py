@@ -1,0 +1,92 @@
+"""The account of parameters is exact, block by block, for every shape."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstart.config import BodyConfig, preset_names, resolve
+from headstart.models.model import HeadSpec, build_model, count_parameters
+from headstart.objectives.table import OBJECTIVES, make_objective
+from headstart.planning.parameters import account
+from tests.worlds import SHAPES, small_body
+
+
+def built_count(body, vocabulary, heads):
+    with torch.device("meta"):
+        return count_parameters(build_model(body, vocabulary, heads))
+
+
+def preset_parts(job, preset, classes=2):
+    config = resolve(job, preset)
+    objective = make_objective(config.objective)
+    body = objective.settle(config.body)
+    size = config.tokenizer.vocabulary
+    return body, size, objective.heads(body, size, classes)
+
+
+@pytest.mark.parametrize("job", ["pretrain", "finetune"])
+@pytest.mark.parametrize("preset", preset_names())
+def test_the_account_of_every_preset_equals_the_built_model(job, preset):
+    parts = preset_parts(job, preset)
+    assert account(*parts).total == built_count(*parts)
+
+
+def test_the_lab_counts_to_its_known_numbers():
+    assert account(*preset_parts("pretrain", "lab")).total == 21_018_401
+    assert account(*preset_parts("finetune", "lab")).total == 10_968_602
+
+
+def test_formulas_are_given_in_symbols_and_in_numbers():
+    blocks = {block.name: block for block in account(*preset_parts("pretrain", "lab")).blocks}
+    assert blocks["attention in"].symbols == "3D² + 3D"
+    assert blocks["attention in"].numbers == "3·200² + 3·200 = 120,600"
+    assert blocks["attention in"].total == 4 * 120_600
+
+
+bodies = st.builds(
+    lambda heads, half, **rest: BodyConfig(attention_heads=heads, width=2 * heads * half, **rest),
+    kind=st.sampled_from(["causal", "bidirectional"]),
+    heads=st.integers(1, 4),
+    half=st.integers(1, 8),
+    layers=st.integers(1, 3),
+    feed_forward=st.integers(1, 40),
+    positions=st.sampled_from(["rotary", "sinusoidal", "learned", "none"]),
+    norm=st.sampled_from(["rms", "layer"]),
+    norm_first=st.booleans(),
+    activation=st.sampled_from(["swiglu", "geglu", "gelu", "relu", "relu2"]),
+    biases=st.booleans(),
+    qk_norm=st.booleans(),
+    tied=st.booleans(),
+    max_length=st.integers(2, 50),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(body=bodies, vocabulary=st.integers(8, 200), classes=st.integers(2, 9), pooling=st.sampled_from(["mean", "mean+max"]), projection=st.sampled_from(["linear", "dense"]))  # fmt: skip
+def test_the_account_of_any_shape_equals_the_built_model(body, vocabulary, classes, pooling, projection):
+    heads = {
+        "lm": HeadSpec("lm", vocabulary),
+        "class": HeadSpec("class", classes, {"pooling": pooling, "projection": projection}),
+    }
+    found = account(body, vocabulary, heads)
+    assert found.total == built_count(body, vocabulary, heads)
+    assert sum(block.total for block in found.body + found.heads) == found.total
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_every_objective_on_every_body_it_can_ask_is_counted(name):
+    objective = OBJECTIVES[name]()
+    for kind in objective.bodies:
+        body = small_body(kind)
+        heads = objective.heads(body, 40, 3)
+        assert account(body, 40, heads).total == built_count(body, 40, heads)
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_matrices_are_the_weights_that_every_token_is_multiplied_by(shape):
+    body = small_body("causal", shape)
+    with torch.device("meta"):
+        model = build_model(body, 40, {})
+    matrices = [w.numel() for name, w in model.named_parameters() if w.ndim == 2 and "embedding" not in name]
+    assert account(body, 40, {}).matrices == sum(matrices)

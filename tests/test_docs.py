@@ -1,0 +1,96 @@
+"""Every command and every piece of Python in README and docs/ runs; the reference pages are current."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headstart.cli.app import app
+from tests.worlds_of_text import write_corpus, write_labelled
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+# Budgets are cut so that a page takes seconds; everything else runs as it stands.
+CUTS = [
+    (r"--minutes \S+", "--steps 3"),
+    (r"--epochs \S+", "--epochs 1"),
+    (r"--seeds \S+", "--seeds 2"),
+    (r"--steps \d+", "--steps 3"),
+    (r'"minutes": \d+', '"steps": 3'),
+    (r"seeds=\d", "seeds=2"),
+]
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
+
+
+def cut(text: str) -> str:
+    for pattern, shorter in CUTS:
+        text = re.sub(pattern, shorter, text)
+    return text
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with the files that the docs speak of."""
+    monkeypatch.chdir(tmp_path)
+    table = write_labelled(tmp_path / "reviews.tsv", 100)
+    write_corpus(tmp_path / "corpus.txt", 300)
+    (tmp_path / "new.txt").write_text("a superb film\na boring plot\n")
+    rows = [line.split("\t") for line in table.read_text().splitlines()[1:]]
+    (tmp_path / "opinions.csv").write_text(
+        "opinion,stars\n" + "".join(f'"{text}",{label}\n' for text, label in rows)
+    )
+    return tmp_path
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    return [line[2:] for line in lines if line.startswith("$ headstart")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_every_command_in_the_docs_runs(page, place):
+    if "$DATA" in page.read_text("utf-8"):
+        pytest.skip("speaks of data that is not part of the project")
+    for line in commands(page):
+        words = shlex.split(cut(line), comments=True)[1:]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (line, result.output, result.exception)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
+)
+def test_every_piece_of_python_in_the_docs_runs(page, place):
+    for code in blocks(page, "python"):
+        exec(compile(cut(code), str(page), "exec"), {"__name__": "docs"})
+
+
+def test_the_reference_is_current():
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_reference.py", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_inside_the_docs_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_make_targets_named_in_the_readme_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^\$ make (\w+)", (ROOT / "README.md").read_text("utf-8"), flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
