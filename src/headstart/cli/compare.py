@@ -21,6 +21,19 @@ def compare(
         str | None,
         typer.Option("--labels", help="Label budgets, e.g. 100,400,1600: the label-efficiency curve."),
     ] = None,
+    corpora: Annotated[
+        list[str] | None,
+        typer.Option("--corpus", help="With --objectives: text to pretrain on; may be repeated."),
+    ] = None,
+    objectives: Annotated[
+        str | None,
+        typer.Option(
+            "--objectives", help="Pretrain a base with each, at equal operations, and compare them."
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", help="With --objectives: tokens that the first of them reads.")
+    ] = None,
     epochs: o.Epochs = None,
     arms: Annotated[
         str, typer.Option("--arms", help="Which arms to train.")
@@ -55,26 +68,63 @@ def compare(
         tokenizer__kind=tokenizer,
     )
     from headstart.cli.listener import Listener, print_json
-    from headstart.workflows.compare import compare as run
 
+    comparing: dict[str, Any] = {
+        "seeds": seeds,
+        "first_seed": seed,
+        "labels": _numbers(labels),
+        "arms": [name.strip() for name in arms.split(",")],
+        "mark": mark,
+    }
     with Listener(quiet or as_json) as listener:
-        result = run(
-            data,
-            bases or [],
-            out,
-            seeds=seeds,
-            first_seed=seed,
-            labels=_numbers(labels),
-            arms=[name.strip() for name in arms.split(",")],
-            preset=preset,
-            settings=settings,
-            mark=mark,
-            on_event=listener,
-        )
+        if objectives is not None:
+            names = [name.strip() for name in objectives.split(",")]
+            result = _by_objective(data, corpora, names, out, preset, tokens, settings, comparing, listener)
+        else:
+            from headstart.workflows.compare import compare as run
+
+            result = run(
+                data, bases or [], out, preset=preset, settings=settings, on_event=listener, **comparing
+            )
     if as_json:
         print_json(result)
     else:
         show(result, out)
+
+
+def _by_objective(
+    data: str,
+    corpora: list[str] | None,
+    objectives: list[str],
+    out: Path,
+    preset: str | None,
+    tokens: int | None,
+    settings: dict[str, Any],
+    comparing: dict[str, Any],
+    listener: Any,
+) -> Any:
+    from headstart.errors import ConfigError
+    from headstart.workflows.objectives import DEFAULT_TOKENS, compare_objectives
+
+    if not corpora:
+        raise ConfigError(
+            "--objectives needs text to pretrain on", hint="add --corpus FILE, or --corpus imdb"
+        )
+    shared = ("body", "tokenizer")  # the other sections speak of fine-tuning
+    pretraining = {name: settings[name] for name in shared if name in settings}
+    tuning = {name: part for name, part in settings.items() if name not in shared}
+    return compare_objectives(
+        data,
+        corpora,
+        objectives,
+        out,
+        preset=preset or "tiny",
+        tokens=tokens or DEFAULT_TOKENS,
+        settings=tuning,
+        pretraining=pretraining,
+        on_event=listener,
+        **comparing,
+    )
 
 
 def _numbers(text: str | None) -> list[int] | None:
@@ -101,4 +151,5 @@ def show(result: Any, out: Path) -> None:
     console.print(summary_table(result))
     for line in verdict_lines(result):
         console.print(line, highlight=False)
-    console.print(f"report: {out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+    page = out / "report.html" if (out / "report.html").exists() else out / "compare" / "report.html"
+    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
