@@ -15,12 +15,22 @@ def settings_page() -> str:
     from headstart.objectives.table import OBJECTIVES
 
     lines = ["# Settings", "", "Any of these goes into a TOML file (`--config`) or on the command line as"]
-    lines += ["`--set section.key=value`. A preset sets some of them, differently for pretraining and fine-tuning.", ""]
+    lines += [
+        "`--set section.key=value`. A preset sets some of them, differently for pretraining and fine-tuning.",
+        "",
+    ]
     for name, field in config.RunConfig.model_fields.items():
         section: Any = field.annotation
         if not (isinstance(section, type) and issubclass(section, config.Section)):
             continue
-        lines += [f"## {name}", "", (section.__doc__ or "").strip(), "", "| key | default | meaning |", "|---|---|---|"]
+        lines += [
+            f"## {name}",
+            "",
+            (section.__doc__ or "").strip(),
+            "",
+            "| key | default | meaning |",
+            "|---|---|---|",
+        ]
         for key, inner in section.model_fields.items():
             kind = str(inner.annotation).replace("typing.", "")
             values = f" ({kind.removeprefix('Literal').strip('[]')})" if kind.startswith("Literal") else ""
@@ -34,7 +44,16 @@ def settings_page() -> str:
         lines.append("")
     lines += ["## Presets", ""]
     for name in config.preset_names():
-        lines += [f"### {name}", "", config.load_preset(name)["title"], "", "```toml", preset_text(name), "```", ""]
+        lines += [
+            f"### {name}",
+            "",
+            config.load_preset(name)["title"],
+            "",
+            "```toml",
+            preset_text(name),
+            "```",
+            "",
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -62,7 +81,9 @@ def commands_page() -> str:
             return
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         usage = " ".join([name, *(p.metavar or p.name.upper() for p in arguments)])
-        lines.extend([f"## {name}", "", f"`{usage} [OPTIONS]`", "", " ".join((command.help or "").split()), ""])
+        lines.extend(
+            [f"## {name}", "", f"`{usage} [OPTIONS]`", "", " ".join((command.help or "").split()), ""]
+        )
         lines.extend(["| option | meaning | default |", "|---|---|---|"])
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.name != "help":

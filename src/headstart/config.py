@@ -145,6 +145,7 @@ class TrainingConfig(Section):
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
     save_every: int | None = Field(None, ge=1, description="steps between checkpoints")
     save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
+    force: bool = Field(False, description="train even when the plan says that memory will not do")
     tensorboard: bool = Field(False, description="also write TensorBoard files (extra: tensorboard)")
     keep: Literal["best", "last"] = Field(
         "best", description="which weights are the run's: best on validation, or last"

@@ -122,6 +122,21 @@ def test_another_shape_than_the_base_s_is_refused(base, table, tmp_path):
     assert (code, "body.width" in said) == (2, True)
 
 
+def test_a_run_that_memory_cannot_hold_is_refused_with_advice_unless_forced(table, tmp_path, monkeypatch):
+    from headstart.workflows import plan
+
+    monkeypatch.setattr(plan, "free_bytes", lambda kind: 2**20)
+    code, said, hint = call("finetune", "scratch", table, "--out", tmp_path / "run", "--quiet", *flags(STEP))
+    assert code == 2
+    assert "GiB" in said
+    assert hint
+    assert not (tmp_path / "run").exists()
+    assert (
+        call("finetune", "scratch", table, "--out", tmp_path / "run", "--quiet", "--force", *flags(STEP))[0]
+        == 0
+    )
+
+
 def test_torn_weights_are_named(base, table, tmp_path):
     weights = base / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:50])

@@ -93,3 +93,13 @@ def test_muon_keeps_one_number_for_a_matrix_and_adam_two():
     muon, adam = (load_of("pretrain", "tiny", optimizer={"kind": kind}) for kind in ("muon", "adamw"))
     spared = predict_memory(adam).of("optimiser") - predict_memory(muon).of("optimiser")
     assert spared == 4 * adam.account.matrices
+
+
+@pytest.mark.parametrize("kind", ["bi-lstm", "cnn"])
+def test_rivals_of_the_transformer_keep_what_torch_says_they_keep(kind):
+    found = []
+    for layers in (1, 2):
+        changes = {"body": {"kind": kind, "layers": layers}, "tokenizer": {"vocabulary": 64}}
+        load = load_of(length=32, **changes)
+        found.append(kept_bytes(load, make_objective(resolve("pretrain", "tiny").objective)))
+    assert layer_activations(load) * load.tokens == pytest.approx(found[1] - found[0], rel=0.1)

@@ -5,7 +5,20 @@ import sys
 
 import typer
 
-from headstart.cli import compare, data, demo, embed, evaluate, finetune, picture, predict, pretrain, resume
+from headstart.cli import (
+    compare,
+    complexity,
+    data,
+    demo,
+    embed,
+    evaluate,
+    finetune,
+    picture,
+    plan,
+    predict,
+    pretrain,
+    resume,
+)
 from headstart.errors import HeadstartError, Stopped
 
 COMMANDS = (
@@ -19,6 +32,8 @@ COMMANDS = (
     resume.resume,
     embed.embed,
     embed.nearest,
+    plan.plan,
+    complexity.complexity,
 )
 
 app = typer.Typer(

@@ -68,6 +68,7 @@ def nearest(
     text_column: o.TextColumn = None,
     assignments: o.Assignments = None,
     as_json: o.Json = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Print the texts of FILE nearest to QUERY by cosine, each with its number in the file."""
     settings = o.gather(None, assignments, data__text_column=text_column, training__length=length)

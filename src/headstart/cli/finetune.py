@@ -28,6 +28,7 @@ def finetune(
     assignments: o.Assignments = None,
     config: o.ConfigFile = None,
     save_every: o.SaveEvery = None,
+    force: o.Force = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -49,6 +50,7 @@ def finetune(
         training__length=length,
         training__freeze=freeze,
         **({"tokenizer__kind": tokenizer} if base == "scratch" else {}),
+        training__force=force,
         **o.saving(save_every),
     )
     from headstart.cli.listener import Listener, print_json

@@ -35,6 +35,9 @@ SaveEvery = Annotated[
     str | None,
     typer.Option("--save-every", metavar="N|Nm", help="Checkpoint every N steps, or every N minutes (5m)."),
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="Train even when the plan says that memory will not do.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 

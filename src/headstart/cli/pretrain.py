@@ -30,6 +30,7 @@ def pretrain(
     assignments: o.Assignments = None,
     config: o.ConfigFile = None,
     save_every: o.SaveEvery = None,
+    force: o.Force = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -51,6 +52,7 @@ def pretrain(
         data__text_column=text_column,
         data__documents=documents,
         data__strict=strict,
+        training__force=force,
         **o.saving(save_every),
     )
     from headstart.cli.listener import Listener, print_json

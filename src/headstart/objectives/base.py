@@ -78,6 +78,11 @@ class Objective:
         """The marks of each head."""
         raise NotImplementedError
 
+    @property
+    def asked_share(self) -> float:
+        """The share of positions at which the whole vocabulary is scored."""
+        return 0.0
+
     def settle(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided, or an error when the kind cannot be asked this."""
         if body.kind == "auto":

@@ -25,6 +25,11 @@ class CausalLM(Objective):
     looks_past: ClassVar[int] = 1
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
+    @property
+    def asked_share(self) -> float:
+        """Every position."""
+        return 1.0
+
     def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
         return {"lm": HeadSpec("lm", vocabulary)}

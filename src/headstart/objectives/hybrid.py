@@ -22,6 +22,11 @@ class CausalAndMasked(MaskedLM):
     bodies: ClassVar[tuple[str, ...]] = ("bidirectional",)
     causal_share: Annotated[float, Field(ge=0, le=1)] = 0.5
 
+    @property
+    def asked_share(self) -> float:
+        """Every position of a causal batch, the hidden ones of a masked batch."""
+        return self.causal_share + (1 - self.causal_share) * self.rate
+
     def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
         """A causal batch or a masked one, as chance has it; labels are named for the question."""
         if float(torch.rand((), generator=rng)) < self.causal_share:

@@ -37,6 +37,11 @@ class MaskedLM(Objective):
                 hint="what is left of 1 is the share of chosen tokens left as they are: 0.8 and 0.1 leave 0.1",
             )
 
+    @property
+    def asked_share(self) -> float:
+        """The hidden positions."""
+        return self.rate
+
     def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
         return {"lm": HeadSpec("lm", vocabulary)}

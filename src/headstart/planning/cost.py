@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from headstart.planning.load import Load
 from headstart.planning.memory import is_plain_attention
 
+EVERY_TOKEN = ("replaced", "generator")  # heads that answer at each token; the others do once a text
+
 
 @dataclass(frozen=True)
 class Flops:
@@ -48,13 +50,17 @@ def count_flops(load: Load) -> Flops:
     attends = any("attention" in block.name or block.name == "blocks" for block in load.account.body)
     attention = 4 * body.width * keys_read(load) * body.layers if attends else 0.0
     scores = 2 * load.vocabulary * body.width * load.asked
-    others = sum(block.matrix for block in load.account.heads if not _is_language(block.name, load))
-    return Flops(2.0 * load.account.matrices, attention, scores + 2 * others / load.length)
+    others = 0.0
+    for block in load.account.heads:
+        kind = _kind_of(block.name, load)
+        if kind != "lm":
+            others += 2 * block.matrix * (1.0 if kind in EVERY_TOKEN else 1 / load.length)
+    return Flops(2.0 * load.account.matrices, attention, scores + others)
 
 
-def _is_language(block: str, load: Load) -> bool:
+def _kind_of(block: str, load: Load) -> str:
     name = block.removeprefix("head ").split(",")[0]
-    return name in load.heads and load.heads[name].kind == "lm"
+    return load.heads[name].kind if name in load.heads else ""
 
 
 def steps_for(load: Load, tokens: float) -> float:

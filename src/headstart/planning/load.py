@@ -8,7 +8,6 @@ from headstart.planning.parameters import Account, account
 
 if TYPE_CHECKING:
     from headstart.models.model import HeadSpec
-    from headstart.objectives.base import Objective
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def make_load(
         account=account(body, size, heads),
         batch=batch or default_batch(config, tokens),
         length=tokens,
-        asked=asked_share(objective, heads),
+        asked=objective.asked_share,
         precision=precision,
         optimizer=config.optimizer.kind,
         device=device,
@@ -88,10 +87,3 @@ def default_batch(config: RunConfig, length: int) -> int:
     """Texts in a batch when every one is `length` tokens long."""
     fits = max(1, config.training.batch_tokens // length)
     return fits if config.training.batch_examples is None else min(fits, config.training.batch_examples)
-
-
-def asked_share(objective: "Objective", heads: "dict[str, HeadSpec]") -> float:
-    """The share of positions at which the vocabulary is scored."""
-    if not any(spec.kind == "lm" for spec in heads.values()):
-        return 0.0
-    return float(getattr(objective, "rate", 1.0))

@@ -5,6 +5,7 @@ objectives/cross_entropy.py; a test holds the count against torch's own. The pea
 moments of a step: scoring, its way back, the top layer's way back, the token table's gradient, the update.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headstart.planning.load import Load
@@ -134,11 +135,34 @@ def activations(load: Load) -> float:
     width, extra = load.body.width, _noise(load) * load.body.width
     top = load.low * width + (_norm_input(load) if load.body.norm_first else 0)
     embedding = extra if load.body.dropout else 0
-    return load.tokens * (load.body.layers * layer_activations(load) + top + embedding)
+    layers = load.body.layers + generator_layers(load)
+    return load.tokens * (layers * layer_activations(load) + top + embedding)
+
+
+def generator_layers(load: Load) -> float:
+    """A generator's narrow layers, half as many as the body's, as so many whole ones."""
+    shares = [spec.settings.get("share", 0.5) for spec in load.heads.values() if spec.kind == "generator"]
+    return sum(share * max(1, load.body.layers // 2) for share in shares)
 
 
 def layer_activations(load: Load) -> float:
     """Bytes that autograd keeps of one layer, for each token."""
+    return KEPT.get(load.body.kind, _attention_layer)(load)
+
+
+def _recurrent_layer(load: Load) -> float:
+    """An LSTM both ways: what it read, what it gave, and its gates; torch's CPU kernel keeps a large workspace."""
+    gates = 22 if load.device == "cpu" else 8
+    return _norm_input(load) + (2 * load.low + gates * FULL) * load.body.width
+
+
+def _convolutional_layer(load: Load) -> float:
+    """What a convolution read, and both halves of its gate."""
+    return _norm_input(load) + 3 * load.low * load.body.width
+
+
+def _attention_layer(load: Load) -> float:
+    """Attention and feed-forward."""
     body, low = load.body, load.low
     width, inner, heads = body.width, body.feed_forward, body.attention_heads
     linear = 3 * low * width  # what attention in, attention out and feed-forward in read
@@ -198,6 +222,11 @@ def score_bytes(load: Load) -> tuple[float, float, float]:
     table = size * width
     vectors = load.low * answers * width
     piece = PIECE.get(load.device, OTHER_PIECE)
+    if any(
+        spec.kind == "generator" for spec in load.heads.values()
+    ):  # all scores at once, and a draw from them
+        scores = FULL * answers * size
+        return 5 * scores + vectors, 2 * scores + vectors, 2 * scores + FULL * table
     if answers * size <= piece:  # scores, their log-softmax; on the way back two slopes more
         scores = FULL * answers * size
         return 2 * scores + vectors, scores + vectors, 2 * scores + FULL * table
@@ -230,3 +259,11 @@ def update_working(load: Load) -> float:
     wide = body.feed_forward * body.width * (2 if body.activation in GATED else 1)
     group = body.layers * max(4 * body.width**2, wide)
     return FULL * (block_matrices(load) + 8 * group)
+
+
+KEPT: dict[str, Callable[[Load], float]] = {
+    "causal": _attention_layer,
+    "bidirectional": _attention_layer,
+    "bi-lstm": _recurrent_layer,
+    "cnn": _convolutional_layer,
+}

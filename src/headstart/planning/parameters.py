@@ -1,6 +1,6 @@
 """Exact parameters by block, each with its formula in symbols and in numbers.
 
-Symbols: V vocabulary, P longest text, D width, H = D / attention heads, F feed-forward, L layers, C classes.
+Symbols: V vocabulary, P longest text, D width, H = D / attention heads, F feed-forward, K kernel, C classes.
 """
 
 import re
@@ -92,19 +92,16 @@ def _norm_terms(body: BodyConfig, letter: str) -> list[str]:
     return [f"2{letter}"] if body.norm == "layer" and body.biases else [letter]
 
 
-def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
-    """Token table, positions, L alike layers, final norm."""
-    width, inner, layers = body.width, body.feed_forward, body.layers
-    values = {
-        "V": vocabulary, "P": body.max_length, "D": width, "F": inner, "H": width // body.attention_heads,
+def _values(body: BodyConfig, vocabulary: int) -> dict[str, int]:
+    return {
+        "V": vocabulary, "P": body.max_length, "D": body.width, "F": body.feed_forward,
+        "H": body.width // body.attention_heads, "K": body.kernel,
     }  # fmt: skip
-    wide = "2DF" if body.activation in GATED else "DF"
-    wide_bias = "2F" if body.activation in GATED else "F"
-    doubled = 2 if body.activation in GATED else 1
 
-    def biased(terms: list[str], bias: str) -> list[str]:
-        return [*terms, bias] if body.biases else terms
 
+def _embedding(body: BodyConfig, vocabulary: int) -> list[Block]:
+    """What every body has below its layers."""
+    values = _values(body, vocabulary)
     blocks = [formula("token table", ["VD"], values)]
     if body.positions == "learned":
         blocks.append(formula("positions", ["PD"], values))
@@ -112,24 +109,60 @@ def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
         blocks.append(formula("segments", ["2D"], values))
     if body.embedding_norm:
         blocks.append(formula("embedding norm", _norm_terms(body, "D"), values))
-    blocks += [
-        formula("attention in", biased(["3D²"], "3D"), values, layers, 3 * width**2),
-        formula("attention out", biased(["D²"], "D"), values, layers, width**2),
-    ]
-    if body.qk_norm:
-        per_norm = _norm_terms(body, "H")[0]
-        blocks.append(formula("query and key norms", [per_norm, per_norm], values, layers))
-    per_norm = _norm_terms(body, "D")[0]
-    blocks += [
-        formula("feed-forward in", biased([wide], wide_bias), values, layers, doubled * width * inner),
-        formula("feed-forward out", biased(["FD"], "D"), values, layers, width * inner),
-        formula("two norms", [per_norm, per_norm], values, layers),
-    ]
-    if body.norm_first:
-        blocks.append(formula("final norm", _norm_terms(body, "D"), values))
+    return blocks
+
+
+def _top(body: BodyConfig, vocabulary: int, has_norm: bool) -> list[Block]:
+    """What stands above the layers."""
+    values = _values(body, vocabulary)
+    blocks = [formula("final norm", _norm_terms(body, "D"), values)] if has_norm else []
     if body.pooler:  # multiplies one token of a text, not every one
         blocks.append(formula("pooler", ["D²", "D"], values))
     return blocks
+
+
+def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
+    """L layers of attention and feed-forward."""
+    values, layers = _values(body, vocabulary), body.layers
+    width, inner = body.width, body.feed_forward
+    gates = 2 if body.activation in GATED else 1
+    wide, wide_bias = ("2DF", "2F") if gates == 2 else ("DF", "F")
+
+    def biased(term: str, bias: str) -> list[str]:
+        return [term, bias] if body.biases else [term]
+
+    blocks = [
+        formula("attention in", biased("3D²", "3D"), values, layers, 3 * width**2),
+        formula("attention out", biased("D²", "D"), values, layers, width**2),
+    ]
+    if body.qk_norm:
+        blocks.append(formula("query and key norms", 2 * _norm_terms(body, "H"), values, layers))
+    blocks += [
+        formula("feed-forward in", biased(wide, wide_bias), values, layers, gates * width * inner),
+        formula("feed-forward out", biased("FD", "D"), values, layers, width * inner),
+        formula("two norms", 2 * _norm_terms(body, "D"), values, layers),
+    ]
+    return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, body.norm_first)]
+
+
+def _recurrent(body: BodyConfig, vocabulary: int) -> list[Block]:
+    """L layers of LSTM both ways, D / 2 wide each: four gates that read D + D / 2 numbers, and two biases each."""
+    values = _values(body, vocabulary)
+    blocks = [
+        formula("recurrence", ["6D²", "8D"], values, body.layers, 6 * body.width**2),
+        formula("norm", _norm_terms(body, "D"), values, body.layers),
+    ]
+    return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, True)]
+
+
+def _convolutional(body: BodyConfig, vocabulary: int) -> list[Block]:
+    """L layers of convolution over K tokens, twice as wide for the gate."""
+    values = _values(body, vocabulary)
+    blocks = [
+        formula("convolution", ["2KD²", "2D"], values, body.layers, 2 * body.kernel * body.width**2),
+        formula("norm", _norm_terms(body, "D"), values, body.layers),
+    ]
+    return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, True)]
 
 
 def _language_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
@@ -182,6 +215,8 @@ def _counted(name: str, part: "Module") -> Block:
 ACCOUNTS: dict[str, Callable[[BodyConfig, int], list[Block]]] = {
     "causal": _transformer,
     "bidirectional": _transformer,
+    "bi-lstm": _recurrent,
+    "cnn": _convolutional,
 }
 HEAD_ACCOUNTS: "dict[str, Callable[[str, BodyConfig, HeadSpec], list[Block]]]" = {
     "lm": _language_head,

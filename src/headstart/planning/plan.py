@@ -203,7 +203,10 @@ def advise(config: RunConfig, load: Load, device: Device) -> Iterator[str]:
     while shorter > 16 and not fits(load.with_(length=shorter)):
         shorter //= 2
     if shorter < load.length and fits(load.with_(length=shorter)):
-        yield f"shorter texts: --set training.length={shorter}"
+        yield (
+            f"shorter texts, as many: --set training.length={shorter}"
+            f" --set training.batch_tokens={load.batch * shorter}"
+        )
     smaller = smaller_preset(config, load, device)
     if smaller:
         yield f"a smaller model: --preset {smaller}"

@@ -39,6 +39,7 @@ from headstart.workflows.finetune import (
 )
 from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import RunFolder, Trained, load_trained
+from headstart.workflows.story import command_line
 
 FROZEN_RATE = 10.0  # a head alone bears, and needs, a higher learning rate than a whole model
 
@@ -73,6 +74,7 @@ def compare(
         "preset": preset,
         "settings": json.loads(json.dumps(dict(settings or {}))),
         "mark": mark,
+        "command": command_line(),
     }
     folder = RunFolder.create(Path(out))
     try:

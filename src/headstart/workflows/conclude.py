@@ -89,7 +89,7 @@ def conclude(
         audit=_audit(whole, neural).to_dict(),
         settings={plan.name: plan.config.model_dump() for plan in plans if plan.kind != "classical"},
         notes=notes,
-        story=tell_story(start_runtime(neural.config.training), inputs["seeds"], started),
+        story=tell_story(start_runtime(neural.config.training), inputs["seeds"], started, inputs["command"]),
     )
 
 

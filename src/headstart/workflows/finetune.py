@@ -26,6 +26,7 @@ from headstart.training.events import Event, Note, Stage
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.metrics import METRICS, score
 from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
+from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import absolute, fit_length
 from headstart.workflows.run import RunFolder, RunInfo, Trained, load_trained, train_in
 from headstart.workflows.story import tell_story
@@ -142,6 +143,8 @@ def _run(
     else:
         tokenizer = choose_tokenizer(config, dataset, trained, on_event)
     task = make_task(dataset, tokenizer, config, on_event)
+    tokens = sum(len(row.tokens) for row in task.rows["train"])
+    announce(config, runtime.device.type, tokenizer.size, len(task.classes), tokens, on_event)
     model, moved = make_classifier(config, objective, task, trained)
     info = known or _begin(folder, config, data, base, task, trained, moved, runtime)
     if moved is not None:
@@ -164,7 +167,7 @@ def _run(
         parameters=count_parameters(model),
         seconds=trainer.state.seconds,
     )
-    story = plain(tell_story(runtime, [config.training.seed], started))
+    story = plain(tell_story(runtime, [config.training.seed], started, info.story["command"]))
     folder.finish(info, model, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
     return finished
 

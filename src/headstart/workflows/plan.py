@@ -1,7 +1,7 @@
 """A plan for a run, on a named device or on this machine; measured where asked."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from headstart.errors import ConfigError
 from headstart.objectives.table import OBJECTIVES
 from headstart.planning.devices import Device, cpu_like, find_device
 from headstart.planning.plan import Fit, Plan, fits_everywhere, make_plan, refuse_if_too_large
+from headstart.training.events import Event, Note
 
 GIB = 2**30
 
@@ -62,6 +63,30 @@ def check_room(plan: Plan, force: bool = False) -> None:
     """Refuse a run that this machine has no memory for, unless forced."""
     if not force:
         refuse_if_too_large(plan, free_bytes(plan.device.kind))
+
+
+def announce(
+    config: RunConfig,
+    kind: str,
+    vocabulary: int,
+    classes: int,
+    tokens: int,
+    on_event: Callable[[Event], None],
+) -> None:
+    """Tell the plan of a run that is about to start in two lines, and refuse one that this machine cannot hold.
+
+    `tokens` are read in each epoch.
+    """
+    planned = make_plan(
+        config,
+        this_machine(kind),
+        vocabulary=vocabulary,
+        classes=max(2, classes),
+        tokens=tokens if config.training.epochs is not None else None,
+    )
+    for line in planned.lines():
+        on_event(Note(line))
+    check_room(planned, config.training.force)
 
 
 def _measured(config: RunConfig, plan: Plan) -> float:

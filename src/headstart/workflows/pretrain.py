@@ -26,6 +26,7 @@ from headstart.training.evaluate import language_sums
 from headstart.training.events import Event, Note, Stage
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
+from headstart.workflows.plan import announce
 from headstart.workflows.run import RunFolder, RunInfo, train_in
 from headstart.workflows.story import tell_story
 
@@ -122,6 +123,7 @@ def _run(
     train = join([part.train for part in parts])
     valid = join([part.valid for part in parts])
     _check_size(train, config)
+    announce(config, runtime.device.type, tokenizer.size, 0, len(train), on_event)
     seed_everything(config.training.seed, 0, 3)
     model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0)).to(
         runtime.device
@@ -142,7 +144,7 @@ def _run(
     finished = Pretrained(
         folder.path, score, count_parameters(model), trainer.state.tokens, trainer.state.seconds
     )
-    story = plain(tell_story(runtime, [config.training.seed], started))
+    story = plain(tell_story(runtime, [config.training.seed], started, info.story["command"]))
     result = {
         **asdict(finished),
         "path": "",

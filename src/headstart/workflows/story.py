@@ -49,11 +49,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def tell_story(runtime: Runtime, seeds: list[int], started: float | None = None) -> Story:
-    """The story of what began at `started` (seconds since the epoch) and ends now."""
+def tell_story(runtime: Runtime, seeds: list[int], started: float | None = None, command: str = "") -> Story:
+    """The story of what began at `started` (seconds since the epoch) by `command` (the one that runs) and ends now."""
     start = time.time() if started is None else started
     return Story(
-        command=command_line(),
+        command=command or command_line(),
         commit=commit(),
         versions=versions(),
         machine=runtime.describe(),
