@@ -94,3 +94,31 @@ def test_predictions_do_not_depend_on_batch_mates():
     apart = predict_probabilities(run.model, run.objective, rows, ALPHABET, CPU, 1)
     assert abs(together - apart).max() < 1e-6
     assert abs(together.sum(axis=1) - 1).max() < 1e-6
+
+
+def test_batches_made_in_another_thread_are_the_same_and_the_thread_ends():
+    import threading
+
+    class Pretend(Runtime):
+        """A runtime that says it is no CPU, so that batches are made ahead, but computes on one."""
+
+    def run(device):
+        torch.manual_seed(0)
+        job = trainer(random_rows([4, 9, 7, 12] * 6), epochs=2, keep="last")
+        job.runtime = Pretend(torch.device(device), torch.float32)
+        for epoch in range(2):
+            job.state.epoch = epoch
+            yield [part.tokens for parts in job._steps() for part in parts]
+
+    before = threading.active_count()
+    inline = list(run("cpu"))
+    ahead = list(run("meta"))
+    assert all(
+        torch.equal(a, b) for x, y in zip(inline, ahead, strict=True) for a, b in zip(x, y, strict=True)
+    )
+    job = trainer(random_rows([4, 9] * 30), epochs=2, keep="last")
+    job.runtime = Pretend(torch.device("meta"), torch.float32)
+    steps = job._steps()
+    next(steps)
+    steps.close()  # left in the middle, as when the budget is spent
+    assert threading.active_count() == before

@@ -10,6 +10,29 @@ from headstart.config import BodyConfig
 from headstart.models.norm import make_norm
 
 
+class _Rotation(torch.autograd.Function):
+    """Written into one new tensor without copies in between; the way back is the turn the other way."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx, slope):  # type: ignore[no-untyped-def]
+        cos, sin = ctx.saved_tensors
+        return _turned(slope, cos, sin, -1), None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, way: int) -> Tensor:
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    turned = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    torch.mul(first, cos, out=turned[..., :half]).addcmul_(second, sin, value=-way)
+    torch.mul(second, cos, out=turned[..., half:]).addcmul_(first, sin, value=way)
+    return turned
+
+
 def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair of numbers by the angle of its position (Su et al., 2021); halves are paired as in Llama.
 
@@ -18,8 +41,7 @@ def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     half = x.shape[-1] // 2
     shape = (x.shape[1], *(1,) * (x.ndim - 3), half)
     cos, sin = (turn[:, :half].view(shape).to(x.dtype) for turn in turns)
-    first, second = x.split(half, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return _Rotation.apply(x, cos, sin)
 
 
 class Attention(nn.Module):

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from headstart.config import BodyConfig
 from headstart.errors import pick
 from headstart.models.attention import Attention
+from headstart.models.dropout import drop
 from headstart.models.norm import make_norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -40,7 +41,7 @@ class FeedForward(nn.Module):
             wide = self.activation(gate) * value
         else:
             wide = self.activation(wide)
-        return self.narrow(F.dropout(wide, self.dropout, self.training))
+        return self.narrow(drop(wide, self.dropout, self.training))
 
 
 class Block(nn.Module):
@@ -56,7 +57,7 @@ class Block(nn.Module):
         self.dropout = config.dropout
 
     def _drop(self, hidden: Tensor) -> Tensor:
-        return F.dropout(hidden, self.dropout, self.training)
+        return drop(hidden, self.dropout, self.training)
 
     def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         hidden = hidden + self._drop(mixed)

@@ -11,6 +11,7 @@ from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
 from headstart.models.block import Block
+from headstart.models.dropout import drop
 from headstart.models.embedding import Embedding
 from headstart.models.norm import make_norm
 
@@ -148,7 +149,7 @@ class RecurrentBody(Body):
             read, _ = pad_packed_sequence(
                 recurrence(packed)[0], batch_first=True, total_length=hidden.shape[1]
             )
-            hidden = hidden + F.dropout(read, self.config.dropout, self.training)
+            hidden = hidden + drop(read, self.config.dropout, self.training)
         return self.final_norm(hidden)
 
 
@@ -179,7 +180,7 @@ class ConvolutionBody(Body):
         real = batch.real[..., None]
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             read = convolution((norm(hidden) * real).transpose(1, 2)).transpose(1, 2)
-            hidden = hidden + F.dropout(F.glu(read, dim=-1), self.config.dropout, self.training)
+            hidden = hidden + drop(F.glu(read, dim=-1), self.config.dropout, self.training)
         return self.final_norm(hidden)
 
 

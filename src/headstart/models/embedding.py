@@ -4,11 +4,11 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
+from headstart.models.dropout import drop
 from headstart.models.norm import make_norm
 
 
@@ -85,4 +85,4 @@ class Embedding(nn.Module):
             turns = (self.cos[:length], self.sin[:length])
         if self.pairs is not None:
             hidden = hidden + (self.pairs.weight[0] if batch.segments is None else self.pairs(batch.segments))
-        return F.dropout(self.norm(hidden), self.config.dropout, self.training), turns
+        return drop(self.norm(hidden), self.config.dropout, self.training), turns

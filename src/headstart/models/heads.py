@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import pick
+from headstart.models.dropout import drop
 from headstart.models.generator import GeneratorHead
 
 
@@ -118,9 +119,9 @@ class ClassHead(nn.Module):
     def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
         """Scores (B, C)."""
         pooled = body.pooled(hidden) if self.pool is None else self.pool(hidden, batch.real)
-        pooled = F.dropout(pooled, self.dropout, self.training)
+        pooled = drop(pooled, self.dropout, self.training)
         if self.dense is not None:
-            pooled = F.dropout(F.gelu(self.dense(pooled)), self.dropout, self.training)
+            pooled = drop(F.gelu(self.dense(pooled)), self.dropout, self.training)
         return self.classifier(pooled)
 
 

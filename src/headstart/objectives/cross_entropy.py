@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 # How many scores are alive at once: on a CPU as many as its cache holds, on a GPU as many as keep it busy.
-PIECE = {"cpu": 2**20, "cuda": 2**29}
+PIECE = {"cpu": 2**22, "cuda": 2**27}
 
 
 def token_loss(

@@ -13,7 +13,7 @@ from headstart.planning.parameters import GATED
 
 MIB = 2**20
 # Scores alive at once in objectives/cross_entropy.py, by device.
-PIECE = {"cpu": 2**20, "cuda": 2**29}
+PIECE = {"cpu": 2**22, "cuda": 2**27}
 OTHER_PIECE = 2**24
 FULL = 4  # bytes of a float32
 

@@ -165,7 +165,8 @@ class Trainer:
             except BaseException as error:
                 queue.put(error)
 
-        Thread(target=fill, daemon=True).start()
+        worker = Thread(target=fill, daemon=True)
+        worker.start()
         try:
             while (found := queue.get()) is not None:
                 if isinstance(found, BaseException):
@@ -173,8 +174,10 @@ class Trainer:
                 yield found
         finally:
             abandoned.signal = 0
-            while not queue.empty():
-                queue.get_nowait()
+            while worker.is_alive():  # let it finish: a thread cut off inside torch takes the process with it
+                while not queue.empty():
+                    queue.get_nowait()
+                worker.join(0.01)
 
     def _make_steps(self) -> Iterator[list[Batch]]:
         epoch, start, step = self.state.epoch, self.state.batch, self.state.step
