@@ -33,12 +33,13 @@ class Pace:
     update_bytes: float  # traffic for one weight: clipping and the optimiser
     random: float  # seconds for one random number of dropout
     launch: float  # seconds of the host for one operation
+    step: float  # seconds of the host for one step, whatever its size: reading rows, counting, telling
 
 
 PACES = {
-    "cpu": Pace(0.67, 20, 28, 0.3, 0.9, 5.0, 70, 60, 7.5e-9, 32e-6),
-    "cuda": Pace(0.75, 450, 256, 0.35, 0.8, 8.0, 60, 60, 0.0, 7e-6),
-    "mps": Pace(0.6, 200, 128, 0.3, 0.7, 6.0, 70, 60, 0.0, 12e-6),
+    "cpu": Pace(0.67, 20, 28, 0.3, 0.9, 5.0, 70, 60, 7.5e-9, 32e-6, 0.0),
+    "cuda": Pace(0.75, 450, 256, 0.35, 0.8, 8.0, 118, 60, 0.0, 8.5e-6, 9.5e-3),
+    "mps": Pace(0.6, 200, 128, 0.3, 0.7, 6.0, 70, 60, 0.0, 12e-6, 9.5e-3),
 }
 ROUNDS = 5  # of Newton and Schulz in Muon
 
@@ -77,7 +78,7 @@ def predict_duration(load: Load, device: Device) -> Duration:
     }
     parts = {name: part * load.accumulate for name, part in batches.items()}
     parts["update"] = _update(load, pace, rate, bandwidth)
-    launches = pace.launch * operations(load)
+    launches = pace.step + pace.launch * operations(load)
     device_time = sum(parts.values())
     parts["launches"] = launches
     seconds = device_time + launches if device.kind == "cpu" else max(device_time, launches)
