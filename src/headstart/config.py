@@ -143,6 +143,9 @@ class TrainingConfig(Section):
     )
     compile: bool = Field(False, description="torch.compile the model")
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
+    marked: int | None = Field(
+        None, ge=1, description="validation texts read at each evaluation; none = all of them"
+    )
     save_every: int | None = Field(None, ge=1, description="steps between checkpoints")
     save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
     force: bool = Field(False, description="train even when the plan says that memory will not do")
