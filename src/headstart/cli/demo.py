@@ -13,7 +13,7 @@ def demo(
     minutes: Annotated[float, typer.Option("--minutes", help="Minutes of pretraining.")] = 4.0,
     seeds: Annotated[int, typer.Option("--seeds", help="Models to train of each arm.")] = 3,
     labels: Annotated[int, typer.Option("--labels", help="Labelled reviews to learn from.")] = 1600,
-    epochs: Annotated[float, typer.Option("--epochs", help="Epochs of fine-tuning.")] = 6,
+    epochs: Annotated[float, typer.Option("--epochs", help="Epochs of fine-tuning.")] = 4,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
     as_json: o.Json = False,
     quiet: o.Quiet = False,

@@ -36,6 +36,7 @@ from headstart.workflows.finetune import (
     finetune_config,
     make_classifier,
     make_trainer,
+    marked_places,
 )
 from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import RunFolder, Trained, load_trained
@@ -248,8 +249,9 @@ def _train(
             dataset.texts("train"), dataset.targets("train"), seed=seed, classes=len(dataset.classes)
         )
         found = model.predict_probabilities(dataset.texts(scored))
-        on_valid = model.predict_probabilities(dataset.texts("valid"))
-        marks = score(np.array(dataset.targets("valid")), on_valid, dataset.classes)
+        chosen = marked_places(len(dataset.valid), plan.config.training.marked)
+        on_valid = model.predict_probabilities([dataset.valid[place].text for place in chosen])
+        marks = score(np.array(dataset.targets("valid"))[chosen], on_valid, dataset.classes)
         curve = [CurvePoint(0.0, 0, marks.accuracy, marks.macro_f1, marks.loss)]
     else:
         config = plan.config.with_({"training": {"seed": seed}})

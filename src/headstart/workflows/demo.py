@@ -17,6 +17,7 @@ from headstart.workflows.resume import resume
 
 DATA = "imdb"
 LENGTH = 128
+MARKED = 1000  # validation reviews read after each epoch
 SHOWN = ("report.html", "curves.png", "curves.svg", "comparison.json")
 
 
@@ -26,7 +27,7 @@ def run_demo(
     minutes: float = 4.0,
     seeds: int = 3,
     labels: int = 1600,
-    epochs: float = 6,
+    epochs: float = 4,
     first_seed: int = 0,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Comparison:
@@ -71,7 +72,7 @@ def _claim(folder: Path, inputs: dict[str, Any]) -> None:
 def _tell_plan(inputs: dict[str, Any], on_event: Callable[[Event], None]) -> None:
     """Say what will happen and for how long, and audit the data."""
     fits = inputs["seeds"] * inputs["epochs"] * inputs["labels"] / 1600
-    total = inputs["minutes"] + 1 + fits * 0.3
+    total = inputs["minutes"] + 2 + fits * 0.45
     on_event(
         Note(
             f"{inputs['minutes']:g} minutes of pretraining on film reviews without labels, then {inputs['seeds']} seeds "
@@ -104,6 +105,9 @@ def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], No
         seeds=inputs["seeds"],
         first_seed=inputs["first_seed"],
         labels=[inputs["labels"]],
-        settings={"training": {"length": LENGTH, "epochs": inputs["epochs"]}, "data": {"keep": "both"}},
+        settings={
+            "training": {"length": LENGTH, "epochs": inputs["epochs"], "marked": MARKED},
+            "data": {"keep": "both"},
+        },
         on_event=on_event,
     )

@@ -304,17 +304,24 @@ def make_trainer(
     """A trainer over the task's training rows that marks itself on the validation rows."""
     training = config.training
     loader = TextLoader(task.rows["train"], training.batch_tokens, training.batch_examples, training.seed)
-    truth = np.array(task.dataset.targets("valid"))
+    chosen = marked_places(len(task.rows["valid"]), training.marked)
+    truth = np.array(task.dataset.targets("valid"))[chosen]
+    rows = [task.rows["valid"][place] for place in chosen]
 
     def marks(model: Model) -> Evaluation:
-        found = predict_probabilities(
-            model, objective, task.rows["valid"], task.tokenizer, runtime, MARK_TOKENS
-        )
+        found = predict_probabilities(model, objective, rows, task.tokenizer, runtime, MARK_TOKENS)
         values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
         return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
 
     model.to(runtime.device)
     return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)
+
+
+def marked_places(count: int, most: int | None) -> np.ndarray:
+    """Which of `count` validation texts are read at each evaluation: `most` of them, evenly spread."""
+    if most is None or most >= count:
+        return np.arange(count)
+    return np.linspace(0, count - 1, most).round().astype(int)
 
 
 MARK_TOKENS = 16384  # token budget of one batch when nothing is learnt from it
