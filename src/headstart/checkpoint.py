@@ -1,6 +1,8 @@
 """One model saved: weights as safetensors with checksums, written so that a kill at any moment loses nothing."""
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,20 @@ def _own(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
+def _write(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write tensors; what the operating system says of it comes as an OSError, whatever safetensors makes of it."""
+    try:
+        save_file(_own(tensors), str(path))
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
 def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
     """Replace the weights at `path` in one step."""
-    write_with(path, lambda beside: save_file(_own(weights), str(beside)))
+    write_with(path, lambda beside: _write(weights, beside))
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -45,7 +58,7 @@ def save_checkpoint(
 
     def fill(beside: Path) -> None:
         for name, tensors in parts.items():
-            save_file(_own(tensors), str(beside / f"{name}.safetensors"))
+            _write(tensors, beside / f"{name}.safetensors")
         write_json(beside / "state.json", state)
         write_json(
             beside / "checksums.json", {file.name: file_hash(file) for file in sorted(beside.iterdir())}
@@ -71,6 +84,11 @@ def _is_whole(path: Path) -> bool:
         return bool(sums) and all(file_hash(path / name) == value for name, value in sums.items())
     except (OSError, ValueError):
         return False
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is a checkpoint that is whole."""
+    return any(_is_whole(path) for path in _all(folder))
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:

@@ -56,6 +56,7 @@ class Score:
     leak_free_count: int
     per_class: dict[str, dict[str, float]]  # label -> precision, recall, f1, count
     split: str = ""
+    skipped: int = 0  # rows that could not be used
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class LanguageScore:
     count: int
     documents: int
     leaked: int
+    skipped: int = 0  # rows that could not be used
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Arm:
     leak_free_accuracy: Interval
     calibration_error: Interval
     base: str = ""
+    twin: str = ""  # the arm from scratch that differs in its first weights alone
     transfer: Transfer | None = None
     passes_mark: list[float | None] = field(default_factory=list)  # per seed: first epoch at or over the mark
 

@@ -38,7 +38,9 @@ def test_an_objective_learns_eight_examples_by_heart(name, kind):
     trainer = Trainer(model, objective, loader, ALPHABET, config, CPU, on_event=told.append)
     trainer.run()
     first, last = (sum(event.losses.values()) / len(event.losses) for event in (told[0], told[-1]))
-    hides = hasattr(objective, "hidden_share")  # masks change at every step: no model can know them all by heart
+    hides = hasattr(
+        objective, "hidden_share"
+    )  # masks change at every step: no model can know them all by heart
     assert last < (0.6 if hides else 0.35) * first
     assert hides or told[-1].accuracy > 0.9
 

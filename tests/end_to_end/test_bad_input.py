@@ -240,3 +240,61 @@ def test_no_traceback_reaches_the_user(tmp_path):
     assert "Traceback" not in done.stderr
     assert not done.stdout
     assert not list(Path(tmp_path).iterdir())
+
+
+def test_a_disk_that_is_really_full_gets_its_sentence(table, tmp_path):
+    """The limit on a file's size stands in for a full disk: the system itself refuses to write on."""
+    import subprocess
+    import sys
+
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
+        "from headstart.cli.app import main; main()"
+    )
+    words = ["finetune", "scratch", str(table), "--out", str(tmp_path / "run"), "--quiet", *flags(STEP)]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "cannot write" in done.stderr
+    assert "hint: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pretrain", "{one}", "--out", "r", "--objective", "next-sentence", "--steps", "1"], "one document"),
+        (["finetune", "scratch", "{table}", "--out", "r", "--set", "objective.pooling=pooler"], "no pooler"),
+        (["pretrain", "{table}", "--out", "r", "--set", "training.freeze=true"], "nothing to freeze"),
+        (["compare", "{table}", "--out", "r", "--labels", "20,4000"], "4,000 labels are asked for"),
+        (["compare", "{table}", "--out", "r", "--arms", "fine-tuned"], "need a base"),
+        (["compare", "{table}", "--out", "r", "--seed", "-1"], "training.seed"),
+        (["compare", "{table}", "--out", "r", "--tokens", "5"], "go with --objectives"),
+        (["compare", "{table}", "--out", "r", "--objectives", "causal-lm,masked-lm"], "needs text"),
+        (["data", "{table}", "--set", "tokenizer.vocabulary=2"], "vocabulary"),
+        (["data", "{table}", "--set", "body.width=2"], "body"),
+        (["demo", "--out", "r", "--labels", "500000"], "500,000 labels are asked for"),
+        (["demo", "--out", "r", "--seeds", "0"], "0 seeds"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(words, said, table, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = tmp_path / "one.txt"
+    one.write_text("a single short document\n")
+    code, problem, hint = call(*[word.format(table=table, one=one) for word in words])
+    assert code == 2
+    assert said in problem
+    assert hint
+    assert not (tmp_path / "r").exists()
+
+
+def test_strictness_also_holds_for_a_corpus_in_the_cache(tmp_path):
+    table = tmp_path / "texts.tsv"
+    table.write_text("text\tlabel\nfine words here\tx\n\tx\nmore fine words\tx\n")
+    words = flags(merge(STEP, {"objective": {"name": "causal-lm"}}))
+    assert call("pretrain", table, "--out", tmp_path / "a", "--quiet", *words)[0] == 0
+    ready = [*words, "--set", f"tokenizer.kind={tmp_path / 'a'}"]
+    assert call("pretrain", table, "--out", tmp_path / "b", "--quiet", *ready)[0] == 0
+    code, said, _ = call("pretrain", table, "--out", tmp_path / "c", "--quiet", "--strict", *ready)
+    assert code == 2
+    assert "texts.tsv:3" in said

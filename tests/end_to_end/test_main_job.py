@@ -239,3 +239,64 @@ def test_a_run_can_be_watched_in_tensorboard(world, tmp_path):
     words = flags(merge(FAST, {"training": {"tensorboard": "true"}}))
     call("finetune", "scratch", world / "table.tsv", "--epochs", 1, "--out", tmp_path / "run", *words)
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def test_bases_of_one_name_are_told_apart_and_each_has_its_own_twin(world, tmp_path):
+    words = flags(merge(QUICK, {"optimizer": {"learning_rate": 0.01}}))
+    for name, objective in (("a", "causal-lm"), ("b", "masked-lm")):
+        base = tmp_path / name / "base"
+        call("pretrain", world / "corpus.txt", "--objective", objective, "--steps", 5, "--out", base, *words)
+    bases = [str(tmp_path / name / "base") for name in "ab"]
+    settings = {"training": {**FAST["training"], "epochs": 1}}
+    found = hs.compare(str(world / "table.tsv"), bases, tmp_path / "c", seeds=2, settings=settings)
+    names = [arm.name for arm in found.arms]
+    assert len(set(names)) == len(names) == 7  # classical, and scratch, frozen and fine-tuned of each
+    against = {(test.arm, test.against) for test in found.tests}
+    assert ("a/base fine-tuned", "scratch") in against
+    assert ("b/base fine-tuned", "scratch like b/base") in against
+    assert ("b/base fine-tuned", "scratch") not in against
+
+
+def test_objectives_are_compared_at_equal_operations(world, tmp_path):
+    words = [*flags({"body": QUICK["body"], "tokenizer": QUICK["tokenizer"]}), "--length", 32]
+    said = call(
+        "compare", world / "table.tsv", "--corpus", world / "corpus.txt", "--objectives", "causal-lm,masked-lm",
+        "--tokens", 2000, "--seeds", 2, "--epochs", 1, "--out", tmp_path / "c", "--arms", "scratch,fine-tuned", *words,
+    )  # fmt: skip
+    assert "causal-lm fine-tuned" in said
+    tokens = json.loads((tmp_path / "c" / "objectives.json").read_text())["tokens"]
+    assert tokens["masked-lm"] > tokens["causal-lm"] == 2000
+    prints = {hs.load_trained(str(tmp_path / "c/bases" / name)).tokenizer.fingerprint for name in tokens}
+    assert len(prints) == 1
+
+
+def test_evaluation_counts_the_rows_it_could_not_use(world, tmp_path):
+    table = tmp_path / "holes.tsv"
+    table.write_text((world / "table.tsv").read_text() + "\tgood\nno label\t\n")
+    found = json.loads(call("evaluate", world / "tuned", table, "--json"))
+    assert (found["count"], found["skipped"]) == (120, 2)
+    assert "2 rows could not be used" in call("evaluate", world / "tuned", table)
+
+
+def test_a_language_model_is_judged_on_a_folder_s_test_part(world, tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_labelled(folder / "train.tsv", 60)
+    write_labelled(folder / "test.tsv", 20, seed=7)
+    found = json.loads(call("evaluate", world / "base", folder, "--json"))
+    assert found["documents"] == 20
+
+
+@pytest.mark.slow
+def test_compiled_training_takes_the_same_steps(world, tmp_path):
+    import shutil
+
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    words = ["--steps", 2, *flags(FAST)]
+    for name, extra in (("plain", []), ("compiled", ["--set", "training.compile=true"])):
+        call("finetune", "scratch", world / "table.tsv", "--out", tmp_path / name, *words, *extra)
+    scores = [
+        json.loads((tmp_path / name / "result.json").read_text())["score"] for name in ("plain", "compiled")
+    ]
+    assert scores[0]["loss"] == pytest.approx(scores[1]["loss"], abs=1e-4)

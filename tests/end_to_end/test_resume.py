@@ -200,3 +200,32 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, kind, code):
     assert list((run / "checkpoints").glob("step-*"))
     resume(run)
     assert outcome(run) == outcome(tmp_path / "whole")
+
+
+def test_a_fine_tuning_that_died_in_its_first_save_still_starts_from_its_base(tmp_path):
+    corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
+    pretrain(
+        [str(corpus)],
+        tmp_path / "base",
+        settings=merge(settings(steps=30), {"objective": {"name": "masked-lm"}}),
+    )
+    tuning = {"training": {"epochs": 2, "length": 32, "save_every": 1000}}
+    finetune(str(tmp_path / "base"), str(table), tmp_path / "whole", settings=tuning)
+    run = tmp_path / "stopped"
+    with pytest.raises(InterruptedError):
+        finetune(str(tmp_path / "base"), str(table), run, settings=tuning, on_event=interrupt_at(1))
+    (run / "checkpoints" / ".step-000000001.123.part").mkdir(parents=True)
+    torn = run / "checkpoints" / "step-000000001"
+    torn.mkdir()
+    (torn / "state.json").write_text("{")
+    resume(run)
+    assert outcome(run) == outcome(tmp_path / "whole")
+
+
+def test_a_run_that_died_before_it_began_does_not_block_its_folder(tmp_path):
+    table, run = write_labelled(tmp_path / "table.tsv"), tmp_path / "run"
+    run.mkdir()
+    for name in (".lock", "tokenizer.json", ".tokenizer.json.77.part"):
+        (run / name).write_text("")
+    finetune("scratch", str(table), run, settings=settings(epochs=1))
+    assert (run / "model.safetensors").exists()

@@ -1,6 +1,7 @@
 """The command line: reads arguments, calls one workflow, shows the answer."""
 
 import os
+import signal
 import sys
 
 import typer
@@ -62,6 +63,7 @@ def _version(
 
 def main() -> None:
     """Run a command; a problem the user can mend is one sentence, a hint and exit code 2."""
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
     except HeadstartError as error:
@@ -79,6 +81,11 @@ def main() -> None:
     except MemoryError:
         _say("this machine has not enough memory for that", "try a smaller --preset, batch or length")
         sys.exit(2)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Outside of training, which saves first, a SIGTERM ends like Ctrl-C: what was begun is cleared away."""
+    raise KeyboardInterrupt
 
 
 def _say(problem: object, hint: str) -> None:

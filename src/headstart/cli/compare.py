@@ -78,11 +78,22 @@ def compare(
     }
     with Listener(quiet or as_json) as listener:
         if objectives is not None:
+            if bases:
+                from headstart.errors import ConfigError
+
+                raise ConfigError(
+                    "--objectives makes its own bases", hint="leave out --base, or --objectives"
+                )
             names = [name.strip() for name in objectives.split(",")]
             result = _by_objective(data, corpora, names, out, preset, tokens, settings, comparing, listener)
         else:
+            from headstart.errors import ConfigError
             from headstart.workflows.compare import compare as run
 
+            if corpora or tokens:
+                raise ConfigError(
+                    "--corpus and --tokens go with --objectives", hint="add --objectives, or leave them out"
+                )
             result = run(
                 data, bases or [], out, preset=preset, settings=settings, on_event=listener, **comparing
             )

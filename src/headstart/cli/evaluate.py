@@ -37,6 +37,8 @@ def show_score(result: Any) -> None:
     """A score in words, with its leak-free twin when there is leakage."""
     from headstart.results import Score
 
+    if result.skipped:
+        print(f"{result.skipped} rows could not be used and are not counted (--strict names the first)")
     if isinstance(result, Score):
         print(
             f"{result.split}: accuracy {result.accuracy:.4f} ({result.correct} of {result.count}), "

@@ -49,16 +49,13 @@ def finetune(
         training__minutes=minutes,
         training__length=length,
         training__freeze=freeze,
-        **({"tokenizer__kind": tokenizer} if base == "scratch" else {}),
+        tokenizer__kind=tokenizer,
         training__force=force,
         **o.saving(save_every),
     )
     from headstart.cli.listener import Listener, print_json
-    from headstart.workflows.finetune import check_tokenizer
     from headstart.workflows.finetune import finetune as run
 
-    if tokenizer is not None and base != "scratch":
-        check_tokenizer(base, tokenizer)
     with Listener(quiet or as_json) as listener:
         result = run(base, data, out, preset=preset, settings=settings, on_event=listener)
     if as_json:

@@ -23,7 +23,7 @@ def resume(
     with Listener(quiet or as_json) as listener:
         result = go_on(run, listener)
     if result is None:
-        print(f"{run} is finished: there is nothing to resume")
+        print('{"finished": true}' if as_json else f"{run} is finished: there is nothing to resume")
     elif as_json:
         print_json(result)
     elif isinstance(result, Comparison):

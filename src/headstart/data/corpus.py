@@ -91,6 +91,9 @@ def prepare(
     key = content_hash([FORMAT, SHARD_TOKENS, HELD_OUT, documents.fingerprint, tokenizer.fingerprint])
     folder = cache / key[:32]
     corpus = _opened(folder, documents)
+    if corpus is not None and documents.strict and corpus.skips:
+        for _ in documents:  # finds the row that was skipped when strictness was not asked for, and names it
+            pass
     if corpus is None:
         try:
             _build(folder, documents, tokenizer, on_progress)

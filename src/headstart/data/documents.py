@@ -162,6 +162,24 @@ class Documents:
         return sum(part.expected for part in self.parts)
 
 
+def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
+    """The documents to judge a language model on: a built-in's or a folder's test part, else valid, else all."""
+    path = Path(corpus)
+    if corpus in SOURCES:
+        dataset = load_dataset(corpus, config, with_test=True)
+        return Documents(corpus, [_Texts(corpus, dataset.texts("test"))], ["the test split is read"])
+    if path.is_dir():
+        for split in ("test", "valid"):
+            names = [name for name, meant in ALIASES.items() if meant == split]
+            held = [
+                file for file in sorted(path.iterdir()) if kind_of(file) and file.name.split(".")[0] in names
+            ]
+            if held:
+                notes = [f"only {', '.join(file.name for file in held)} is read"]
+                return Documents(split, [_part(file, config, notes) for file in held], notes, config.strict)
+    return open_documents(corpus, config)
+
+
 def open_documents(corpus: str, config: DataConfig) -> Documents:
     """The documents of a built-in name (its train split), a .txt file, a table, or a folder of those."""
     path = Path(corpus)

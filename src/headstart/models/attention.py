@@ -41,6 +41,9 @@ def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     half = x.shape[-1] // 2
     shape = (x.shape[1], *(1,) * (x.ndim - 3), half)
     cos, sin = (turn[:, :half].view(shape).to(x.dtype) for turn in turns)
+    if torch.compiler.is_compiling():  # the compiler fuses the plain form, and cannot follow the other
+        first, second = x[..., :half], x[..., half:]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return _Rotation.apply(x, cos, sin)
 
 

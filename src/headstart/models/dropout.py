@@ -15,7 +15,7 @@ def drop(x: Tensor, share: float, is_training: bool) -> Tensor:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, share, training=True)
-    dropped = max(1, round(share * 256))
+    dropped = min(255, max(1, round(share * 256)))
     bits = torch.empty(x.numel() // 8 + 1, dtype=torch.int64).random_(-(2**63), None).view(torch.uint8)
     kept = bits[: x.numel()].view(x.shape) >= dropped
     return x * kept.to(x.dtype).mul_(256 / (256 - dropped))

@@ -49,5 +49,5 @@ class CausalLM(Objective):
             marked = labels != IGNORE
             hidden, labels = hidden[marked], labels[marked]
         weight, bias = language_head(model.heads).projection(model.body.table)
-        total, correct = token_loss(hidden, weight, bias, labels, self.smoothing)
+        total, correct = token_loss(hidden, weight, bias, labels, self.smoothing if model.training else 0.0)
         return {"lm": Loss(total, labels.numel(), correct)}

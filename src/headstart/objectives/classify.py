@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from headstart.batch import Batch, Row, pad
 from headstart.config import BodyConfig
+from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Alphabet, Loss, Objective, Reads
 
@@ -25,6 +26,14 @@ class Classify(Objective):
     projection: Literal["auto", "linear", "dense"] = "auto"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def settle(self, body: BodyConfig) -> BodyConfig:
+        """The body settings with `kind` decided; a pooling that the body lacks is refused."""
+        if self.pooling == "pooler" and not body.pooler:
+            raise ConfigError(
+                "this body has no pooler", hint="set objective.pooling=mean, or body.pooler=true"
+            )
+        return super().settle(body)
 
     def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
         """One classification head, of the form that suits the body."""

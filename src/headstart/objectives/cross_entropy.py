@@ -23,14 +23,14 @@ def token_loss(
         scores = F.linear(hidden, weight, bias).float()  # (N, V)
         loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
         return loss, (scores.detach().argmax(dim=-1) == labels).sum()
-    return _PiecewiseLoss.apply(hidden, weight, bias, labels, smoothing)
+    return _PiecewiseLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())
 
 
 class _PiecewiseLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, smoothing):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden, weight, bias, labels, smoothing, may_learn):  # type: ignore[no-untyped-def]
         rows = max(1, PIECE.get(hidden.device.type, 2**24) // weight.shape[0])
-        wants = any(ctx.needs_input_grad[:3])
+        wants = may_learn and any(ctx.needs_input_grad[:3])
         total = torch.zeros((), dtype=torch.float, device=hidden.device)
         correct = torch.zeros((), dtype=torch.long, device=hidden.device)
         grad_hidden = torch.empty_like(hidden if wants else hidden[:0])

@@ -311,7 +311,7 @@ class _Since:
         for name, loss in losses.items():
             total, count, correct = self.totals.get(name, [0.0, 0, 0])
             self.totals[name] = [
-                total + loss.total.detach().double(),
+                total + loss.total.detach().float(),
                 count + loss.count,
                 correct + loss.correct.detach(),
             ]

@@ -21,9 +21,14 @@ def summary_table(comparison: Comparison) -> Table:
     if not several:
         words += f", {comparison.label_budgets[0]:,} labels"
     table = Table(
-        title=escape(words), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        title=escape(words),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
     )
-    names = ["accuracy", "95 % interval", "F1", *(["leak-free"] if leaks else []), "ECE", "mark at", "time"]
+    names = ["accuracy", "95 % interval", "F1", *(["leak-free"] if leaks else []), "mark at", "time"]
     if several:
         table.add_column("labels", justify="right", no_wrap=True)
     table.add_column("arm", no_wrap=True, overflow="ellipsis")
@@ -45,7 +50,6 @@ def _arm_row(arm: Arm, leaks: bool) -> list[str]:
         escape(wording.range_words(arm.accuracy)) or wording.UNKNOWN,
         wording.share(arm.macro_f1.mean),
         *([wording.share(arm.leak_free_accuracy.mean)] if leaks else []),
-        wording.share(arm.calibration_error.mean),
         wording.mark_words(arm.passes_mark),
         wording.duration(wording.seconds_of(arm)),
     ]

@@ -5,6 +5,7 @@ Every trained arm is written down as soon as it is done, so a comparison that di
 
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -68,12 +69,12 @@ def compare(
     inputs = {
         "data": absolute([data])[0],
         "bases": absolute(list(bases)),
-        "names": [Path(base).name for base in bases],
+        "names": _names(bases),
         "seeds": list(range(first_seed, first_seed + seeds)),
         "labels": sorted(set(labels)) if labels else None,
         "arms": list(arms),
         "preset": preset,
-        "settings": json.loads(json.dumps(dict(settings or {}))),
+        "settings": _with_whole_paths(json.loads(json.dumps(dict(settings or {})))),
         "mark": mark,
         "command": command_line(),
     }
@@ -84,6 +85,24 @@ def compare(
     finally:
         if not (folder.path / "compare.json").exists():
             folder.remove_if_bare()
+
+
+def _names(bases: Sequence[str]) -> list[str]:
+    """A short name for each base, as much of its path as tells it from the others."""
+    paths = [Path(base).resolve() if Path(base).exists() else Path(base) for base in bases]
+    for depth in range(1, 1 + max((len(path.parts) for path in paths), default=1)):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise ConfigError("one base is given twice", hint="name each --base once")
+
+
+def _with_whole_paths(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which the path of a tokenizer is found from any folder."""
+    kind = settings.get("tokenizer", {}).get("kind")
+    if kind is not None:
+        settings["tokenizer"]["kind"] = absolute([kind])[0]
+    return settings
 
 
 def is_comparison(path: Path) -> bool:
@@ -114,10 +133,19 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
     whole = load_dataset(inputs["data"], first.data, with_test=True)
     scored = "test" if whole.splits.get("test") else "valid"
     budgets = inputs["labels"] or [first.data.labels or len(whole.train)]
+    for seed in (inputs["seeds"][0], inputs["seeds"][-1]):
+        first.with_({"training": {"seed": seed}})
+    for budget in budgets:  # a budget that the data cannot meet is told before anything is trained
+        if budget != len(whole.train):
+            take_labels(whole, budget, inputs["seeds"][0])
     plans = _plans(bases, inputs, whole, scored, on_event)
+    if not plans:
+        raise ConfigError(
+            "there is nothing to train: these arms need a base", hint="add --base RUN, or other --arms"
+        )
     notes = [*whole.notes, *_notes(scored, plans)]
     encoder = _Encoder(whole)
-    _begin(out, inputs, whole)
+    _begin(out, inputs, whole, [content_hash(trained.info.to_dict()) for trained in bases])
     jobs = [
         (plan, budget, seed)
         for budget in budgets
@@ -138,21 +166,24 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
                 results.setdefault((plan.name, budget), []).append(result)
                 transfers[plan.name] = moved
     except Stopped as stopped:
-        stopped.again = f"headstart resume {out}"
+        stopped.again = f"headstart resume {shlex.quote(str(out))}"
         raise
     comparison = conclude(inputs, whole, scored, budgets, plans, results, transfers, notes, started)
     write_comparison(out, comparison)
     return comparison
 
 
-def _begin(out: Path, inputs: dict[str, Any], whole: Dataset) -> None:
-    """Write down what is compared, or check that a comparison taken up again still reads the same data."""
-    path, fingerprint = out / "compare.json", data_fingerprint(whole)
-    if path.exists() and json.loads(path.read_text("utf-8"))["fingerprint"] != fingerprint:
-        raise RunError(
-            f"the data of {out} has changed since the comparison began", hint="put the old rows back"
-        )
-    write_json(path, {"inputs": inputs, "fingerprint": fingerprint})
+def _begin(out: Path, inputs: dict[str, Any], whole: Dataset, bases: list[str]) -> None:
+    """Write down what is compared, or check that a comparison taken up again reads the same data and bases."""
+    path, marks = out / "compare.json", {"fingerprint": data_fingerprint(whole), "bases": bases}
+    if path.exists():
+        known = json.loads(path.read_text("utf-8"))
+        for name, what in (("fingerprint", "data"), ("bases", "bases")):
+            if known[name] != marks[name]:
+                raise RunError(
+                    f"the {what} of {out} changed since the comparison began", hint="put the old back"
+                )
+    write_json(path, {"inputs": inputs, **marks})
 
 
 def _plans(
@@ -167,7 +198,7 @@ def _plans(
     settings = merge(extra, inputs["settings"])
     frozen = merge(settings, {"training": {"freeze": True}})
     plans: list[Plan] = []
-    twins: set[tuple[str, str]] = set()
+    twins: dict[tuple[str, str], str] = {}
     starts: list[Trained | None] = [*bases] or [None]
     for trained in starts:
         config, objective = finetune_config(trained, inputs["preset"], settings)
@@ -178,18 +209,16 @@ def _plans(
         if "scratch" in inputs["arms"] and twin not in twins:
             name = "scratch" if not twins or trained is None else f"scratch like {trained.name}"
             plans.append(Plan(name, "scratch", config, objective, tokenizer))
-            twins.add(twin)
+            twins[twin] = name
         if trained is None:
             continue
+        rest = (objective, tokenizer, trained, trained.name, twins.get(twin, ""))
         if "frozen" in inputs["arms"]:
-            still, objective = finetune_config(trained, inputs["preset"], frozen)
+            still, _ = finetune_config(trained, inputs["preset"], frozen)
             still = still.with_({"optimizer": {"learning_rate": still.optimizer.learning_rate * FROZEN_RATE}})
-            plans.append(
-                Plan(f"{trained.name} frozen", "frozen", still, objective, tokenizer, trained, trained.name)
-            )
+            plans.append(Plan(f"{trained.name} frozen", "frozen", still, *rest))
         if "fine-tuned" in inputs["arms"]:
-            name = f"{trained.name} fine-tuned"
-            plans.append(Plan(name, "fine-tuned", config, objective, tokenizer, trained, trained.name))
+            plans.append(Plan(f"{trained.name} fine-tuned", "fine-tuned", config, *rest))
     return plans
 
 
@@ -201,6 +230,15 @@ def _notes(scored: str, plans: list[Plan]) -> list[str]:
         )
     else:
         notes.append("each neural model keeps its best epoch on valid; test is read once, at the end")
+    recipes = {
+        plan.config.model_dump_json(include={"optimizer", "schedule", "training"})
+        for plan in plans
+        if plan.kind == "fine-tuned"
+    }
+    if len(recipes) > 1:
+        notes.append(
+            "the bases train with the settings of their own presets, so budgets differ: see settings"
+        )
     if any(plan.kind == "frozen" for plan in plans):
         notes.append(f"frozen arms train the head alone, at {FROZEN_RATE:g} times the learning rate")
     return notes

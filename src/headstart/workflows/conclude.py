@@ -52,6 +52,7 @@ class Plan:
     tokenizer: Tokenizer
     trained: Trained | None = None
     base: str = ""
+    twin: str = ""  # the arm from scratch that differs in its first weights alone
 
 
 def conclude(
@@ -133,18 +134,19 @@ def _arm(
         leak_free_accuracy=over_seeds("leak_free_accuracy"),
         calibration_error=over_seeds("calibration_error"),
         base=plan.base,
+        twin=plan.twin,
         transfer=transfers.get(plan.name),
         passes_mark=[] if plan.kind == "classical" else [passes_mark(result.curve, mark) for result in found],
     )
 
 
 def _tests(arms: list[Arm], truth: np.ndarray) -> list[PairedTest]:
-    """Every arm against scratch and against classical, at each label budget, adjusted for their number."""
+    """Every arm against its twin from scratch and against classical, at each budget, adjusted for their number."""
     tests = []
     for arm in arms:
         for other in arms:
-            is_yardstick = other.kind in ("scratch", "classical") and other.labels == arm.labels
-            if is_yardstick and ARMS.index(arm.kind) > ARMS.index(other.kind):
+            is_yardstick = other.name == arm.twin or (other.kind == "classical" and arm.kind != "classical")
+            if is_yardstick and other.labels == arm.labels:
                 correct = _correct(arm.results, truth), _correct(other.results, truth)
                 tests.append(paired_test(arm.name, other.name, arm.labels, *correct))
     return adjust(tests)

@@ -1,12 +1,16 @@
 """The main job on embedded film reviews, from raw text to report."""
 
 import json
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import RunError, Stopped
+from headstart.config import resolve
+from headstart.data.sources import load_dataset
+from headstart.data.splits import take_labels
+from headstart.errors import ConfigError, RunError, Stopped
 from headstart.files import write_bytes, write_json
 from headstart.results import Comparison
 from headstart.training.events import Event, Note
@@ -43,18 +47,33 @@ def run_demo(
         "epochs": epochs,
         "first_seed": first_seed,
     }
+    _check(inputs)
     _claim(folder, inputs)
     try:
         if not (folder / "base" / "run.json").exists():
             _tell_plan(inputs, on_event)
         comparison = _stages(folder, inputs, on_event)
     except Stopped as stopped:
-        stopped.again = f"headstart demo --out {folder}"
+        flags = {"minutes": minutes, "seeds": seeds, "labels": labels, "epochs": epochs, "seed": first_seed}
+        words = [word for name, value in flags.items() for word in (f"--{name}", f"{value:g}")]
+        stopped.again = shlex.join(["headstart", "demo", "--out", str(folder), *words])
         raise
     for name in SHOWN:
         write_bytes(folder / name, (folder / "compare" / name).read_bytes())
     on_event(Note(f"done in {(time.monotonic() - start) / 60:.1f} minutes"))
     return comparison
+
+
+def _check(inputs: dict[str, Any]) -> None:
+    """Refuse settings that would fail after minutes of work."""
+    if inputs["seeds"] < 1:
+        raise ConfigError(
+            f"{inputs['seeds']} seeds train nothing", hint="--seeds 3 tells luck from difference"
+        )
+    training = {"epochs": inputs["epochs"], "seed": inputs["first_seed"]}
+    resolve("pretrain", "tiny", {"training": {"minutes": inputs["minutes"]}})
+    config = resolve("finetune", "tiny", {"training": training, "data": {"labels": inputs["labels"]}})
+    take_labels(load_dataset(DATA, config.data), inputs["labels"], inputs["first_seed"])
 
 
 def _claim(folder: Path, inputs: dict[str, Any]) -> None:

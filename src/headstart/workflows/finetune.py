@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from headstart.batch import Row
+from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig, load_preset, resolve
 from headstart.data.example import Dataset, Example, hashes
 from headstart.data.loader import TextLoader
@@ -85,7 +86,7 @@ def finetune(
 def resume_finetune(folder: RunFolder, info: RunInfo, on_event: Callable[[Event], None]) -> Finetuned:
     """Go on with an unfinished run; the folder is held by the caller."""
     base = info.inputs["base"]
-    has_state = folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
+    has_state = has_checkpoint(folder.checkpoints)
     trained = None if base == SCRATCH or has_state else load_trained(base)
     objective = make_objective(info.config.objective)
     runtime = start_runtime(info.config.training)
@@ -100,6 +101,8 @@ def finetune_config(
         config = resolve("finetune", preset or "tiny", settings)
     else:
         own = trained.info.config
+        if settings.get("tokenizer", {}).get("kind") is not None:
+            check_tokenizer(trained, settings["tokenizer"]["kind"])
         name = preset or own.preset
         advice = load_preset(name).get("finetune", {}).get("body", {})
         wanted = {**advice, **settings.get("body", {})}
@@ -216,10 +219,10 @@ def load_labelled(
     if dataset.skips:
         first = dataset.skips[0]
         on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
-    for note in dataset.notes:
-        on_event(Note(note))
     if config.data.labels is not None:
         dataset = take_labels(dataset, config.data.labels, config.training.seed)
+    for note in dataset.notes:
+        on_event(Note(note))
     return dataset
 
 
@@ -241,16 +244,14 @@ def choose_tokenizer(
     return resolve_tokenizer(config.tokenizer, lambda: [*dataset.texts("train"), *unlabelled])
 
 
-def check_tokenizer(base: str, name: str) -> None:
+def check_tokenizer(trained: Trained, name: str) -> None:
     """Refuse a tokenizer other than the base's."""
-    trained = load_trained(base)
-    wanted = trained.info.config.tokenizer
-    is_same = name == wanted.kind
+    is_same = name == trained.info.config.tokenizer.kind
     if not is_same and Path(name).exists():
         is_same = open_tokenizer(name).fingerprint == trained.tokenizer.fingerprint
     if not is_same:
         raise RunError(
-            f"{base} was trained with another tokenizer than {name}",
+            f"{trained.name} was trained with another tokenizer than {name}",
             hint="leave --tokenizer out: a base brings its own",
         )
 

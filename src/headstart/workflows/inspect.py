@@ -8,6 +8,7 @@ from headstart.data.audit import Audit, audit
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
+from headstart.errors import ConfigError
 
 
 def inspect_data(
@@ -22,9 +23,13 @@ def inspect_data(
     """The audit of every split, lengths in tokens of `tokenizer` (a kind or a path; bpe learnt from train unless told)."""
     sections = settings or {}
     config: DataConfig = parse(DataConfig, sections.get("data", {}))
-    words = TokenizerConfig(
-        **{**dict(sections.get("tokenizer", {})), **({"kind": tokenizer} if tokenizer else {})}
-    )
+    wanted = {**dict(sections.get("tokenizer", {})), **({"kind": tokenizer} if tokenizer else {})}
+    words: TokenizerConfig = parse(TokenizerConfig, wanted, "tokenizer")
+    for name in sections:
+        if name not in ("data", "tokenizer"):
+            raise ConfigError(
+                f"an audit has no setting {name!r}", hint="only data.* and tokenizer.* count here"
+            )
     dataset = load_dataset(data, config, with_test=True)
     if config.labels is not None:
         dataset = take_labels(dataset, config.labels, seed)

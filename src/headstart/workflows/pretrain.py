@@ -60,6 +60,10 @@ def pretrain(
             f"{objective.name} needs labels, so it cannot pretrain",
             hint="--objective causal-lm or masked-lm can",
         )
+    if config.training.freeze or config.training.unfreeze_every is not None:
+        raise ConfigError(
+            "a base has nothing to freeze before it is trained", hint="leave training.freeze out"
+        )
     config = fit_length(config.with_({"body": objective.settle(config.body).model_dump()}), settings or {})
     runtime = start_runtime(config.training)
     folder = RunFolder.create(Path(out))
@@ -114,21 +118,20 @@ def _run(
         )
     parts = [prepare_documents(each, tokenizer, on_event) for each in documents]
     fingerprints = [each.fingerprint for each in documents]
+    train = join([part.train for part in parts])
+    valid = join([part.valid for part in parts])
+    _check_size(train, config)
+    announce(config, runtime.device.type, tokenizer.size, 0, len(train), on_event)
+    loader = make_loader(train, config, objective, tokenizer)
     info = known or _begin(folder, config, corpora, fingerprints, tokenizer, parts, runtime)
     if info.inputs["fingerprints"] != fingerprints:
         raise RunError(
             f"the corpus of {folder.path} has changed since the run began", hint="put the old text back"
         )
-
-    train = join([part.train for part in parts])
-    valid = join([part.valid for part in parts])
-    _check_size(train, config)
-    announce(config, runtime.device.type, tokenizer.size, 0, len(train), on_event)
     seed_everything(config.training.seed, 0, 3)
     model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0)).to(
         runtime.device
     )
-    loader = make_loader(train, config, objective, tokenizer)
     marks = valid_marks(valid, config, objective, tokenizer, runtime)
     on_event(
         Note(

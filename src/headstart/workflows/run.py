@@ -1,6 +1,7 @@
 """A run is a folder: settings, tokenizer, weights, training state, log and result."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -75,10 +76,11 @@ class RunFolder:
         """A new, empty run folder; an existing one is never touched."""
         if path.is_file():
             raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
-        if path.is_dir() and any(path.iterdir()):
-            hint = f"`headstart resume {path}` goes on with it; or choose another --out"
-            what = "already holds a run" if (path / "run.json").exists() else "is not empty"
-            raise RunError(f"{path} {what}", hint=hint if "run" in what else "choose another --out")
+        if path.is_dir() and any(not _is_leftover(item) for item in path.iterdir()):
+            is_run = (path / "run.json").exists() or (path / "compare.json").exists()
+            hint = f"`headstart resume {shlex.quote(str(path))}` goes on with it; or choose another --out"
+            what = "already holds a run" if is_run else "is not empty"
+            raise RunError(f"{path} {what}", hint=hint if is_run else "choose another --out")
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
         return RunFolder(path)
@@ -206,6 +208,15 @@ class RunFolder:
         return json.loads((self.path / "result.json").read_text("utf-8"))
 
 
+# What a run writes before run.json: if that is all there is, the run died before it began.
+LEFTOVERS = (".lock", "tokenizer.json", "dict.txt", "sentencepiece.model", "seen.npy")
+
+
+def _is_leftover(path: Path) -> bool:
+    is_bare = not (path.parent / "run.json").exists() and not (path.parent / "compare.json").exists()
+    return is_bare and (path.name in LEFTOVERS or (path.name.startswith(".") and path.name.endswith(".part")))
+
+
 class RunLog:
     """The run's JSONL log; after a resume it goes on from the step that was saved."""
 
@@ -308,7 +319,7 @@ def train_in(
     try:
         trainer.run(lambda: folder.save_state(trainer))
     except Stopped as stopped:
-        stopped.again = f"headstart resume {folder.path}"
+        stopped.again = f"headstart resume {shlex.quote(str(folder.path))}"
         raise
     finally:
         for log in logs:

@@ -1,13 +1,14 @@
 """Marking and using a finished run: evaluate and predict."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from headstart.config import RunConfig
-from headstart.data.documents import open_documents
+from headstart.data.documents import open_for_scoring
 from headstart.data.example import Dataset, Example
 from headstart.data.sources import load_for_scoring, load_texts
 from headstart.data.stream import join
@@ -47,18 +48,20 @@ def _evaluate_classifier(trained: Trained, data: str, config: RunConfig) -> Scor
     )
     runtime = start_runtime(config.training)
     model = trained.model().to(runtime.device)
-    return score_rows(model, trained.objective, task, split, config, runtime, trained.seen)
+    marks = score_rows(model, trained.objective, task, split, config, runtime, trained.seen)
+    return replace(marks, skipped=len(skips))
 
 
 def _evaluate_language(trained: Trained, data: str, config: RunConfig) -> LanguageScore:
     runtime = start_runtime(config.training)
-    corpus = prepare_documents(open_documents(data, config.data), trained.tokenizer, lambda event: None)
+    corpus = prepare_documents(open_for_scoring(data, config.data), trained.tokenizer, lambda event: None)
     stream = join([corpus.train, corpus.valid])
     if len(stream) <= trained.objective.looks_past:
         raise DataError(f"{data} holds almost no text", hint="give more or longer documents")
     leaked = int(np.isin(corpus.hashes(), trained.seen).sum())
     model = trained.model().to(runtime.device)
-    return score_language(model, trained.objective, stream, config, trained.tokenizer, runtime, leaked)
+    marks = score_language(model, trained.objective, stream, config, trained.tokenizer, runtime, leaked)
+    return replace(marks, skipped=sum(corpus.skips.values()))
 
 
 def predict(

@@ -25,14 +25,18 @@ def command_line() -> str:
 
 def commit() -> str:
     """The commit of headstart's own checkout, marked when files differ from it; empty outside a checkout."""
-    folder = Path(__file__).parent
+    own = Path(__file__)
+
+    def ask(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = ["git", "-C", str(own.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10)
+
     try:
-        found = subprocess.run(
-            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        if ask(
+            "ls-files", "--error-unmatch", own.name
+        ).returncode:  # installed inside somebody else's checkout
+            return ""
+        found = ask("describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return found.stdout.strip() if found.returncode == 0 else ""
