@@ -29,7 +29,7 @@ def test_times_are_read_by_people(value, words):
 
 @pytest.mark.parametrize(
     ("epochs", "words"),
-    [([], "–"), ([None, None], "never"), ([2.0, None], "1 of 2 seeds"), ([1.0, 2.0, 4.0], "2")],
+    [([], "–"), ([None, None], "never"), ([2.0, None], "1 of 2"), ([1.0, 2.0, 4.0], "2")],
 )
 def test_the_mark_is_passed_by_all_some_or_none(epochs, words):
     assert wording.mark_words(epochs) == words

@@ -76,4 +76,5 @@ class _PiecewiseLoss(torch.autograd.Function):
             grad_bias,
             None,
             None,
+            None,
         )
