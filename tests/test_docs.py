@@ -26,8 +26,9 @@ CUTS = [
 ]
 
 
-def blocks(page: Path, kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Every fenced block of a page in order, as its kind and its text."""
+    return re.findall(r"```(console|python)\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
 
 
 def cut(text: str) -> str:
@@ -50,29 +51,27 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def commands(page: Path) -> list[str]:
-    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
-    return [line[2:] for line in lines if line.startswith("$ headstart")]
+def run(line: str) -> None:
+    """A command of ours in this process, any other by the shell."""
+    if not line.startswith("headstart "):
+        subprocess.run(line, shell=True, check=True)
+        return
+    result = CliRunner().invoke(app, shlex.split(cut(line), comments=True)[1:])
+    assert result.exit_code == 0, (line, result.output, result.exception)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
-def test_every_command_in_the_docs_runs(page, place):
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_every_command_and_every_piece_of_python_in_the_docs_runs(page, place):
     if "$DATA" in page.read_text("utf-8"):
         pytest.skip("speaks of data that is not part of the project")
-    for line in commands(page):
-        words = shlex.split(cut(line), comments=True)[1:]
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, (line, result.output, result.exception)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
-)
-def test_every_piece_of_python_in_the_docs_runs(page, place):
-    for code in blocks(page, "python"):
-        exec(compile(cut(code), str(page), "exec"), {"__name__": "docs"})
+    names: dict = {"__name__": "docs"}
+    for kind, text in blocks(page):
+        if kind == "python":
+            exec(compile(cut(text), str(page), "exec"), names)
+        for line in text.splitlines() if kind == "console" else []:
+            if line.startswith("$ ") and not line.startswith("$ make "):
+                run(line[2:])
 
 
 def test_the_reference_is_current():

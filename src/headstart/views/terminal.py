@@ -28,7 +28,7 @@ def summary_table(comparison: Comparison) -> Table:
         padding=(0, 1),
         pad_edge=False,
     )
-    names = ["accuracy", "95 % interval", "F1", *(["leak-free"] if leaks else []), "mark at", "time"]
+    names = ["accuracy", "95 % interval", "leak-free" if leaks else "F1", "mark at", "time"]
     if several:
         table.add_column("labels", justify="right", no_wrap=True)
     table.add_column("arm", no_wrap=True, overflow="ellipsis")
@@ -48,8 +48,7 @@ def _arm_row(arm: Arm, leaks: bool) -> list[str]:
         escape(arm.name),
         wording.share(arm.accuracy.mean) + spread,
         escape(wording.range_words(arm.accuracy)) or wording.UNKNOWN,
-        wording.share(arm.macro_f1.mean),
-        *([wording.share(arm.leak_free_accuracy.mean)] if leaks else []),
+        wording.share((arm.leak_free_accuracy if leaks else arm.macro_f1).mean),
         wording.mark_words(arm.passes_mark),
         wording.duration(wording.seconds_of(arm)),
     ]
