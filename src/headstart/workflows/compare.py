@@ -230,6 +230,14 @@ def _notes(scored: str, plans: list[Plan]) -> list[str]:
         )
     else:
         notes.append("each neural model keeps its best epoch on valid; test is read once, at the end")
+    neural = [plan.config for plan in plans if plan.kind != "classical"]
+    if neural and len(neural) < len(plans):
+        length, keep = neural[0].training.length, neural[0].data.keep
+        part = {"start": "its beginning", "end": "its end", "both": "both its ends"}[keep]
+        notes.append(
+            f"neural arms read at most {length} tokens of a text ({part} when it is longer); "
+            "the classical baseline reads it whole"
+        )
     recipes = {
         plan.config.model_dump_json(include={"optimizer", "schedule", "training"})
         for plan in plans
