@@ -35,7 +35,8 @@ def draw_marks(curve: Sequence[Mapping[str, float]]) -> Figure:
 
 def render_run(name: str, result: Mapping[str, Any], settings: Mapping[str, Any], transfer: str) -> str:
     """A finished run as one self-contained HTML file."""
-    score = {key: value for key, value in (result.get("score") or {}).items() if not isinstance(value, dict)}
+    found = (result.get("score") or {}).items()
+    score = {key: value for key, value in found if value is not None and not isinstance(value, dict)}
     facts = {key: f"{result[key]:,}" for key in ("parameters", "steps", "tokens") if key in result}
     facts["training time"] = f"{result['seconds']:.1f} s"
     if transfer:
