@@ -28,10 +28,10 @@ SHOWN = ("report.html", "curves.png", "curves.svg", "comparison.json")
 def run_demo(
     out: str | Path,
     *,
-    minutes: float = 4.0,
+    minutes: float = 4.5,
     seeds: int = 3,
     labels: int = 1600,
-    epochs: float = 4,
+    epochs: float = 6,
     first_seed: int = 0,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Comparison:
@@ -91,7 +91,7 @@ def _claim(folder: Path, inputs: dict[str, Any]) -> None:
 def _tell_plan(inputs: dict[str, Any], on_event: Callable[[Event], None]) -> None:
     """Say what will happen and for how long, and audit the data."""
     fits = inputs["seeds"] * inputs["epochs"] * inputs["labels"] / 1600
-    total = inputs["minutes"] + 2 + fits * 0.45
+    total = inputs["minutes"] + 1.5 + fits * 0.3
     on_event(
         Note(
             f"{inputs['minutes']:g} minutes of pretraining on film reviews without labels, then {inputs['seeds']} seeds "
@@ -124,6 +124,7 @@ def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], No
         seeds=inputs["seeds"],
         first_seed=inputs["first_seed"],
         labels=[inputs["labels"]],
+        arms=("classical", "scratch", "fine-tuned"),
         settings={
             "training": {"length": LENGTH, "epochs": inputs["epochs"], "marked": MARKED},
             "data": {"keep": "both"},
