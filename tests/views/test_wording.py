@@ -42,3 +42,17 @@ def test_an_unknown_interval_is_nothing():
 def test_the_main_test_is_fine_tuning_against_scratch_at_the_largest_budget():
     test = wording.main_test(example_comparison())
     assert (test.arm, test.against, test.labels) == ("fine-tuned", "scratch", 1600)
+
+
+def test_a_small_p_value_with_an_interval_over_zero_is_told_as_both():
+    from dataclasses import replace
+
+    found = example_comparison()
+    unsure = replace(
+        wording.main_test(found), difference=Interval(0.029, -0.001, 0.06, 0.01), p_value=1e-5,
+        verdict="no difference shown",
+    )  # fmt: skip
+    words = wording.headline(replace(found, tests=[unsure]))
+    assert "p < 0.001" in words
+    assert "does not leave out zero" in words
+    assert "worth" not in words

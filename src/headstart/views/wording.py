@@ -84,6 +84,13 @@ def headline(comparison: Comparison) -> str:
         return f"{subject} is worth {points(test.difference.mean)} points of accuracy ({numbers})."
     if test.verdict == "worse":
         return f"{subject} costs {points(-test.difference.mean).lstrip('+')} points of accuracy ({numbers})."
+    if test.p_value < 0.05:  # these models differ on new texts, but other seeds might not
+        seeds = len(comparison.story.seeds)
+        return (
+            f"{subject}: {points(test.difference.mean)} points of accuracy with these {seeds} seeds "
+            f"({p_words(test.p_value)}), but the 95\u00a0% interval over seeds and texts, "
+            f"{points_range(test.difference)}, does not leave out zero: train more seeds to be sure."
+        )
     which = (
         "with and without pretraining"
         if subject == "Pretraining"
