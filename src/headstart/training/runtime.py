@@ -1,6 +1,5 @@
 """The machine under a run: device, precision, chance and the wish to stop."""
 
-import os
 import platform
 import signal
 from collections.abc import Iterator
@@ -116,8 +115,3 @@ def peak_memory() -> int:
 
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return usage if platform.system() == "Darwin" else usage * 1024
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
