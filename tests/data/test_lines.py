@@ -58,10 +58,11 @@ def test_any_bytes_are_lines_or_a_data_error(raw):
     [
         (b"fine\ncaf\xe9\n", "here:2 is not UTF-8: byte 0xe9 at byte 4", "iconv"),
         (b"fine\nfine\nbad\0\n", "here:3 holds a NUL", "iconv"),
-        (gzip.compress(b"text"), "here:1", ".gz"),
+        (gzip.compress(b"text", mtime=0), "here:1", ".gz"),
         (lzma.compress(b"text"), "here:1", ".xz"),
         (b"\xff\xfea\0\n\0\x00\xd8\n\0", "here:2 is not UTF-16", "iconv"),
     ],
+    ids=["latin-1", "nul", "gzip", "xz", "utf-16"],
 )
 def test_bytes_that_are_no_text_are_named_by_line(raw, problem, hint):
     with pytest.raises(DataError, match=problem) as caught:
