@@ -28,6 +28,14 @@ class BodyConfig(Section):
 
     kind: str = Field("auto", description="a row of BODIES; auto = what the objective needs")
     layers: int = Field(4, ge=1, le=1000, description="blocks")
+    decoder_layers: int | None = Field(
+        None, ge=1, description="blocks of an encoder-decoder's decoder; none = as many as `layers`"
+    )
+    source_vocabulary: int | None = Field(
+        None,
+        ge=1,
+        description="tokens of the source's own vocabulary (encoder-decoder); none = one for both sides",
+    )
     width: int = Field(256, ge=1, description="numbers that describe one token (D)")
     attention_heads: int = Field(4, ge=1, description="parts into which attention splits the width (A)")
     feed_forward: int = Field(768, ge=1, description="inner width of the feed-forward part")

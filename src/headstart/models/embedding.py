@@ -72,17 +72,26 @@ class Embedding(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Vectors (B, T, D), and the rotary turns (T, D/A) if positions are rotary."""
-        tokens = batch.tokens
-        length = tokens.shape[1]
+        length = batch.tokens.shape[1]
         self._reach(length)
+        return self._place(batch.tokens, slice(0, length), batch.segments)
+
+    def at(self, tokens: Tensor, places: Tensor, reach: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Vectors and turns of tokens that stand at `places` (B, T), all of them below `reach`."""
+        self._reach(reach)
+        return self._place(tokens, places, None)
+
+    def _place(
+        self, tokens: Tensor, places: slice | Tensor, segments: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         hidden = self.tokens(tokens) * self.scale if self.scale != 1.0 else self.tokens(tokens)  # (B, T, D)
         turns = None
         if self.config.positions == "sinusoidal":
-            hidden = hidden + self.waves[:length].to(hidden.dtype)
+            hidden = hidden + self.waves[places].to(hidden.dtype)
         elif self.places is not None:
-            hidden = hidden + self.places.weight[:length]
+            hidden = hidden + self.places.weight[places]
         elif self.config.positions == "rotary":
-            turns = (self.cos[:length], self.sin[:length])
+            turns = (self.cos[places], self.sin[places])
         if self.pairs is not None:
-            hidden = hidden + (self.pairs.weight[0] if batch.segments is None else self.pairs(batch.segments))
+            hidden = hidden + (self.pairs.weight[0] if segments is None else self.pairs(segments))
         return drop(self.norm(hidden), self.config.dropout, self.training), turns

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import pick
-from headstart.models.bodies import BODIES, Body
+from headstart.models.bodies import BODIES
+from headstart.models.body import Body
 from headstart.models.heads import HEADS
 from headstart.results import Transfer
 

@@ -211,7 +211,7 @@ class Trainer:
             mean = torch.stack(means).sum()
             mean.backward()
             self._since.add(losses, whole, part)
-            state.tokens += int(part.real.sum())
+            state.tokens += part.count
         learning = [weight for weight in self.model.parameters() if weight.grad is not None]
         if self.config.optimizer.clip:
             torch.nn.utils.clip_grad_norm_(learning, self.config.optimizer.clip)
@@ -315,7 +315,7 @@ class _Since:
                 count + loss.count,
                 correct + loss.correct.detach(),
             ]
-        self.tokens += int(part.real.sum())
+        self.tokens += part.count
         self.computed += part.size
 
     def to_dict(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def _share(name: str, model: Model, config: OptimizerConfig) -> float:
     """A weight's rate as a share of the top block's: less below, `head_scale` for heads."""
     if not name.startswith("body."):
         return config.head_scale
-    top = model.body.config.layers
+    top = model.body.depth
     depth = min(model.body.layer_of(name.removeprefix("body.")), top)
     return config.layer_decay ** (top - depth)
 
@@ -91,7 +91,7 @@ def make_optimizer(model: Model, config: OptimizerConfig) -> Optimizers:
 
 def thaw(model: Model, freeze: bool, unfreeze_every: float | None, epoch: float) -> None:
     """Say which weights learn: all, heads alone, or heads and as many top blocks as `epoch` has thawed."""
-    top = model.body.config.layers
+    top = model.body.depth
     lowest = 0
     if freeze:
         lowest = top + 2

@@ -1,0 +1,109 @@
+"""What a decoder remembers of the tokens it has read, so that each new one is read alone."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Past:
+    """One layer's keys and values (R, A, room, D/A), of which the first `length` positions are filled."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    length: int = 0
+    room: int = 0  # positions to make room for at the start
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values, with those of the new positions at the end."""
+        stop = self.length + key.shape[2]
+        if self.keys is None or self.values is None or stop > self.keys.shape[2]:
+            self._grow(key, max(stop, self.room, 2 * self.length))
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys[:, :, self.length : stop] = key
+        self.values[:, :, self.length : stop] = value
+        self.length = stop
+        return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def _grow(self, like: Tensor, room: int) -> None:
+        shape = (like.shape[0], like.shape[1], room, like.shape[3])
+        keys, values = like.new_empty(shape), like.new_empty(shape)
+        if self.keys is not None and self.values is not None:
+            keys[:, :, : self.length] = self.keys[:, :, : self.length]
+            values[:, :, : self.length] = self.values[:, :, : self.length]
+        self.keys, self.values = keys, values
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows, in this order; a row may be taken more than once."""
+        if self.keys is None or self.values is None:
+            return
+        shape = (len(rows), *self.keys.shape[1:])
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_empty(shape)
+            torch.index_select(old[:, :, : self.length], 0, rows, out=new[:, :, : self.length])
+            setattr(self, name, new)
+
+
+@dataclass
+class Cache:
+    """All layers' pasts, and what is known of each row.
+
+    Rows may hold prompts of different lengths: padding stays where it was read and is never looked at, and each row
+    counts its own positions.
+    """
+
+    pasts: list[Past]
+    places: Tensor  # (R,), the position of each row's next token
+    real: Tensor  # (R, length), True = a real token was read there
+    is_full: bool = True  # True = no row holds padding
+    sources: list[tuple[Tensor, Tensor]] = field(
+        default_factory=list
+    )  # each layer's (B, A, S, D/A) of the source
+    source_mask: Tensor | None = None  # (B, 1, 1, S), True where the source may be read
+
+    @property
+    def length(self) -> int:
+        """How many positions have been read, padding included."""
+        return self.real.shape[1]
+
+    def advance(self, tokens: Tensor, real: Tensor | None) -> Tensor:
+        """Note that `tokens` (R, T) are read next; gives their positions (R, T)."""
+        if real is None:
+            real = torch.ones_like(tokens, dtype=torch.bool)
+        elif self.is_full:
+            self.is_full = bool(real.all())
+        places = self.places[:, None] + real.cumsum(dim=1) - 1
+        self.places = self.places + real.sum(dim=1)
+        self.real = torch.cat((self.real, real), dim=1)
+        return places.clamp(min=0)
+
+    def mask(self, new: int) -> tuple[Tensor | None, bool]:
+        """What the last `new` positions may see: a mask (R, 1, new or 1, length) or none, and whether it is causal."""
+        if new == 1:
+            return (None if self.is_full else self.real[:, None, None, :]), False
+        if new == self.length and self.is_full:
+            return None, True
+        length = self.length
+        square = torch.ones(new, length, dtype=torch.bool, device=self.real.device).tril(length - new)
+        return square & self.real[:, None, None, :], False
+
+    def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows in this order, and of the sources those named (all by default)."""
+        for past in self.pasts:
+            past.select(rows)
+        self.places, self.real = self.places[rows], self.real[rows]
+        if sources is not None:
+            self.sources = [(key[sources], value[sources]) for key, value in self.sources]
+            self.source_mask = None if self.source_mask is None else self.source_mask[sources]
+
+
+def new_cache(layers: int, rows: int, room: int, device: torch.device) -> Cache:
+    """A cache in which nothing has been read."""
+    return Cache(
+        [Past(room=room) for _ in range(layers)],
+        torch.zeros(rows, dtype=torch.long, device=device),
+        torch.zeros(rows, 0, dtype=torch.bool, device=device),
+    )
