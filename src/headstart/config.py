@@ -322,7 +322,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 def resolve(job: Job, preset: str, *overlays: Mapping[str, Any]) -> RunConfig:
     """The settings of one run: defaults, then the preset's part for `job`, then each overlay."""
     raw = load_preset(preset)
-    shared = {key: value for key, value in raw.items() if key not in ("pretrain", "finetune", "title", "note")}
+    shared = {
+        key: value for key, value in raw.items() if key not in ("pretrain", "finetune", "title", "note")
+    }
     content = merge({"job": job, "preset": preset}, merge(shared, raw.get(job, {})))
     for overlay in overlays:
         content = merge(content, overlay)

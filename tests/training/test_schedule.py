@@ -43,7 +43,9 @@ def test_inverse_square_root_is_the_formula_of_the_paper():
     top = (width * warmup) ** -0.5
     for step in (1, 2, 100, 3999, 4000, 4001, 10_000, 100_000):
         paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        assert top * rate_at((step - 1) / 100_000, config, step - 1) == pytest.approx(paper, rel=1e-9, abs=1e-3 * top)
+        assert top * rate_at((step - 1) / 100_000, config, step - 1) == pytest.approx(
+            paper, rel=1e-9, abs=1e-3 * top
+        )
 
 
 def test_inverse_square_root_without_a_rise_is_refused():
@@ -51,7 +53,9 @@ def test_inverse_square_root_without_a_rise_is_refused():
         ScheduleConfig(kind="inverse-square-root", warmup=0)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SCHEDULES if kind not in ("constant", "inverse-square-root")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in SCHEDULES if kind not in ("constant", "inverse-square-root")]
+)
 def test_every_falling_schedule_ends_where_it_should(kind):
     assert rate_at(1.0, ScheduleConfig(kind=kind, warmup=0.1, final=0.25)) == pytest.approx(0.25)
 

@@ -63,7 +63,9 @@ class Objective:
 
     name: ClassVar[str]
     bodies: ClassVar[tuple[str, ...]]  # kinds it can ask; the first is the default
-    reads: ClassVar[Reads]  # blocks of a corpus, pairs of sentences in it, labelled texts, texts with translations
+    reads: ClassVar[
+        Reads
+    ]  # blocks of a corpus, pairs of sentences in it, labelled texts, texts with translations
     looks_past: ClassVar[int] = 0  # tokens needed beyond a block's end
 
     def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:

@@ -27,6 +27,7 @@ class Translate(Objective):
     name: ClassVar[str] = "translate"
     bodies: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
     reads: ClassVar[Reads] = "translations"
+    looks_past: ClassVar[int] = 1
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     best: Literal["bleu", "loss"] = "bleu"
 
