@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headstart.workflows.embed import text_vectors as text_vectors
     from headstart.workflows.fetch import fetch as fetch
     from headstart.workflows.finetune import finetune as finetune
+    from headstart.workflows.generate import generate as generate
     from headstart.workflows.inspect import inspect_data as inspect_data
     from headstart.workflows.inspect import inspect_parallel as inspect_parallel
     from headstart.workflows.pretrain import pretrain as pretrain
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from headstart.workflows.run import load_trained as load_trained
     from headstart.workflows.score import evaluate as evaluate
     from headstart.workflows.score import predict as predict
+    from headstart.workflows.translating import translate as translate
 
 # Threads that wait for each other in a busy loop slow training tenfold when anything else runs on the machine, and
 # gain nothing when nothing does. OpenMP reads this once, when torch is loaded.
@@ -42,6 +44,7 @@ _PUBLIC = {
     "evaluate": "headstart.workflows.score",
     "fetch": "headstart.workflows.fetch",
     "finetune": "headstart.workflows.finetune",
+    "generate": "headstart.workflows.generate",
     "inspect_data": "headstart.workflows.inspect",
     "inspect_parallel": "headstart.workflows.inspect",
     "load_dataset": "headstart.data.sources",
@@ -55,6 +58,7 @@ _PUBLIC = {
     "resume": "headstart.workflows.resume",
     "run_demo": "headstart.workflows.demo",
     "text_vectors": "headstart.workflows.embed",
+    "translate": "headstart.workflows.translating",
 }
 __all__ = sorted(_PUBLIC)
 

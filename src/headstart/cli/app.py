@@ -15,11 +15,13 @@ from headstart.cli import (
     evaluate,
     fetch,
     finetune,
+    generate,
     picture,
     plan,
     predict,
     pretrain,
     resume,
+    translate,
 )
 from headstart.errors import HeadstartError, Stopped
 
@@ -32,6 +34,8 @@ COMMANDS = (
     compare.compare,
     evaluate.evaluate,
     predict.predict,
+    generate.generate,
+    translate.translate,
     resume.resume,
     embed.embed,
     embed.nearest,

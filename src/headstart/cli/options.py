@@ -38,6 +38,10 @@ SaveEvery = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Train even when the plan says that memory will not do.")
 ]
+LengthPenalty = Annotated[
+    float,
+    typer.Option("--length-penalty", help="Of a search: above 0 longer texts gain, below 0 shorter ones."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 
