@@ -82,10 +82,11 @@ def show(result: object) -> None:
 
     assert isinstance(result, Finetuned | FinishedTranslator)
     is_translator = isinstance(result, FinishedTranslator)
-    kind, verb = ("translator", "translate") if is_translator else ("classifier", "predict")
+    kind = "translator" if is_translator else "classifier"
     print(
         f"{kind} ready in {result.path}: {result.parameters:,} parameters, trained in {clock(result.seconds)},"
     )
     print(f"weights of epoch {result.best_epoch:g}")
     show_score(result.score)
-    print(f"next: headstart {verb} {result.path} FILE, or headstart evaluate {result.path} DATA")
+    use = "picture attention {} TEXT --out PICTURES" if is_translator else "predict {} FILE"
+    print(f"next: headstart {use.format(result.path)}, or headstart evaluate {result.path} DATA")

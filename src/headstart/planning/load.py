@@ -96,6 +96,8 @@ def make_load(
     objective = make_objective(config.objective)
     body = objective.settle(config.body)
     size = vocabulary or config.tokenizer.vocabulary
+    if objective.reads == "translations" and not config.tokenizer.shared and body.source_vocabulary is None:
+        body = body.model_copy(update={"source_vocabulary": size})  # until it is learnt
     heads = objective.heads(body, size, classes)
     training = config.training
     tokens = length or training.length

@@ -30,6 +30,7 @@ HEADINGS = {
     "decoder": "Where each token of the translation looks",
 }
 LONGEST_PIECE = 14  # characters of a token that stand on an axis
+TITLE = 1.9  # inches that a map's title takes
 MOST_LABELS = 90  # tokens on one axis; of more, every other, third ... is named
 
 
@@ -197,15 +198,17 @@ def draw_attention(
     size = min(8.0, 0.72 * 72 * panel / length)  # points
     has_labels = size >= 4.5
     left, top, gap, bottom = (1.25 if has_labels else 0.5), 0.95, 0.32, (0.95 if has_labels else 0.4)
-    width = left + len(heads) * (panel + gap)
-    height = top + len(layers) * (panel + gap) + bottom - gap
+    wide, high = panel * len(maps.keys) / length, panel * len(maps.queries) / length
+    pitch = wide if wide == panel else max(wide, TITLE)  # a narrow map leaves room for its title
+    width = left + len(heads) * (pitch + gap)
+    height = top + len(layers) * (high + gap) + bottom - gap
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(max(width, 4.2), height))
         for row, at in enumerate(layers):
             for column, head in enumerate(heads):
-                x, y = left + column * (panel + gap), height - top - row * (panel + gap) - panel
+                x, y = left + column * (pitch + gap), height - top - row * (high + gap) - high
                 axes = figure.add_axes(
-                    (x / max(width, 4.2), y / height, panel / max(width, 4.2), panel / height)
+                    (x / max(width, 4.2), y / height, wide / max(width, 4.2), high / height)
                 )
                 _heat(axes, maps, at, head)
                 _label(axes, maps, size, has_labels and column == 0, has_labels and row == len(layers) - 1)
@@ -218,17 +221,18 @@ def _enlarged(maps: AttentionMaps, layer: int, attention_head: int) -> Figure:
     length = max(len(maps.queries), len(maps.keys))
     panel = min(max(3.6, 0.27 * length), 20.0)
     left, top, right, bottom = 1.75, 0.95, 0.95, 1.7
-    width, height = left + panel + right, top + panel + bottom
+    wide, high = panel * len(maps.keys) / length, panel * len(maps.queries) / length
+    width, height = left + max(wide, TITLE) + right, top + high + bottom
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(width, height))
-        axes = figure.add_axes((left / width, bottom / height, panel / width, panel / height))
+        axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
         image = _heat(axes, maps, layer, attention_head)
         _label(axes, maps, min(10.0, 0.8 * 72 * panel / min(length, MOST_LABELS)), True, True)
         axes.set_title(f"layer {layer + 1} · attention head {attention_head + 1}", pad=8)
         axes.set_ylabel("this token (query) …" if maps.is_self else "to write this token (query) …")
         axes.set_xlabel("… looks at (key)" if maps.is_self else "… the source is looked at (key)")
-        bar_height = min(panel, 2.4)
-        where = ((left + panel + 0.18) / width, bottom / height, 0.13 / width, bar_height / height)
+        bar_height = min(high, 2.4)
+        where = ((left + wide + 0.18) / width, bottom / height, 0.13 / width, bar_height / height)
         bar = figure.colorbar(image, cax=figure.add_axes(where))
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=8, length=2)

@@ -87,7 +87,7 @@ def predict(
     if trained.objective.reads == "translations":
         raise RunError(
             f"{run} is a translator and names no classes",
-            hint=f"`headstart translate {run} FILE` is its work",
+            hint=f"`headstart evaluate {run} DATA` marks it",
         )
     if trained.objective.reads != "texts":
         raise RunError(
