@@ -146,8 +146,9 @@ class TrainingConfig(Section):
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
     seed: int = Field(0, ge=0, lt=2**31)
     device: str = Field("auto", description="auto, cpu, cuda, mps")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto = bfloat16 on a GPU with it"
+    precision: Literal["auto", "fast", "float32", "bfloat16"] = Field(
+        "auto",
+        description="auto = bfloat16 on a GPU with it; fast = also on a processor that multiplies it natively",
     )
     compile: bool = Field(False, description="torch.compile the model")
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
