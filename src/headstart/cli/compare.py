@@ -123,6 +123,9 @@ def _by_objective(
         )
     shared = ("body", "tokenizer")  # the other sections speak of fine-tuning
     pretraining = {name: settings[name] for name in shared if name in settings}
+    machine = ("device", "precision", "compile")  # how to compute is said once, for bases and arms alike
+    given = settings.get("training", {})
+    pretraining["training"] = {name: given[name] for name in machine if name in given}
     tuning = {name: part for name, part in settings.items() if name not in shared}
     return compare_objectives(
         data,
