@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headstart.data.parallel import load_parallel as load_parallel
     from headstart.data.sources import load_dataset as load_dataset
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.workflows.compare import compare as compare
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from headstart.workflows.embed import embed as embed
     from headstart.workflows.embed import nearest_texts as nearest_texts
     from headstart.workflows.embed import text_vectors as text_vectors
+    from headstart.workflows.fetch import fetch as fetch
     from headstart.workflows.finetune import finetune as finetune
     from headstart.workflows.inspect import inspect_data as inspect_data
+    from headstart.workflows.inspect import inspect_parallel as inspect_parallel
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.resume import resume as resume
     from headstart.workflows.run import load_trained as load_trained
@@ -37,9 +40,12 @@ _PUBLIC = {
     "HeadstartError": "headstart.errors",
     "compare": "headstart.workflows.compare",
     "evaluate": "headstart.workflows.score",
+    "fetch": "headstart.workflows.fetch",
     "finetune": "headstart.workflows.finetune",
     "inspect_data": "headstart.workflows.inspect",
+    "inspect_parallel": "headstart.workflows.inspect",
     "load_dataset": "headstart.data.sources",
+    "load_parallel": "headstart.data.parallel",
     "contextual_vectors": "headstart.workflows.embed",
     "embed": "headstart.workflows.embed",
     "load_trained": "headstart.workflows.run",

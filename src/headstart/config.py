@@ -195,6 +195,11 @@ class DataConfig(Section):
     documents: Literal["auto", "line", "paragraph"] = Field(
         "auto", description="what parts documents in a .txt file"
     )
+    max_ratio: float = Field(
+        9.0,
+        ge=0,
+        description="translation: longer side of a pair to learn from over the shorter, in characters; 0 = any",
+    )
 
 
 class RunConfig(Section):

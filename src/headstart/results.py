@@ -74,6 +74,38 @@ class LanguageScore:
 
 
 @dataclass(frozen=True)
+class TranslationScore:
+    """How close translations come to their references, counted over all of them at once; from 0 to 100."""
+
+    bleu: float  # cased, detokenised text
+    chrf: float | None
+    ter: float | None  # an error rate: lower is better, and it may pass 100
+    bleu_lowercased_tokenised: (
+        float | None
+    )  # comparable with tables that score lower-cased, Moses-tokenised text
+    intervals: dict[str, Interval]  # by measure: 95 % over new sentences
+    signatures: dict[str, str]  # by measure: how it was counted, as sacreBLEU writes it
+    left_out: dict[str, str]  # measure -> why it has no number
+    count: int
+    empty: int  # translations without a word
+    hypotheses_cut: int = 0  # translations that were stopped at the length limit
+    split: str = ""
+    skipped: int = 0  # rows that could not be used
+
+
+@dataclass(frozen=True)
+class TranslationTest:
+    """One system's translations set against another's, of the same sentences."""
+
+    measure: str
+    system: str
+    against: str
+    difference: Interval  # in points of the measure
+    p_value: float
+    verdict: Literal["better", "worse", "no difference shown"]
+
+
+@dataclass(frozen=True)
 class SeedResult:
     """One trained model of an arm and what it answered on the scored split."""
 

@@ -13,6 +13,7 @@ from headstart.cli import (
     demo,
     embed,
     evaluate,
+    fetch,
     finetune,
     picture,
     plan,
@@ -25,6 +26,7 @@ from headstart.errors import HeadstartError, Stopped
 COMMANDS = (
     demo.demo,
     data.data,
+    fetch.fetch,
     pretrain.pretrain,
     finetune.finetune,
     compare.compare,

@@ -82,8 +82,9 @@ def audit_lines(audit: Mapping[str, Any], most: int = 20) -> list[str]:
     for kind, title in (("leaks", "leak"), ("near", "near leak")):
         leaks = audit.get(kind, [])
         for leak in leaks[:most]:
+            side = f" in {leak['side']}" if "side" in leak else ""
             places = " = ".join(f"{split} {', '.join(rows)}" for split, rows in leak["origins"].items())
-            lines.append(f"[red]{title}[/] {escape(places)}: {escape(leak['excerpt'])}")
+            lines.append(f"[red]{title}{escape(side)}[/] {escape(places)}: {escape(leak['excerpt'])}")
         if len(leaks) > most:
             lines.append(f"[dim]… and {len(leaks) - most} more; --json lists them all[/]")
     return lines
