@@ -56,6 +56,13 @@ def test_a_budget_given_above_replaces_the_one_below():
         resolve("finetune", "lab", {"training": {"steps": 7, "minutes": 2}})
 
 
+def test_a_warmup_given_above_replaces_the_one_below():
+    below = {"schedule": {"kind": "inverse-square-root", "warmup_steps": 4000}}
+    assert resolve("finetune", "tiny", below).schedule.warmup_steps == 4000
+    assert resolve("finetune", "tiny", below, {"schedule": {"warmup": 0.2}}).schedule.warmup_steps is None
+    assert resolve("finetune", "tiny", below, {"schedule": {"warmup_steps": 7}}).schedule.warmup_steps == 7
+
+
 def test_values_are_read_as_toml_and_bare_words_as_text():
     words = [
         "training.length=64",

@@ -89,6 +89,9 @@ class TokenizerConfig(Section):
     kind: str = Field("bpe", description="bpe, unigram, wordpiece, characters, or the path of a trained one")
     vocabulary: int = Field(8000, ge=8, description="tokens to learn at most, specials included")
     lowercase: bool = Field(False, description="fold case before splitting")
+    shared: bool = Field(
+        True, description="translation: one vocabulary for both sides, or one of this size for each"
+    )
 
 
 class ObjectiveConfig(BaseModel):
@@ -125,10 +128,24 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     """How the learning rate moves over the budget."""
 
-    kind: Literal["constant", "linear", "cosine", "slanted-triangular", "warmup-stable-decay"] = "cosine"
+    kind: Literal[
+        "constant", "linear", "cosine", "slanted-triangular", "warmup-stable-decay", "inverse-square-root"
+    ] = "cosine"
     warmup: float = Field(0.05, ge=0, le=1, description="share of the budget spent rising")
+    warmup_steps: int | None = Field(None, ge=1, description="steps spent rising, in place of a share")
     decay: float = Field(0.2, ge=0, le=1, description="share spent falling (warmup-stable-decay)")
-    final: float = Field(0.0, ge=0, le=1, description="rate at the end as a share of the top")
+    final: float = Field(
+        0.0, ge=0, le=1, description="rate at the end as a share of the top (not of inverse-square-root)"
+    )
+
+    @model_validator(mode="after")
+    def _rises_first(self) -> "ScheduleConfig":
+        if self.kind == "inverse-square-root" and self.warmup_steps is None and not self.warmup:
+            raise ConfigError(
+                "inverse-square-root falls from where its warm-up ends, and schedule.warmup is 0",
+                hint="set schedule.warmup_steps=4000, or a share of the budget as schedule.warmup",
+            )
+        return self
 
 
 class TrainingConfig(Section):
@@ -221,7 +238,10 @@ class RunConfig(Section):
 
 
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """`lower` overlaid by `upper`, section by section; a budget or an objective given above replaces the one below."""
+    """`lower` overlaid by `upper`, section by section.
+
+    A budget, an objective or a way to tell the warm-up that is given above replaces the one below.
+    """
     merged = dict(lower)
     for key, value in upper.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
@@ -230,6 +250,8 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
                 below = {name: old for name, old in below.items() if name not in BUDGETS}
             if key == "objective" and value.get("name", below.get("name")) != below.get("name"):
                 below = {}  # another objective has other settings
+            if key == "schedule" and value.get("warmup") is not None:
+                below = {name: old for name, old in below.items() if name != "warmup_steps"}
             merged[key] = merge(below, value)
         else:
             merged[key] = value
@@ -306,7 +328,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 def resolve(job: Job, preset: str, *overlays: Mapping[str, Any]) -> RunConfig:
     """The settings of one run: defaults, then the preset's part for `job`, then each overlay."""
     raw = load_preset(preset)
-    shared = {key: value for key, value in raw.items() if key not in ("pretrain", "finetune", "title")}
+    shared = {
+        key: value for key, value in raw.items() if key not in ("pretrain", "finetune", "title", "note")
+    }
     content = merge({"job": job, "preset": preset}, merge(shared, raw.get(job, {})))
     for overlay in overlays:
         content = merge(content, overlay)

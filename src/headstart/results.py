@@ -89,6 +89,13 @@ class TranslationScore:
     count: int
     empty: int  # translations without a word
     hypotheses_cut: int = 0  # translations that were stopped at the length limit
+    beam: int | None = None  # hypotheses that the search kept at once; 1 = greedy
+    loss: float | None = None  # nats a token of the references, each with the true ones before it
+    perplexity: float | None = None
+    accuracy: float | None = None
+    leaked: int = 0  # sources that any training stage has seen
+    leak_free_bleu: float | None = None  # over the others
+    leak_free_count: int = 0
     split: str = ""
     skipped: int = 0  # rows that could not be used
 

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 import typer
 
 Out = Annotated[Path, typer.Option("--out", help="The new folder to write the run to.")]
-Preset = Annotated[str | None, typer.Option("--preset", help="Named settings: lab, tiny, small.")]
+Preset = Annotated[
+    str | None, typer.Option("--preset", help="Named settings: tiny, small, lab, bert, translate-tiny, …")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="The one number that all chance depends on.")]
 Tokens = Annotated[int | None, typer.Option("--tokens", help="Budget: stop after this many tokens.")]
 Steps = Annotated[int | None, typer.Option("--steps", help="Budget: stop after this many steps.")]

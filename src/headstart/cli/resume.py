@@ -19,6 +19,7 @@ def resume(
     from headstart.results import Comparison
     from headstart.workflows.finetune import Finetuned
     from headstart.workflows.resume import resume as go_on
+    from headstart.workflows.translate import FinishedTranslator
 
     with Listener(quiet or as_json) as listener:
         result = go_on(run, listener)
@@ -28,7 +29,7 @@ def resume(
         print_json(result)
     elif isinstance(result, Comparison):
         compare.show(result, run)
-    elif isinstance(result, Finetuned):
+    elif isinstance(result, Finetuned | FinishedTranslator):
         finetune.show(result)
     else:
         pretrain.show(result)

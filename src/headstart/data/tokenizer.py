@@ -121,15 +121,15 @@ class Tokenizer:
         found = [end and number not in self.special_ids for number, end in enumerate(found)]
         return np.array(found)
 
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer into `folder`, `tokenizer.json` last."""
-        for name, content in self.engine.files().items():
-            write_bytes(folder / name, content)
+    def save(self, folder: Path, name: str = FILE) -> None:
+        """Write the tokenizer into `folder`, the file called `name` last."""
+        for part, content in self.engine.files().items():
+            write_bytes(folder / (name if part == FILE else part), content)
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
-        """The tokenizer saved in `folder`."""
-        return _from_json(folder / FILE)
+    def load(cls, folder: Path, name: str = FILE) -> "Tokenizer":
+        """The tokenizer saved in `folder` under that name."""
+        return _from_json(folder / name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.engine,)

@@ -65,12 +65,15 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class LanguageHead(nn.Module):
-    """A score for every token of the vocabulary; when tied it reads the body's table and owns no matrix."""
+    """A score for every token of the vocabulary; when tied it reads the body's table and owns no matrix.
 
-    def __init__(self, body: BodyConfig, size: int):
+    Without `bias` it has none even on a body with biases, as in Vaswani et al. (2017).
+    """
+
+    def __init__(self, body: BodyConfig, size: int, bias: bool = True):
         super().__init__()
         self.weight = None if body.tied else nn.Parameter(torch.empty(size, body.width))
-        self.bias = nn.Parameter(torch.zeros(size)) if body.biases else None
+        self.bias = nn.Parameter(torch.zeros(size)) if body.biases and bias else None
         if self.weight is not None:
             nn.init.normal_(self.weight, std=math.sqrt(2 / (5 * body.width)))
 

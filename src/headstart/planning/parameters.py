@@ -1,11 +1,12 @@
 """Exact parameters by block, each with its formula in symbols and in numbers.
 
-Symbols: V vocabulary, P longest text, D width, H = D / attention heads, F feed-forward, K kernel, C classes.
+Symbols: V vocabulary, U the source's own vocabulary, P longest text, D width, H = D / attention heads,
+F feed-forward, K kernel, C classes.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headstart.config import BodyConfig
@@ -28,6 +29,7 @@ class Block:
     each: int
     times: int = 1  # how often the block occurs
     matrix: int = 0  # of `each`, those that every token is multiplied by
+    reads: str = ""  # of an encoder-decoder: whether those tokens are the "source" or the "target"
 
     @property
     def total(self) -> int:
@@ -62,6 +64,10 @@ class Account:
         """Parameters of the body that every token is multiplied by."""
         return sum(block.matrix * block.times for block in self.body)
 
+    def matrices_of(self, side: str) -> int:
+        """Those of them that every token of one side of an encoder-decoder is multiplied by."""
+        return sum(block.matrix * block.times for block in self.body if block.reads == side)
+
 
 def account(body: BodyConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") -> Account:
     """The exact parameters of a body under these heads; what has no formulas is built without data and counted."""
@@ -95,14 +101,16 @@ def _norm_terms(body: BodyConfig, letter: str) -> list[str]:
 def _values(body: BodyConfig, vocabulary: int) -> dict[str, int]:
     return {
         "V": vocabulary, "P": body.max_length, "D": body.width, "F": body.feed_forward,
-        "H": body.width // body.attention_heads, "K": body.kernel,
+        "H": body.width // body.attention_heads, "K": body.kernel, "U": body.source_vocabulary or vocabulary,
     }  # fmt: skip
 
 
-def _embedding(body: BodyConfig, vocabulary: int) -> list[Block]:
+def _embedding(
+    body: BodyConfig, vocabulary: int, table: tuple[str, str] = ("token table", "VD")
+) -> list[Block]:
     """What every body has below its layers."""
     values = _values(body, vocabulary)
-    blocks = [formula("token table", ["VD"], values)]
+    blocks = [formula(table[0], [table[1]], values)]
     if body.positions == "learned":
         blocks.append(formula("positions", ["PD"], values))
     if body.segments:
@@ -121,28 +129,66 @@ def _top(body: BodyConfig, vocabulary: int, has_norm: bool) -> list[Block]:
     return blocks
 
 
-def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
-    """L layers of attention and feed-forward."""
-    values, layers = _values(body, vocabulary), body.layers
+def _biased(body: BodyConfig, term: str, bias: str) -> list[str]:
+    return [term, bias] if body.biases else [term]
+
+
+def _layers(body: BodyConfig, vocabulary: int, layers: int, crosses: bool = False) -> list[Block]:
+    """Layers of attention and feed-forward; those that cross read another text between the two."""
+    values = _values(body, vocabulary)
     width, inner = body.width, body.feed_forward
     gates = 2 if body.activation in GATED else 1
     wide, wide_bias = ("2DF", "2F") if gates == 2 else ("DF", "F")
-
-    def biased(term: str, bias: str) -> list[str]:
-        return [term, bias] if body.biases else [term]
-
+    norms = 2 * _norm_terms(body, "H")
     blocks = [
-        formula("attention in", biased("3D²", "3D"), values, layers, 3 * width**2),
-        formula("attention out", biased("D²", "D"), values, layers, width**2),
+        formula("attention in", _biased(body, "3D²", "3D"), values, layers, 3 * width**2),
+        formula("attention out", _biased(body, "D²", "D"), values, layers, width**2),
     ]
     if body.qk_norm:
-        blocks.append(formula("query and key norms", 2 * _norm_terms(body, "H"), values, layers))
-    blocks += [
-        formula("feed-forward in", biased(wide, wide_bias), values, layers, gates * width * inner),
-        formula("feed-forward out", biased("FD", "D"), values, layers, width * inner),
-        formula("two norms", 2 * _norm_terms(body, "D"), values, layers),
+        blocks.append(formula("query and key norms", norms, values, layers))
+    if crosses:
+        both = formula("cross keys, values", _biased(body, "2D²", "2D"), values, layers, 2 * width**2)
+        blocks += [
+            formula("cross queries", _biased(body, "D²", "D"), values, layers, width**2),
+            replace(both, reads="source"),
+            formula("cross out", _biased(body, "D²", "D"), values, layers, width**2),
+        ]
+    if crosses and body.qk_norm:
+        blocks.append(formula("cross norms", norms, values, layers))
+    count = 3 if crosses else 2
+    return [
+        *blocks,
+        formula("feed-forward in", _biased(body, wide, wide_bias), values, layers, gates * width * inner),
+        formula("feed-forward out", _biased(body, "FD", "D"), values, layers, width * inner),
+        formula(f"{'three' if crosses else 'two'} norms", count * _norm_terms(body, "D"), values, layers),
     ]
+
+
+def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
+    """L layers of attention and feed-forward."""
+    blocks = _layers(body, vocabulary, body.layers)
     return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, body.norm_first)]
+
+
+def _encoder_decoder(body: BodyConfig, vocabulary: int) -> list[Block]:
+    """Layers that read the source, layers that read the target and across, one table for both or one for each."""
+    norm = (
+        [formula("final norm", _norm_terms(body, "D"), _values(body, vocabulary))] if body.norm_first else []
+    )
+    sides = {
+        "source": ("encoder", [*_layers(body, vocabulary, body.layers), *norm]),
+        "target": (
+            "decoder",
+            [*_layers(body, vocabulary, body.decoder_layers or body.layers, crosses=True), *norm],
+        ),
+    }
+    blocks = _embedding(body, vocabulary)
+    if body.source_vocabulary is not None:
+        own = _embedding(body, vocabulary, ("token table", "UD"))
+        blocks += [replace(block, name=f"source {block.name}") for block in own]
+    for side, (name, stack) in sides.items():
+        blocks += [replace(block, name=f"{name} {block.name}", reads=block.reads or side) for block in stack]
+    return [*blocks, *_top(body, vocabulary, has_norm=False)]
 
 
 def _recurrent(body: BodyConfig, vocabulary: int) -> list[Block]:
@@ -167,7 +213,8 @@ def _convolutional(body: BodyConfig, vocabulary: int) -> list[Block]:
 
 def _language_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
     values = {"V": spec.size, "D": body.width}
-    terms = [*([] if body.tied else ["VD"]), *(["V"] if body.biases else [])]
+    has_bias = body.biases and spec.settings.get("bias", True)
+    terms = [*([] if body.tied else ["VD"]), *(["V"] if has_bias else [])]
     if not terms:
         return []
     return [formula(f"head {name}", terms, values, matrix=0 if body.tied else spec.size * body.width)]
@@ -215,6 +262,7 @@ def _counted(name: str, part: "Module") -> Block:
 ACCOUNTS: dict[str, Callable[[BodyConfig, int], list[Block]]] = {
     "causal": _transformer,
     "bidirectional": _transformer,
+    "encoder-decoder": _encoder_decoder,
     "bi-lstm": _recurrent,
     "cnn": _convolutional,
 }

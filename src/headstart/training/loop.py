@@ -215,7 +215,8 @@ class Trainer:
         learning = [weight for weight in self.model.parameters() if weight.grad is not None]
         if self.config.optimizer.clip:
             torch.nn.utils.clip_grad_norm_(learning, self.config.optimizer.clip)
-        self.rate = self.config.optimizer.learning_rate * rate_at(self.progress, self.config.schedule)
+        share = rate_at(self.progress, self.config.schedule, state.step)
+        self.rate = self.config.optimizer.learning_rate * share
         self.optimizer.step(self.rate)
         state.step += 1
         state.batch += len(parts)

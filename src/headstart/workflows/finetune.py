@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import absolute, fit_length
 from headstart.workflows.run import RunFolder, RunInfo, Trained, load_trained, train_in
 from headstart.workflows.story import tell_story
+
+if TYPE_CHECKING:
+    from headstart.workflows.translate import FinishedTranslator
 
 SCRATCH = "scratch"
 
@@ -67,11 +70,19 @@ def finetune(
     data: str,
     out: str | Path,
     *,
+    pair: str | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
-) -> Finetuned:
-    """Train a classifier on DATA, from BASE (a run folder or a shipped base's name) or from `scratch`."""
+) -> "Finetuned | FinishedTranslator":
+    """Train a classifier on DATA, from BASE (a run folder or a shipped base's name) or from `scratch`.
+
+    With a `pair` of languages ("en-de") DATA holds texts and their translations, and a translator is trained.
+    """
+    if pair is not None:
+        from headstart.workflows.translate import train_translator
+
+        return train_translator(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
     trained = None if base == SCRATCH else load_trained(base)
     config, objective = finetune_config(trained, preset, settings or {})
     runtime = start_runtime(config.training)
@@ -116,6 +127,11 @@ def finetune_config(
         over = {**settings, "body": body, "tokenizer": own.tokenizer.model_dump()}
         config = resolve("finetune", name, over)
     objective = make_objective(config.objective)
+    if objective.reads == "translations":
+        raise ConfigError(
+            f"{objective.name} needs to know the languages of DATA",
+            hint="add --pair SOURCE-TARGET, such as en-de",
+        )
     if objective.reads != "texts":
         raise ConfigError(
             f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`"

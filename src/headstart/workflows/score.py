@@ -12,21 +12,36 @@ from headstart.data.documents import open_for_scoring
 from headstart.data.example import Dataset, Example
 from headstart.data.sources import load_for_scoring, load_texts
 from headstart.data.stream import join
-from headstart.errors import DataError, RunError, nearest
-from headstart.results import LanguageScore, Score
+from headstart.errors import ConfigError, DataError, RunError, nearest
+from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune import MARK_TOKENS, Task, encode_rows, score_rows
 from headstart.workflows.pretrain import prepare_documents, score_language
 from headstart.workflows.run import Trained, load_trained
+from headstart.workflows.score_translation import TranslationDuel, evaluate_translator
 
 PREDICTED_AT_ONCE = 1024  # texts held in memory
 
 
-def evaluate(run: str, data: str, *, settings: Mapping[str, Any] | None = None) -> Score | LanguageScore:
-    """Mark a run: a classifier on labelled DATA, a language model on a corpus."""
+def evaluate(
+    run: str,
+    data: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    beam: int | None = None,
+    against: str | None = None,
+) -> Score | LanguageScore | TranslationScore | TranslationDuel:
+    """Mark a run: a classifier on labelled DATA, a translator on pairs, a language model on a corpus.
+
+    `beam` is the width of a translator's search, and `against` another translator to set beside it.
+    """
     trained = load_trained(run)
     config = trained.info.config.with_(settings or {})
+    if trained.objective.reads == "translations":
+        return evaluate_translator(trained, data, config, beam=beam, against=against, settings=settings)
+    if beam is not None or against is not None:
+        raise ConfigError(f"{run} is no translator", hint="--beam and --against go with a run for a --pair")
     if trained.objective.reads == "texts":
         return _evaluate_classifier(trained, data, config)
     return _evaluate_language(trained, data, config)
@@ -69,6 +84,11 @@ def predict(
 ) -> Iterator[tuple[str, float, str]]:
     """Label, probability and text for every text of a file (or `-`, standard input), in order."""
     trained = load_trained(run)
+    if trained.objective.reads == "translations":
+        raise RunError(
+            f"{run} is a translator and names no classes",
+            hint=f"`headstart evaluate {run} DATA` marks it",
+        )
     if trained.objective.reads != "texts":
         raise RunError(
             f"{run} is a language model and names no classes",
