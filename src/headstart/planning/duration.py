@@ -103,7 +103,7 @@ def _attention(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
     if not count_flops(load).attention:
         return 0.0
     body, inner = load.body, load.body.width // load.body.attention_heads
-    work = 4 * body.width * keys_read(load) * body.layers * load.tokens
+    work = 4 * body.width * keys_read(load) * body.layers * load.passes * load.tokens
     if is_plain_attention(load):
         return 3 * work / (rate * _share(inner, pace))  # its weights are counted with the activations
     return 3.5 * work / (rate * pace.attention * min(1.0, inner / 64))
@@ -129,7 +129,7 @@ def random_numbers(load: Load) -> float:
     drawn = body.layers * (2 * body.width + body.feed_forward) + body.width if body.dropout else 0
     if is_plain_attention(load):
         drawn += body.layers * body.attention_heads * load.length
-    return drawn * load.tokens
+    return drawn * load.passes * load.tokens
 
 
 def muon_flops(load: Load) -> float:
@@ -160,6 +160,6 @@ def operations(load: Load) -> float:
     if load.asked:
         rows = max(1, PIECE.get(load.device, OTHER_PIECE) // load.vocabulary)
         pieces = -(-load.answers // rows)
-    batch = body.layers * layer + 60 + 25 * pieces
+    batch = load.passes * (body.layers * layer + 60) + 25 * pieces
     muon = (32 * body.layers + 140) if load.optimizer == "muon" else 0
     return load.accumulate * batch + muon + 60

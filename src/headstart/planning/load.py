@@ -27,6 +27,8 @@ class Load:
     accumulate: int = 1
     keeps_best: bool = False  # a copy of the best weights stands beside the model
     has_padding: bool = False
+    passes: int = 1  # readings of a batch in one step
+    averages: bool = False  # an average of the weights stands beside the model
 
     @property
     def tokens(self) -> int:
@@ -80,6 +82,8 @@ def make_load(
         accumulate=training.accumulate,
         keeps_best=training.keep == "best",
         has_padding=objective.reads == "texts",
+        passes=objective.passes,
+        averages=training.average != "none",
     )
 
 

@@ -92,6 +92,7 @@ def _lasting(load: Load) -> dict[str, float]:
         "weights": weights,
         "optimiser": optimizer_bytes(load),
         "best weights": weights if load.keeps_best else 0,
+        "averaged weights": weights if load.averages else 0,
         "batch": 25 * load.tokens,  # tokens, which are real, labels
     }
 
@@ -136,7 +137,7 @@ def activations(load: Load) -> float:
     top = load.low * width + (_norm_input(load) if load.body.norm_first else 0)
     embedding = extra if load.body.dropout else 0
     layers = load.body.layers + generator_layers(load)
-    return load.tokens * (layers * layer_activations(load) + top + embedding)
+    return load.passes * load.tokens * (layers * layer_activations(load) + top + embedding)
 
 
 def generator_layers(load: Load) -> float:
