@@ -19,6 +19,7 @@ from headstart.cli import (
     predict,
     pretrain,
     resume,
+    tune,
 )
 from headstart.errors import HeadstartError, Stopped
 
@@ -28,6 +29,7 @@ COMMANDS = (
     pretrain.pretrain,
     finetune.finetune,
     compare.compare,
+    tune.tune,
     evaluate.evaluate,
     predict.predict,
     resume.resume,
