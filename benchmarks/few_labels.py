@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 
 from headstart.config import TrainingConfig, merge, parse_assignments
+from headstart.data.bpe_dropout import MergeDropout
 from headstart.data.splits import take_labels
+from headstart.errors import ConfigError
 from headstart.files import content_hash, write_json, write_text
 from headstart.results import Interval, SeedResult, Story, plain
 from headstart.training.runtime import start_runtime
@@ -154,8 +156,24 @@ def run(job: Job, work: Path) -> str:
         part = parts[job.part]
         if job.task.labels is not None:
             part = replace(part, dataset=take_labels(part.dataset, job.task.labels, job.label_seed))
-        write_fit(path, train_fit(plan_of(job.task, job.method), part, None, job.seed, encoder))
+        plan = plan_of(job.task, job.method)
+        encoder.task(part.dataset, plan)  # tokenised once for all fits, so it is not in their seconds
+        write_fit(path, train_fit(plan, part, None, job.seed, encoder))
     return path.name
+
+
+def usable(task: Task, methods: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The methods that this base can take, and why it cannot take the others."""
+    kept, left_out = [], {}
+    for name in methods:
+        try:
+            plan = plan_of(task, name)
+            if plan.config.training.bpe_dropout:
+                MergeDropout(plan.tokenizer)
+            kept.append(name)
+        except ConfigError as error:
+            left_out[name] = str(error)
+    return kept, left_out
 
 
 def jobs_of(task: Task, methods: list[str], members: int) -> Iterator[Job]:
@@ -202,6 +220,7 @@ def measure(task: Task, methods: list[str], members: int, work: Path) -> dict[st
             **asdict(task),
             "settings": {f"{s}.{k}": v for s, k, v in task.settings},
             "base": Path(task.base).name,
+            "data": Path(task.data).name,
         },
         "scored": len(truth),
         "labels": labels,
@@ -247,6 +266,8 @@ def page(found: list[dict[str, Any]], story: Story, members: int) -> str:
             "| method | settings | accuracy | 95 % interval | against plain, points | p | verdict | loss | seconds |",
             "|---|---|---|---|---|---|---|---|---|",
             *(table_row(name, row, members) for name, row in one["methods"].items()),
+            "",
+            *(f"Left out: {name} ({reason})." for name, reason in one["left_out"].items()),
             "",
         ]
     return "\n".join(lines)
@@ -342,14 +363,22 @@ def main() -> None:
     story = tell_story(
         start_runtime(TrainingConfig(device="cpu")), list(range(max(task.seeds for task in tasks)))
     )
-    jobs = [job for task in tasks for job in jobs_of(task, methods, given.members)]
+    chosen = {task.name: usable(task, methods) for task in tasks}
+    for task in tasks:
+        for name, reason in chosen[task.name][1].items():
+            print(f"{task.name}: {name} is left out: {reason}")
+    jobs = [job for task in tasks for job in jobs_of(task, chosen[task.name][0], given.members)]
     missing = [job for job in jobs if read_fit(path_of(job, given.work)) is None]
     print(f"{len(jobs)} fits, {len(jobs) - len(missing)} of them kept from before", flush=True)
     with multiprocessing.get_context("spawn").Pool(given.processes, start_worker) as pool:
         done = [pool.apply_async(run, (job, given.work)) for job in missing]
         for number, fit in enumerate(done, start=1):
             print(f"{number}/{len(missing)} {fit.get()}", flush=True)
-    found = [measure(task, methods, given.members, given.work) for task in tasks]
+    found = [
+        {**measure(task, kept, given.members, given.work), "left_out": left_out}
+        for task in tasks
+        for kept, left_out in [chosen[task.name]]
+    ]
     write_json(
         given.out / "few-labels.json", {"story": plain(story), "members": given.members, "tasks": found}
     )

@@ -63,6 +63,8 @@ def jobs(tmp_path):
     corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
     masked = merge(settings(steps=40), {"objective": {"name": "masked-lm"}, "optimizer": {"kind": "muon"}})
     causal = merge(settings(tokens=9000, accumulate=2), {"objective": {"name": "causal-lm"}})
+    few = settings(epochs=6, batch_examples=8, bpe_dropout=0.1, cutoff=0.1, average="last", average_epochs=4)
+    few = merge(few, {"objective": {"r_drop": 1.0}})
     return {
         "masked-lm": lambda out: pretrain([str(corpus)], out, settings=masked),
         "causal-lm": lambda out: pretrain([str(corpus)], out, settings=causal),
@@ -72,11 +74,12 @@ def jobs(tmp_path):
         "thawing": lambda out: finetune(
             "scratch", str(table), out, settings=settings(epochs=6, batch_examples=8, unfreeze_every=1)
         ),
+        "few-labels": lambda out: finetune("scratch", str(table), out, settings=few),
     }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["masked-lm", "causal-lm", "classify", "thawing"])
+@pytest.mark.parametrize("job", ["masked-lm", "causal-lm", "classify", "thawing", "few-labels"])
 def test_a_run_killed_at_random_moments_ends_as_if_it_never_stopped(tmp_path, job):
     work = jobs(tmp_path)[job]
     start = time.monotonic()
