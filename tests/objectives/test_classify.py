@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import RunConfig
@@ -79,6 +79,7 @@ def test_nothing_is_passed_twice_when_a_model_is_marked():
 scores = st.lists(st.floats(-20, 20), min_size=6, max_size=6).map(lambda row: torch.tensor(row).view(2, 3))
 
 
+@settings(deadline=None)
 @given(scores, scores)
 def test_divergence_is_symmetric_and_zero_only_for_like_answers(first, second):
     found = divergence(first, second)

@@ -3,7 +3,7 @@
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import resolve
@@ -24,6 +24,7 @@ def test_a_row_is_read_as_it_is_written():
 numbers = st.floats(1e-6, 1e6).map(lambda value: float(f"{value:g}"))
 
 
+@settings(deadline=None)
 @given(numbers, numbers, st.booleans(), st.booleans())
 def test_the_words_of_a_row_give_the_row(low, high, is_log, is_whole):
     if low < high:
@@ -94,6 +95,7 @@ values = st.one_of(
 sections = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["body", "training"]), sections, max_size=2))
-def test_settings_survive_toml(settings):
-    assert tomllib.loads(to_toml(settings)) == settings
+def test_settings_survive_toml(content):
+    assert tomllib.loads(to_toml(content)) == content

@@ -57,7 +57,7 @@ def training_loader(
         return TextLoader(rows, *sizes)
     reads: list[Callable[[Sequence[Row], int], Sequence[Row]]] = []
     if training.bpe_dropout:
-        dropout = _dropout_of(tokenizer)
+        dropout = dropout_of(tokenizer)
         words = dropout.words(texts)
 
         def split(rows: Sequence[Row], epoch: int) -> list[Row]:
@@ -96,9 +96,15 @@ def training_loader(
 
 
 @lru_cache(maxsize=4)
-def _dropout_of(tokenizer: Tokenizer) -> MergeDropout:
+def dropout_of(tokenizer: Tokenizer) -> MergeDropout:
     """One for each tokenizer, so that the models of a comparison share what it remembers."""
     return MergeDropout(tokenizer)
+
+
+def check_dropout(tokenizer: Tokenizer, texts: Sequence[str], training: TrainingConfig) -> None:
+    """Refuse a tokenizer that the settings ask too much of, by its kind and by a look at a few texts."""
+    if training.bpe_dropout:
+        dropout_of(tokenizer).words(texts[:20])
 
 
 def cut_off(row: Row, rate: float, is_special: np.ndarray, chance: np.random.Generator) -> Row:

@@ -16,6 +16,7 @@ import numpy as np
 
 from headstart.config import merge
 from headstart.data.example import Dataset
+from headstart.data.fresh_loader import check_dropout
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped, nearest
@@ -147,6 +148,9 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
             take_labels(parts[0].dataset, budget, inputs["seeds"][0])
     plans = _plans(bases, inputs, judged, parts[0].scored, on_event)
     _check(plans, inputs, budgets, most)
+    for plan in plans:
+        if plan.kind != "classical":
+            check_dropout(plan.tokenizer, parts[0].dataset.texts("train"), plan.config.training)
     notes = [*judged.notes, *_notes(parts, plans)]
     _begin(out, inputs, whole, [content_hash(trained.info.to_dict()) for trained in bases])
     results, transfers = _train_all(out, inputs, plans, parts, budgets, most, judged, on_event)

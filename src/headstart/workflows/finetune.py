@@ -12,7 +12,7 @@ from headstart.batch import Row
 from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig, load_preset, resolve
 from headstart.data.example import Dataset, Example, hashes
-from headstart.data.fresh_loader import training_loader
+from headstart.data.fresh_loader import check_dropout, training_loader
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, resolve_tokenizer
@@ -152,6 +152,7 @@ def _run(
             )
     else:
         tokenizer = choose_tokenizer(config, dataset, trained, on_event)
+    check_dropout(tokenizer, dataset.texts("train"), config.training)
     task = make_task(dataset, tokenizer, config, on_event)
     tokens = sum(len(row.tokens) for row in task.rows["train"])
     announce(config, runtime.device.type, tokenizer.size, len(task.classes), tokens, on_event)

@@ -7,21 +7,21 @@ killed ends as if it never had been.
 import json
 import shlex
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from headstart.config import RunConfig, merge
 from headstart.data.example import Dataset
 from headstart.data.folds import all_folds, cut_folds
+from headstart.data.fresh_loader import dropout_of
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped, pick
 from headstart.files import content_hash, write_json, write_text
 from headstart.results import Story, plain
-from headstart.training.events import Evaluated, Event, Note, Stage
-from headstart.training.runtime import StopWish, seed_for, start_runtime, stopping_gently
+from headstart.training.events import Event, Note, Stage
+from headstart.training.runtime import StopWish, start_runtime, stopping_gently
 from headstart.workflows.arms import Encoder, Part, fold_parts, whole_part
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import (
@@ -30,61 +30,14 @@ from headstart.workflows.finetune import (
     data_fingerprint,
     finetune_config,
     load_labelled,
-    make_classifier,
-    make_trainer,
 )
 from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import RunFolder, Trained, load_trained
 from headstart.workflows.search import Row, as_settings, make_space, parse_row, standing, to_toml
 from headstart.workflows.story import command_line, tell_story
-
-if TYPE_CHECKING:
-    from optuna import Study
-    from optuna import Trial as Asked
+from headstart.workflows.trial import METRICS, PRUNERS, Job, Trial, read_trials, run_trial
 
 TRIALS = 20  # unless told, or minutes are
-STARTUP = 8  # trials at random before the sampler learns from them
-PARTS = 10  # marks of one fold that a trial is judged by on its way
-METRICS: dict[str, Literal["maximize", "minimize"]] = {
-    "accuracy": "maximize",
-    "macro_f1": "maximize",
-    "loss": "minimize",
-}
-
-
-def _median(most: int) -> Any:
-    from optuna.pruners import MedianPruner
-
-    return MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=2, n_min_trials=3)
-
-
-def _hyperband(most: int) -> Any:
-    from optuna.pruners import HyperbandPruner
-
-    return HyperbandPruner(min_resource=2, max_resource=most, reduction_factor=3)
-
-
-def _never(most: int) -> Any:
-    from optuna.pruners import NopPruner
-
-    return NopPruner()
-
-
-PRUNERS: dict[str, Callable[[int], Any]] = {"median": _median, "hyperband": _hyperband, "none": _never}
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One set of values, and the marks of the models trained with it."""
-
-    number: int
-    state: str  # "finished", "pruned" (given up early) or "failed", which has a reason
-    value: float | None  # the mean over folds after the last epoch; of a pruned trial, its last mark
-    values: dict[str, Any]  # by section.key
-    marks: dict[str, float]  # on the way: tenths of the work of a fold -> the mean so far
-    folds: list[float]
-    seconds: float
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -188,9 +141,11 @@ def _run(
     plan = Plan(
         "tune", "fine-tuned", config, objective, choose_tokenizer(config, first, trained, on_event), trained
     )
+    if any(row.name == "training.bpe_dropout" for row in rows) or config.training.bpe_dropout:
+        dropout_of(plan.tokenizer).words(first.texts("train")[:20])  # refuses what it cannot split
     known = _begin(path, inputs, budget, parts, trained)
     encoder = Encoder([example for examples in first.splits.values() for example in examples])
-    job = _Job(path, inputs, rows, plan, parts, encoder, on_event)
+    job = Job(path, inputs, rows, plan, parts, encoder, on_event)
     for line in _announcement(config, rows):
         on_event(Note(line))
     try:
@@ -268,151 +223,29 @@ def _begin(
     return content
 
 
-@dataclass(frozen=True)
-class _Job:
-    """All that a trial needs."""
-
-    path: Path
-    inputs: dict[str, Any]
-    rows: list[Row]
-    plan: Plan
-    parts: list[Part]
-    encoder: Encoder
-    on_event: Callable[[Event], None]
-
-    @property
-    def seed(self) -> int:
-        return self.plan.config.training.seed
-
-    @property
-    def sign(self) -> int:
-        return 1 if METRICS[self.inputs["metric"]] == "maximize" else -1
-
-
-def _history(path: Path) -> list[Trial]:
-    """The trials that were run, in order."""
-    files = sorted((path / "trials").glob("[0-9]*.json"))
-    return [Trial(**json.loads(file.read_text("utf-8"))) for file in files]
-
-
-def _search(job: _Job, budget: dict[str, Any], stop: StopWish) -> None:
+def _search(job: Job, budget: dict[str, Any], stop: StopWish) -> None:
     """Trials until the budget is spent; one that is under way when the minutes are over is finished."""
     most = budget["trials"] or (TRIALS if budget["minutes"] is None else None)
     while True:
-        history = _history(job.path)
+        history = read_trials(job.path)
         spent = sum(trial.seconds for trial in history) / 60
         is_over = budget["minutes"] is not None and spent >= budget["minutes"]
         if (most is not None and len(history) >= most) or (is_over and history):
             return
         (job.path / "result.json").unlink(missing_ok=True)  # that of fewer trials
         job.on_event(Stage(f"trial {len(history)}", len(history), most or 0))
-        trial = _try(job, history, stop)
+        trial = run_trial(job, history, stop)
         write_json(job.path / "trials" / f"{trial.number:05d}.json", asdict(trial))
         told = "–" if trial.value is None else f"{trial.value:.4f}"
         job.on_event(Note(f"trial {trial.number} {trial.state}: {job.inputs['metric']} {told}"))
 
 
-def _study(job: _Job, history: list[Trial]) -> "Study":
-    """A study in memory with these trials; what it asks next depends on them and on the seed alone."""
-    import optuna
-    from optuna.trial import TrialState, create_trial
-
-    states = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(
-            seed=seed_for(job.seed, len(history)) % 2**32, multivariate=True, n_startup_trials=STARTUP
-        )
-    study = optuna.create_study(
-        sampler=sampler,
-        pruner=PRUNERS[job.inputs["prune"]](PARTS * len(job.parts)),
-        direction=METRICS[job.inputs["metric"]],
-        study_name="headstart",  # hyperband draws its brackets by name
-    )
-    for trial in history:
-        study.add_trial(
-            create_trial(
-                state=states[trial.state],
-                value=None if trial.state == "failed" else trial.value,
-                params=trial.values,
-                distributions={row.name: row.distribution() for row in job.rows},
-                intermediate_values={int(step): mark for step, mark in trial.marks.items()},
-            )
-        )
-    return study
-
-
-class _GivenUp(Exception):
-    """A trial that is worse than others were at this point."""
-
-
-def _try(job: _Job, history: list[Trial], stop: StopWish) -> Trial:
-    """The next trial, run; the first one takes the settings as they stand."""
-    study, start = _study(job, history), time.monotonic()
-    if not history:
-        study.enqueue_trial(standing(job.plan.config, job.rows))
-    asked = study.ask({row.name: row.distribution() for row in job.rows})
-    values = {row.name: asked.params[row.name] for row in job.rows}
-    marks: dict[str, float] = {}
-    folds: list[float] = []
-    state, reason = "finished", ""
-    try:
-        for number in range(len(job.parts)):
-            folds.append(_fit(job, values, number, asked, folds, marks, stop))
-    except _GivenUp:
-        state = "pruned"
-    except (RunError, ConfigError) as error:  # it diverged, or its values do not go together
-        state, reason = "failed", str(error)
-    value = list(marks.values())[-1] if marks else None
-    if state == "finished":
-        value = sum(folds) / len(folds)
-    seconds = round(time.monotonic() - start, 2)
-    return Trial(len(history), state, value, values, marks, folds, seconds, reason)
-
-
-def _fit(
-    job: _Job,
-    values: dict[str, Any],
-    number: int,
-    asked: "Asked",
-    before: list[float],
-    marks: dict[str, float],
-    stop: StopWish,
-) -> float:
-    """The mark of one model after its last epoch; raises _GivenUp when the pruner has seen enough."""
-    part = job.parts[number]
-    over = merge(merge({"training": {"keep": "last"}}, job.inputs["settings"]), as_settings(values))
-    config, objective = finetune_config(job.plan.trained, job.inputs["preset"], over)
-    task = job.encoder.task(part.dataset, replace(job.plan, config=config))
-    runtime = start_runtime(config.training)
-    model, _ = make_classifier(config, objective, task, job.plan.trained)
-    metric, last = job.inputs["metric"], len(job.parts) - 1
-
-    def listen(event: Event) -> None:
-        if not isinstance(event, Evaluated):
-            job.on_event(event)
-            return
-        if event.step == 0:
-            return
-        step = number * PARTS + int(PARTS * trainer.progress + 1e-9)
-        if str(step) in marks:
-            return
-        marks[str(step)] = (sum(before) + event.values[metric]) / (len(before) + 1)
-        asked.report(marks[str(step)], step)
-        if (number, step) != (last, (last + 1) * PARTS) and asked.should_prune():
-            raise _GivenUp
-
-    trainer = make_trainer(model, objective, task, config, runtime, listen, stop)
-    trainer.run()
-    return trainer.state.curve[-1][metric]
-
-
-def _conclude(job: _Job, story: Story) -> Tuned:
+def _conclude(job: Job, story: Story) -> Tuned:
     """The best settings as TOML, the trials as JSON and as a picture; result.json comes last."""
     from headstart.views.figure import save_figure
     from headstart.views.trials import draw_trials, trials_data
 
-    trials, sign = _history(job.path), job.sign
+    trials, sign = read_trials(job.path), job.sign
     finished = [trial for trial in trials if trial.state == "finished"]
     if not finished:
         raise RunError(
