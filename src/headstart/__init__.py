@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headstart.workflows.run import load_trained as load_trained
     from headstart.workflows.score import evaluate as evaluate
     from headstart.workflows.score import predict as predict
+    from headstart.workflows.tune import tune as tune
 
 # Threads that wait for each other in a busy loop slow training tenfold when anything else runs on the machine, and
 # gain nothing when nothing does. OpenMP reads this once, when torch is loaded.
@@ -55,6 +56,7 @@ _PUBLIC = {
     "resume": "headstart.workflows.resume",
     "run_demo": "headstart.workflows.demo",
     "text_vectors": "headstart.workflows.embed",
+    "tune": "headstart.workflows.tune",
 }
 __all__ = sorted(_PUBLIC)
 

@@ -183,6 +183,21 @@ class TrainingConfig(Section):
     unfreeze_every: float | None = Field(
         None, gt=0, description="epochs after which one more block thaws, top first"
     )
+    reset_layers: int = Field(0, ge=0, description="top blocks of a base that start fresh (fine-tuning)")
+    bpe_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of merges left out when texts are split anew each epoch (fine-tuning)",
+    )
+    cutoff: float = Field(
+        0.0, ge=0, lt=1, description="share of a text's tokens taken out, others each epoch (fine-tuning)"
+    )
+    average: Literal["none", "ema", "last"] = Field(
+        "none",
+        description="weights to judge and keep: as they are, a moving average, the mean of the last epochs",
+    )
+    average_epochs: float = Field(3.0, gt=0, description="epochs that the average looks back on")
 
     @model_validator(mode="after")
     def _one_budget(self) -> "TrainingConfig":
@@ -192,6 +207,17 @@ class TrainingConfig(Section):
         if self.freeze and self.unfreeze_every is not None:
             raise ConfigError(
                 "training.freeze and training.unfreeze_every exclude each other", hint="keep one of them"
+            )
+        still = next((name for name in ("freeze", "unfreeze_every") if getattr(self, name)), None)
+        if self.reset_layers and still:
+            raise ConfigError(
+                f"training.{still} would keep the blocks of training.reset_layers as chance made them",
+                hint="keep one of them",
+            )
+        if self.average == "last" and (self.tokens is not None or self.minutes is not None):
+            raise ConfigError(
+                "which epochs are the last is known only for a budget in epochs or steps",
+                hint="set training.average=ema, or a budget in epochs",
             )
         return self
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from headstart.config import resolve
+from headstart.models.bodies import BODIES
 from headstart.models.model import HeadSpec, build_heads, build_model, count_parameters, transfer, with_heads
 from tests.worlds import ALPHABET, small_body
 
@@ -41,6 +42,26 @@ def test_transfer_accounts_for_every_weight_and_no_head_crosses_unasked():
         assert torch.equal(model.state_dict()[name], base.state_dict()[name])
     asked = transfer(base.state_dict(), model, with_base_heads=True)
     assert "heads.lm.weight" in asked.reused
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("reset", [1, 2])
+def test_the_top_layers_can_start_fresh_and_the_account_says_so(kind, reset):
+    body = small_body(kind, layers=3)
+    base = build_model(body, ALPHABET.size, {})
+    model = build_model(body, ALPHABET.size, CLASS)
+    fresh = {name: weight.clone() for name, weight in model.state_dict().items()}
+    account = transfer(base.state_dict(), model, reset_layers=reset)
+    assert sum(account.reused.values()) + sum(account.fresh.values()) == count_parameters(model)
+    assert sum(account.reused.values()) + sum(account.left.values()) == count_parameters(base)
+    for name, weight in model.state_dict().items():
+        if name.startswith("body."):
+            is_kept = model.body.layer_of(name.removeprefix("body.")) <= 3 - reset
+            assert (name in account.reused) == is_kept
+            assert (name in account.fresh) == (name in account.left) == (not is_kept)
+            assert torch.equal(weight, base.state_dict()[name] if is_kept else fresh[name])
+    layers = [name.split(".") for name in account.fresh if name.split(".")[1] in model.body.layer_names]
+    assert {int(number) for _, _, number, *_ in layers} == set(range(3 - reset, 3))
 
 
 def test_a_table_of_another_size_stays_behind():

@@ -20,6 +20,7 @@ from headstart.cli import (
     predict,
     pretrain,
     resume,
+    tune,
 )
 from headstart.errors import HeadstartError, Stopped
 
@@ -30,6 +31,7 @@ COMMANDS = (
     pretrain.pretrain,
     finetune.finetune,
     compare.compare,
+    tune.tune,
     evaluate.evaluate,
     predict.predict,
     resume.resume,

@@ -9,7 +9,9 @@ from headstart.cli import options as o
 
 
 def predict(
-    run: Annotated[str, typer.Argument(help="A fine-tuned run's folder.")],
+    run: Annotated[
+        str, typer.Argument(help="A fine-tuned run's folder; RUN1,RUN2 averages their probabilities.")
+    ],
     file: Annotated[
         str, typer.Argument(metavar="FILE|-", help="A .txt (a text a line) or a table; - = standard input.")
     ],

@@ -92,6 +92,7 @@ def _lasting(load: Load) -> dict[str, float]:
         "weights": weights,
         "optimiser": optimizer_bytes(load),
         "best weights": weights if load.keeps_best else 0,
+        "averaged weights": weights if load.averages else 0,
         "batch": 25 * load.tokens,  # tokens, which are real, labels
     }
 
@@ -139,7 +140,7 @@ def activations(load: Load) -> float:
     for stack in load.stacks:
         layers = stack.layers + generator_layers(load)
         kept += layers * layer_activations(load, stack) + stack.length * (top + embedding)
-    return load.batch * kept
+    return load.passes * load.batch * kept
 
 
 def generator_layers(load: Load) -> float:

@@ -185,6 +185,8 @@ class RunFolder:
         parts = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.tensors()}
         if trainer.best is not None:
             parts["best"] = trainer.best
+        if trainer.average.tensors:
+            parts["average"] = trainer.average.tensors
         save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
 
     def load_state(self, trainer: Trainer) -> bool:
@@ -199,6 +201,8 @@ class RunFolder:
         trainer.best = (
             {name: weight.to(device) for name, weight in parts["best"].items()} if "best" in parts else None
         )
+        averaged = parts.get("average", {})
+        trainer.average.tensors = {name: weight.to(device) for name, weight in averaged.items()}
         trainer.state = State.from_dict(state)
         return True
 
