@@ -68,7 +68,7 @@ def transfer(
     `reset_layers` layers and what is above them (Zhang et al., 2021).
     """
     new = model.state_dict()
-    highest = model.body.config.layers + 1 if not reset_layers else model.body.config.layers - reset_layers
+    highest = model.body.depth + 1 if not reset_layers else model.body.depth - reset_layers
 
     def crosses(name: str) -> bool:
         if not name.startswith("body."):
