@@ -14,6 +14,7 @@ from headstart.models.norm import make_norm
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu2": lambda x: F.relu(x).square(),
     "swiglu": F.silu,
     "geglu": F.gelu,

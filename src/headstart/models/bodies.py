@@ -10,10 +10,15 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
+from headstart.models.attention import visible, within
 from headstart.models.block import Block
 from headstart.models.dropout import drop
 from headstart.models.embedding import Embedding
 from headstart.models.norm import make_norm
+
+View = tuple[
+    Tensor | None, bool, tuple[Tensor, Tensor] | None
+]  # what a layer may read, causal or not, its turns
 
 
 class Body(nn.Module):
@@ -69,6 +74,8 @@ class TransformerBody(Body):
     def __init__(self, config: BodyConfig, vocabulary: int):
         super().__init__(config, vocabulary)
         blocks = [Block(config) for _ in range(config.layers)]
+        if not config.first_norm:
+            blocks[0].attention_norm = nn.Identity()
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
         self.apply(self._start)
@@ -89,21 +96,34 @@ class TransformerBody(Body):
             return None
         return batch.real[:, None, None, :]
 
+    def views(self, batch: Batch, turns: tuple[Tensor, Tensor] | None) -> list[View]:
+        """How each layer reads: all of them alike, but for local ones, which see their window by turns of their own."""
+        mask, causal = self.mask(batch), self.is_causal(batch)
+        far: View = (mask, causal, turns)
+        if self.config.window is None:
+            return [far] * self.config.layers
+        length, device = batch.tokens.shape[1], batch.tokens.device
+        near: View = (
+            within(length, self.config.window, visible(length, causal, mask, device), device),
+            False,
+            self.embedding.near_turns(length),
+        )
+        return [near if self.config.is_local(layer) else far for layer in range(self.config.layers)]
+
     def forward(self, batch: Batch) -> Tensor:
         """A vector for every token (B, T, D)."""
         hidden, turns = self.embedding(batch)
-        mask, causal = self.mask(batch), self.is_causal(batch)
-        for block in self.blocks:
-            hidden = block(hidden, mask, causal, turns)
+        for block, view in zip(self.blocks, self.views(batch, turns), strict=True):
+            hidden = block(hidden, *view)
         return self.final_norm(hidden)
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and each layer's attention weights (B, A, T, T)."""
         hidden, turns = self.embedding(batch)
-        mask, causal, weights = self.mask(batch), self.is_causal(batch), []
-        for block in self.blocks:
+        weights = []
+        for block, view in zip(self.blocks, self.views(batch, turns), strict=True):
             assert isinstance(block, Block)
-            hidden, seen = block.watch(hidden, mask, causal, turns)
+            hidden, seen = block.watch(hidden, *view)
             weights.append(seen)
         return self.final_norm(hidden), weights
 

@@ -1,6 +1,7 @@
 """Exact parameters by block, each with its formula in symbols and in numbers.
 
-Symbols: V vocabulary, P longest text, D width, H = D / attention heads, F feed-forward, K kernel, C classes.
+Symbols: V vocabulary, P longest text, D width, H = D / attention heads, G attention heads of keys and values where
+they are shared, F feed-forward, K kernel, C classes.
 """
 
 import re
@@ -68,7 +69,7 @@ def account(body: BodyConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") 
     blocks = ACCOUNTS.get(body.kind, _built_body)(body, vocabulary)
     for name, spec in heads.items():
         blocks += HEAD_ACCOUNTS.get(spec.kind, _built_head)(name, body, spec)
-    return Account(body.kind, [block for block in blocks if block.each])
+    return Account(body.kind, [block for block in blocks if block.total])
 
 
 def formula(name: str, terms: list[str], values: Mapping[str, int], times: int = 1, matrix: int = 0) -> Block:
@@ -95,7 +96,7 @@ def _norm_terms(body: BodyConfig, letter: str) -> list[str]:
 def _values(body: BodyConfig, vocabulary: int) -> dict[str, int]:
     return {
         "V": vocabulary, "P": body.max_length, "D": body.width, "F": body.feed_forward,
-        "H": body.width // body.attention_heads, "K": body.kernel,
+        "H": body.width // body.attention_heads, "K": body.kernel, "G": body.key_value_heads or body.attention_heads,
     }  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
         return [term, bias] if body.biases else [term]
 
     blocks = [
-        formula("attention in", biased("3D²", "3D"), values, layers, 3 * width**2),
+        _attention_in(body, values),
         formula("attention out", biased("D²", "D"), values, layers, width**2),
     ]
     if body.qk_norm:
@@ -140,9 +141,30 @@ def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
     blocks += [
         formula("feed-forward in", biased(wide, wide_bias), values, layers, gates * width * inner),
         formula("feed-forward out", biased("FD", "D"), values, layers, width * inner),
-        formula("two norms", 2 * _norm_terms(body, "D"), values, layers),
+        *_block_norms(body, values),
     ]
     return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, body.norm_first)]
+
+
+def _attention_in(body: BodyConfig, values: Mapping[str, int]) -> Block:
+    """Queries, keys and values; G of the last two where several queries share them."""
+    if body.key_value_heads is None:
+        terms, matrix = ["3D²", *(["3D"] if body.biases else [])], 3 * body.width**2
+    else:
+        terms = ["D²", "2GHD", *(["D", "2GH"] if body.biases else [])]
+        matrix = body.width**2 + 2 * values["G"] * values["H"] * body.width
+    return formula("attention in", terms, values, body.layers, matrix)
+
+
+def _block_norms(body: BodyConfig, values: Mapping[str, int]) -> list[Block]:
+    """Two norms a layer, or one in the first."""
+    terms = _norm_terms(body, "D")
+    if body.first_norm:
+        return [formula("two norms", 2 * terms, values, body.layers)]
+    return [
+        formula("one norm in the first layer", terms, values),
+        formula("two norms", 2 * terms, values, body.layers - 1),
+    ]
 
 
 def _recurrent(body: BodyConfig, vocabulary: int) -> list[Block]:
@@ -167,17 +189,23 @@ def _convolutional(body: BodyConfig, vocabulary: int) -> list[Block]:
 
 def _language_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
     values = {"V": spec.size, "D": body.width}
-    terms = [*([] if body.tied else ["VD"]), *(["V"] if body.biases else [])]
-    if not terms:
-        return []
-    return [formula(f"head {name}", terms, values, matrix=0 if body.tied else spec.size * body.width)]
+    blocks = []
+    if body.lm_transform:
+        dense = ["D²", *(["D"] if body.biases else [])]
+        inner = [*dense, *_norm_terms(body, "D")]
+        blocks.append(formula(f"head {name}, transform", inner, values, matrix=body.width**2))
+    terms = [*([] if body.tied else ["VD"]), *(["V"] if body.has_head_biases else [])]
+    if terms:
+        matrix = 0 if body.tied else spec.size * body.width
+        blocks.append(formula(f"head {name}", terms, values, matrix=matrix))
+    return blocks
 
 
 def _class_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
     pooled = body.width * (2 if spec.settings.get("pooling") == "mean+max" else 1)
     is_dense = spec.settings.get("projection") == "dense"
     values = {"D": pooled, "C": spec.size}
-    terms = ["DC", *(["C"] if body.biases or is_dense else [])]
+    terms = ["DC", *(["C"] if body.has_head_biases or is_dense else [])]
     blocks = [formula(f"head {name}, dense", ["D²", "D"], values, matrix=pooled**2)] if is_dense else []
     return [*blocks, formula(f"head {name}", terms, values, matrix=pooled * spec.size)]
 

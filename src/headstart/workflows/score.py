@@ -1,24 +1,28 @@
 """Marking and using a finished run: evaluate and predict."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headstart.config import RunConfig
+from headstart.batch import Row
+from headstart.config import DataConfig, RunConfig, parse
 from headstart.data.documents import open_for_scoring
 from headstart.data.example import Dataset, Example
 from headstart.data.sources import load_for_scoring, load_texts
 from headstart.data.stream import join
-from headstart.errors import DataError, RunError, nearest
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import ConfigError, DataError, RunError, nearest, pick
+from headstart.interchange.onnx import GRAPH, OnnxClassifier
 from headstart.results import LanguageScore, Score
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune import MARK_TOKENS, Task, encode_rows, score_rows
 from headstart.workflows.pretrain import prepare_documents, score_language
-from headstart.workflows.run import Trained, load_trained
+from headstart.workflows.run import Trained, load_trained, need_heads
 
 PREDICTED_AT_ONCE = 1024  # texts held in memory
 
@@ -26,6 +30,7 @@ PREDICTED_AT_ONCE = 1024  # texts held in memory
 def evaluate(run: str, data: str, *, settings: Mapping[str, Any] | None = None) -> Score | LanguageScore:
     """Mark a run: a classifier on labelled DATA, a language model on a corpus."""
     trained = load_trained(run)
+    need_heads(trained)
     config = trained.info.config.with_(settings or {})
     if trained.objective.reads == "texts":
         return _evaluate_classifier(trained, data, config)
@@ -65,27 +70,68 @@ def _evaluate_language(trained: Trained, data: str, config: RunConfig) -> Langua
 
 
 def predict(
-    run: str, path: str, *, settings: Mapping[str, Any] | None = None
+    run: str, path: str, *, engine: str = "torch", settings: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[str, float, str]]:
-    """Label, probability and text for every text of a file (or `-`, standard input), in order."""
+    """Label, probability and text for every text of a file (or `-`, standard input), in order.
+
+    With the engine `onnx`, `run` is a folder that `export` wrote.
+    """
+    return pick(ENGINES, engine, "engine")(run, path, settings or {})
+
+
+def _with_torch(run: str, path: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
+    if (Path(run) / GRAPH).is_file() and not (Path(run) / "run.json").is_file():
+        raise RunError(f"{run} is an ONNX export", hint="add --engine onnx")
     trained = load_trained(run)
     if trained.objective.reads != "texts":
         raise RunError(
             f"{run} is a language model and names no classes",
             hint=f"`headstart finetune {run} DATA --out RUN` first",
         )
-    config = trained.info.config.with_(settings or {})
+    config = trained.info.config.with_(settings)
     texts = load_texts(path, config.data)
-    return _predict(trained, config, texts)
-
-
-def _predict(trained: Trained, config: RunConfig, texts: Iterator[str]) -> Iterator[tuple[str, float, str]]:
     runtime = start_runtime(config.training)
     model = trained.model().to(runtime.device)
+
+    def answer(rows: list[Row]) -> np.ndarray:
+        return predict_probabilities(model, trained.objective, rows, trained.tokenizer, runtime, MARK_TOKENS)
+
     length, keep = config.training.length, config.data.keep
+    return _predict(texts, trained.tokenizer, length, keep, trained.info.classes, answer)
+
+
+def _with_onnx(run: str, path: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
+    model = OnnxClassifier.open(Path(run))
+    for section in settings:
+        if section != "data":
+            raise ConfigError(
+                f"an exported graph has no settings of {section!r} any more", hint="only data.* counts here"
+            )
+    config: DataConfig = parse(DataConfig, {"keep": model.keep, **settings.get("data", {})})
+    texts = load_texts(path, config)
+
+    def answer(rows: list[Row]) -> np.ndarray:
+        return model.probabilities(rows, MARK_TOKENS)
+
+    return _predict(texts, model.tokenizer, model.length, config.keep, model.classes, answer)
+
+
+ENGINES: dict[str, Callable[[str, str, Mapping[str, Any]], Iterator[tuple[str, float, str]]]] = {
+    "torch": _with_torch,
+    "onnx": _with_onnx,
+}
+
+
+def _predict(
+    texts: Iterator[str],
+    tokenizer: Tokenizer,
+    length: int,
+    keep: str,
+    classes: list[str],
+    answer: Callable[[list[Row]], np.ndarray],
+) -> Iterator[tuple[str, float, str]]:
     while chunk := list(islice(texts, PREDICTED_AT_ONCE)):
-        rows = encode_rows(trained.tokenizer, [Example(text) for text in chunk], None, length, keep)
-        found = predict_probabilities(model, trained.objective, rows, trained.tokenizer, runtime, MARK_TOKENS)
-        for text, probabilities in zip(chunk, found, strict=True):
+        rows = encode_rows(tokenizer, [Example(text) for text in chunk], None, length, keep)
+        for text, probabilities in zip(chunk, answer(rows), strict=True):
             best = int(probabilities.argmax())
-            yield trained.info.classes[best], float(probabilities[best]), text
+            yield classes[best], float(probabilities[best]), text
