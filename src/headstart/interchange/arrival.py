@@ -27,7 +27,7 @@ LAYOUTS: dict[str, Layout] = {
     for layout in (BERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, MODERNBERT, EUROBERT, GPT2, LLAMA)
 }
 WEIGHTS = "model.safetensors"
-CONSTANTS = ("position_ids", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq")  # kept by old versions
+CONSTANTS = ("position_ids", ".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # kept by old versions
 TABLES = ("lm_head.weight", "cls.predictions.decoder.weight", "decoder.weight")  # of a language-model head
 TWICE = (*TABLES, "cls.predictions.decoder.bias")  # weights that old versions saved under two names
 SCORING = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForPreTraining")  # classes with such a head

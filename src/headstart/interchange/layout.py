@@ -17,6 +17,7 @@ Weights = dict[str, Tensor]
 
 # What decides no answer: dropout acts in training alone, and the last ones belong to a body that is no Transformer.
 WITHOUT_EFFECT = ("dropout", "attention_dropout", "kernel", "dilated")
+ANSWERS = {"lm": "tokens", "class": "classes", "pair": "pairs of texts", "replaced": "replaced tokens"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Layout:
 
     def mismatches(self, body: BodyConfig) -> list[str]:
         """The settings of `body` that have no twin here, as `body.name=value`."""
-        return [f"body.{name}={_word(value)}" for name, value in unmet(self.wants, body)]
+        return [_setting(name, value) for name, value in unmet(self.wants, body)]
 
 
 def unmet(wants: Mapping[str, tuple[Any, ...]], body: BodyConfig) -> list[tuple[str, Any]]:
@@ -78,8 +79,10 @@ def unmet(wants: Mapping[str, tuple[Any, ...]], body: BodyConfig) -> list[tuple[
     return [(name, getattr(body, name)) for name, good in wants.items() if getattr(body, name) not in good]
 
 
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _setting(name: str, value: Any) -> str:
+    """A setting of the body as it is typed; `has_head_biases` is what `head_biases` comes to."""
+    word = str(value).lower() if isinstance(value, bool) else value
+    return f"body.{name.removeprefix('has_')}={word}"
 
 
 def find_home(
@@ -94,11 +97,11 @@ def find_home(
     for layout in fitting:
         twin = layout.twins.get(names)
         if twin is None:
-            words = " and ".join(names) or "no"
-            problems.append((f"{layout.name} has no class with the heads that {words} stands for", ""))
+            words = " and ".join(ANSWERS.get(name, name) for name in names)
+            problems.append((f"no class of {layout.name} answers for {words}", ""))
             continue
-        lacking = [f"body.{name}={_word(value)}" for name, value in unmet(twin.body, body)]
-        wanted = [f"body.{name}={_word(good[0])}" for name, good in twin.body.items()]
+        lacking = [_setting(name, value) for name, value in unmet(twin.body, body)]
+        wanted = [_setting(name, twin.body[name][0]) for name, _ in unmet(twin.body, body)]
         for spec in specs.values():
             for name, good in twin.head.items():
                 if spec.settings.get(name) not in good:

@@ -116,29 +116,36 @@ def _write_graph(parcel: Parcel, path: Path, outputs: list[str]) -> None:
     sizes = {0: Dim("batch"), 1: Dim("length", min=2, max=parcel.body.max_length)}
     weight = sum(each.numel() * each.element_size() for each in parcel.model.parameters())
     with _quiet():
-        torch.onnx.export(
+        program = torch.onnx.export(
             _Graph(parcel).eval(),
             given,
-            str(path),
             dynamo=True,
             verbose=False,
             input_names=list(INPUTS[: len(given)]),
             output_names=outputs,
             dynamic_shapes=tuple(dict(sizes) for _ in given),
-            external_data=weight > LARGEST,
         )
+        assert program is not None
+        for node in program.model.graph.all_nodes():  # where in our code each one comes from, by path
+            node.metadata_props.clear()
+        program.save(str(path), external_data=weight > LARGEST)
 
 
 def _quantize(path: Path) -> None:
     """Replace the graph by one with weights of 8 bits."""
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    beside = path.with_name("int8.onnx")
-    with _quiet():
-        quantize_dynamic(path, beside, weight_type=QuantType.QInt8, per_channel=True)
-    for file in path.parent.glob(f"{path.name}*"):
+    graph = onnx.load(path)
+    del graph.graph.value_info[:]  # shapes of what is about to change, which would contradict the new ones
+    files = list(path.parent.glob(f"{path.name}*"))
+    is_large = len(files) > 1
+    for file in files:
         file.unlink()
-    beside.rename(path)
+    with _quiet():
+        quantize_dynamic(
+            graph, path, weight_type=QuantType.QInt8, per_channel=True, use_external_data_format=is_large
+        )
 
 
 def open_session(path: Path) -> Any:
