@@ -59,6 +59,10 @@ def open_folder(folder: Path) -> Arrival:
         raise RunError(f"{folder} holds no config.json", hint="name a folder of `save_pretrained`")
     reader = Reader.open(folder / "config.json")
     layout = _layout(reader)
+    if reader.get("quantization_config"):
+        raise RunError(
+            f"{reader.where} says that the weights are quantised", hint="take the model in its full precision"
+        )
     settings, theirs = layout.arrive(reader, _read_weights(folder))
     body: BodyConfig = parse(BodyConfig, settings, reader.where)
     vocabulary = reader.whole("vocab_size")

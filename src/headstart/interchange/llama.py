@@ -86,6 +86,7 @@ def rotary_base(reader: Reader, content: Any, default: float) -> float:
             f"{reader.where} scales its rotary positions by the rule {kind!r}, which has no twin in headstart",
             hint="only plain rotary positions have one",
         )
+    told.must("partial_rotary_factor", (1, 1.0), 1)
     return float(told.number("rope_theta", default))
 
 

@@ -26,6 +26,7 @@ from headstart.interchange.parcel import (
     need,
     readings,
     refuse_if_apart,
+    refuse_other_tokens,
 )
 from headstart.interchange.tokenizer_files import leave
 
@@ -79,12 +80,13 @@ def write_onnx(parcel: Parcel, folder: Path, int8: bool = False) -> Written:
         "int8": int8,
     }
     write_json(folder / ABOUT, about)
+    texts = _compare_tokens(parcel, folder)
     largest, numbers = _compare(parcel, folder, names)
     details: dict[str, Any] = {"bytes": _bytes(folder), "int8": int8}
     if int8:
         _quantize(folder / GRAPH)
         details |= _compare_int8(parcel, folder, names) | {"bytes": _bytes(folder)}
-    return Written("ONNX graph", len(SAMPLES), largest, numbers, details=details)
+    return Written("ONNX graph", texts, largest, numbers, details=details)
 
 
 def _write_tokenizer(parcel: Parcel, folder: Path) -> None:
@@ -166,6 +168,20 @@ def _run(session: Any, reading: Reading) -> list[np.ndarray]:
         "token_type_ids": None if reading.segments is None else reading.segments.numpy(),
     }
     return session.run(None, {each.name: given[each.name] for each in session.get_inputs()})
+
+
+def _compare_tokens(parcel: Parcel, folder: Path) -> int:
+    """How many samples become the same tokens by the tokenizer beside the graph, which must be all."""
+    beside = Tokenizer.load(folder)
+    for text, ours, theirs in zip(
+        SAMPLES, parcel.tokenizer.encode(SAMPLES), beside.encode(SAMPLES), strict=True
+    ):
+        frames = [
+            each.frame(ids, parcel.length, parcel.keep)
+            for each, ids in ((parcel.tokenizer, ours), (beside, theirs))
+        ]
+        refuse_other_tokens(text, frames[0].tolist(), frames[1].tolist())
+    return len(SAMPLES)
 
 
 def _compare(parcel: Parcel, folder: Path, names: dict[str, str]) -> tuple[float, int]:

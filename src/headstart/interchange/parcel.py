@@ -142,3 +142,12 @@ def refuse_if_apart(difference: float, ours: Tensor, what: str) -> None:
             f"{what} answers otherwise than the run: {difference:.2g} apart, where {CLOSE:g} is allowed",
             hint="nothing was written; this is a fault of headstart's: please tell its authors",
         )
+
+
+def refuse_other_tokens(text: str, ours: list[int], theirs: list[int]) -> None:
+    """Refuse a tokenizer that reads a text otherwise."""
+    if ours != theirs:
+        raise RunError(
+            f"{text[:40]!r} becomes other tokens: {theirs[:8]} instead of {ours[:8]}",
+            hint="nothing was written; this is a fault of headstart's: please tell its authors",
+        )
