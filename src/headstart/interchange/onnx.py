@@ -155,6 +155,9 @@ def open_session(path: Path) -> Any:
     runtime = need("onnxruntime", "onnx", "--engine onnx")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # threads that wait must not burn cores
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no common parent
