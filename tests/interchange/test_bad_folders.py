@@ -63,6 +63,16 @@ def test_a_missing_folder_is_named_and_the_nearest_offered(folder, tmp_path):
     assert "stock" in hint
 
 
+def test_a_run_of_ours_needs_no_import(folder, tmp_path):
+    import_model(folder, tmp_path / "base")
+    assert "a run of headstart already" in refused(tmp_path / "base", tmp_path)[0]
+
+
+def test_quantised_weights_are_refused(folder, tmp_path):
+    change(folder / "config.json", quantization_config={"bits": 4})
+    assert "quantised" in refused(folder, tmp_path)[0]
+
+
 def test_a_folder_without_config_is_no_model(folder, tmp_path):
     (folder / "config.json").unlink()
     assert "no config.json" in refused(folder, tmp_path)[0]
@@ -107,6 +117,7 @@ def test_a_config_without_a_layout_is_told(folder, tmp_path):
         ({"attention_bias": True}, "attention_bias=True, mlp_bias=False"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}}, "'llama3'"),
         ({"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ({"tie_word_embeddings": False}, None),
         ({"max_position_embeddings": -4}, "max_position_embeddings"),
     ],

@@ -49,12 +49,13 @@ class Arrival:
 def open_folder(folder: Path) -> Arrival:
     """The model in a folder of `save_pretrained`."""
     if not folder.is_dir():
-        near = (
-            nearest(folder.name, [item.name for item in folder.parent.iterdir()])
-            if folder.parent.is_dir()
-            else ""
+        beside = (
+            [item.name for item in folder.parent.iterdir() if item.is_dir()] if folder.parent.is_dir() else []
         )
-        raise RunError(f"there is no folder {folder}", hint=near or "name a folder of `save_pretrained`")
+        near = nearest(folder.name, beside) if beside else "name a folder of `save_pretrained`"
+        raise RunError(f"there is no folder {folder}", hint=near)
+    if (folder / "run.json").is_file():
+        raise RunError(f"{folder} is a run of headstart already", hint="use it as it is")
     if not (folder / "config.json").is_file():
         raise RunError(f"{folder} holds no config.json", hint="name a folder of `save_pretrained`")
     reader = Reader.open(folder / "config.json")
