@@ -39,7 +39,7 @@ def make_parcel(
     shape = asked.settle(BodyConfig(**{**small, **body}))
     specs = asked.heads(shape, words.size, len(classes))
     model = stir(build_model(shape, words.size, specs)).eval()
-    return Parcel("run", model, specs, words, list(classes) if "class" in specs else [], length, "start")
+    return Parcel(model, specs, words, list(classes) if "class" in specs else [], length, "start")
 
 
 def stir(model):

@@ -124,8 +124,8 @@ def _no_home(layouts: Sequence[Layout], body: BodyConfig) -> RunError:
     return RunError(
         f"no transformers model is exactly this one: {nearest.name}, the nearest, has no "
         f"{', '.join(nearest.mismatches(body))}",
-        hint=f"`headstart pretrain … {nearest.trained_by}` trains one that leaves as {nearest.name}; "
-        "--to onnx takes this one",
+        hint=f"`headstart pretrain … {nearest.trained_by}` trains one that leaves as {nearest.name}"
+        + ("" if body.kind == "bi-lstm" else "; --to onnx takes this one"),
     )
 
 

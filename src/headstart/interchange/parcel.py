@@ -45,7 +45,6 @@ SAMPLES = (
 class Parcel:
     """A trained model that is to leave."""
 
-    name: str
     model: Model
     specs: Mapping[str, HeadSpec]
     tokenizer: Tokenizer

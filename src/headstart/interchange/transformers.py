@@ -69,7 +69,6 @@ def _write_model(parcel: Parcel, layout: Layout, twin: Twin, padding: int, folde
         if rule.ours not in twin.leaves
     ]
     unused = set(weights) - {rule.ours for rule in rules} - set(twin.leaves)
-    unused = {name for name in unused if not name.startswith("heads.generator.")}
     assert not unused, f"{layout.name} has no place for {sorted(unused)}"
     theirs = {**scatter(rules, weights), **layout.extra(parcel.body)}
     table = next(rule.theirs[0] for rule in rules if rule.ours == "body.embedding.tokens.weight")

@@ -60,7 +60,6 @@ def pack(trained: Trained) -> Parcel:
     config = trained.info.config
     is_classifier = trained.objective.reads == "texts"
     return Parcel(
-        name=trained.name,
         model=trained.model(),
         specs=trained.specs,
         tokenizer=trained.tokenizer,
