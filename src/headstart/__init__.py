@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from headstart.workflows.embed import embed as embed
     from headstart.workflows.embed import nearest_texts as nearest_texts
     from headstart.workflows.embed import text_vectors as text_vectors
+    from headstart.workflows.export import export as export
     from headstart.workflows.fetch import fetch as fetch
     from headstart.workflows.finetune import finetune as finetune
+    from headstart.workflows.import_ import import_model as import_model
     from headstart.workflows.inspect import inspect_data as inspect_data
     from headstart.workflows.inspect import inspect_parallel as inspect_parallel
     from headstart.workflows.pretrain import pretrain as pretrain
@@ -41,8 +43,10 @@ _PUBLIC = {
     "HeadstartError": "headstart.errors",
     "compare": "headstart.workflows.compare",
     "evaluate": "headstart.workflows.score",
+    "export": "headstart.workflows.export",
     "fetch": "headstart.workflows.fetch",
     "finetune": "headstart.workflows.finetune",
+    "import_model": "headstart.workflows.import_",
     "inspect_data": "headstart.workflows.inspect",
     "inspect_parallel": "headstart.workflows.inspect",
     "load_dataset": "headstart.data.sources",

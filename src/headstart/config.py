@@ -46,8 +46,8 @@ class BodyConfig(Section):
     norm_first: bool = Field(
         True, description="norm before each part (and once at the end), or after each part"
     )
-    activation: Literal["swiglu", "geglu", "gelu", "relu", "relu2"] = Field(
-        "swiglu", description="feed-forward"
+    activation: Literal["swiglu", "geglu", "gelu", "gelu-tanh", "relu", "relu2"] = Field(
+        "swiglu", description="feed-forward; gelu-tanh is GPT-2's approximation"
     )
     biases: bool = Field(False, description="biases in linear maps and in LayerNorm")
     qk_norm: bool = Field(False, description="norm of queries and keys per attention head")
@@ -67,6 +67,53 @@ class BodyConfig(Section):
     kernel: int = Field(5, ge=1, description="tokens that one convolution sees (cnn)")
     dilated: bool = Field(True, description="each convolution looks twice as far as the one below (cnn)")
     rotary_base: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
+    key_value_heads: int | None = Field(
+        None,
+        ge=1,
+        description="attention heads of keys and values, each shared by several; none = all their own",
+    )
+    lm_transform: bool = Field(
+        False, description="a dense layer, the activation and a norm before the token scores, as in BERT"
+    )
+    head_biases: bool | None = Field(
+        None, description="biases in the heads' last layer; none = as body.biases"
+    )
+    first_norm: bool = Field(
+        True, description="norm before the first block's attention; ModernBERT has none (norm_first)"
+    )
+    window: int | None = Field(
+        None, ge=1, description="tokens each way that a local layer sees; none = every layer sees all"
+    )
+    global_every: int = Field(
+        3, ge=1, description="with a window: the first layer and every n-th after it see all"
+    )
+    window_rotary_base: float = Field(
+        10000.0, gt=1.0, description="base of the rotary wavelengths in local layers"
+    )
+
+    @property
+    def has_head_biases(self) -> bool:
+        """Whether the heads' last layer has a bias."""
+        return self.biases if self.head_biases is None else self.head_biases
+
+    def is_local(self, layer: int) -> bool:
+        """Whether the layer of this number, counted from 0, sees its window alone."""
+        return self.window is not None and layer % self.global_every != 0
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "BodyConfig":
+        shared = self.key_value_heads
+        if shared is not None and self.attention_heads % shared:
+            raise ConfigError(
+                f"body.attention_heads {self.attention_heads} is no multiple of body.key_value_heads {shared}",
+                hint="each attention head of keys and values is shared by equally many others",
+            )
+        if not self.first_norm and not self.norm_first:
+            raise ConfigError(
+                "body.first_norm=false goes with norms before each part",
+                hint="set body.norm_first=true, or leave body.first_norm out",
+            )
+        return self
 
     @model_validator(mode="after")
     def _width_splits_evenly(self) -> "BodyConfig":

@@ -13,8 +13,10 @@ from headstart.cli import (
     demo,
     embed,
     evaluate,
+    export,
     fetch,
     finetune,
+    import_,
     picture,
     plan,
     predict,
@@ -39,6 +41,8 @@ COMMANDS = (
     embed.nearest,
     plan.plan,
     complexity.complexity,
+    export.export,
+    import_.import_,
 )
 
 app = typer.Typer(
@@ -49,7 +53,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(command.__name__.strip("_"))(command)
 app.add_typer(picture.picture_app)
 
 

@@ -58,7 +58,9 @@ def count_flops(load: Load) -> Flops:
     others = 0.0
     for block in load.account.heads:
         kind = _kind_of(block.name, load)
-        if kind != "lm":
+        if block.name.endswith(", transform"):
+            others += 2 * block.matrix * load.asked
+        elif kind != "lm":
             others += 2 * block.matrix * (1.0 if kind in EVERY_TOKEN else 1 / load.length)
     parts = (2.0 * matrices, attention, scores + others)
     return Flops(*(load.passes * part for part in parts))

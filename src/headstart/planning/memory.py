@@ -93,8 +93,13 @@ def _lasting(load: Load) -> dict[str, float]:
         "optimiser": optimizer_bytes(load),
         "best weights": weights if load.keeps_best else 0,
         "averaged weights": weights if load.averages else 0,
-        "batch": 25 * load.tokens,  # tokens, which are real, labels
+        "batch": 25 * load.tokens + window_mask(load),  # tokens, which are real, labels
     }
+
+
+def window_mask(load: Load) -> int:
+    """Bytes that say which token of its window each token may read."""
+    return 0 if load.body.window is None else load.tokens * load.length
 
 
 def optimizer_bytes(load: Load) -> float:

@@ -109,7 +109,10 @@ def resume_finetune(folder: RunFolder, info: RunInfo, on_event: Callable[[Event]
 def finetune_config(
     trained: Trained | None, preset: str | None, settings: Mapping[str, Any]
 ) -> tuple[RunConfig, Objective]:
-    """The run's settings; a base brings its own body and tokenizer, of which only dropout may be changed."""
+    """The run's settings; a base brings its own body and tokenizer, of which only dropout may be changed.
+
+    A pooler may be added: it starts fresh, as a head does.
+    """
     if trained is None:
         config = resolve("finetune", preset or "tiny", settings)
     else:
@@ -120,7 +123,8 @@ def finetune_config(
         advice = load_preset(name).get("finetune", {}).get("body", {})
         wanted = {**advice, **settings.get("body", {})}
         for key, value in wanted.items():
-            if "dropout" not in key and getattr(own.body, key, value) != value:
+            may_change = "dropout" in key or (key == "pooler" and value is True)
+            if not may_change and getattr(own.body, key, value) != value:
                 raise ConfigError(
                     f"body.{key} of {trained.name} is {getattr(own.body, key)}, not {value}",
                     hint="a base's shape is fixed; fine-tune from scratch to change it",

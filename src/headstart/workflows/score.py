@@ -1,6 +1,6 @@
 """Marking and using finished runs, one or several together: evaluate and predict."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from headstart.config import RunConfig
+from headstart.config import DataConfig, RunConfig, parse
 from headstart.data.documents import open_for_scoring
 from headstart.data.example import Dataset, Example, hashes
 from headstart.data.sources import load_for_scoring, load_texts
 from headstart.data.stream import join
-from headstart.errors import ConfigError, DataError, RunError, nearest
+from headstart.errors import ConfigError, DataError, RunError, nearest, pick
+from headstart.interchange.onnx import GRAPH, OnnxClassifier
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.metrics import score
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune import MARK_TOKENS, encode_rows
 from headstart.workflows.pretrain import prepare_documents, score_language
-from headstart.workflows.run import Trained, load_trained
+from headstart.workflows.run import Trained, load_trained, need_heads
 from headstart.workflows.score_translation import TranslationDuel, evaluate_translator
 
 PREDICTED_AT_ONCE = 1024  # texts held in memory
@@ -57,6 +58,8 @@ def load_ensemble(run: str | Sequence[str]) -> list[Trained]:
     """The runs that `run` names; several of them must be classifiers that name the same classes."""
     names = run_names(run)
     trained = [load_trained(name) for name in names]
+    for each in trained:
+        need_heads(each)
     first = trained[0]
     for other in trained if len(trained) > 1 else []:
         if other.objective.reads != "texts":
@@ -141,12 +144,22 @@ def _evaluate_language(trained: Trained, data: str, config: RunConfig) -> Langua
 
 
 def predict(
-    run: str | Sequence[str], path: str, *, settings: Mapping[str, Any] | None = None
+    run: str | Sequence[str], path: str, *, engine: str = "torch", settings: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[str, float, str]]:
     """Label, probability and text for every text of a file (or `-`, standard input), in order.
 
-    Several runs (a list, or names with commas between) answer together: their probabilities are averaged.
+    Several runs (a list, or names with commas between) answer together: their probabilities are averaged. With the
+    engine `onnx`, `run` is a folder that `export` wrote.
     """
+    return pick(ENGINES, engine, "engine")(run, path, settings or {})
+
+
+def _with_torch(
+    run: str | Sequence[str], path: str, settings: Mapping[str, Any]
+) -> Iterator[tuple[str, float, str]]:
+    for name in run_names(run):
+        if (Path(name) / GRAPH).is_file() and not (Path(name) / "run.json").is_file():
+            raise RunError(f"{name} is an ONNX export", hint="add --engine onnx")
     trained = load_ensemble(run)
     first = trained[0]
     if first.objective.reads == "translations":
@@ -159,13 +172,44 @@ def predict(
             f"{first.name} is a language model and names no classes",
             hint=f"`headstart finetune {first.name} DATA --out RUN` first",
         )
-    texts = load_texts(path, first.info.config.with_(settings or {}).data)
-    return _predict([Voter(own, settings or {}) for own in trained], texts)
+    texts = load_texts(path, first.info.config.with_(settings).data)
+    voters = [Voter(own, settings) for own in trained]
+    return _predict(texts, first.info.classes, lambda examples: vote(voters, examples))
 
 
-def _predict(voters: list[Voter], texts: Iterator[str]) -> Iterator[tuple[str, float, str]]:
-    classes = voters[0].trained.info.classes
+def _with_onnx(
+    run: str | Sequence[str], path: str, settings: Mapping[str, Any]
+) -> Iterator[tuple[str, float, str]]:
+    names = run_names(run)
+    if len(names) > 1:
+        raise RunError(
+            "one exported graph answers at a time", hint="an ensemble is of runs: leave --engine out"
+        )
+    model = OnnxClassifier.open(Path(names[0]))
+    for section in settings:
+        if section != "data":
+            raise ConfigError(
+                f"an exported graph has no settings of {section!r} any more", hint="only data.* counts here"
+            )
+    config: DataConfig = parse(DataConfig, {"keep": model.keep, **settings.get("data", {})})
+
+    def answer(examples: Sequence[Example]) -> np.ndarray:
+        rows = encode_rows(model.tokenizer, examples, None, model.length, config.keep)
+        return model.probabilities(rows, MARK_TOKENS)
+
+    return _predict(load_texts(path, config), model.classes, answer)
+
+
+ENGINES: dict[str, Callable[..., Iterator[tuple[str, float, str]]]] = {
+    "torch": _with_torch,
+    "onnx": _with_onnx,
+}
+
+
+def _predict(
+    texts: Iterator[str], classes: list[str], answer: Callable[[Sequence[Example]], np.ndarray]
+) -> Iterator[tuple[str, float, str]]:
     while chunk := list(islice(texts, PREDICTED_AT_ONCE)):
-        for text, probabilities in zip(chunk, vote(voters, [Example(text) for text in chunk]), strict=True):
+        for text, probabilities in zip(chunk, answer([Example(text) for text in chunk]), strict=True):
             best = int(probabilities.argmax())
             yield classes[best], float(probabilities[best]), text
