@@ -47,6 +47,18 @@ SHAPES = {
     "gelu-layer-pre": {"norm": "layer", "activation": "gelu", "biases": True},
     "relu2-rms-post": {"norm_first": False, "activation": "relu2"},
     "no-positions": {"positions": "none"},
+    "shared-keys": {"attention_heads": 4, "key_value_heads": 2, "qk_norm": True},
+    "windows": {
+        "norm": "layer",
+        "activation": "geglu",
+        "embedding_norm": True,
+        "first_norm": False,
+        "layers": 3,
+        "window": 2,
+        "global_every": 2,
+        "window_rotary_base": 500.0,
+    },
+    "transform": {"norm": "layer", "activation": "gelu-tanh", "biases": True, "lm_transform": True},
 }
 
 

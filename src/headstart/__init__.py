@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from headstart.workflows.embed import embed as embed
     from headstart.workflows.embed import nearest_texts as nearest_texts
     from headstart.workflows.embed import text_vectors as text_vectors
+    from headstart.workflows.export import export as export
     from headstart.workflows.fetch import fetch as fetch
     from headstart.workflows.finetune import finetune as finetune
     from headstart.workflows.generate import generate as generate
+    from headstart.workflows.import_ import import_model as import_model
     from headstart.workflows.inspect import inspect_data as inspect_data
     from headstart.workflows.inspect import inspect_parallel as inspect_parallel
     from headstart.workflows.pretrain import pretrain as pretrain
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from headstart.workflows.score import evaluate as evaluate
     from headstart.workflows.score import predict as predict
     from headstart.workflows.translating import translate as translate
+    from headstart.workflows.tune import tune as tune
 
 # Threads that wait for each other in a busy loop slow training tenfold when anything else runs on the machine, and
 # gain nothing when nothing does. OpenMP reads this once, when torch is loaded.
@@ -42,9 +45,11 @@ _PUBLIC = {
     "HeadstartError": "headstart.errors",
     "compare": "headstart.workflows.compare",
     "evaluate": "headstart.workflows.score",
+    "export": "headstart.workflows.export",
     "fetch": "headstart.workflows.fetch",
     "finetune": "headstart.workflows.finetune",
     "generate": "headstart.workflows.generate",
+    "import_model": "headstart.workflows.import_",
     "inspect_data": "headstart.workflows.inspect",
     "inspect_parallel": "headstart.workflows.inspect",
     "load_dataset": "headstart.data.sources",
@@ -59,6 +64,7 @@ _PUBLIC = {
     "run_demo": "headstart.workflows.demo",
     "text_vectors": "headstart.workflows.embed",
     "translate": "headstart.workflows.translating",
+    "tune": "headstart.workflows.tune",
 }
 __all__ = sorted(_PUBLIC)
 

@@ -46,8 +46,8 @@ class BodyConfig(Section):
     norm_first: bool = Field(
         True, description="norm before each part (and once at the end), or after each part"
     )
-    activation: Literal["swiglu", "geglu", "gelu", "relu", "relu2"] = Field(
-        "swiglu", description="feed-forward"
+    activation: Literal["swiglu", "geglu", "gelu", "gelu-tanh", "relu", "relu2"] = Field(
+        "swiglu", description="feed-forward; gelu-tanh is GPT-2's approximation"
     )
     biases: bool = Field(False, description="biases in linear maps and in LayerNorm")
     qk_norm: bool = Field(False, description="norm of queries and keys per attention head")
@@ -67,6 +67,53 @@ class BodyConfig(Section):
     kernel: int = Field(5, ge=1, description="tokens that one convolution sees (cnn)")
     dilated: bool = Field(True, description="each convolution looks twice as far as the one below (cnn)")
     rotary_base: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
+    key_value_heads: int | None = Field(
+        None,
+        ge=1,
+        description="attention heads of keys and values, each shared by several; none = all their own",
+    )
+    lm_transform: bool = Field(
+        False, description="a dense layer, the activation and a norm before the token scores, as in BERT"
+    )
+    head_biases: bool | None = Field(
+        None, description="biases in the heads' last layer; none = as body.biases"
+    )
+    first_norm: bool = Field(
+        True, description="norm before the first block's attention; ModernBERT has none (norm_first)"
+    )
+    window: int | None = Field(
+        None, ge=1, description="tokens each way that a local layer sees; none = every layer sees all"
+    )
+    global_every: int = Field(
+        3, ge=1, description="with a window: the first layer and every n-th after it see all"
+    )
+    window_rotary_base: float = Field(
+        10000.0, gt=1.0, description="base of the rotary wavelengths in local layers"
+    )
+
+    @property
+    def has_head_biases(self) -> bool:
+        """Whether the heads' last layer has a bias."""
+        return self.biases if self.head_biases is None else self.head_biases
+
+    def is_local(self, layer: int) -> bool:
+        """Whether the layer of this number, counted from 0, sees its window alone."""
+        return self.window is not None and layer % self.global_every != 0
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "BodyConfig":
+        shared = self.key_value_heads
+        if shared is not None and self.attention_heads % shared:
+            raise ConfigError(
+                f"body.attention_heads {self.attention_heads} is no multiple of body.key_value_heads {shared}",
+                hint="each attention head of keys and values is shared by equally many others",
+            )
+        if not self.first_norm and not self.norm_first:
+            raise ConfigError(
+                "body.first_norm=false goes with norms before each part",
+                hint="set body.norm_first=true, or leave body.first_norm out",
+            )
+        return self
 
     @model_validator(mode="after")
     def _width_splits_evenly(self) -> "BodyConfig":
@@ -163,8 +210,9 @@ class TrainingConfig(Section):
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
     seed: int = Field(0, ge=0, lt=2**31)
     device: str = Field("auto", description="auto, cpu, cuda, mps")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto = bfloat16 on a GPU with it"
+    precision: Literal["auto", "fast", "float32", "bfloat16"] = Field(
+        "auto",
+        description="auto = bfloat16 on a GPU with it; fast = also on a processor that multiplies it natively",
     )
     compile: bool = Field(False, description="torch.compile the model")
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
@@ -182,6 +230,21 @@ class TrainingConfig(Section):
     unfreeze_every: float | None = Field(
         None, gt=0, description="epochs after which one more block thaws, top first"
     )
+    reset_layers: int = Field(0, ge=0, description="top blocks of a base that start fresh (fine-tuning)")
+    bpe_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of merges left out when texts are split anew each epoch (fine-tuning)",
+    )
+    cutoff: float = Field(
+        0.0, ge=0, lt=1, description="share of a text's tokens taken out, others each epoch (fine-tuning)"
+    )
+    average: Literal["none", "ema", "last"] = Field(
+        "none",
+        description="weights to judge and keep: as they are, a moving average, the mean of the last epochs",
+    )
+    average_epochs: float = Field(3.0, gt=0, description="epochs that the average looks back on")
 
     @model_validator(mode="after")
     def _one_budget(self) -> "TrainingConfig":
@@ -191,6 +254,17 @@ class TrainingConfig(Section):
         if self.freeze and self.unfreeze_every is not None:
             raise ConfigError(
                 "training.freeze and training.unfreeze_every exclude each other", hint="keep one of them"
+            )
+        still = next((name for name in ("freeze", "unfreeze_every") if getattr(self, name)), None)
+        if self.reset_layers and still:
+            raise ConfigError(
+                f"training.{still} would keep the blocks of training.reset_layers as chance made them",
+                hint="keep one of them",
+            )
+        if self.average == "last" and (self.tokens is not None or self.minutes is not None):
+            raise ConfigError(
+                "which epochs are the last is known only for a budget in epochs or steps",
+                hint="set training.average=ema, or a budget in epochs",
             )
         return self
 

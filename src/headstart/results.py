@@ -128,7 +128,7 @@ class SeedResult:
     curve: list[CurvePoint] = field(default_factory=list)
 
 
-ArmKind = Literal["classical", "scratch", "frozen", "fine-tuned"]
+ArmKind = Literal["classical", "scratch", "frozen", "fine-tuned", "ensemble"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Arm:
     leak_free_accuracy: Interval
     calibration_error: Interval
     base: str = ""
-    twin: str = ""  # the arm from scratch that differs in its first weights alone
+    twin: str = ""  # the arm that differs in one thing alone: from scratch, or for an ensemble its members
     transfer: Transfer | None = None
     passes_mark: list[float | None] = field(default_factory=list)  # per seed: first epoch at or over the mark
 

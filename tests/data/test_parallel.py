@@ -22,6 +22,7 @@ from headstart.data.parallel import (
     load_parallel,
     parse_pair,
 )
+from headstart.data.parallel_audit import audit_parallel
 from headstart.data.splits import split_of
 from headstart.errors import ConfigError, DataError
 from tests.parallel_worlds import TASKS, write_aligned, write_parallel_table
@@ -389,6 +390,7 @@ def test_broken_files_raise_nothing_but_data_errors_with_hints(tmp_path, content
     if isinstance(found, DataError):
         assert found.hint
         return
+    json.dumps(audit_parallel(found).to_dict())
     if any(content.startswith(b"\xff\xfe") for content in contents):  # UTF-16, which has other newlines
         return
     lines = [content.removesuffix(b"\n").count(b"\n") + 1 for content in contents]

@@ -69,6 +69,8 @@ def jobs(tmp_path):
         settings(epochs=4, batch_tokens=1024, accumulate=2),
         {"tokenizer": {"kind": "characters", "shared": False}, "schedule": {"warmup_steps": 20}},
     )
+    few = settings(epochs=6, batch_examples=8, bpe_dropout=0.1, cutoff=0.1, average="last", average_epochs=4)
+    few = merge(few, {"objective": {"r_drop": 1.0}})
     return {
         "masked-lm": lambda out: pretrain([str(corpus)], out, settings=masked),
         "causal-lm": lambda out: pretrain([str(corpus)], out, settings=causal),
@@ -79,11 +81,12 @@ def jobs(tmp_path):
             "scratch", str(table), out, settings=settings(epochs=6, batch_examples=8, unfreeze_every=1)
         ),
         "translate": lambda out: finetune("scratch", str(pairs), out, pair="src-trg", settings=translating),
+        "few-labels": lambda out: finetune("scratch", str(table), out, settings=few),
     }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["masked-lm", "causal-lm", "classify", "thawing", "translate"])
+@pytest.mark.parametrize("job", ["masked-lm", "causal-lm", "classify", "thawing", "translate", "few-labels"])
 def test_a_run_killed_at_random_moments_ends_as_if_it_never_stopped(tmp_path, job):
     work = jobs(tmp_path)[job]
     start = time.monotonic()

@@ -90,6 +90,14 @@ def test_both_stacks_of_a_translator_keep_what_torch_says_they_keep(shape, side,
     assert kept == pytest.approx(found[1] - found[0], rel=0.03)
 
 
+def test_averaged_weights_stand_beside_the_model():
+    plain, averaged = (load_of("finetune", training={"average": kind}) for kind in ("none", "ema"))
+    difference = predict_memory(averaged).of("averaged weights") - predict_memory(plain).of(
+        "averaged weights"
+    )
+    assert difference == 4 * plain.account.total
+
+
 def test_the_pieces_of_scores_are_those_of_the_loss():
     assert memory.PIECE == cross_entropy.PIECE
 

@@ -56,7 +56,16 @@ def test_formulas_are_given_in_symbols_and_in_numbers():
 
 
 bodies = st.builds(
-    lambda heads, half, **rest: BodyConfig(attention_heads=heads, width=2 * heads * half, **rest),
+    lambda kind, heads, half, shares, skips, norm_first, window, **rest: BodyConfig(
+        kind=kind,
+        attention_heads=heads,
+        width=2 * heads * half,
+        key_value_heads=max(1, heads // 2) if shares and heads != 3 and kind != "encoder-decoder" else None,
+        norm_first=norm_first,
+        window=window if kind != "encoder-decoder" else None,
+        first_norm=not (skips and norm_first and kind != "encoder-decoder"),
+        **rest,
+    ),
     kind=st.sampled_from(["causal", "bidirectional", "encoder-decoder"]),
     decoder_layers=st.none() | st.integers(1, 3),
     source_vocabulary=st.none() | st.integers(8, 100),
@@ -70,11 +79,16 @@ bodies = st.builds(
     positions=st.sampled_from(["rotary", "sinusoidal", "learned", "none"]),
     norm=st.sampled_from(["rms", "layer"]),
     norm_first=st.booleans(),
-    activation=st.sampled_from(["swiglu", "geglu", "gelu", "relu", "relu2"]),
+    activation=st.sampled_from(["swiglu", "geglu", "gelu", "gelu-tanh", "relu", "relu2"]),
     biases=st.booleans(),
     qk_norm=st.booleans(),
     tied=st.booleans(),
     max_length=st.integers(2, 50),
+    shares=st.booleans(),
+    lm_transform=st.booleans(),
+    head_biases=st.sampled_from([None, True, False]),
+    skips=st.booleans(),
+    window=st.sampled_from([None, 1, 4]),
 )
 
 

@@ -13,15 +13,18 @@ from headstart.cli import (
     demo,
     embed,
     evaluate,
+    export,
     fetch,
     finetune,
     generate,
+    import_,
     picture,
     plan,
     predict,
     pretrain,
     resume,
     translate,
+    tune,
 )
 from headstart.errors import HeadstartError, Stopped
 
@@ -32,6 +35,7 @@ COMMANDS = (
     pretrain.pretrain,
     finetune.finetune,
     compare.compare,
+    tune.tune,
     evaluate.evaluate,
     predict.predict,
     generate.generate,
@@ -41,6 +45,8 @@ COMMANDS = (
     embed.nearest,
     plan.plan,
     complexity.complexity,
+    export.export,
+    import_.import_,
 )
 
 app = typer.Typer(
@@ -51,7 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(command.__name__.strip("_"))(command)
 app.add_typer(picture.picture_app)
 
 

@@ -8,7 +8,12 @@ from headstart.cli import options as o
 
 
 def evaluate(
-    run: Annotated[str, typer.Argument(help="A finished run's folder, or a shipped base's name.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="A finished run's folder, or a shipped base's name; RUN1,RUN2 marks classifiers as one."
+        ),
+    ],
     data: Annotated[
         str,
         typer.Argument(

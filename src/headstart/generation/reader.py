@@ -60,6 +60,7 @@ class ModelReader:
                 hint="text comes from a causal or encoder-decoder body under a language-model head",
             )
         self.body = packed(body)
+        self.transform = None if head.transform is None else packed(head.transform)
         self.head = PackedLinear(*head.projection(body.table))
         self.positions = body.config.max_length if body.config.positions == "learned" else None
         self.device = body.table.device
@@ -74,7 +75,7 @@ class ModelReader:
 
     def score(self, vectors: Tensor) -> Tensor:
         """Scores (…, V) of the token that comes next."""
-        return self.head(vectors).float()
+        return self.head(vectors if self.transform is None else self.transform(vectors)).float()
 
 
 def prompts(rows: Sequence[np.ndarray], padding: int) -> Batch:

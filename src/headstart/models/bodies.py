@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.attention import CrossAttention
-from headstart.models.block import Source
+from headstart.models.attention import CrossAttention, visible, within
+from headstart.models.block import Source, Turns, View
 from headstart.models.body import Body, Layered
 from headstart.models.cache import Cache, new_cache
 from headstart.models.embedding import Embedding
@@ -22,6 +22,8 @@ class TransformerBody(Layered, Body):
     def __init__(self, config: BodyConfig, vocabulary: int):
         Body.__init__(self, config, vocabulary)
         self._stack(config, config.layers)
+        if not config.first_norm:
+            next(self._each()).attention_norm = nn.Identity()
         self.apply(self._start)
         self._shrink(self._spread(config))
 
@@ -38,15 +40,29 @@ class TransformerBody(Layered, Body):
             return None
         return batch.real[:, None, None, :]
 
+    def views(self, batch: Batch, turns: Turns | None) -> list[View]:
+        """How each layer reads: all of them alike, but for local ones, which see their window by turns of their own."""
+        mask, causal = self.mask(batch), self.is_causal(batch)
+        far: View = (mask, causal, turns)
+        if self.config.window is None:
+            return [far] * self.config.layers
+        length, device = batch.tokens.shape[1], batch.tokens.device
+        near: View = (
+            within(length, self.config.window, visible(length, causal, mask, device), device),
+            False,
+            self.embedding.near_turns(length),
+        )
+        return [near if self.config.is_local(layer) else far for layer in range(self.config.layers)]
+
     def forward(self, batch: Batch) -> Tensor:
         """A vector for every token (B, T, D)."""
         hidden, turns = self.embedding(batch)
-        return self.through(hidden, self.mask(batch), self.is_causal(batch), turns)
+        return self.through(hidden, self.views(batch, turns))
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and each layer's attention weights (B, A, T, T)."""
         hidden, turns = self.embedding(batch)
-        hidden, weights, _ = self.through_watched(hidden, self.mask(batch), self.is_causal(batch), turns)
+        hidden, weights, _ = self.through_watched(hidden, self.views(batch, turns))
         return hidden, weights
 
 
@@ -57,6 +73,8 @@ class CausalBody(TransformerBody):
 
     def begin(self, batch: Batch, room: int) -> Cache:
         """A cache for the batch's rows, in which nothing has been read."""
+        if self.config.window is not None:
+            raise ConfigError("a body that sees a window cannot read on", hint="set body.window=none")
         return new_cache(len(self.blocks), len(batch.tokens), room, batch.tokens.device)
 
     def read(self, tokens: Tensor, cache: Cache, real: Tensor | None = None) -> Tensor:
@@ -90,6 +108,9 @@ class EncoderDecoderBody(Body):
     sees_ahead = False
 
     def __init__(self, config: BodyConfig, vocabulary: int):
+        for name in ("window", "key_value_heads", "first_norm"):
+            if getattr(config, name) != BodyConfig.model_fields[name].default:
+                raise ConfigError(f"an encoder-decoder knows no body.{name}", hint="leave that setting out")
         super().__init__(config, vocabulary)
         own = config.source_vocabulary
         self.source_embedding = None if own is None else Embedding(config, own)
@@ -127,7 +148,7 @@ class EncoderDecoderBody(Body):
         source = self._source(batch)
         mask = source.real[:, None, None, :]
         hidden, turns = (self.source_embedding or self.embedding)(source)
-        memory = self.encoder.through(hidden, mask, False, turns)  # (B, S, D)
+        memory = self.encoder.through(hidden, self.encoder.alike(mask, False, turns))  # (B, S, D)
         return self._crossing(memory, mask)
 
     def _crossing(self, memory: Tensor, mask: Tensor | None) -> list[Source]:
@@ -142,7 +163,7 @@ class EncoderDecoderBody(Body):
         """A vector for every target token (B, T, D), all in one pass: each is kept from seeing those after it."""
         sources = self.encode(batch)
         hidden, turns = self.embedding(batch)
-        return self.decoder.through(hidden, None, True, turns, sources)
+        return self.decoder.through(hidden, self.decoder.alike(None, True, turns), sources)
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and the decoder's self-attention weights (B, A, T, T)."""
@@ -154,10 +175,10 @@ class EncoderDecoderBody(Body):
         source = self._source(batch)
         mask = source.real[:, None, None, :]
         hidden, turns = (self.source_embedding or self.embedding)(source)
-        memory, inside, _ = self.encoder.through_watched(hidden, mask, False, turns)
+        memory, inside, _ = self.encoder.through_watched(hidden, self.encoder.alike(mask, False, turns))
         hidden, turns = self.embedding(batch)
         hidden, own, across = self.decoder.through_watched(
-            hidden, None, True, turns, self._crossing(memory, mask)
+            hidden, self.decoder.alike(None, True, turns), self._crossing(memory, mask)
         )
         return Watched(hidden, inside, own, across)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.block import Block, Source, Turns
+from headstart.models.block import Block, Source, Turns, View
 from headstart.models.cache import Cache
 from headstart.models.embedding import Embedding
 from headstart.models.norm import make_norm
@@ -90,32 +90,26 @@ class Layered(nn.Module):
             for outward in added:
                 nn.init.normal_(outward.weight, std=spread / math.sqrt(len(added) * len(self.blocks)))
 
+    def alike(self, mask: Tensor | None, causal: bool, turns: Turns | None) -> list[View]:
+        """The same view for every block."""
+        return [(mask, causal, turns)] * len(self.blocks)
+
     def through(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None,
-        causal: bool,
-        turns: Turns | None,
-        sources: Sequence[Source] | None = None,
+        self, hidden: Tensor, views: Sequence[View], sources: Sequence[Source] | None = None
     ) -> Tensor:
         """Vectors (B, T, D) through all blocks; `sources` holds what each block that crosses reads beside them."""
-        for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, mask, causal, turns, None if sources is None else sources[layer])
+        for layer, (block, view) in enumerate(zip(self.blocks, views, strict=True)):
+            hidden = block(hidden, *view, None if sources is None else sources[layer])
         return self.final_norm(hidden)
 
     def through_watched(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None,
-        causal: bool,
-        turns: Turns | None,
-        sources: Sequence[Source] | None = None,
+        self, hidden: Tensor, views: Sequence[View], sources: Sequence[Source] | None = None
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """What `through` gives, each layer's weights (B, A, T, T), and those over the source (B, A, T, S)."""
         weights, crossed = [], []
-        for layer, block in enumerate(self._each()):
+        for layer, (block, view) in enumerate(zip(self._each(), views, strict=True)):
             source = None if sources is None else sources[layer]
-            hidden, seen, across = block.watch(hidden, mask, causal, turns, source)
+            hidden, seen, across = block.watch(hidden, *view, source)
             weights.append(seen)
             crossed += [] if across is None else [across]
         return self.final_norm(hidden), weights, crossed

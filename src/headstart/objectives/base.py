@@ -85,6 +85,11 @@ class Objective:
         """The share of positions at which the whole vocabulary is scored."""
         return 0.0
 
+    @property
+    def passes(self) -> int:
+        """How often the body reads a batch in one training step."""
+        return 1
+
     def settle(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided, or an error when the kind cannot be asked this."""
         if body.kind == "auto":

@@ -16,7 +16,7 @@ EVERY_TOKEN = ("replaced", "generator")  # heads that answer at each token; the 
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations of one forward pass, for each token."""
+    """Operations on the way forward, for each token of a batch (which R-Drop reads twice)."""
 
     body: float  # matrices of the layers
     attention: float
@@ -58,9 +58,12 @@ def count_flops(load: Load) -> Flops:
     others = 0.0
     for block in load.account.heads:
         kind = _kind_of(block.name, load)
-        if kind != "lm":
+        if block.name.endswith(", transform"):
+            others += 2 * block.matrix * load.asked
+        elif kind != "lm":
             others += 2 * block.matrix * (1.0 if kind in EVERY_TOKEN else 1 / load.length)
-    return Flops(2.0 * matrices, attention, scores + others)
+    parts = (2.0 * matrices, attention, scores + others)
+    return Flops(*(load.passes * part for part in parts))
 
 
 def _kind_of(block: str, load: Load) -> str:

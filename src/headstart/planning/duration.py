@@ -129,7 +129,7 @@ def random_numbers(load: Load) -> float:
             drawn += stack.length * (stack.layers * (adds * body.width + body.feed_forward) + body.width)
         if is_plain_attention(load):
             drawn += stack.length * stack.layers * body.attention_heads * (stack.length + stack.source)
-    return drawn * load.batch
+    return drawn * load.passes * load.batch
 
 
 def muon_flops(load: Load) -> float:
@@ -166,6 +166,6 @@ def operations(load: Load) -> float:
         rows = max(1, PIECE.get(load.device, OTHER_PIECE) // load.vocabulary)
         pieces = -(-load.answers // rows)
     layers = sum(stack.layers * (1.5 if stack.source else 1) for stack in load.stacks)  # crossing adds half
-    batch = layers * layer + 60 * len(load.stacks) + 25 * pieces
+    batch = load.passes * (layers * layer + 60 * len(load.stacks)) + 25 * pieces
     muon = (32 * layers + 140) if load.optimizer == "muon" else 0
     return load.accumulate * batch + muon + 60

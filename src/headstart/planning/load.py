@@ -38,6 +38,8 @@ class Load:
     keeps_best: bool = False  # a copy of the best weights stands beside the model
     has_padding: bool = False
     source_length: int = 0  # tokens of the source in each pair (S); 0 = there are no pairs
+    passes: int = 1  # readings of a batch in one step
+    averages: bool = False  # an average of the weights stands beside the model
 
     @property
     def tokens(self) -> int:
@@ -117,6 +119,8 @@ def make_load(
         keeps_best=training.keep == "best",
         has_padding=objective.reads in ("texts", "translations"),
         source_length=tokens if is_pair else 0,
+        passes=objective.passes,
+        averages=training.average != "none",
     )
 
 

@@ -92,8 +92,14 @@ def _lasting(load: Load) -> dict[str, float]:
         "weights": weights,
         "optimiser": optimizer_bytes(load),
         "best weights": weights if load.keeps_best else 0,
-        "batch": 25 * load.tokens,  # tokens, which are real, labels
+        "averaged weights": weights if load.averages else 0,
+        "batch": 25 * load.tokens + window_mask(load),  # tokens, which are real, labels
     }
+
+
+def window_mask(load: Load) -> int:
+    """Bytes that say which token of its window each token may read."""
+    return 0 if load.body.window is None else load.tokens * load.length
 
 
 def optimizer_bytes(load: Load) -> float:
@@ -139,7 +145,7 @@ def activations(load: Load) -> float:
     for stack in load.stacks:
         layers = stack.layers + generator_layers(load)
         kept += layers * layer_activations(load, stack) + stack.length * (top + embedding)
-    return load.batch * kept
+    return load.passes * load.batch * kept
 
 
 def generator_layers(load: Load) -> float:

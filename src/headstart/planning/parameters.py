@@ -1,7 +1,7 @@
 """Exact parameters by block, each with its formula in symbols and in numbers.
 
-Symbols: V vocabulary, U the source's own vocabulary, P longest text, D width, H = D / attention heads,
-F feed-forward, K kernel, C classes.
+Symbols: V vocabulary, U the source's own vocabulary, P longest text, D width, H = D / attention heads, G attention heads
+of keys and values where they are shared, F feed-forward, K kernel, C classes.
 """
 
 import re
@@ -74,7 +74,7 @@ def account(body: BodyConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") 
     blocks = ACCOUNTS.get(body.kind, _built_body)(body, vocabulary)
     for name, spec in heads.items():
         blocks += HEAD_ACCOUNTS.get(spec.kind, _built_head)(name, body, spec)
-    return Account(body.kind, [block for block in blocks if block.each])
+    return Account(body.kind, [block for block in blocks if block.total])
 
 
 def formula(name: str, terms: list[str], values: Mapping[str, int], times: int = 1, matrix: int = 0) -> Block:
@@ -102,6 +102,7 @@ def _values(body: BodyConfig, vocabulary: int) -> dict[str, int]:
     return {
         "V": vocabulary, "P": body.max_length, "D": body.width, "F": body.feed_forward,
         "H": body.width // body.attention_heads, "K": body.kernel, "U": body.source_vocabulary or vocabulary,
+        "G": body.key_value_heads or body.attention_heads,
     }  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def _layers(body: BodyConfig, vocabulary: int, layers: int, crosses: bool = Fals
     wide, wide_bias = ("2DF", "2F") if gates == 2 else ("DF", "F")
     norms = 2 * _norm_terms(body, "H")
     blocks = [
-        formula("attention in", _biased(body, "3D²", "3D"), values, layers, 3 * width**2),
+        _attention_in(body, values, layers),
         formula("attention out", _biased(body, "D²", "D"), values, layers, width**2),
     ]
     if body.qk_norm:
@@ -155,12 +156,11 @@ def _layers(body: BodyConfig, vocabulary: int, layers: int, crosses: bool = Fals
         ]
     if crosses and body.qk_norm:
         blocks.append(formula("cross norms", norms, values, layers))
-    count = 3 if crosses else 2
     return [
         *blocks,
         formula("feed-forward in", _biased(body, wide, wide_bias), values, layers, gates * width * inner),
         formula("feed-forward out", _biased(body, "FD", "D"), values, layers, width * inner),
-        formula(f"{'three' if crosses else 'two'} norms", count * _norm_terms(body, "D"), values, layers),
+        *_block_norms(body, values, layers, crosses),
     ]
 
 
@@ -191,6 +191,29 @@ def _encoder_decoder(body: BodyConfig, vocabulary: int) -> list[Block]:
     return [*blocks, *_top(body, vocabulary, has_norm=False)]
 
 
+def _attention_in(body: BodyConfig, values: Mapping[str, int], layers: int) -> Block:
+    """Queries, keys and values; G of the last two where several queries share them."""
+    if body.key_value_heads is None:
+        terms, matrix = ["3D²", *(["3D"] if body.biases else [])], 3 * body.width**2
+    else:
+        terms = ["D²", "2GHD", *(["D", "2GH"] if body.biases else [])]
+        matrix = body.width**2 + 2 * values["G"] * values["H"] * body.width
+    return formula("attention in", terms, values, layers, matrix)
+
+
+def _block_norms(body: BodyConfig, values: Mapping[str, int], layers: int, crosses: bool) -> list[Block]:
+    """Two norms a layer, three where it crosses, or one in the first."""
+    terms = _norm_terms(body, "D")
+    if crosses:
+        return [formula("three norms", 3 * terms, values, layers)]
+    if body.first_norm:
+        return [formula("two norms", 2 * terms, values, layers)]
+    return [
+        formula("one norm in the first layer", terms, values),
+        formula("two norms", 2 * terms, values, layers - 1),
+    ]
+
+
 def _recurrent(body: BodyConfig, vocabulary: int) -> list[Block]:
     """L layers of LSTM both ways, D / 2 wide each: four gates that read D + D / 2 numbers, and two biases each."""
     values = _values(body, vocabulary)
@@ -213,18 +236,24 @@ def _convolutional(body: BodyConfig, vocabulary: int) -> list[Block]:
 
 def _language_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
     values = {"V": spec.size, "D": body.width}
-    has_bias = body.biases and spec.settings.get("bias", True)
+    blocks = []
+    if body.lm_transform:
+        dense = ["D²", *(["D"] if body.biases else [])]
+        inner = [*dense, *_norm_terms(body, "D")]
+        blocks.append(formula(f"head {name}, transform", inner, values, matrix=body.width**2))
+    has_bias = body.has_head_biases and spec.settings.get("bias", True)
     terms = [*([] if body.tied else ["VD"]), *(["V"] if has_bias else [])]
-    if not terms:
-        return []
-    return [formula(f"head {name}", terms, values, matrix=0 if body.tied else spec.size * body.width)]
+    if terms:
+        matrix = 0 if body.tied else spec.size * body.width
+        blocks.append(formula(f"head {name}", terms, values, matrix=matrix))
+    return blocks
 
 
 def _class_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
     pooled = body.width * (2 if spec.settings.get("pooling") == "mean+max" else 1)
     is_dense = spec.settings.get("projection") == "dense"
     values = {"D": pooled, "C": spec.size}
-    terms = ["DC", *(["C"] if body.biases or is_dense else [])]
+    terms = ["DC", *(["C"] if body.has_head_biases or is_dense else [])]
     blocks = [formula(f"head {name}, dense", ["D²", "D"], values, matrix=pooled**2)] if is_dense else []
     return [*blocks, formula(f"head {name}", terms, values, matrix=pooled * spec.size)]
 

@@ -149,6 +149,8 @@ def make_plan(
 def precision_on(config: RunConfig, device: Device) -> str:
     """The precision that the settings mean on a device."""
     chosen = config.training.precision
+    if chosen == "fast":
+        return "bfloat16" if device.has_bfloat16 else "float32"
     return device.precision if chosen == "auto" else chosen
 
 

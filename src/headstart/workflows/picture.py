@@ -46,7 +46,7 @@ from headstart.views.positions import PositionMap, draw_positions, model_map, si
 from headstart.workflows.decoding import write_translations
 from headstart.workflows.embed import plain_batch
 from headstart.workflows.finetune import encode_rows
-from headstart.workflows.run import Trained, load_trained
+from headstart.workflows.run import Trained, load_trained, need_heads
 
 KINDS = (".png", ".svg", ".html")
 PART = 4  # texts whose loss is summed before parts are compared
@@ -180,6 +180,7 @@ def picture_attention_heads(
 ) -> tuple[AttentionHeadStudy, list[Path]]:
     """What each attention head of `run` does on the first `texts` of a file, and the files that show it."""
     trained = load_trained(run)
+    need_heads(trained)
     config = trained.info.config.with_(settings or {})
     runtime = start_runtime(config.training)
     rows = _study_rows(trained, file, config, texts)

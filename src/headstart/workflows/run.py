@@ -18,7 +18,7 @@ from headstart.config import RunConfig, parse
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped, nearest
 from headstart.files import write_json, write_text, write_with, writing
-from headstart.models.model import Model, build_model
+from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.results import Transfer
@@ -45,6 +45,7 @@ class RunInfo:
     transfer: dict[str, Any] | None = None
     pair: list[str] = field(default_factory=list)  # the languages of a translator: from, to
     source_fingerprint: str = ""  # of the source's tokenizer, where it has its own
+    has_heads: bool = True  # False for a body that came in without any
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with the format's number first."""
@@ -185,6 +186,8 @@ class RunFolder:
         parts = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.tensors()}
         if trainer.best is not None:
             parts["best"] = trainer.best
+        if trainer.average.tensors:
+            parts["average"] = trainer.average.tensors
         save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
 
     def load_state(self, trainer: Trainer) -> bool:
@@ -199,6 +202,8 @@ class RunFolder:
         trainer.best = (
             {name: weight.to(device) for name, weight in parts["best"].items()} if "best" in parts else None
         )
+        averaged = parts.get("average", {})
+        trainer.average.tensors = {name: weight.to(device) for name, weight in averaged.items()}
         trainer.state = State.from_dict(state)
         return True
 
@@ -219,7 +224,15 @@ class RunFolder:
 
 
 # What a run writes before run.json: if that is all there is, the run died before it began.
-LEFTOVERS = (".lock", TOKENIZER, SOURCE_TOKENIZER, "dict.txt", "sentencepiece.model", "seen.npy")
+LEFTOVERS = (
+    ".lock",
+    TOKENIZER,
+    SOURCE_TOKENIZER,
+    "roles.json",
+    "dict.txt",
+    "sentencepiece.model",
+    "seen.npy",
+)
 
 
 def _is_leftover(path: Path) -> bool:
@@ -279,11 +292,16 @@ class Trained:
         """What splits the texts that a translator reads."""
         return self.own_source_tokenizer or self.tokenizer
 
+    @property
+    def specs(self) -> dict[str, HeadSpec]:
+        """The heads of the model; none for a body that came in without any."""
+        if not self.info.has_heads:
+            return {}
+        return self.objective.heads(self.info.config.body, self.info.vocabulary, len(self.info.classes))
+
     def model(self) -> Model:
         """The model with its weights."""
-        body = self.info.config.body
-        specs = self.objective.heads(body, self.info.vocabulary, len(self.info.classes))
-        model = build_model(body, self.info.vocabulary, specs)
+        model = build_model(self.info.config.body, self.info.vocabulary, self.specs)
         model.load_state_dict(self.weights)
         return model.eval()
 
@@ -315,6 +333,15 @@ def load_trained(name: str) -> Trained:
         seen=folder.seen(),
         own_source_tokenizer=folder.source_tokenizer(info),
     )
+
+
+def need_heads(trained: Trained) -> None:
+    """Refuse to ask a body that has no head to answer with."""
+    if not trained.info.has_heads:
+        raise RunError(
+            f"{trained.name} came in without a language-model head, so it can be asked nothing",
+            hint=f"`headstart finetune {trained.name} DATA --out RUN` gives it a head; `headstart embed` needs none",
+        )
 
 
 def train_in(
