@@ -24,7 +24,7 @@ from headstart.objectives.table import make_objective
 from headstart.workflows.measure import MadeUp
 
 RESULTS = Path(__file__).parent / "results"
-LENGTHS = (8, 16, 32, 64, 128)
+LENGTHS = (8, 16, 32, 64)
 Way = Callable[[Model, Batch], float]
 
 

@@ -15,7 +15,7 @@ from tests.worlds_of_text import flags
 SMALL = {
     "body": {"layers": 2, "width": 64, "attention_heads": 4, "feed_forward": 128, "dropout": 0.0},
     "tokenizer": {"kind": "characters", "vocabulary": 60},
-    "training": {"batch_tokens": 1024, "length": 64, "marked": 20},
+    "training": {"batch_tokens": 1024, "length": 64, "marked": 100},
     "optimizer": {"learning_rate": 3e-3},
     "schedule": {"kind": "linear", "warmup_steps": 150},
     "objective": {"smoothing": 0.0},
@@ -29,7 +29,7 @@ def call(*words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "count", "epochs"), [("copy", 1500, 14), ("reverse", 1500, 22), ("number-words", 3000, 8)])  # fmt: skip
+@pytest.mark.parametrize(("task", "count", "epochs"), [("copy", 1500, 14), ("reverse", 1500, 22), ("number-words", 3000, 14)])  # fmt: skip
 def test_a_task_with_one_right_answer_is_learnt_to_the_last_word(tmp_path, task, count, epochs):
     pairs, run = write_aligned(tmp_path / "pairs", TASKS[task], count=count), tmp_path / "run"
     words = ["--pair", "src-trg", "--preset", "translate-tiny", "--epochs", epochs, "--quiet", *flags(SMALL)]

@@ -130,8 +130,9 @@ class TextLoader:
         return [*batches, numbers[start:]] if len(numbers) else []
 
     def _sorted(self, numbers: np.ndarray) -> np.ndarray:
-        """By length, and those alike by the length of their sources."""
-        return numbers[np.lexsort(self.lengths[numbers].T[::-1])]
+        """By the longer side, and those alike by the shorter: both sides of a batch stay close."""
+        lengths = self.lengths[numbers]
+        return numbers[np.lexsort((lengths.min(axis=1), lengths.max(axis=1)))]
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
         """Texts shuffled, sorted by length inside pools of many batches, cut, and the batches shuffled."""
