@@ -55,7 +55,7 @@ def test_a_search_finds_what_it_says_and_keeps_it(world):
     assert all(trial["value"] == pytest.approx(sum(trial["folds"]) / 2) for trial in finished)
     assert {trial["state"] for trial in found["trials"]} <= {"finished", "pruned"}
     first = found["trials"][0]["values"]
-    assert first["optimizer.learning_rate"] == 5e-4  # tiny's own
+    assert first["optimizer.learning_rate"] == 1e-3  # tiny's own
     assert first["training.epochs"] == 2  # the nearest to tiny's 15
     assert found["texts"] == 60
     assert found["scored"] == "2 folds"

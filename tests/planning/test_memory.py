@@ -114,9 +114,13 @@ def test_the_pieces_of_scores_are_those_of_the_loss():
 def test_more_texts_and_longer_texts_never_need_less(batch, length, device, precision, preset, job):
     load = load_of(job, preset, device, precision, batch, length)
     peak = predict_memory(load).peak
-    assert predict_memory(load.with_(batch=batch + 1)).peak >= peak
-    assert predict_memory(load.with_length(length + 1)).peak >= peak
-    assert predict_memory(load.with_(accumulate=2)).peak >= peak
+
+    def is_cut(load):
+        return load.answers * load.vocabulary > memory.PIECE[device]
+
+    for more in (load.with_(batch=batch + 1), load.with_length(length + 1), load.with_(accumulate=2)):
+        if is_cut(more) == is_cut(load):  # scores that are cut into pieces need less than those just short of it
+            assert predict_memory(more).peak >= peak
 
 
 def test_parts_add_up_and_the_fixed_ones_are_exact():

@@ -56,14 +56,12 @@ def test_formulas_are_given_in_symbols_and_in_numbers():
 
 
 bodies = st.builds(
-    lambda kind, heads, half, shares, skips, norm_first, window, **rest: BodyConfig(
-        kind=kind,
+    lambda heads, half, shares, skips, norm_first, **rest: BodyConfig(
         attention_heads=heads,
         width=2 * heads * half,
-        key_value_heads=max(1, heads // 2) if shares and heads != 3 and kind != "encoder-decoder" else None,
+        key_value_heads=max(1, heads // 2) if shares and heads != 3 else None,
         norm_first=norm_first,
-        window=window if kind != "encoder-decoder" else None,
-        first_norm=not (skips and norm_first and kind != "encoder-decoder"),
+        first_norm=not (skips and norm_first),
         **rest,
     ),
     kind=st.sampled_from(["causal", "bidirectional", "encoder-decoder"]),

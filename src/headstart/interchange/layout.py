@@ -16,7 +16,7 @@ Settings = dict[str, Any]
 Weights = dict[str, Tensor]
 
 # What decides no answer: dropout acts in training alone, and the last ones belong to a body that is no Transformer.
-WITHOUT_EFFECT = ("dropout", "attention_dropout", "kernel", "dilated")
+WITHOUT_EFFECT = ("dropout", "attention_dropout", "kernel", "dilated", "decoder_layers", "source_vocabulary")
 ANSWERS = {"lm": "tokens", "class": "classes", "pair": "pairs of texts", "replaced": "replaced tokens"}
 
 

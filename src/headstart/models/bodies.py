@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.attention import CrossAttention, visible, within
+from headstart.models.attention import CrossAttention
 from headstart.models.block import Source, Turns, View
 from headstart.models.body import Body, Layered
 from headstart.models.cache import Cache, new_cache
@@ -22,8 +22,6 @@ class TransformerBody(Layered, Body):
     def __init__(self, config: BodyConfig, vocabulary: int):
         Body.__init__(self, config, vocabulary)
         self._stack(config, config.layers)
-        if not config.first_norm:
-            next(self._each()).attention_norm = nn.Identity()
         self.apply(self._start)
         self._shrink(self._spread(config))
 
@@ -41,18 +39,9 @@ class TransformerBody(Layered, Body):
         return batch.real[:, None, None, :]
 
     def views(self, batch: Batch, turns: Turns | None) -> list[View]:
-        """How each layer reads: all of them alike, but for local ones, which see their window by turns of their own."""
-        mask, causal = self.mask(batch), self.is_causal(batch)
-        far: View = (mask, causal, turns)
-        if self.config.window is None:
-            return [far] * self.config.layers
-        length, device = batch.tokens.shape[1], batch.tokens.device
-        near: View = (
-            within(length, self.config.window, visible(length, causal, mask, device), device),
-            False,
-            self.embedding.near_turns(length),
-        )
-        return [near if self.config.is_local(layer) else far for layer in range(self.config.layers)]
+        """How each layer reads."""
+        far = (self.mask(batch), self.is_causal(batch), turns)
+        return self.looks(self.config, far, batch.tokens.shape, self.embedding)
 
     def forward(self, batch: Batch) -> Tensor:
         """A vector for every token (B, T, D)."""
@@ -73,15 +62,13 @@ class CausalBody(TransformerBody):
 
     def begin(self, batch: Batch, room: int) -> Cache:
         """A cache for the batch's rows, in which nothing has been read."""
-        if self.config.window is not None:
-            raise ConfigError("a body that sees a window cannot read on", hint="set body.window=none")
         return new_cache(len(self.blocks), len(batch.tokens), room, batch.tokens.device)
 
     def read(self, tokens: Tensor, cache: Cache, real: Tensor | None = None) -> Tensor:
         """The vectors (R, T, D) of each row's next tokens (R, T), which the cache then remembers."""
         places = cache.advance(tokens, real)
         hidden, turns = self.embedding.at(tokens, places, cache.length)
-        return self.through_read(hidden, turns, cache, tokens.shape[1])
+        return self.through_read(hidden, turns, cache, places, self.config, self.embedding)
 
 
 class BidirectionalBody(TransformerBody):
@@ -108,9 +95,6 @@ class EncoderDecoderBody(Body):
     sees_ahead = False
 
     def __init__(self, config: BodyConfig, vocabulary: int):
-        for name in ("window", "key_value_heads", "first_norm"):
-            if getattr(config, name) != BodyConfig.model_fields[name].default:
-                raise ConfigError(f"an encoder-decoder knows no body.{name}", hint="leave that setting out")
         super().__init__(config, vocabulary)
         own = config.source_vocabulary
         self.source_embedding = None if own is None else Embedding(config, own)
@@ -148,8 +132,14 @@ class EncoderDecoderBody(Body):
         source = self._source(batch)
         mask = source.real[:, None, None, :]
         hidden, turns = (self.source_embedding or self.embedding)(source)
-        memory = self.encoder.through(hidden, self.encoder.alike(mask, False, turns))  # (B, S, D)
+        memory = self.encoder.through(hidden, self._looks(source, mask, turns))  # (B, S, D)
         return self._crossing(memory, mask)
+
+    def _looks(self, read: Batch, mask: Tensor | None, turns: Turns | None) -> list[View]:
+        """How each layer reads: of the encoder where a padding mask is given, else of the decoder."""
+        stack = self.decoder if mask is None else self.encoder
+        table = self.embedding if mask is None else (self.source_embedding or self.embedding)
+        return stack.looks(self.config, (mask, mask is None, turns), read.tokens.shape, table)
 
     def _crossing(self, memory: Tensor, mask: Tensor | None) -> list[Source]:
         return [(*cross.remember(memory), mask) for cross in self._crosses()]
@@ -163,7 +153,7 @@ class EncoderDecoderBody(Body):
         """A vector for every target token (B, T, D), all in one pass: each is kept from seeing those after it."""
         sources = self.encode(batch)
         hidden, turns = self.embedding(batch)
-        return self.decoder.through(hidden, self.decoder.alike(None, True, turns), sources)
+        return self.decoder.through(hidden, self._looks(batch, None, turns), sources)
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and the decoder's self-attention weights (B, A, T, T)."""
@@ -175,10 +165,10 @@ class EncoderDecoderBody(Body):
         source = self._source(batch)
         mask = source.real[:, None, None, :]
         hidden, turns = (self.source_embedding or self.embedding)(source)
-        memory, inside, _ = self.encoder.through_watched(hidden, self.encoder.alike(mask, False, turns))
+        memory, inside, _ = self.encoder.through_watched(hidden, self._looks(source, mask, turns))
         hidden, turns = self.embedding(batch)
         hidden, own, across = self.decoder.through_watched(
-            hidden, self.decoder.alike(None, True, turns), self._crossing(memory, mask)
+            hidden, self._looks(batch, None, turns), self._crossing(memory, mask)
         )
         return Watched(hidden, inside, own, across)
 
@@ -194,7 +184,7 @@ class EncoderDecoderBody(Body):
         """The vectors (R, T, D) of each row's next tokens (R, T), which the cache then remembers."""
         places = cache.advance(tokens, real)
         hidden, turns = self.embedding.at(tokens, places, cache.length)
-        return self.decoder.through_read(hidden, turns, cache, tokens.shape[1])
+        return self.decoder.through_read(hidden, turns, cache, places, self.config, self.embedding)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
+from headstart.models.attention import visible, within
 from headstart.models.block import Block, Source, Turns, View
 from headstart.models.cache import Cache
 from headstart.models.embedding import Embedding
@@ -76,6 +77,8 @@ class Layered(nn.Module):
     def _stack(self, config: BodyConfig, layers: int, crosses: bool = False) -> None:
         self.blocks = nn.ModuleList(Block(config, crosses) for _ in range(layers))
         self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
+        if not config.first_norm:
+            next(self._each()).attention_norm = nn.Identity()
 
     def _each(self) -> Iterator[Block]:
         for block in self.blocks:
@@ -90,9 +93,17 @@ class Layered(nn.Module):
             for outward in added:
                 nn.init.normal_(outward.weight, std=spread / math.sqrt(len(added) * len(self.blocks)))
 
-    def alike(self, mask: Tensor | None, causal: bool, turns: Turns | None) -> list[View]:
-        """The same view for every block."""
-        return [(mask, causal, turns)] * len(self.blocks)
+    def looks(
+        self, config: BodyConfig, far: View, shape: torch.Size | tuple[int, int], table: Embedding
+    ) -> list[View]:
+        """How each layer reads: all of them alike, but for local ones, which see their window by turns of their own."""
+        if config.window is None:
+            return [far] * len(self.blocks)
+        mask, causal, _ = far
+        device = table.tokens.weight.device
+        seen = visible(shape[1], causal, mask, device)
+        near = (within(shape[1], config.window, seen, device), False, table.near_turns(slice(0, shape[1])))
+        return [near if config.is_local(layer) else far for layer in range(len(self.blocks))]
 
     def through(
         self, hidden: Tensor, views: Sequence[View], sources: Sequence[Source] | None = None
@@ -114,10 +125,24 @@ class Layered(nn.Module):
             crossed += [] if across is None else [across]
         return self.final_norm(hidden), weights, crossed
 
-    def through_read(self, hidden: Tensor, turns: Turns | None, cache: Cache, new: int) -> Tensor:
-        """What `through` gives at the last `new` positions, the earlier ones being remembered."""
-        mask, causal = cache.mask(new)
+    def through_read(
+        self,
+        hidden: Tensor,
+        turns: Turns | None,
+        cache: Cache,
+        places: Tensor,
+        config: BodyConfig,
+        table: Embedding,
+    ) -> Tensor:
+        """What `through` gives at the last positions, which stand at `places` (R, T); earlier ones are remembered."""
+        far = (*cache.mask(places.shape[1]), turns)
+        near = (
+            far
+            if config.window is None
+            else (cache.near(places, config.window), False, table.near_turns(places))
+        )
         for layer, block in enumerate(self._each()):
+            mask, causal, own = near if config.is_local(layer) else far
             source = (*cache.sources[layer], cache.source_mask) if cache.sources else None
-            hidden = block.read(hidden, mask, causal, turns, cache.pasts[layer], source)
+            hidden = block.read(hidden, mask, causal, own, cache.pasts[layer], source)
         return self.final_norm(hidden)

@@ -96,6 +96,13 @@ class Cache:
         square = torch.ones(new, length, dtype=torch.bool, device=self.real.device).tril(length - new)
         return square & self.real[:, None, None, :], False
 
+    def near(self, places: Tensor, window: int) -> Tensor:
+        """What positions at `places` (R, T) may see of the `window` tokens before them: a mask (R, 1, T, length)."""
+        keys = self.real.cumsum(dim=1) - 1  # (R, length)
+        distance = places[:, :, None] - keys[:, None, :]  # (R, T, length)
+        seen = (distance >= 0) & (distance <= window) & self.real[:, None, :]
+        return seen[:, None]
+
     def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Keep these rows in this order, and of the sources those named (all by default)."""
         for past in self.pasts:

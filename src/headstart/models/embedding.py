@@ -106,6 +106,6 @@ class Embedding(nn.Module):
             hidden = hidden + (self.pairs.weight[0] if segments is None else self.pairs(segments))
         return drop(self.norm(hidden), self.config.dropout, self.training), turns
 
-    def near_turns(self, length: int) -> tuple[Tensor, Tensor] | None:
-        """The rotary turns (T, D/A) of layers that see a window; known for every length that `forward` has read."""
-        return (self.near_cos[:length], self.near_sin[:length]) if self.config.positions == "rotary" else None
+    def near_turns(self, places: slice | Tensor) -> tuple[Tensor, Tensor] | None:
+        """The rotary turns of layers that see a window; known for every length that was read."""
+        return (self.near_cos[places], self.near_sin[places]) if self.config.positions == "rotary" else None

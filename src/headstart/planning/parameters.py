@@ -202,15 +202,14 @@ def _attention_in(body: BodyConfig, values: Mapping[str, int], layers: int) -> B
 
 
 def _block_norms(body: BodyConfig, values: Mapping[str, int], layers: int, crosses: bool) -> list[Block]:
-    """Two norms a layer, three where it crosses, or one in the first."""
-    terms = _norm_terms(body, "D")
-    if crosses:
-        return [formula("three norms", 3 * terms, values, layers)]
+    """Two norms a layer, three where it crosses; perhaps one less in the first."""
+    terms, count = _norm_terms(body, "D"), 3 if crosses else 2
+    names = {1: "one norm", 2: "two norms", 3: "three norms"}
     if body.first_norm:
-        return [formula("two norms", 2 * terms, values, layers)]
+        return [formula(names[count], count * terms, values, layers)]
     return [
-        formula("one norm in the first layer", terms, values),
-        formula("two norms", 2 * terms, values, layers - 1),
+        formula(f"{names[count - 1]} in the first layer", (count - 1) * terms, values),
+        formula(names[count], count * terms, values, layers - 1),
     ]
 
 
