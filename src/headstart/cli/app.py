@@ -19,6 +19,7 @@ from headstart.cli import (
     predict,
     pretrain,
     resume,
+    serve,
 )
 from headstart.errors import HeadstartError, Stopped
 
@@ -35,6 +36,7 @@ COMMANDS = (
     embed.nearest,
     plan.plan,
     complexity.complexity,
+    serve.serve,
 )
 
 app = typer.Typer(
