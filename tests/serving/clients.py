@@ -16,7 +16,7 @@ def running(*runs, settings=(), options=()):
     words = [str(run) for run in runs] + [word for one in settings for word in ("--set", one)]
     command = [sys.executable, "-m", "headstart", "serve", *words, "--port", "0", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    log = tempfile.TemporaryFile("w+")
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
 
     def said():
