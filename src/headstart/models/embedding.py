@@ -67,7 +67,7 @@ class Embedding(nn.Module):
             return
         known = self.waves if self.config.positions == "sinusoidal" else self.cos
         if length > known.shape[0]:
-            self._fill(length)
+            self._fill(max(length, 2 * known.shape[0]))  # a text that grows token by token fills it seldom
             self.to(known.device)
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
@@ -78,6 +78,8 @@ class Embedding(nn.Module):
 
     def at(self, tokens: Tensor, places: Tensor, reach: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Vectors and turns of tokens that stand at `places` (B, T), all of them below `reach`."""
+        if reach > self.config.max_length:  # padding between prompt and answer takes up no position
+            reach = int(places.max()) + 1
         self._reach(reach)
         return self._place(tokens, places, None)
 
