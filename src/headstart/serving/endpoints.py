@@ -17,13 +17,13 @@ from headstart.files import finite
 from headstart.serving import schema
 from headstart.serving.call import answered
 from headstart.serving.library import Entry
+from headstart.serving.lines import LINES, LinesResponse, Listener
 from headstart.serving.refusal import Refusal
 from headstart.serving.service import Service
 
 JSON = "application/json"
 HTML = "text/html; charset=utf-8"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-LINES = "application/x-ndjson"
 LAST_STEP = 2**53
 
 Handler = Callable[[Service, Request, Any], Awaitable[Response]]
@@ -120,8 +120,28 @@ async def attention(service: Service, request: Request, asked: schema.AttentionR
 
 async def generate(service: Service, request: Request, asked: schema.GenerateRequest) -> Response:
     """A text that goes on where the prompt ends."""
-    await find(service, "generate", asked.model)
-    raise Refusal(501, "this server writes no text yet", hint="ask for a label or a vector")
+    check_texts(service, [asked.prompt])
+    if asked.tokens > service.bounds.new_tokens:
+        raise Refusal(
+            422, f"{service.bounds.new_tokens:,} new tokens are the most", hint="ask for fewer, then go on"
+        )
+    entry = await find(service, "generate", asked.model)
+    assert entry.loaded is not None
+    assert entry.batcher is not None
+    listener = Listener(request, service.bounds.seconds)
+    listener.begin(entry.batcher, entry.loaded.write(asked, entry.name), service.bounds.seconds)
+    try:
+        piece = await listener.next()  # what goes wrong before the first piece has a status of its own
+        if asked.stream:
+            return LinesResponse(piece, listener)
+        last = piece
+        while piece is not None:
+            last, piece = piece, await listener.next()
+        listener.close()
+        return reply(last)
+    except BaseException:
+        listener.close()
+        raise
 
 
 async def translate(service: Service, request: Request, asked: schema.TranslateRequest) -> Response:
@@ -279,7 +299,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/v1/embed", "Turn texts into vectors", embed, schema.EmbedRequest,
              ((JSON, schema.EmbedAnswer),), _ASKING, "embed"),
     Endpoint("POST", "/v1/generate", "Go on with a text", generate, schema.GenerateRequest,
-             ((JSON, schema.GenerateAnswer), (LINES, None)), (*_ASKING, 501), "generate"),
+             ((JSON, schema.GenerateAnswer), (LINES, None)), _ASKING, "generate"),
     Endpoint("POST", "/v1/translate", "Translate texts", translate, schema.TranslateRequest,
              ((JSON, schema.TranslateAnswer),), (*_ASKING, 501), "translate"),
     Endpoint("POST", "/v1/attention", "See where each token looks", attention, schema.AttentionRequest,

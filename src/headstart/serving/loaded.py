@@ -1,6 +1,6 @@
 """A finished run in memory, answering batches; one thread at a time uses it."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.model import count_parameters
 from headstart.serving.bounds import Bounds
 from headstart.serving.refusal import Refusal
-from headstart.serving.schema import Ability
+from headstart.serving.schema import Ability, GenerateRequest
+from headstart.serving.writing import write
 from headstart.training.evaluate import class_scores
 from headstart.training.runtime import start_runtime
 from headstart.views.attention import attention_maps, entropy, mean_distance, readable
@@ -62,6 +63,10 @@ class Loaded:
         assert isinstance(kind, tuple)
         ability, *settings = kind
         return self._ways[ability](items, *settings)
+
+    def write(self, asked: GenerateRequest, name: str) -> Iterator[dict[str, Any]]:
+        """The text after a prompt, piece by piece."""
+        return write(self.model, self.tokenizer, self.config.body.max_length, asked, name)
 
     def _rows(self, ability: Ability, texts: Sequence[str]) -> tuple[list[Row], list[bool]]:
         """The texts as framed tokens, and which of them were cut."""
@@ -176,14 +181,19 @@ def _attends(trained: Trained) -> str:
     return "" if issubclass(BODIES[kind], TransformerBody) else f"has a {kind} body without attention to show"
 
 
-def _never(trained: Trained) -> str:
-    return "writes no text"
+def _writes(trained: Trained) -> str:
+    is_causal = trained.info.config.body.kind == "causal"
+    return "" if is_causal and "lm" in trained.heads() else "writes no text"
+
+
+def _translates(trained: Trained) -> str:
+    return "does not translate"
 
 
 _REASONS: dict[Ability, Callable[[Trained], str]] = {
     "classify": _classifies,
     "embed": _embeds,
     "attention": _attends,
-    "generate": _never,
-    "translate": _never,
+    "generate": _writes,
+    "translate": _translates,
 }

@@ -144,19 +144,14 @@ class GenerateRequest(ForModel):
     stream: bool = Field(True, description="a line for each piece as it comes, or one answer at the end")
 
 
-class Piece(Answer):
-    """What one new token adds to the text."""
-
-    text: str
-
-
 class GenerateAnswer(Answer):
-    """The new text; the last line of a stream."""
+    """The new text; the last line of a stream, after lines {"text": …} that each hold what came next."""
 
     model: str
     text: str = Field(description="the new text, without the prompt")
     tokens: int = Field(description="new tokens")
     reason: Literal["end", "length"] = Field(description="the text came to its end, or to the bound")
+    cut: bool = Field(description="whether only the end of the prompt was read")
 
 
 class TranslateRequest(ForModel):

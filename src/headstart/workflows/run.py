@@ -18,7 +18,7 @@ from headstart.config import RunConfig, parse
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped, nearest
 from headstart.files import write_json, write_text, write_with, writing
-from headstart.models.model import Model, build_model
+from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.results import Transfer
@@ -263,11 +263,13 @@ class Trained:
     weights: dict[str, Tensor]
     seen: np.ndarray
 
+    def heads(self) -> dict[str, HeadSpec]:
+        """The heads that the model has, by name."""
+        return self.objective.heads(self.info.config.body, self.info.vocabulary, len(self.info.classes))
+
     def model(self) -> Model:
         """The model with its weights."""
-        body = self.info.config.body
-        specs = self.objective.heads(body, self.info.vocabulary, len(self.info.classes))
-        model = build_model(body, self.info.vocabulary, specs)
+        model = build_model(self.info.config.body, self.info.vocabulary, self.heads())
         model.load_state_dict(self.weights)
         return model.eval()
 
