@@ -86,7 +86,7 @@ def test_a_text_that_takes_too_long_ends_with_a_word(serve, monkeypatch):
     client, service = serve()
     entry = service.library.entries["base"]
 
-    def late(asked, name):
+    def late(asked, most, name):
         yield {"text": "a"}
         entry.batcher.clock = lambda: float("inf")
         yield {"text": "b"}
@@ -99,7 +99,7 @@ def test_a_text_that_takes_too_long_ends_with_a_word(serve, monkeypatch):
 def test_what_breaks_in_the_middle_is_cut_off_and_noted(serve, monkeypatch):
     client, service = serve()
 
-    def broken(asked, name):
+    def broken(asked, most, name):
         yield {"text": "a"}
         raise MemoryError(asked.prompt)
 

@@ -121,7 +121,8 @@ async def attention(service: Service, request: Request, asked: schema.AttentionR
 async def generate(service: Service, request: Request, asked: schema.GenerateRequest) -> Response:
     """A text that goes on where the prompt ends."""
     check_texts(service, [asked.prompt])
-    if asked.tokens > service.bounds.new_tokens:
+    most = min(64, service.bounds.new_tokens) if asked.tokens is None else asked.tokens
+    if most > service.bounds.new_tokens:
         raise Refusal(
             422, f"{service.bounds.new_tokens:,} new tokens are the most", hint="ask for fewer, then go on"
         )
@@ -129,7 +130,7 @@ async def generate(service: Service, request: Request, asked: schema.GenerateReq
     assert entry.loaded is not None
     assert entry.batcher is not None
     listener = Listener(request, service.bounds.seconds)
-    listener.begin(entry.batcher, entry.loaded.write(asked, entry.name), service.bounds.seconds)
+    listener.begin(entry.batcher, entry.loaded.write(asked, most, entry.name), service.bounds.seconds)
     try:
         piece = await listener.next()  # what goes wrong before the first piece has a status of its own
         if asked.stream:

@@ -22,6 +22,7 @@ from headstart.workflows.finetune import MARK_TOKENS
 from headstart.workflows.run import Trained
 
 CHARACTERS_A_TOKEN = 3  # a guess that is good enough to share out work by
+ON_CPU = 1024  # tokens read together there: in parts of like length, padding is less and caches hold them
 
 
 class Loaded:
@@ -34,6 +35,7 @@ class Loaded:
         self.model = trained.model().to(self.runtime.device)
         self.parameters = count_parameters(self.model)
         self.reach = usual_length(trained)
+        self.together = ON_CPU if self.runtime.device.type == "cpu" else MARK_TOKENS
         self._ways: dict[str, Callable[..., Sequence[Any]]] = {
             "classify": self._classify,
             "embed": self._embed,
@@ -64,9 +66,9 @@ class Loaded:
         ability, *settings = kind
         return self._ways[ability](items, *settings)
 
-    def write(self, asked: GenerateRequest, name: str) -> Iterator[dict[str, Any]]:
-        """The text after a prompt, piece by piece."""
-        return write(self.model, self.tokenizer, self.config.body.max_length, asked, name)
+    def write(self, asked: GenerateRequest, most: int, name: str) -> Iterator[dict[str, Any]]:
+        """At most `most` tokens after a prompt, piece by piece."""
+        return write(self.model, self.tokenizer, self.config.body.max_length, asked, most, name)
 
     def _rows(self, ability: Ability, texts: Sequence[str]) -> tuple[list[Row], list[bool]]:
         """The texts as framed tokens, and which of them were cut."""
@@ -75,8 +77,8 @@ class Loaded:
         return rows, [len(ids) + 2 > length for ids in encoded]
 
     def _scores(self, rows: Sequence[Row]) -> np.ndarray:
-        objective, budget = self.trained.objective, min(MARK_TOKENS, self.bounds.batch_tokens)
-        return class_scores(self.model, objective, rows, self.tokenizer, self.runtime, budget)
+        objective = self.trained.objective
+        return class_scores(self.model, objective, rows, self.tokenizer, self.runtime, self.together)
 
     def _classify(self, texts: Sequence[str], explained: bool) -> list[dict[str, Any]]:
         rows, cut = self._rows("classify", texts)
@@ -123,7 +125,7 @@ class Loaded:
                 hint="use the pool mean, or last: the last token of a causal model has seen the whole text",
             )
         rows, cut = self._rows("embed", texts)
-        encoder = Encoder(self.model, self.tokenizer, self.config, self.runtime, pool)
+        encoder = Encoder(self.model, self.tokenizer, self.config, self.runtime, pool, self.together)
         vectors = np.stack(encoder.vectors(rows)).astype(np.float64)  # (N, D)
         return list(zip(np.round(vectors, 6).tolist(), cut, strict=True))
 

@@ -72,7 +72,7 @@ def _bound(schema: dict[str, Any], service: Service, endpoint: Endpoint) -> None
         if name in fields:
             fields[name]["maxLength"] = bounds.characters
     if "tokens" in fields and endpoint.ability == "generate":
-        fields["tokens"]["maximum"] = bounds.new_tokens
+        fields["tokens"]["anyOf"][0]["maximum"] = bounds.new_tokens
     if "model" in fields and endpoint.ability is not None:
         able = [
             entry.name

@@ -130,7 +130,9 @@ class GenerateRequest(ForModel):
     """A text to go on with."""
 
     prompt: Text = ""
-    tokens: Annotated[int, Field(ge=1), WHOLE] = Field(64, description="new tokens at most")
+    tokens: Annotated[int, Field(ge=1), WHOLE] | None = Field(
+        None, description="new tokens at most; 64 unless told, or the server's bound where that is less"
+    )
     temperature: float = Field(1.0, ge=0, le=10, description="0 = the likeliest token each time")
     top_k: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | None = Field(
         None, description="choose among this many tokens"

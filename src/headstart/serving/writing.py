@@ -51,15 +51,15 @@ class Speller:
 
 
 def write(
-    model: Model, tokenizer: Tokenizer, length: int, asked: GenerateRequest, name: str
+    model: Model, tokenizer: Tokenizer, length: int, asked: GenerateRequest, most: int, name: str
 ) -> Iterator[dict[str, Any]]:
     """Pieces of the text after a prompt, and the whole at the end; prompt and text share `length` positions.
 
-    Of a prompt that would fill more than half of them the end is read, unless fewer tokens are asked for.
+    Of a prompt that is too long the end is read: half of the positions, or what `most` new tokens leave.
     """
     ids = tokenizer.encode([asked.prompt])[0]
     room = length - 1  # beside the token in front
-    most = min(asked.tokens, room - min(len(ids), room // 2))
+    most = min(most, room - min(len(ids), room // 2))
     kept = ids[max(0, len(ids) - (room - most)) :]
     row = np.concatenate([[tokenizer.first], kept]).astype(np.int32)
     rules = Rules(tokenizer.last, most, banned=tuple(sorted(tokenizer.special_ids - {tokenizer.last})))
