@@ -11,8 +11,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "headstart"
 
 # Each line may import from the lines below it; names on one line do not know each other.
 LAYERS = [
-    ["cli", "playground"],
-    ["workflows"],
+    ["cli"],
+    ["serving"],
+    ["workflows", "playground"],
     ["training", "generation", "baselines", "planning", "views", "interchange"],
     ["objectives", "checkpoint"],
     ["data", "models"],

@@ -23,6 +23,7 @@ from headstart.cli import (
     predict,
     pretrain,
     resume,
+    serve,
     translate,
     tune,
 )
@@ -47,6 +48,7 @@ COMMANDS = (
     complexity.complexity,
     export.export,
     import_.import_,
+    serve.serve,
 )
 
 app = typer.Typer(

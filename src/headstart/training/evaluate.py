@@ -24,18 +24,31 @@ def predict_probabilities(
     batch_tokens: int,
 ) -> np.ndarray:
     """The probability of every class (N, C) for each text, in the order given."""
+    scores = class_scores(model, objective, rows, alphabet, runtime, batch_tokens)
+    return torch.from_numpy(scores).softmax(dim=-1).numpy().astype(np.float64)
+
+
+@torch.inference_mode()
+def class_scores(
+    model: Model,
+    objective: Objective,
+    rows: Sequence[Row],
+    alphabet: Alphabet,
+    runtime: Runtime,
+    batch_tokens: int,
+) -> np.ndarray:
+    """The score of every class (N, C) in float32 for each text, in the order given."""
     model.eval()
     loader = TextLoader(rows, batch_tokens, shuffled=False)
     found: np.ndarray | None = None
     for numbers in loader.batches(0):
         batch = objective.collate(loader.fetch(numbers, 0), alphabet, generator_for(0)).to(runtime.device)
         with runtime.autocast():
-            scores = model(batch)["class"]  # (B, C)
-        probabilities = scores.float().softmax(dim=-1).cpu().numpy()
+            scores = model(batch)["class"].float().cpu().numpy()  # (B, C)
         if found is None:
-            found = np.zeros((len(rows), probabilities.shape[1]))
-        found[numbers] = probabilities
-    return np.zeros((0, 0)) if found is None else found
+            found = np.zeros((len(rows), scores.shape[1]), dtype=np.float32)
+        found[numbers] = scores
+    return np.zeros((0, 0), dtype=np.float32) if found is None else found
 
 
 @torch.inference_mode()
