@@ -20,6 +20,7 @@ LAYERS = [
     ["batch"],
     ["results"],
     ["config", "presets"],
+    ["sections"],
     ["files"],
     ["errors"],
 ]
