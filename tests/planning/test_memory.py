@@ -119,7 +119,9 @@ def test_more_texts_and_longer_texts_never_need_less(batch, length, device, prec
         return load.answers * load.vocabulary > memory.PIECE[device]
 
     for more in (load.with_(batch=batch + 1), load.with_length(length + 1), load.with_(accumulate=2)):
-        if is_cut(more) == is_cut(load):  # scores that are cut into pieces need less than those just short of it
+        if is_cut(more) == is_cut(
+            load
+        ):  # scores that are cut into pieces need less than those just short of it
             assert predict_memory(more).peak >= peak
 
 
