@@ -10,7 +10,7 @@ from headstart.cli import options as o
 
 def export(
     run: Annotated[str, typer.Argument(help="A finished run's folder, or a shipped base's name.")],
-    to: Annotated[str, typer.Option("--to", help="transformers or onnx.")],
+    to: Annotated[str, typer.Option("--to", help="transformers, onnx or ctranslate2.")],
     out: Annotated[Path, typer.Option("--out", help="The new folder to write to.")],
     int8: Annotated[bool, typer.Option("--int8", help="Weights of 8 bits (onnx).")] = False,
     as_json: o.Json = False,
@@ -42,3 +42,5 @@ def export(
         print(f"note: {note}")
     if to == "transformers":
         print(f"load it: transformers.{found['door']}.from_pretrained({str(result.path)!r})")
+    if to == "ctranslate2":
+        print(f"load it: {found['door']}({str(result.path)!r})")

@@ -71,7 +71,7 @@ class Layout:
 
     def mismatches(self, body: BodyConfig) -> list[str]:
         """The settings of `body` that have no twin here, as `body.name=value`."""
-        return [_setting(name, value) for name, value in unmet(self.wants, body)]
+        return [setting(name, value) for name, value in unmet(self.wants, body)]
 
 
 def unmet(wants: Mapping[str, tuple[Any, ...]], body: BodyConfig) -> list[tuple[str, Any]]:
@@ -79,7 +79,7 @@ def unmet(wants: Mapping[str, tuple[Any, ...]], body: BodyConfig) -> list[tuple[
     return [(name, getattr(body, name)) for name, good in wants.items() if getattr(body, name) not in good]
 
 
-def _setting(name: str, value: Any) -> str:
+def setting(name: str, value: Any) -> str:
     """A setting of the body as it is typed; `has_head_biases` is what `head_biases` comes to."""
     word = str(value).lower() if isinstance(value, bool) else value
     return f"body.{name.removeprefix('has_')}={word}"
@@ -100,8 +100,8 @@ def find_home(
             words = " and ".join(ANSWERS.get(name, name) for name in names)
             problems.append((f"no class of {layout.name} answers for {words}", ""))
             continue
-        lacking = [_setting(name, value) for name, value in unmet(twin.body, body)]
-        wanted = [_setting(name, twin.body[name][0]) for name, _ in unmet(twin.body, body)]
+        lacking = [setting(name, value) for name, value in unmet(twin.body, body)]
+        wanted = [setting(name, twin.body[name][0]) for name, _ in unmet(twin.body, body)]
         for spec in specs.values():
             for name, good in twin.head.items():
                 if spec.settings.get(name) not in good:

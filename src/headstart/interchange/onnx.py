@@ -68,6 +68,11 @@ def write_onnx(parcel: Parcel, folder: Path, int8: bool = False) -> Written:
             "a bi-lstm skips padding step by step, which an ONNX graph of any length cannot say",
             hint="export a Transformer or a cnn",
         )
+    if parcel.body.kind == "encoder-decoder":
+        raise RunError(
+            "a translator reads two texts, and an ONNX graph here reads one",
+            hint="use --to transformers, or --to ctranslate2",
+        )
     names = output_names(parcel)
     _write_graph(parcel, folder / GRAPH, list(names.values()))
     _write_tokenizer(parcel, folder)

@@ -51,6 +51,12 @@ class Parcel:
     classes: list[str]
     length: int  # tokens read of a text at most
     keep: str  # which part of a longer one
+    source_tokenizer: Tokenizer | None = None  # of a translator whose sources have a vocabulary of their own
+
+    @property
+    def sources(self) -> Tokenizer:
+        """What splits the texts that the model reads."""
+        return self.source_tokenizer or self.tokenizer
 
     @property
     def body(self) -> BodyConfig:
@@ -103,9 +109,9 @@ def need(package: str, extra: str, work: str) -> Any:
         ) from None
 
 
-def readings(parcel: Parcel) -> list[Reading]:
+def readings(parcel: Parcel, tokenizer: Tokenizer | None = None) -> list[Reading]:
     """Batches to compare answers on: the samples, a long text, and tokens at random with padding among them."""
-    tokenizer, body = parcel.tokenizer, parcel.body
+    tokenizer, body = tokenizer or parcel.tokenizer, parcel.body
     most = min(parcel.length, body.max_length, LONGEST)
     ids = tokenizer.encode(SAMPLES)
     rows = [tokenizer.frame(row, min(most, 48)) for row in ids]

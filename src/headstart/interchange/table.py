@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from headstart.interchange.ctranslate2 import write_ctranslate2
 from headstart.interchange.onnx import write_onnx
 from headstart.interchange.parcel import Parcel, Written
 from headstart.interchange.transformers import write_transformers
@@ -11,4 +12,5 @@ from headstart.interchange.transformers import write_transformers
 EXPORTERS: dict[str, Callable[[Parcel, Path], Written]] = {
     "transformers": write_transformers,
     "onnx": write_onnx,
+    "ctranslate2": write_ctranslate2,
 }

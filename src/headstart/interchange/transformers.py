@@ -13,6 +13,7 @@ from headstart.interchange.bert import BERT
 from headstart.interchange.gpt2 import GPT2
 from headstart.interchange.layout import Layout, Settings, Twin, find_home, scatter
 from headstart.interchange.llama import EUROBERT, LLAMA
+from headstart.interchange.marian import write_marian
 from headstart.interchange.modernbert import MODERNBERT
 from headstart.interchange.parcel import (
     SAMPLES,
@@ -33,6 +34,9 @@ HOMES = (LLAMA, EUROBERT, BERT, MODERNBERT, GPT2)
 def write_transformers(parcel: Parcel, folder: Path) -> Written:
     """Fill `folder` with config, weights and tokenizer, load them as a stranger would, and compare."""
     need("transformers", "transformers", "an export to transformers")
+    if parcel.body.kind == "encoder-decoder":
+        with _quiet():
+            return write_marian(parcel, folder)
     layout, twin = find_home(HOMES, parcel.body, parcel.heads)
     padding = leave(
         parcel.tokenizer,

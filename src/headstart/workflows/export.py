@@ -20,7 +20,7 @@ class Exported:
 
     path: Path
     to: str
-    kind: str  # what it is there: a class of transformers, or an ONNX graph
+    kind: str  # what it is there: a class of transformers, an ONNX graph, a CTranslate2 model
     parameters: int
     texts: int  # samples whose tokens were compared
     answers: int  # numbers that were compared
@@ -30,7 +30,7 @@ class Exported:
 
 
 def export(run: str, to: str, out: str | Path, *, int8: bool = False) -> Exported:
-    """Write a finished run for `transformers` or `onnx` to the new folder `out`, once it answers as the run does."""
+    """Write a finished run for `transformers`, `onnx` or `ctranslate2` to the new folder `out`, once it answers as the run does."""
     writer = pick(EXPORTERS, to, "place to export to")
     if int8:
         if to != "onnx":
@@ -66,4 +66,5 @@ def pack(trained: Trained) -> Parcel:
         classes=trained.info.classes,
         length=config.training.length if is_classifier else config.body.max_length,
         keep=config.data.keep if is_classifier else "start",
+        source_tokenizer=trained.own_source_tokenizer,
     )
