@@ -88,5 +88,5 @@ def show(result: object) -> None:
     )
     print(f"weights of epoch {result.best_epoch:g}")
     show_score(result.score)
-    use = "picture attention {} TEXT --out PICTURES" if is_translator else "predict {} FILE"
+    use = "translate {} FILE" if is_translator else "predict {} FILE"
     print(f"next: headstart {use.format(result.path)}, or headstart evaluate {result.path} DATA")

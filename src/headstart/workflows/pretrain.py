@@ -60,6 +60,11 @@ def pretrain(
             f"{objective.name} needs labels, so it cannot pretrain",
             hint="--objective causal-lm or masked-lm can",
         )
+    if objective.reads == "translations":
+        raise ConfigError(
+            f"{objective.name} needs translations, so it cannot pretrain",
+            hint="`headstart finetune scratch DATA --pair en-de` learns from them",
+        )
     if config.training.freeze or config.training.unfreeze_every is not None:
         raise ConfigError(
             "a base has nothing to freeze before it is trained", hint="leave training.freeze out"

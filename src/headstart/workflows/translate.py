@@ -12,7 +12,8 @@ import numpy as np
 from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig
 from headstart.data.example import hashes
-from headstart.data.loader import TextLoader, padding_share
+from headstart.data.loader import padding_share
+from headstart.data.translation_loader import translation_loader
 from headstart.errors import RunError
 from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives.table import make_objective
@@ -100,12 +101,13 @@ def _run(
 ) -> FinishedTranslator:
     started = time.time()
     text = load_pairs(data, pair, config, on_event)
+    fingerprint = pairs_fingerprint(text)
     if known is None:
         tokenizers = choose_tokenizers(config, text, trained, on_event)
     else:
         own = folder.tokenizer(known)
         tokenizers = own, folder.source_tokenizer(known) or own
-        if known.inputs["fingerprint"] != pairs_fingerprint(text):
+        if known.inputs["fingerprint"] != fingerprint:
             raise RunError(
                 f"the data of {folder.path} has changed since the run began", hint="put the old pairs back"
             )
@@ -117,7 +119,9 @@ def _run(
     objective = make_objective(config.objective)
     assert isinstance(objective, Translate)
     model, moved = _build(config, objective, task, trained)
-    info = known or _begin(folder, config, data, base, task, trained, moved, runtime)
+    inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+    inputs["fingerprint"] = fingerprint
+    info = known or _begin(folder, config, inputs, task, trained, moved, runtime)
     if moved is not None:
         on_event(Note(f"from {base}: {moved.summary()}"))
     with stopping_gently() as stop:
@@ -163,8 +167,7 @@ def _build(
 def _begin(
     folder: RunFolder,
     config: RunConfig,
-    data: str,
-    base: str,
+    inputs: dict[str, str],
     task: TranslationTask,
     trained: Trained | None,
     moved: Transfer | None,
@@ -177,11 +180,7 @@ def _begin(
         vocabulary=task.tokenizer.size,
         classes=[],
         fingerprint=task.tokenizer.fingerprint,
-        inputs={
-            "data": absolute([data])[0],
-            "base": absolute([base])[0] if base != SCRATCH else base,
-            "fingerprint": pairs_fingerprint(task.text),
-        },
+        inputs=inputs,
         story=plain(tell_story(runtime, [config.training.seed])),
         transfer=plain(moved) if moved is not None else None,
         pair=list(task.text.pair),
@@ -207,7 +206,8 @@ def make_translation_trainer(
 ) -> Trainer:
     """A trainer over the pairs to learn from that marks itself on those to tune on, by loss and by real decoding."""
     training = config.training
-    loader = TextLoader(task.rows["train"], training.batch_tokens, training.batch_examples, training.seed)
+    tokenizers = task.tokenizer, task.source_tokenizer
+    loader = translation_loader(task.rows["train"], task.text.train, tokenizers, training)
     chosen = marked_places(len(task.rows["valid"]), training.marked)
     rows, sources = task.rows["valid"], task.sources("valid")
     rows, sources = [rows[place] for place in chosen], [sources[place] for place in chosen]
