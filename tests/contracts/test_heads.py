@@ -10,7 +10,7 @@ from headstart.models.model import HeadSpec, build_model
 from tests.worlds import ALPHABET, random_rows, small_body
 
 SETTINGS = {
-    "lm": [{}],
+    "lm": [{}, {"bias": False}],
     "pair": [{}],
     "replaced": [{}],
     "generator": [{}],

@@ -20,6 +20,7 @@ LAYERS = [
     ["batch"],
     ["results"],
     ["config", "presets"],
+    ["sections"],
     ["files"],
     ["errors"],
 ]
@@ -77,11 +78,11 @@ def test_weights_are_never_unpickled():
         "import headstart.cli.app",
         "from headstart.cli.app import app; from typer.testing import CliRunner; CliRunner().invoke(app, ['--help'])",
         "from headstart.cli.app import app; from typer.testing import CliRunner; "
-        "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'data')]",
+        "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'data', 'export', 'import')]",
     ],
 )
 def test_light_doors_load_without_torch(code):
-    heavy = "torch", "sklearn", "matplotlib", "pandas", "scipy"
+    heavy = "torch", "sklearn", "matplotlib", "pandas", "scipy", "transformers", "onnxruntime"
     check = f"{code}; import sys; found = [name for name in {heavy} if name in sys.modules]; assert not found, found"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

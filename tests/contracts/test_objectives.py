@@ -17,6 +17,10 @@ from tests.worlds import ALPHABET, generator, pairs_that_fit, random_rows, small
 CPU = Runtime(torch.device("cpu"), torch.float32)
 
 
+def rows_for(objective, lengths):
+    return random_rows(lengths, sources=objective.reads == "translations")
+
+
 def make_model(name, kind, seed=0):
     torch.manual_seed(seed)
     objective, body = OBJECTIVES[name](), small_body(kind)
@@ -33,7 +37,7 @@ def test_an_objective_learns_eight_examples_by_heart(name, kind):
         schedule={"kind": "constant", "warmup": 0.0},
         training={"steps": 250, "keep": "last"},
     )
-    loader = TextLoader(random_rows([10] * 8), batch_tokens=80)
+    loader = TextLoader(rows_for(objective, [10] * 8), batch_tokens=200)
     told = []
     trainer = Trainer(model, objective, loader, ALPHABET, config, CPU, on_event=told.append)
     trainer.run()
@@ -48,8 +52,7 @@ def test_an_objective_learns_eight_examples_by_heart(name, kind):
 @pytest.mark.parametrize(("name", "kind"), pairs_that_fit())
 def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
     objective, model = make_model(name, kind)
-    rows = random_rows([9, 4, 12, 7, 5, 3])
-    whole = objective.collate(rows, ALPHABET, generator())
+    whole = objective.collate(rows_for(objective, [9, 4, 12, 7, 5, 3]), ALPHABET, generator())
     sum(loss.weight * loss.total / loss.count for loss in objective.losses(model, whole).values()).backward()
     expected = {
         key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None
@@ -86,6 +89,8 @@ def split(objective, batch, start, stop):
         labels=labels,
         asked=asked,
         is_full=False,
+        source=None if batch.source is None else batch.source[start:stop],
+        source_real=None if batch.source_real is None else batch.source_real[start:stop],
     )
 
 
@@ -99,7 +104,7 @@ def _sure_generator(monkeypatch):
 def test_losses_do_not_depend_on_padding(name, kind):
     objective, model = make_model(name, kind)
     model.eval()
-    batch = objective.collate(random_rows([9, 9]), ALPHABET, generator())
+    batch = objective.collate(rows_for(objective, [9, 9]), ALPHABET, generator())
     pair = split(objective, batch, 0, 1)
     wide = replace(
         pair,

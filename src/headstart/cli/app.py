@@ -13,29 +13,41 @@ from headstart.cli import (
     demo,
     embed,
     evaluate,
+    export,
+    fetch,
     finetune,
+    generate,
+    import_,
     picture,
     plan,
     predict,
     pretrain,
     resume,
     serve,
+    translate,
+    tune,
 )
 from headstart.errors import HeadstartError, Stopped
 
 COMMANDS = (
     demo.demo,
     data.data,
+    fetch.fetch,
     pretrain.pretrain,
     finetune.finetune,
     compare.compare,
+    tune.tune,
     evaluate.evaluate,
     predict.predict,
+    generate.generate,
+    translate.translate,
     resume.resume,
     embed.embed,
     embed.nearest,
     plan.plan,
     complexity.complexity,
+    export.export,
+    import_.import_,
     serve.serve,
 )
 
@@ -47,7 +59,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(command.__name__.strip("_"))(command)
 app.add_typer(picture.picture_app)
 
 

@@ -102,10 +102,9 @@ class _Search:
     def _continue(self, scores: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Take the `width` best continuations: of which row (B, W), by which token (B, W)."""
         sources, before = self.totals.shape
-        whole = scores.logsumexp(dim=-1, keepdim=True)
         each = min(self.beam.width, scores.shape[-1])
-        values, places = ranked(self.rules.bar(scores, step), each)  # (B * W, each)
-        gains = (values - whole).clamp_(max=0).view(sources, before, each)
+        gains, places = ranked(self.rules.bar(scores.log_softmax(dim=-1), step), each)  # (B * W, each)
+        gains = gains.clamp(max=0).view(sources, before, each)
         totals = (self.totals[:, :, None] + gains).flatten(1)  # (B, W * each)
         spare = self.beam.width - totals.shape[1]
         if spare > 0:  # a vocabulary smaller than the width: the first is named again, and counts for nothing

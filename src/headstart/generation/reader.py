@@ -6,13 +6,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from headstart.batch import Batch, pad
 from headstart.errors import ConfigError
 from headstart.models.bodies import CausalBody, EncoderDecoderBody
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model
+from headstart.models.packed import PackedLinear, packed
 
 
 class Memory(Protocol):
@@ -50,7 +50,7 @@ class Reader(Protocol):
 
 
 class ModelReader:
-    """A model of ours behind that protocol."""
+    """A model of ours behind that protocol; it keeps the weights that the model has now."""
 
     def __init__(self, model: Model):
         body, head = model.body, dict(model.heads.items()).get("lm")
@@ -59,10 +59,11 @@ class ModelReader:
                 f"a {body.config.kind} body with heads {', '.join(model.heads) or 'none'} writes no text",
                 hint="text comes from a causal or encoder-decoder body under a language-model head",
             )
-        self.body = body.eval()
-        self.weight, self.bias = head.projection(body.table)
+        self.body = packed(body)
+        self.transform = None if head.transform is None else packed(head.transform)
+        self.head = PackedLinear(*head.projection(body.table))
         self.positions = body.config.max_length if body.config.positions == "learned" else None
-        self.device = self.weight.device
+        self.device = body.table.device
 
     def begin(self, batch: Batch, room: int) -> Any:
         """A cache for the batch's rows; sources are read at once, tokens are not."""
@@ -74,7 +75,7 @@ class ModelReader:
 
     def score(self, vectors: Tensor) -> Tensor:
         """Scores (…, V) of the token that comes next."""
-        return F.linear(vectors, self.weight, self.bias).float()
+        return self.head(vectors if self.transform is None else self.transform(vectors)).float()
 
 
 def prompts(rows: Sequence[np.ndarray], padding: int) -> Batch:

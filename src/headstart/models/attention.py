@@ -55,24 +55,30 @@ class Attention(nn.Module):
     def __init__(self, config: BodyConfig):
         super().__init__()
         self.attention_heads = config.attention_heads
+        self.key_value_heads = config.key_value_heads or config.attention_heads
         self.head_width = config.width // config.attention_heads
         self.dropout = config.attention_dropout
-        self.inward = nn.Linear(config.width, 3 * config.width, bias=config.biases)
+        inner = (config.attention_heads + 2 * self.key_value_heads) * self.head_width
+        self.inward = nn.Linear(config.width, inner, bias=config.biases)
         self.outward = nn.Linear(config.width, config.width, bias=config.biases)
         self.query_norm = make_norm(config, self.head_width) if config.qk_norm else None
         self.key_norm = make_norm(config, self.head_width) if config.qk_norm else None
 
     def _split(self, hidden: Tensor, turns: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = hidden.shape
-        merged = self.inward(hidden).view(batch, length, 3, self.attention_heads, self.head_width)
-        asking, value = merged.split((2, 1), dim=2)  # queries and keys turn together: (B, T, 2, A, D/A)
+        asked, shared = self.attention_heads, self.key_value_heads  # A, K
+        merged = self.inward(hidden).view(batch, length, asked + 2 * shared, self.head_width)
+        asking, value = merged.split((asked + shared, shared), dim=2)  # queries and keys turn together
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = asking.unbind(2)
-            asking = torch.stack((self.query_norm(query), self.key_norm(key)), dim=2)
+            query, key = asking.split((asked, shared), dim=2)
+            asking = torch.cat((self.query_norm(query), self.key_norm(key)), dim=2)
         if turns is not None:
             asking = rotate(asking, turns)
-        query, key = asking.to(value.dtype).transpose(1, 3).unbind(2)  # (B, A, T, D/A) each
-        return query, key, value[:, :, 0].transpose(1, 2)
+        query, key = asking.to(value.dtype).transpose(1, 2).split((asked, shared), dim=1)
+        value = value.transpose(1, 2)
+        if shared != asked:  # each of K serves A / K queries
+            key, value = (part.repeat_interleave(asked // shared, dim=1) for part in (key, value))
+        return query, key, value  # (B, A, T, D/A) each
 
     def _merge(self, mixed: Tensor) -> Tensor:
         return self.outward(mixed.transpose(1, 2).flatten(2))  # (B, A, T, D/A) -> (B, T, D)
@@ -171,3 +177,11 @@ def visible(length: int, causal: bool, mask: Tensor | None, device: torch.device
         return mask
     square = torch.ones(length, length, dtype=torch.bool, device=device).tril()  # (T, T)
     return square if mask is None else square & mask
+
+
+def within(length: int, window: int, seen: Tensor | None, device: torch.device) -> Tensor:
+    """`seen`, at most `window` tokens away; every query reads itself, so that padding far from any text reads something."""
+    place = torch.arange(length, device=device)
+    distance = (place[:, None] - place[None, :]).abs()  # (T, T)
+    near = distance <= window
+    return near if seen is None else (near & seen) | (distance == 0)

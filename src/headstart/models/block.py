@@ -15,12 +15,14 @@ from headstart.models.norm import make_norm
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu2": lambda x: F.relu(x).square(),
     "swiglu": F.silu,
     "geglu": F.gelu,
 }
 GATED = ("swiglu", "geglu")
 Turns = tuple[Tensor, Tensor]  # cosines and sines of rotary positions
+View = tuple[Tensor | None, bool, Turns | None]  # what a layer may read, causal or not, its turns
 Source = tuple[Tensor, Tensor, Tensor | None]  # keys, values and mask of another text
 
 

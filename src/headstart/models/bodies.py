@@ -9,7 +9,7 @@ from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
 from headstart.models.attention import CrossAttention
-from headstart.models.block import Source
+from headstart.models.block import Source, Turns, View
 from headstart.models.body import Body, Layered
 from headstart.models.cache import Cache, new_cache
 from headstart.models.embedding import Embedding
@@ -38,15 +38,20 @@ class TransformerBody(Layered, Body):
             return None
         return batch.real[:, None, None, :]
 
+    def views(self, batch: Batch, turns: Turns | None) -> list[View]:
+        """How each layer reads."""
+        far = (self.mask(batch), self.is_causal(batch), turns)
+        return self.looks(self.config, far, batch.tokens.shape, self.embedding)
+
     def forward(self, batch: Batch) -> Tensor:
         """A vector for every token (B, T, D)."""
         hidden, turns = self.embedding(batch)
-        return self.through(hidden, self.mask(batch), self.is_causal(batch), turns)
+        return self.through(hidden, self.views(batch, turns))
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and each layer's attention weights (B, A, T, T)."""
         hidden, turns = self.embedding(batch)
-        hidden, weights, _ = self.through_watched(hidden, self.mask(batch), self.is_causal(batch), turns)
+        hidden, weights, _ = self.through_watched(hidden, self.views(batch, turns))
         return hidden, weights
 
 
@@ -63,7 +68,7 @@ class CausalBody(TransformerBody):
         """The vectors (R, T, D) of each row's next tokens (R, T), which the cache then remembers."""
         places = cache.advance(tokens, real)
         hidden, turns = self.embedding.at(tokens, places, cache.length)
-        return self.through_read(hidden, turns, cache, tokens.shape[1])
+        return self.through_read(hidden, turns, cache, places, self.config, self.embedding)
 
 
 class BidirectionalBody(TransformerBody):
@@ -127,8 +132,14 @@ class EncoderDecoderBody(Body):
         source = self._source(batch)
         mask = source.real[:, None, None, :]
         hidden, turns = (self.source_embedding or self.embedding)(source)
-        memory = self.encoder.through(hidden, mask, False, turns)  # (B, S, D)
+        memory = self.encoder.through(hidden, self._looks(source, mask, turns))  # (B, S, D)
         return self._crossing(memory, mask)
+
+    def _looks(self, read: Batch, mask: Tensor | None, turns: Turns | None) -> list[View]:
+        """How each layer reads: of the encoder where a padding mask is given, else of the decoder."""
+        stack = self.decoder if mask is None else self.encoder
+        table = self.embedding if mask is None else (self.source_embedding or self.embedding)
+        return stack.looks(self.config, (mask, mask is None, turns), read.tokens.shape, table)
 
     def _crossing(self, memory: Tensor, mask: Tensor | None) -> list[Source]:
         return [(*cross.remember(memory), mask) for cross in self._crosses()]
@@ -142,7 +153,7 @@ class EncoderDecoderBody(Body):
         """A vector for every target token (B, T, D), all in one pass: each is kept from seeing those after it."""
         sources = self.encode(batch)
         hidden, turns = self.embedding(batch)
-        return self.decoder.through(hidden, None, True, turns, sources)
+        return self.decoder.through(hidden, self._looks(batch, None, turns), sources)
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and the decoder's self-attention weights (B, A, T, T)."""
@@ -154,10 +165,10 @@ class EncoderDecoderBody(Body):
         source = self._source(batch)
         mask = source.real[:, None, None, :]
         hidden, turns = (self.source_embedding or self.embedding)(source)
-        memory, inside, _ = self.encoder.through_watched(hidden, mask, False, turns)
+        memory, inside, _ = self.encoder.through_watched(hidden, self._looks(source, mask, turns))
         hidden, turns = self.embedding(batch)
         hidden, own, across = self.decoder.through_watched(
-            hidden, None, True, turns, self._crossing(memory, mask)
+            hidden, self._looks(batch, None, turns), self._crossing(memory, mask)
         )
         return Watched(hidden, inside, own, across)
 
@@ -173,7 +184,7 @@ class EncoderDecoderBody(Body):
         """The vectors (R, T, D) of each row's next tokens (R, T), which the cache then remembers."""
         places = cache.advance(tokens, real)
         hidden, turns = self.embedding.at(tokens, places, cache.length)
-        return self.decoder.through_read(hidden, turns, cache, tokens.shape[1])
+        return self.decoder.through_read(hidden, turns, cache, places, self.config, self.embedding)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.block import Block, Source, Turns
+from headstart.models.attention import visible, within
+from headstart.models.block import Block, Source, Turns, View
 from headstart.models.cache import Cache
 from headstart.models.embedding import Embedding
 from headstart.models.norm import make_norm
@@ -76,6 +77,8 @@ class Layered(nn.Module):
     def _stack(self, config: BodyConfig, layers: int, crosses: bool = False) -> None:
         self.blocks = nn.ModuleList(Block(config, crosses) for _ in range(layers))
         self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
+        if not config.first_norm:
+            next(self._each()).attention_norm = nn.Identity()
 
     def _each(self) -> Iterator[Block]:
         for block in self.blocks:
@@ -90,40 +93,56 @@ class Layered(nn.Module):
             for outward in added:
                 nn.init.normal_(outward.weight, std=spread / math.sqrt(len(added) * len(self.blocks)))
 
+    def looks(
+        self, config: BodyConfig, far: View, shape: torch.Size | tuple[int, int], table: Embedding
+    ) -> list[View]:
+        """How each layer reads: all of them alike, but for local ones, which see their window by turns of their own."""
+        if config.window is None:
+            return [far] * len(self.blocks)
+        mask, causal, _ = far
+        device = table.tokens.weight.device
+        seen = visible(shape[1], causal, mask, device)
+        near = (within(shape[1], config.window, seen, device), False, table.near_turns(slice(0, shape[1])))
+        return [near if config.is_local(layer) else far for layer in range(len(self.blocks))]
+
     def through(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None,
-        causal: bool,
-        turns: Turns | None,
-        sources: Sequence[Source] | None = None,
+        self, hidden: Tensor, views: Sequence[View], sources: Sequence[Source] | None = None
     ) -> Tensor:
         """Vectors (B, T, D) through all blocks; `sources` holds what each block that crosses reads beside them."""
-        for layer, block in enumerate(self.blocks):
-            hidden = block(hidden, mask, causal, turns, None if sources is None else sources[layer])
+        for layer, (block, view) in enumerate(zip(self.blocks, views, strict=True)):
+            hidden = block(hidden, *view, None if sources is None else sources[layer])
         return self.final_norm(hidden)
 
     def through_watched(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None,
-        causal: bool,
-        turns: Turns | None,
-        sources: Sequence[Source] | None = None,
+        self, hidden: Tensor, views: Sequence[View], sources: Sequence[Source] | None = None
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """What `through` gives, each layer's weights (B, A, T, T), and those over the source (B, A, T, S)."""
         weights, crossed = [], []
-        for layer, block in enumerate(self._each()):
+        for layer, (block, view) in enumerate(zip(self._each(), views, strict=True)):
             source = None if sources is None else sources[layer]
-            hidden, seen, across = block.watch(hidden, mask, causal, turns, source)
+            hidden, seen, across = block.watch(hidden, *view, source)
             weights.append(seen)
             crossed += [] if across is None else [across]
         return self.final_norm(hidden), weights, crossed
 
-    def through_read(self, hidden: Tensor, turns: Turns | None, cache: Cache, new: int) -> Tensor:
-        """What `through` gives at the last `new` positions, the earlier ones being remembered."""
-        mask, causal = cache.mask(new)
+    def through_read(
+        self,
+        hidden: Tensor,
+        turns: Turns | None,
+        cache: Cache,
+        places: Tensor,
+        config: BodyConfig,
+        table: Embedding,
+    ) -> Tensor:
+        """What `through` gives at the last positions, which stand at `places` (R, T); earlier ones are remembered."""
+        far = (*cache.mask(places.shape[1]), turns)
+        near = (
+            far
+            if config.window is None
+            else (cache.near(places, config.window), False, table.near_turns(places))
+        )
         for layer, block in enumerate(self._each()):
+            mask, causal, own = near if config.is_local(layer) else far
             source = (*cache.sources[layer], cache.source_mask) if cache.sources else None
-            hidden = block.read(hidden, mask, causal, turns, cache.pasts[layer], source)
+            hidden = block.read(hidden, mask, causal, own, cache.pasts[layer], source)
         return self.final_norm(hidden)

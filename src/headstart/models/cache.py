@@ -14,6 +14,7 @@ class Past:
     values: Tensor | None = None
     length: int = 0
     room: int = 0  # positions to make room for at the start
+    spare: tuple[Tensor, Tensor] | None = None  # where keys and values were before they last moved
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values, with those of the new positions at the end."""
@@ -39,12 +40,17 @@ class Past:
         """Keep these rows, in this order; a row may be taken more than once."""
         if self.keys is None or self.values is None:
             return
-        shape = (len(rows), *self.keys.shape[1:])
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_empty(shape)
-            torch.index_select(old[:, :, : self.length], 0, rows, out=new[:, :, : self.length])
-            setattr(self, name, new)
+        old, self.keys, self.values = (self.keys, self.values), *self._second(len(rows), self.keys)
+        for before, after in zip(old, (self.keys, self.values), strict=True):
+            torch.index_select(before[:, :, : self.length], 0, rows, out=after[:, :, : self.length])
+        self.spare = old
+
+    def _second(self, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Two places to copy to: those that the last copy left, since memory that is new to the process is slow."""
+        if self.spare is None or len(self.spare[0]) < rows or self.spare[0].shape[1:] != like.shape[1:]:
+            shape = (rows, *like.shape[1:])
+            return like.new_empty(shape), like.new_empty(shape)
+        return self.spare[0][:rows], self.spare[1][:rows]
 
 
 @dataclass
@@ -89,6 +95,13 @@ class Cache:
         length = self.length
         square = torch.ones(new, length, dtype=torch.bool, device=self.real.device).tril(length - new)
         return square & self.real[:, None, None, :], False
+
+    def near(self, places: Tensor, window: int) -> Tensor:
+        """What positions at `places` (R, T) may see of the `window` tokens before them: a mask (R, 1, T, length)."""
+        keys = self.real.cumsum(dim=1) - 1  # (R, length)
+        distance = places[:, :, None] - keys[:, None, :]  # (R, T, length)
+        seen = (distance >= 0) & (distance <= window) & self.real[:, None, :]
+        return seen[:, None]
 
     def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Keep these rows in this order, and of the sources those named (all by default)."""

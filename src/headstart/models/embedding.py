@@ -24,7 +24,8 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 def rotary_turns(length: int, width: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines (T, D/A) of each position's rotation, the two halves alike."""
-    rate = base ** (-torch.arange(0, width, 2, dtype=torch.float) / width)
+    # the quotient is taken as `transformers` takes it: far out, the last bit of a rate turns into an angle
+    rate = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float) / width)
     angle = torch.outer(torch.arange(length, dtype=torch.float), rate).repeat(1, 2)
     return angle.cos(), angle.sin()
 
@@ -35,6 +36,8 @@ class Embedding(nn.Module):
     waves: Tensor  # (T, D), sinusoidal positions
     cos: Tensor  # (T, D/A), rotary positions
     sin: Tensor
+    near_cos: Tensor  # the same in layers that see a window
+    near_sin: Tensor
 
     def __init__(self, config: BodyConfig, vocabulary: int):
         super().__init__()
@@ -54,6 +57,11 @@ class Embedding(nn.Module):
             cos, sin = rotary_turns(length, config.width // config.attention_heads, config.rotary_base)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
+            if config.window is not None:
+                width = config.width // config.attention_heads
+                cos, sin = rotary_turns(length, width, config.window_rotary_base)
+                self.register_buffer("near_cos", cos, persistent=False)
+                self.register_buffer("near_sin", sin, persistent=False)
 
     def _reach(self, length: int) -> None:
         if length <= self.config.max_length:
@@ -97,3 +105,7 @@ class Embedding(nn.Module):
         if self.pairs is not None:
             hidden = hidden + (self.pairs.weight[0] if segments is None else self.pairs(segments))
         return drop(self.norm(hidden), self.config.dropout, self.training), turns
+
+    def near_turns(self, places: slice | Tensor) -> tuple[Tensor, Tensor] | None:
+        """The rotary turns of layers that see a window; known for every length that was read."""
+        return (self.near_cos[places], self.near_sin[places]) if self.config.positions == "rotary" else None

@@ -185,7 +185,7 @@ def _attends(trained: Trained) -> str:
 
 def _writes(trained: Trained) -> str:
     is_causal = trained.info.config.body.kind == "causal"
-    return "" if is_causal and "lm" in trained.heads() else "writes no text"
+    return "" if is_causal and "lm" in trained.specs else "writes no text"
 
 
 def _translates(trained: Trained) -> str:

@@ -1,5 +1,6 @@
 """Optimisers: which weights change, how fast, and by which rule."""
 
+import re
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def _share(name: str, model: Model, config: OptimizerConfig) -> float:
 
 
 def _is_matrix_of_block(name: str, weight: nn.Parameter) -> bool:
-    return name.startswith("body.blocks.") and weight.ndim == 2
+    return re.match(r"body\.(encoder\.|decoder\.)?blocks\.", name) is not None and weight.ndim == 2
 
 
 def make_optimizer(model: Model, config: OptimizerConfig) -> Optimizers:

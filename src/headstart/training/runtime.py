@@ -47,14 +47,23 @@ def start_runtime(config: TrainingConfig) -> Runtime:
             f"this machine cannot use device {name!r}: {str(error).splitlines()[0]}",
             hint="set training.device=auto",
         ) from None
-    if config.precision == "auto":
-        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = torch.bfloat16 if has_bfloat16 else torch.float32
+    if config.precision in ("auto", "fast"):
+        may_use = device.type == "cuda" or config.precision == "fast"
+        precision = torch.bfloat16 if may_use and has_bfloat16(device) else torch.float32
     else:
         precision = getattr(torch, config.precision)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     return Runtime(device, precision)
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device multiplies bfloat16 itself, so that it is faster than float32 there."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
 
 
 def seed_for(*numbers: int) -> int:

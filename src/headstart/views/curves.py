@@ -86,7 +86,7 @@ def accuracy_curves(comparison: Comparison, labels: int | None = None) -> CurveD
     colours = _colours(comparison)
     lines, levels = [], []
     for arm in comparison.arms:
-        if arm.labels != budget or not arm.results:
+        if arm.labels != budget or not arm.results or arm.kind == "ensemble":  # it is judged once, at the end
             continue
         if arm.kind != "classical" and all(len(result.curve) > 1 for result in arm.results):
             x, values = _on_one_grid(arm.results)

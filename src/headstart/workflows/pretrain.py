@@ -64,6 +64,9 @@ def pretrain(
         raise ConfigError(
             "a base has nothing to freeze before it is trained", hint="leave training.freeze out"
         )
+    for name in ("reset_layers", "bpe_dropout", "cutoff"):
+        if getattr(config.training, name):
+            raise ConfigError(f"training.{name} is for fine-tuning", hint="leave it out when you pretrain")
     config = fit_length(config.with_({"body": objective.settle(config.body).model_dump()}), settings or {})
     runtime = start_runtime(config.training)
     folder = RunFolder.create(Path(out))

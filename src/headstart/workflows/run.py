@@ -4,7 +4,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from headstart.views.run_report import render_run
 from headstart.workflows.tensorboard import TensorBoardLog
 
 FORMAT = 1  # of run.json; a newer one is refused with a word
+TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class RunInfo:
     inputs: dict[str, Any]  # what the command was given: data, corpora, base
     story: dict[str, Any]
     transfer: dict[str, Any] | None = None
+    pair: list[str] = field(default_factory=list)  # the languages of a translator: from, to
+    source_fingerprint: str = ""  # of the source's tokenizer, where it has its own
+    has_heads: bool = True  # False for a body that came in without any
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with the format's number first."""
@@ -162,11 +166,18 @@ class RunFolder:
 
     def tokenizer(self, info: RunInfo) -> Tokenizer:
         """The run's tokenizer, which must be the one it was trained with."""
-        tokenizer = Tokenizer.load(self.path)
-        if tokenizer.fingerprint != info.fingerprint:
+        return self._tokenizer(TOKENIZER, info.fingerprint)
+
+    def source_tokenizer(self, info: RunInfo) -> Tokenizer | None:
+        """The tokenizer of what a translator reads, where it is another than that of what it writes."""
+        return self._tokenizer(SOURCE_TOKENIZER, info.source_fingerprint) if info.source_fingerprint else None
+
+    def _tokenizer(self, name: str, fingerprint: str) -> Tokenizer:
+        tokenizer = Tokenizer.load(self.path, name)
+        if tokenizer.fingerprint != fingerprint:
             raise RunError(
-                f"the tokenizer in {self.path} is not the one this run was trained with",
-                hint=f"put back the tokenizer whose fingerprint is {info.fingerprint[:12]}…",
+                f"the {name.removesuffix('.json')} in {self.path} is not the one this run was trained with",
+                hint=f"put back the tokenizer whose fingerprint is {fingerprint[:12]}…",
             )
         return tokenizer
 
@@ -175,6 +186,8 @@ class RunFolder:
         parts = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.tensors()}
         if trainer.best is not None:
             parts["best"] = trainer.best
+        if trainer.average.tensors:
+            parts["average"] = trainer.average.tensors
         save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
 
     def load_state(self, trainer: Trainer) -> bool:
@@ -189,6 +202,8 @@ class RunFolder:
         trainer.best = (
             {name: weight.to(device) for name, weight in parts["best"].items()} if "best" in parts else None
         )
+        averaged = parts.get("average", {})
+        trainer.average.tensors = {name: weight.to(device) for name, weight in averaged.items()}
         trainer.state = State.from_dict(state)
         return True
 
@@ -209,7 +224,15 @@ class RunFolder:
 
 
 # What a run writes before run.json: if that is all there is, the run died before it began.
-LEFTOVERS = (".lock", "tokenizer.json", "dict.txt", "sentencepiece.model", "seen.npy")
+LEFTOVERS = (
+    ".lock",
+    TOKENIZER,
+    SOURCE_TOKENIZER,
+    "roles.json",
+    "dict.txt",
+    "sentencepiece.model",
+    "seen.npy",
+)
 
 
 def _is_leftover(path: Path) -> bool:
@@ -262,14 +285,23 @@ class Trained:
     tokenizer: Tokenizer
     weights: dict[str, Tensor]
     seen: np.ndarray
+    own_source_tokenizer: Tokenizer | None = None  # of a translator with a vocabulary for each side
 
-    def heads(self) -> dict[str, HeadSpec]:
-        """The heads that the model has, by name."""
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        """What splits the texts that a translator reads."""
+        return self.own_source_tokenizer or self.tokenizer
+
+    @property
+    def specs(self) -> dict[str, HeadSpec]:
+        """The heads of the model; none for a body that came in without any."""
+        if not self.info.has_heads:
+            return {}
         return self.objective.heads(self.info.config.body, self.info.vocabulary, len(self.info.classes))
 
     def model(self) -> Model:
         """The model with its weights."""
-        model = build_model(self.info.config.body, self.info.vocabulary, self.heads())
+        model = build_model(self.info.config.body, self.info.vocabulary, self.specs)
         model.load_state_dict(self.weights)
         return model.eval()
 
@@ -299,7 +331,17 @@ def load_trained(name: str) -> Trained:
         tokenizer=folder.tokenizer(info),
         weights=load_weights(path / "model.safetensors"),
         seen=folder.seen(),
+        own_source_tokenizer=folder.source_tokenizer(info),
     )
+
+
+def need_heads(trained: Trained) -> None:
+    """Refuse to ask a body that has no head to answer with."""
+    if not trained.info.has_heads:
+        raise RunError(
+            f"{trained.name} came in without a language-model head, so it can be asked nothing",
+            hint=f"`headstart finetune {trained.name} DATA --out RUN` gives it a head; `headstart embed` needs none",
+        )
 
 
 def train_in(

@@ -1,0 +1,228 @@
+"""An encoder-decoder trained on texts and their translations: fine-tuning with another head."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstart.checkpoint import has_checkpoint
+from headstart.config import RunConfig
+from headstart.data.example import hashes
+from headstart.data.loader import TextLoader, padding_share
+from headstart.errors import RunError
+from headstart.models.model import Model, build_model, count_parameters
+from headstart.objectives.table import make_objective
+from headstart.objectives.translate import Translate
+from headstart.results import Transfer, TranslationScore, plain
+from headstart.training.events import Event, Note
+from headstart.training.loop import Evaluation, Trainer
+from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
+from headstart.training.translation_metrics import score_translations
+from headstart.workflows.decoding import write_translations
+from headstart.workflows.finetune import SCRATCH, marked_places
+from headstart.workflows.plan import announce
+from headstart.workflows.pretrain import absolute
+from headstart.workflows.run import SOURCE_TOKENIZER, RunFolder, RunInfo, Trained, load_trained, train_in
+from headstart.workflows.score_translation import mark_losses, mark_translations
+from headstart.workflows.story import tell_story
+from headstart.workflows.translation_task import (
+    TranslationTask,
+    choose_tokenizers,
+    load_pairs,
+    make_translation_task,
+    pairs_fingerprint,
+)
+from headstart.workflows.warm_start import translator_config, warm_start
+
+
+@dataclass(frozen=True)
+class FinishedTranslator:
+    """A finished translator and its marks on the validation part."""
+
+    path: Path
+    pair: str
+    score: TranslationScore
+    curve: list[dict[str, float]]
+    best_epoch: float
+    transfer: Transfer | None
+    parameters: int
+    seconds: float
+
+
+def train_translator(
+    base: str,
+    data: str,
+    pair: str,
+    out: str | Path,
+    *,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> FinishedTranslator:
+    """Train a translator on DATA, around the layers of BASE (a run folder or a shipped base's name) or from `scratch`."""
+    trained = None if base == SCRATCH else load_trained(base)
+    config, _ = translator_config(trained, preset, settings or {})
+    runtime = start_runtime(config.training)
+    folder = RunFolder.create(Path(out))
+    try:
+        with folder:
+            return _run(folder, config, data, pair, base, trained, runtime, None, on_event)
+    finally:
+        folder.remove_if_bare()
+
+
+def resume_translator(
+    folder: RunFolder, info: RunInfo, on_event: Callable[[Event], None]
+) -> FinishedTranslator:
+    """Go on with an unfinished run; the folder is held by the caller."""
+    base = info.inputs["base"]
+    is_begun = base == SCRATCH or has_checkpoint(folder.checkpoints)
+    trained = None if is_begun else load_trained(base)
+    runtime = start_runtime(info.config.training)
+    pair = "-".join(info.pair)
+    return _run(folder, info.config, info.inputs["data"], pair, base, trained, runtime, info, on_event)
+
+
+def _run(
+    folder: RunFolder,
+    config: RunConfig,
+    data: str,
+    pair: str,
+    base: str,
+    trained: Trained | None,
+    runtime: Runtime,
+    known: RunInfo | None,
+    on_event: Callable[[Event], None],
+) -> FinishedTranslator:
+    started = time.time()
+    text = load_pairs(data, pair, config, on_event)
+    if known is None:
+        tokenizers = choose_tokenizers(config, text, trained, on_event)
+    else:
+        own = folder.tokenizer(known)
+        tokenizers = own, folder.source_tokenizer(known) or own
+        if known.inputs["fingerprint"] != pairs_fingerprint(text):
+            raise RunError(
+                f"the data of {folder.path} has changed since the run began", hint="put the old pairs back"
+            )
+    task = make_translation_task(text, tokenizers, config, on_event)
+    config = config.with_(
+        {"body": {"source_vocabulary": None if task.is_shared else task.source_tokenizer.size}}
+    )
+    announce(config, runtime.device.type, task.tokenizer.size, 0, task.tokens, on_event)
+    objective = make_objective(config.objective)
+    assert isinstance(objective, Translate)
+    model, moved = _build(config, objective, task, trained)
+    info = known or _begin(folder, config, data, base, task, trained, moved, runtime)
+    if moved is not None:
+        on_event(Note(f"from {base}: {moved.summary()}"))
+    with stopping_gently() as stop:
+        trainer = make_translation_trainer(model, objective, task, config, runtime, on_event, stop)
+        share = padding_share(trainer.loader)
+        on_event(
+            Note(
+                f"{count_parameters(model):,} parameters; {len(task.rows['train']):,} pairs to learn from, "
+                f"{task.tokens:,} tokens on both sides, {share:.0%} padding beside them"
+            )
+        )
+        train_in(folder, trainer, known is not None, on_event)
+    score, _ = mark_translations(
+        model, objective, task, "valid", runtime, folder.seen(), measures=("bleu", "chrf")
+    )
+    curve, best = trainer.state.curve, trainer.state.best_step
+    epoch = next((point["epoch"] for point in curve if point["step"] == best), trainer.epochs_done)
+    finished = FinishedTranslator(
+        path=folder.path,
+        pair=pair,
+        score=score,
+        curve=curve,
+        best_epoch=epoch if config.training.keep == "best" else trainer.epochs_done,
+        transfer=Transfer(**info.transfer) if info.transfer else None,
+        parameters=count_parameters(model),
+        seconds=trainer.state.seconds,
+    )
+    story = plain(tell_story(runtime, [config.training.seed], started, info.story["command"]))
+    folder.finish(info, model, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
+    return finished
+
+
+def _build(
+    config: RunConfig, objective: Translate, task: TranslationTask, trained: Trained | None
+) -> tuple[Model, Transfer | None]:
+    """A translator with the base's layers in it, and the account of what crossed; all fresh without a base."""
+    seed_everything(config.training.seed, 0, 3)
+    specs = objective.heads(config.body, task.tokenizer.size, 0)
+    model = build_model(config.body, task.tokenizer.size, specs)
+    return model, None if trained is None else warm_start(trained, model)
+
+
+def _begin(
+    folder: RunFolder,
+    config: RunConfig,
+    data: str,
+    base: str,
+    task: TranslationTask,
+    trained: Trained | None,
+    moved: Transfer | None,
+    runtime: Runtime,
+) -> RunInfo:
+    """Write all that a resume needs, run.json last: from then on the run can be taken up."""
+    info = RunInfo(
+        config=config,
+        status="running",
+        vocabulary=task.tokenizer.size,
+        classes=[],
+        fingerprint=task.tokenizer.fingerprint,
+        inputs={
+            "data": absolute([data])[0],
+            "base": absolute([base])[0] if base != SCRATCH else base,
+            "fingerprint": pairs_fingerprint(task.text),
+        },
+        story=plain(tell_story(runtime, [config.training.seed])),
+        transfer=plain(moved) if moved is not None else None,
+        pair=list(task.text.pair),
+        source_fingerprint="" if task.is_shared else task.source_tokenizer.fingerprint,
+    )
+    task.tokenizer.save(folder.path)
+    if not task.is_shared:
+        task.source_tokenizer.save(folder.path, SOURCE_TOKENIZER)
+    seen = hashes(task.text.sources("train"))
+    folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
+    folder.write_info(info)
+    return info
+
+
+def make_translation_trainer(
+    model: Model,
+    objective: Translate,
+    task: TranslationTask,
+    config: RunConfig,
+    runtime: Runtime,
+    on_event: Callable[[Event], None] = lambda event: None,
+    stop: StopWish | None = None,
+) -> Trainer:
+    """A trainer over the pairs to learn from that marks itself on those to tune on, by loss and by real decoding."""
+    training = config.training
+    loader = TextLoader(task.rows["train"], training.batch_tokens, training.batch_examples, training.seed)
+    chosen = marked_places(len(task.rows["valid"]), training.marked)
+    rows, sources = task.rows["valid"], task.sources("valid")
+    rows, sources = [rows[place] for place in chosen], [sources[place] for place in chosen]
+    references = [task.text.valid[place].target for place in chosen]
+
+    def marks(model: Model) -> Evaluation:
+        loss, accuracy = mark_losses(model, objective, rows, task.tokenizer, runtime)
+        values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": accuracy}
+        if objective.best == "loss":
+            return Evaluation(values, rank=-loss)
+        written = write_translations(model, sources, task.tokenizer, runtime)
+        found = [task.tokenizer.decode(each.tokens) for each in written]
+        language = task.text.pair[1]
+        values["bleu"] = score_translations(found, references, language, measures=("bleu",)).bleu
+        return Evaluation(values, rank=values["bleu"] - 1e-6 * min(loss, 100.0))
+
+    model.to(runtime.device)
+    return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)
