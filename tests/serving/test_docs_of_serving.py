@@ -12,7 +12,7 @@ CURLS = re.findall(r"^curl .*$", PAGE, flags=re.MULTILINE)
 
 @pytest.mark.parametrize("line", CURLS, ids=range(len(CURLS)))
 def test_every_curl_in_the_docs_is_answered(serve, line):
-    client, _ = serve("classifier", "base")
+    client, _ = serve("classifier", "base", "translator")
     words = shlex.split(line)
     path = next(word for word in words if word.startswith("http")).removeprefix("http://127.0.0.1:8000")
     if "-d" in words:
