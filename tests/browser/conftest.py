@@ -48,7 +48,7 @@ def open_browser(folder, size=DESKTOP):
 @pytest.fixture(scope="session")
 def server(runs):
     """The address of a server over the small runs."""
-    names = ("classifier", "base", "unfinished", "comparison")
+    names = ("classifier", "base", "translator", "unfinished", "comparison")
     with running(*(runs / name for name in names)) as (_, port):
         yield f"http://127.0.0.1:{port}"
 

@@ -11,7 +11,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from tests.browser.conftest import DESKTOP, PHONE
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)> \"quote' &amp; \u202etfel 🎬 " + "w" * 300
-TABS = ["classify", "write", "attention", "runs", "plan"]
+TABS = ["classify", "write", "translate", "attention", "runs", "plan"]
 
 
 class Page:
@@ -172,6 +172,22 @@ def test_attention_is_explored_by_mouse_and_by_keyboard(page):
     assert drawn > 10
     page.send("attention")
     assert title() == "Layer 1, attention head 1"
+
+
+def test_a_translation_shows_under_the_pointer_where_each_token_looks(page):
+    page.open("translate")
+    page.type("#translate-text", "1234 <b>")
+    page.send("translate")
+    assert page.find("#translate-result").is_displayed()
+    queries = page.shadow("#translate-maps", "#queries .token")
+    keys = page.shadow("#translate-maps", "#keys .token")
+    assert "1234" in "".join(page.run("return arguments[0].map(e => e.textContent)", keys)).replace("▁", "")
+    said = lambda: page.shadow("#translate-maps", "#said")[0].text
+    ActionChains(page.browser).move_to_element(queries[0]).perform()
+    assert "looks at" in said()
+    ActionChains(page.browser).move_to_element(keys[1]).perform()
+    assert "is looked at by" in said()
+    assert not page.shadow("#translate-maps", "#keys b")
 
 
 def test_a_plan_is_calculated(page):

@@ -6,18 +6,20 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
+import headstart
 from headstart.serving.app import make_app
 from headstart.serving.bounds import Bounds
 from headstart.serving.log import Log
 from headstart.serving.service import make_service
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
+from tests.parallel_worlds import TASKS, write_aligned
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """A causal base and a classifier of a few steps, a run that is still training, and a finished comparison."""
+    """A causal base, a classifier and a translator of a few steps, a run that is still training, and a finished comparison."""
     folder = tmp_path_factory.mktemp("served")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADSTART_CACHE", str(folder / "cache"))
@@ -29,6 +31,16 @@ def runs(tmp_path_factory):
         short["training"] = {"steps": 4, "length": 32}
         data = str(write_labelled(folder / "labelled.tsv"))
         finetune("scratch", data, folder / "classifier", settings=short)
+        write_aligned(folder / "pairs", TASKS["number-words"], count=60)
+        translator = {
+            "body": {**QUICK["body"], "max_length": 40, "positions": "sinusoidal"},
+            "tokenizer": {"kind": "bpe", "vocabulary": 300},
+            "training": {"length": 40, "batch_tokens": 1024, "steps": 3},
+            "schedule": {"warmup_steps": 10},
+        }
+        headstart.finetune(
+            "scratch", str(folder / "pairs"), folder / "translator", pair="src-trg", settings=translator
+        )
     unfinished = folder / "unfinished"
     unfinished.mkdir()
     about = json.loads((folder / "base" / "run.json").read_text("utf-8"))

@@ -3,31 +3,9 @@
 import json
 
 import numpy as np
-import pytest
 
-from headstart.config import TokenizerConfig
-from headstart.data.tokenizer import TOKENIZERS, train_tokenizer
 from headstart.serving import schema
-from headstart.serving.writing import Speller
-
-TEXTS = ["a superb film – 日本語 🎬 – and a très dreadful plot."] * 3 + ["an ending, quite\nmoving"]
-
-
-@pytest.fixture(scope="module", params=sorted(TOKENIZERS))
-def tokenizer(request):
-    return train_tokenizer(TEXTS, TokenizerConfig(kind=request.param, vocabulary=300))
-
-
-@pytest.mark.parametrize("text", TEXTS[2:])
-def test_pieces_add_up_to_the_text_and_never_hold_half_a_character(tokenizer, text):
-    ids = tokenizer.encode([text])[0]
-    for place in (0, 1, len(ids) // 2):
-        speller = Speller(tokenizer, ids[:place])
-        pieces = [speller.add(int(token)) for token in ids[place:]]
-        pieces.append(speller.rest())
-        assert "".join(pieces) == speller.text
-        assert "\ufffd" not in speller.text or "[UNK]" in tokenizer.pieces(ids)
-        assert tokenizer.decode(ids).endswith(speller.text.strip())
+from headstart.workflows.generate import generate
 
 
 def lines(answer):
@@ -43,6 +21,21 @@ def test_a_stream_of_pieces_ends_with_the_whole(serve):
     assert "".join(piece["text"] for piece in pieces) == found.text
     assert 0 < found.tokens <= 12
     assert client.post("/v1/generate", json={**asked, "stream": False}).json() == last
+
+
+def test_the_text_is_that_of_the_command(serve, runs):
+    client, _ = serve()
+    for how in (
+        {"seed": 3},
+        {"temperature": 0.0},
+        {"top_k": 5, "temperature": 1.5},
+        {"top_p": 0.5, "seed": 8},
+    ):
+        asked = {"prompt": "the film was", "tokens": 12, **how}
+        found = client.post("/v1/generate", json={**asked, "stream": False}).json()
+        [known] = generate(str(runs / "base"), "the film was", tokens=12, **how)
+        assert (found["text"], found["tokens"]) == (known.text, known.tokens)
+        assert found["reason"] == ("length" if known.is_cut else "end")
 
 
 def test_chance_is_the_seeds_and_nothing_elses(serve):

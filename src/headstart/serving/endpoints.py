@@ -147,8 +147,14 @@ async def generate(service: Service, request: Request, asked: schema.GenerateReq
 
 async def translate(service: Service, request: Request, asked: schema.TranslateRequest) -> Response:
     """Each text in the other language."""
-    await find(service, "translate", asked.model)
-    raise Refusal(501, "this server translates nothing yet", hint="ask for a label or a vector")
+    check_texts(service, asked.texts)
+    entry = await find(service, "translate", asked.model)
+    assert entry.loaded is not None
+    assert entry.batcher is not None
+    costs = [entry.loaded.cost("translate", text) for text in asked.texts]
+    future = entry.batcher.submit(("translate", asked.attention), asked.texts, costs, service.bounds.seconds)
+    found = await answered(future, request, service.bounds.seconds)
+    return await asyncio.to_thread(reply, {"model": entry.name, "translations": found})
 
 
 async def plan(service: Service, request: Request, asked: schema.PlanRequest) -> Response:
@@ -302,7 +308,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/v1/generate", "Go on with a text", generate, schema.GenerateRequest,
              ((JSON, schema.GenerateAnswer), (LINES, None)), _ASKING, "generate"),
     Endpoint("POST", "/v1/translate", "Translate texts", translate, schema.TranslateRequest,
-             ((JSON, schema.TranslateAnswer),), (*_ASKING, 501), "translate"),
+             ((JSON, schema.TranslateAnswer),), _ASKING, "translate"),
     Endpoint("POST", "/v1/attention", "See where each token looks", attention, schema.AttentionRequest,
              ((JSON, schema.AttentionAnswer),), _ASKING, "attention"),
     Endpoint("POST", "/v1/plan", "Plan a run before it starts", plan, schema.PlanRequest,

@@ -9,19 +9,27 @@ from headstart.batch import Row
 from headstart.errors import RunError
 from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.model import count_parameters
+from headstart.objectives.hybrid import CausalAndMasked
 from headstart.serving.bounds import Bounds
+from headstart.serving.maps import check_size, shown_maps
 from headstart.serving.refusal import Refusal
 from headstart.serving.schema import Ability, GenerateRequest
+from headstart.serving.translation import translations
 from headstart.serving.writing import write
 from headstart.training.evaluate import class_scores
 from headstart.training.runtime import start_runtime
-from headstart.views.attention import attention_maps, entropy, mean_distance, readable
+from headstart.views.attention import attention_maps, readable
 from headstart.workflows.embed import Encoder, plain_batch, usual_length
 from headstart.workflows.explain import leave_one_out
 from headstart.workflows.finetune import MARK_TOKENS
+from headstart.workflows.generate import Writer, open_writer
 from headstart.workflows.run import Trained
+from headstart.workflows.translating import Translator, open_translator
 
 CHARACTERS_A_TOKEN = 3  # a guess that is good enough to share out work by
+SEARCHED = (
+    20  # readings that a token of a source costs: as many hypotheses as a search is wide, each step by step
+)
 ON_CPU = 1024  # tokens read together there: in parts of like length, padding is less and caches hold them
 
 
@@ -40,7 +48,10 @@ class Loaded:
             "classify": self._classify,
             "embed": self._embed,
             "attention": self._attention,
+            "translate": self._translate,
         }
+        self.writer: Writer | None = None if self.why_not("generate") else open_writer(trained)
+        self.translator: Translator | None = None if self.why_not("translate") else open_translator(trained)
 
     def why_not(self, ability: Ability) -> str:
         """Why the run cannot do this; empty when it can."""
@@ -58,6 +69,8 @@ class Loaded:
     def cost(self, ability: Ability, text: str, explained: bool = False) -> int:
         """About how many tokens of work a text is."""
         tokens = min(len(text) // CHARACTERS_A_TOKEN + 2, self.length(ability))
+        if ability == "translate":
+            return SEARCHED * tokens + len(text) // 64
         return tokens * (min(tokens, self.bounds.explained) if explained else 1) + len(text) // 64
 
     def work(self, kind: Hashable, items: Sequence[Any]) -> Sequence[Any]:
@@ -68,7 +81,8 @@ class Loaded:
 
     def write(self, asked: GenerateRequest, most: int, name: str) -> Iterator[dict[str, Any]]:
         """At most `most` tokens after a prompt, piece by piece."""
-        return write(self.model, self.tokenizer, self.config.body.max_length, asked, most, name)
+        assert self.writer is not None
+        return write(self.writer, self.config.body.max_length, asked, most, name)
 
     def _rows(self, ability: Ability, texts: Sequence[str]) -> tuple[list[Row], list[bool]]:
         """The texts as framed tokens, and which of them were cut."""
@@ -146,28 +160,16 @@ class Loaded:
             if number is not None and number > most:
                 raise Refusal(404, f"there is no {name} {number} in this run", hint=f"it has {most}")
         count = (1 if layer else asked[0][2]) * (1 if attention_head else asked[1][2])
-        if count * len(row.tokens) ** 2 > self.bounds.attention:
-            raise Refusal(
-                422,
-                f"{count} maps of {len(row.tokens)} tokens are more than one answer holds",
-                hint="ask for one layer and attention_head, or send a shorter text",
-            )
+        check_size(count, len(row.tokens), len(row.tokens), self.bounds.attention)
         batch = plain_batch([row], self.tokenizer.padding).to(self.runtime.device)
         maps = attention_maps(self.model, batch, self.tokenizer.pieces(row.tokens))
-        layers, heads = maps.chosen(layer, attention_head)
-        shown = [
-            {
-                "layer": at + 1,
-                "attention_head": head + 1,
-                "weights": np.round(maps.weights[at, head].astype(np.float64), 5).tolist(),
-                "entropy": round(float(entropy(maps.weights[at, head]).mean()), 4),
-                "distance": round(float(mean_distance(maps.weights[at, head]).mean()), 4),
-            }
-            for at in layers
-            for head in heads
-        ]
-        seen = maps.seen.astype(int).tolist()
-        return {"queries": maps.queries, "keys": maps.keys, "seen": seen, "maps": shown, "cut": cut}
+        return {**shown_maps(maps, layer, attention_head), "cut": cut}
+
+    def _translate(self, texts: Sequence[str], attention: bool) -> list[dict[str, Any]]:
+        assert self.translator is not None
+        return translations(
+            self.translator, self.trained, self.model, texts, attention, self.bounds.attention
+        )
 
 
 def _classifies(trained: Trained) -> str:
@@ -184,12 +186,13 @@ def _attends(trained: Trained) -> str:
 
 
 def _writes(trained: Trained) -> str:
-    is_causal = trained.info.config.body.kind == "causal"
-    return "" if is_causal and "lm" in trained.specs else "writes no text"
+    kind, reads = trained.info.config.body.kind, trained.objective.reads
+    can = reads == "blocks" and (kind == "causal" or isinstance(trained.objective, CausalAndMasked))
+    return "" if can else f"was trained with {trained.objective.name} and writes no text"
 
 
 def _translates(trained: Trained) -> str:
-    return "does not translate"
+    return "" if trained.objective.reads == "translations" else "was not trained to translate"
 
 
 _REASONS: dict[Ability, Callable[[Trained], str]] = {

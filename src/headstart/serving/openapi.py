@@ -25,7 +25,6 @@ REASONS = {
     415: "The body is not said to be JSON.",
     422: "The request does not fit its description.",
     429: "Too much is waiting; Retry-After says when to ask again.",
-    501: "The server cannot do this.",
     503: "The server is stopping, or too busy; Retry-After says when to ask again.",
 }
 

@@ -115,14 +115,19 @@ class AttentionMap(Answer):
     distance: float = Field(description="mean distance of a look, in tokens")
 
 
-class AttentionAnswer(Answer):
-    """Where each token looks."""
+class AttentionMaps(Answer):
+    """The weights of several attention heads over the same tokens."""
 
-    model: str
     queries: list[str] = Field(description="tokens that look; ▁ is a space")
     keys: list[str] = Field(description="tokens that are looked at")
     seen: list[list[int]] = Field(description="1 where a query may read a key")
     maps: list[AttentionMap]
+
+
+class AttentionAnswer(AttentionMaps):
+    """Where each token looks."""
+
+    model: str
     cut: bool
 
 
@@ -133,12 +138,12 @@ class GenerateRequest(ForModel):
     tokens: Annotated[int, Field(ge=1), WHOLE] | None = Field(
         None, description="new tokens at most; 64 unless told, or the server's bound where that is less"
     )
-    temperature: float = Field(1.0, ge=0, le=10, description="0 = the likeliest token each time")
+    temperature: float = Field(0.8, ge=0, le=10, description="0 = the likeliest token each time")
     top_k: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | None = Field(
         None, description="choose among this many tokens"
     )
     top_p: float | None = Field(
-        None, gt=0, le=1, description="choose among tokens that hold this much probability"
+        None, gt=0, le=1, description="choose among tokens that hold this much probability; 0.95 unless told"
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] = Field(
         0, description="the same seed gives the same text"
@@ -160,9 +165,7 @@ class TranslateRequest(ForModel):
     """Texts to translate."""
 
     texts: list[Text] = Field(min_length=1)
-    attention: bool = Field(
-        False, description="also tell where each new token looks in the source; for one text"
-    )
+    attention: bool = Field(False, description="also tell where each new token looks in the source")
 
 
 class Translation(Answer):
@@ -170,7 +173,7 @@ class Translation(Answer):
 
     text: str
     cut: bool
-    attention: AttentionAnswer | None = None
+    attention: AttentionMaps | None = None
 
 
 class TranslateAnswer(Answer):
