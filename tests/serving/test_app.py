@@ -43,6 +43,25 @@ def test_every_text_can_be_read_be_it_ever_so_odd(serve):
         assert answer.status_code == 200, answer.text
 
 
+HUGE = {
+    "letters": "a" * 50_000,
+    "families": "\U0001f468\u200d" * 25_000,
+    "accents": ("e" + "\u0301" * 99) * 500,
+    "right to left": "\u202e\u0645\u0631" * 16_000,
+    "nothing visible": "\u200b" * 50_000,
+    "zeros": "\x00" * 50_000,
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_huge_texts_of_any_script_are_read_as_far_as_the_run_reads(serve, name):
+    client, _ = serve()
+    body = json.dumps({"texts": [HUGE[name]]}, ensure_ascii=False).encode("utf-8")
+    answer = client.post("/v1/classify", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200, answer.text[:300]
+    assert answer.json()["labels"][0]["tokens"] <= 32
+
+
 def test_each_tokens_part_is_told_with_its_piece(serve):
     client, _ = serve()
     answer = client.post("/v1/classify", json={"texts": ["a wonderful <b>film</b>", ""], "explain": True})
@@ -255,6 +274,17 @@ def test_texts_are_logged_only_when_asked_for(serve):
         assert "abc" not in out.getvalue()
         assert "path" not in out.getvalue()
         assert out.getvalue().count("\n") == 2
+
+
+def test_a_log_for_machines_is_json_line_by_line(serve):
+    out = io.StringIO()
+    client, service = serve(log=Log(as_json=True, out=out))
+    client.get("/healthz")
+    service.log.say("hello")
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert lines[0]["endpoint"] == "/healthz"
+    assert lines[0]["status"] == 200
+    assert lines[1]["say"] == "hello"
 
 
 def test_the_description_names_every_endpoint_and_this_servers_own_bounds(serve):

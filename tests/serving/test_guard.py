@@ -2,10 +2,11 @@
 
 import pytest
 
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, RunError
 from headstart.serving.app import make_app
 from headstart.serving.endpoints import ENDPOINTS
 from headstart.serving.guard import HEADERS
+from headstart.serving.server import listen
 from headstart.serving.start import make_bounds, read_token
 from headstart.serving.start import serve as start_server
 
@@ -177,6 +178,17 @@ def test_a_mistake_of_ours_is_not_told_to_the_client(serve):
     assert "AttributeError" in said
     assert "secret" not in said
     assert client.get("/healthz").status_code == 200
+
+
+def test_a_port_that_is_taken_is_told(runs):
+    with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError) as caught:
+        start_server([str(runs / "base")], port=taken.getsockname()[1])
+    assert "--port" in caught.value.hint
+
+
+def test_a_run_that_is_not_there_is_told_before_anything_is_loaded(tmp_path):
+    with pytest.raises(RunError):
+        start_server([str(tmp_path / "nothing")])
 
 
 def test_an_open_host_needs_a_token(tmp_path):

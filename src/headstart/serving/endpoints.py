@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -12,12 +11,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstart.errors import ConfigError, HeadstartError
-from headstart.files import finite
 from headstart.serving import schema
 from headstart.serving.call import answered
 from headstart.serving.library import Entry
 from headstart.serving.lines import LINES, LinesResponse, Listener
+from headstart.serving.plans import make_plan
 from headstart.serving.refusal import Refusal
 from headstart.serving.service import Service
 
@@ -163,41 +161,6 @@ async def plan(service: Service, request: Request, asked: schema.PlanRequest) ->
         raise Refusal(429, "too many plans are asked for", hint="ask again in a moment", retry_after=2)
     found = await service.planning.run(make_plan, asked)
     return reply(found)
-
-
-@lru_cache(maxsize=128)
-def make_plan(asked: schema.PlanRequest) -> dict[str, Any]:
-    """The plan that a request asks for, as `headstart plan --json` prints it."""
-    from headstart.planning.devices import find_device
-    from headstart.workflows.plan import plan as make
-
-    given = asked.model_dump(exclude_none=True)
-    sections: dict[str, dict[str, Any]] = {}
-    for name, (section, key) in _SETTINGS.items():
-        if name in given:
-            sections.setdefault(section, {})[key] = given.pop(name)
-    if "classes" in given:
-        sections.setdefault("objective", {"name": "classify"})
-    if "gpu" in given:
-        try:
-            find_device(given["gpu"])
-        except ConfigError as error:
-            raise Refusal(404, str(error), hint=error.hint) from None
-    try:
-        return finite(make(given.pop("preset"), settings=sections, **given).to_dict())
-    except HeadstartError as error:  # each setting is fine by itself, so it is their company that is not
-        raise Refusal(409, str(error), hint=error.hint) from None
-
-
-_SETTINGS = {  # where a field of the request stands among the settings
-    "layers": ("body", "layers"),
-    "width": ("body", "width"),
-    "attention_heads": ("body", "attention_heads"),
-    "feed_forward": ("body", "feed_forward"),
-    "precision": ("training", "precision"),
-    "optimizer": ("optimizer", "kind"),
-    "objective": ("objective", "name"),
-}
 
 
 async def models(service: Service, request: Request, asked: None) -> Response:
