@@ -32,6 +32,10 @@ class Batch:
     is_full: bool = False  # True = no padding anywhere, known without looking at the device
     segments: Tensor | None = None  # (B, T), which text of a pair a token is of
     is_causal: bool = False  # True = read by a body that sees ahead as if it did not
+    at_asked: tuple[
+        str, ...
+    ] = ()  # the labels that stand at the asked positions; others have a row for each row
+    is_idle: bool = False  # True = read only to keep step with other processes, and marked on nothing
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
@@ -53,6 +57,27 @@ class Batch:
             labels={name: label.pin_memory() for name, label in self.labels.items()},
             asked=None if self.asked is None else self.asked.pin_memory(),
             segments=None if self.segments is None else self.segments.pin_memory(),
+        )
+
+    def rows(self, start: int, stop: int) -> "Batch":
+        """The rows from `start` up to `stop`, asked the very same things."""
+        asked = self.asked
+        inside: Tensor | slice = slice(None)
+        if asked is not None:
+            length = self.tokens.shape[1]
+            inside = (asked >= start * length) & (asked < stop * length)
+            asked = asked[inside] - start * length
+        labels = {
+            name: label[inside] if name in self.at_asked else label[start:stop]
+            for name, label in self.labels.items()
+        }
+        return replace(
+            self,
+            tokens=self.tokens[start:stop],
+            real=self.real[start:stop],
+            labels=labels,
+            asked=asked,
+            segments=None if self.segments is None else self.segments[start:stop],
         )
 
     @property

@@ -3,8 +3,10 @@
 import os
 import signal
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from headstart.cli import (
     compare,
@@ -20,7 +22,8 @@ from headstart.cli import (
     pretrain,
     resume,
 )
-from headstart.errors import HeadstartError, Stopped
+from headstart.errors import ConfigError, HeadstartError, LostError, Stopped
+from headstart.training.launch import find_place
 
 COMMANDS = (
     demo.demo,
@@ -37,8 +40,22 @@ COMMANDS = (
     complexity.complexity,
 )
 
+MANY = ("pretrain", "finetune", "resume")  # what runs in many processes
+
+
+class _Group(TyperGroup):
+    """The commands; the words they were called with are kept for those that start themselves anew."""
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        words = list(args)
+        context = super().make_context(info_name, args, *more, **extra)
+        context.meta["words"] = words
+        return context
+
+
 app = typer.Typer(
     name="headstart",
+    cls=_Group,
     help="Pretrain one base, swap its head, fine-tune on a few labels, and prove what the pretraining bought.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -59,6 +76,13 @@ def _version(
 
         print(find("headstart"))
         raise typer.Exit
+    if context.invoked_subcommand not in (None, *MANY) and find_place().count > 1:
+        error = ConfigError(
+            f"headstart {context.invoked_subcommand} runs in one process",
+            hint="give the command without torchrun",
+        )
+        error.is_shared = True
+        raise error
 
 
 def main() -> None:
@@ -67,20 +91,29 @@ def main() -> None:
     try:
         app()
     except HeadstartError as error:
-        _say(error, error.hint)
+        if _is_ours_to_tell(error):
+            _say(error, error.hint)
         sys.exit(2)
     except Stopped as stopped:
-        print(f"stopped; nothing is lost: `{stopped.again}` goes on from here", file=sys.stderr)
+        if find_place().rank == 0:
+            print(f"stopped; nothing is lost: `{stopped.again}` goes on from here", file=sys.stderr)
         sys.exit(128 + stopped.signal)
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        if find_place().rank == 0:
+            print("stopped", file=sys.stderr)
         sys.exit(130)
     except MemoryError:
         _say("this machine has not enough memory for that", "try a smaller --preset, batch or length")
         sys.exit(2)
+
+
+def _is_ours_to_tell(error: HeadstartError) -> bool:
+    """Whether this process is the one of many that tells a problem: one for all, or one a machine when some are lost."""
+    place = find_place()
+    return place.rank == 0 or (place.local_rank == 0 if isinstance(error, LostError) else not error.is_shared)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -23,6 +23,7 @@ class CausalLM(Objective):
     bodies: ClassVar[tuple[str, ...]] = ("causal",)
     reads: ClassVar[Reads] = "blocks"
     looks_past: ClassVar[int] = 1
+    asks_by_row: ClassVar[bool] = True
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from headstart.batch import Row
 from headstart.checkpoint import has_checkpoint
@@ -26,10 +27,12 @@ from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Event, Note, Stage
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.metrics import METRICS, score
+from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
+from headstart.workflows.begin import begun, heard
 from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import absolute, fit_length
-from headstart.workflows.run import RunFolder, RunInfo, Trained, load_trained, train_in
+from headstart.workflows.run import RunFolder, RunInfo, Trained, from_main, load_trained, train_in
 from headstart.workflows.story import tell_story
 
 SCRATCH = "scratch"
@@ -71,26 +74,46 @@ def finetune(
     settings: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Finetuned:
-    """Train a classifier on DATA, from BASE (a run folder or a shipped base's name) or from `scratch`."""
-    trained = None if base == SCRATCH else load_trained(base)
-    config, objective = finetune_config(trained, preset, settings or {})
-    runtime = start_runtime(config.training)
-    folder = RunFolder.create(Path(out))
-    try:
-        with folder:
-            return _run(folder, config, objective, data, base, trained, runtime, None, on_event)
-    finally:
-        folder.remove_if_bare()
+    """Train a classifier on DATA, from BASE (a run folder or a shipped base's name) or from `scratch`.
+
+    Under torchrun all its processes train one classifier together.
+    """
+    with joined() as processes:
+        with processes.together():
+            trained = None if base == SCRATCH else load_trained(base)
+            config, objective = finetune_config(trained, preset, settings or {})
+            runtime = start_runtime(config.training, processes)
+        inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+        start = "" if trained is None else content_hash(trained.info.to_dict())
+        with begun(Path(out), config, inputs, runtime, start) as (folder, known):
+            if known is not None:
+                return resume_finetune(folder, known, runtime, heard(processes, on_event))
+            return _run(
+                folder, config, objective, data, base, trained, runtime, None, heard(processes, on_event)
+            )
 
 
-def resume_finetune(folder: RunFolder, info: RunInfo, on_event: Callable[[Event], None]) -> Finetuned:
+def resume_finetune(
+    folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
+) -> Finetuned:
     """Go on with an unfinished run; the folder is held by the caller."""
-    base = info.inputs["base"]
-    has_state = has_checkpoint(folder.checkpoints)
-    trained = None if base == SCRATCH or has_state else load_trained(base)
+    if info.status == "finished":
+        return read_finetuned(folder)
+    base, processes = info.inputs["base"], runtime.processes
+    has_state = processes.from_main(lambda: str(has_checkpoint(folder.checkpoints))) == "True"
+    with processes.together():
+        trained = None if base == SCRATCH or has_state else load_trained(base)
     objective = make_objective(info.config.objective)
-    runtime = start_runtime(info.config.training)
     return _run(folder, info.config, objective, info.inputs["data"], base, trained, runtime, info, on_event)
+
+
+def read_finetuned(folder: RunFolder) -> Finetuned:
+    """What a finished run found."""
+    result = folder.result()
+    names = [name for name in Finetuned.__dataclass_fields__ if name in result]
+    return TypeAdapter(Finetuned).validate_python(
+        {name: result[name] for name in names} | {"path": folder.path}
+    )
 
 
 def finetune_config(
@@ -135,8 +158,10 @@ def _run(
     known: RunInfo | None,
     on_event: Callable[[Event], None],
 ) -> Finetuned:
-    started = time.time()
-    dataset = load_labelled(data, config, on_event=on_event)
+    started, processes = time.time(), runtime.processes
+    with processes.together():
+        dataset = load_labelled(data, config, on_event=on_event)
+    processes.agree({"labelled texts": data_fingerprint(dataset)}, "data")
     if known is not None:
         tokenizer = folder.tokenizer(known)
         if known.inputs["fingerprint"] != data_fingerprint(dataset):
@@ -144,10 +169,11 @@ def _run(
                 f"the data of {folder.path} has changed since the run began", hint="put the old rows back"
             )
     else:
-        tokenizer = choose_tokenizer(config, dataset, trained, on_event)
+        tokenizer = from_main(processes, lambda: choose_tokenizer(config, dataset, trained, on_event))
     task = make_task(dataset, tokenizer, config, on_event)
     tokens = sum(len(row.tokens) for row in task.rows["train"])
-    announce(config, runtime.device.type, tokenizer.size, len(task.classes), tokens, on_event)
+    with processes.together():
+        announce(config, runtime, tokenizer.size, len(task.classes), tokens, on_event)
     model, moved = make_classifier(config, objective, task, trained)
     info = known or _begin(folder, config, data, base, task, trained, moved, runtime)
     if moved is not None:
@@ -156,7 +182,8 @@ def _run(
     with stopping_gently() as stop:
         trainer = make_trainer(model, objective, task, config, runtime, on_event, stop)
         train_in(folder, trainer, known is not None, on_event)
-    marks = score_rows(model, objective, task, "valid", config, runtime, folder.seen())
+    with trainer.copy.reading():
+        marks = score_rows(model, objective, task, "valid", config, runtime, folder.seen())
     best = next(
         (p["epoch"] for p in trainer.state.curve if p["step"] == trainer.state.best_step), trainer.epochs_done
     )
@@ -171,7 +198,7 @@ def _run(
         seconds=trainer.state.seconds,
     )
     story = plain(tell_story(runtime, [config.training.seed], started, info.story["command"]))
-    folder.finish(info, model, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
+    folder.finish(info, trainer, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
     return finished
 
 
@@ -200,10 +227,12 @@ def _begin(
         story=plain(tell_story(runtime, [config.training.seed])),
         transfer=plain(moved) if moved is not None else None,
     )
-    task.tokenizer.save(folder.path)
     seen = hashes(task.dataset.texts("train"))
-    folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
-    folder.write_info(info)
+    with runtime.processes.together():
+        if runtime.processes.is_main:
+            task.tokenizer.save(folder.path)
+            folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
+            folder.write_info(info)
     return info
 
 
@@ -314,7 +343,6 @@ def make_trainer(
         values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
         return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
 
-    model.to(runtime.device)
     return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)
 
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from headstart.results import Comparison
 from headstart.training.events import Event
+from headstart.training.processes import joined
+from headstart.training.runtime import start_runtime
+from headstart.workflows.begin import heard
 from headstart.workflows.compare import is_comparison, resume_compare
 from headstart.workflows.finetune import Finetuned, resume_finetune
 from headstart.workflows.pretrain import Pretrained, resume_pretrain
@@ -14,14 +17,20 @@ from headstart.workflows.run import RunFolder
 def resume(
     run: str | Path, on_event: Callable[[Event], None] = lambda event: None
 ) -> Pretrained | Finetuned | Comparison | None:
-    """The outcome of the run, once it is finished; None when it was finished before."""
+    """The outcome of the run, once it is finished; None when it was finished before.
+
+    It may go on with another number of processes than it was begun with.
+    """
     if is_comparison(Path(run)):
         return resume_compare(Path(run), on_event)
-    folder = RunFolder.open(Path(run))
-    with folder:
-        info = folder.info()
-        if info.status == "finished":
-            return None
-        if info.config.job == "pretrain":
-            return resume_pretrain(folder, info, on_event)
-        return resume_finetune(folder, info, on_event)
+    with joined() as processes:
+        folder = RunFolder.open(Path(run), processes)
+        with folder, processes.minding():
+            info = folder.info()
+            if info.status == "finished":
+                return None
+            with processes.together():
+                runtime = start_runtime(info.config.training, processes)
+            processes.start(runtime.device, info.config.training.timeout)
+            go_on = resume_pretrain if info.config.job == "pretrain" else resume_finetune
+            return go_on(folder, info, runtime, heard(processes, on_event))
