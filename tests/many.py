@@ -1,14 +1,14 @@
 """Several processes in a test: forks that find each other as torchrun's processes do, with what each of them found."""
 
+import faulthandler
 import os
 import pickle
-import signal
 import socket
 import traceback
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-PATIENCE = 100  # seconds after which a process that hangs is ended
+PATIENCE = 60  # seconds after which a process that hangs is ended
 
 
 def free_port() -> int:
@@ -42,7 +42,7 @@ def _fork(rank: int, count: int, port: int, work, place: Path) -> int:
         return child
     told = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count}
     told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    signal.alarm(PATIENCE)
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
     os.environ.update({name: str(value) for name, value in told.items()})
     try:
         found = (True, work())

@@ -87,6 +87,18 @@ def _version(
 
 def main() -> None:
     """Run a command; a problem the user can mend is one sentence, a hint and exit code 2."""
+    try:
+        _main()
+    except SystemExit as leaving:
+        if find_place().count == 1:
+            raise
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # One of many leaves at once: threads of torch may wait for each other while they are taken down.
+        os._exit(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
+
+
+def _main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()

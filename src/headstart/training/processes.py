@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import lru_cache
 from threading import Event, Thread
 from typing import Any
 
@@ -187,6 +188,7 @@ class Processes:
                 world_size=self.count,
                 timeout=timedelta(minutes=minutes),
             )
+        _groups.append(dist.group.WORLD)
 
     def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """The sum of each number over all processes; a name that some lack counts as zero there."""
@@ -306,6 +308,13 @@ class _Pulse(Thread):
 
 ALONE = Processes()
 _joined = 0  # how often this program has joined: each time gets its own corner of the store
+_groups: list[Any] = []  # kept for ever: one that is taken down by DDP's own end waits for itself (torch 2.13)
+
+
+@lru_cache(maxsize=1)
+def _store(place: Place) -> Store:
+    """The store of all processes; where there is no torchrun to hold it, the main process does until its end."""
+    return next(rendezvous("env://", place.rank, place.count))[0]
 
 
 @contextmanager
@@ -320,7 +329,7 @@ def joined() -> Iterator[Processes]:
     _end_with_parent()
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, cores() // place.local_count)))  # of the tokenizers
     with _minding():
-        store, _, _ = next(rendezvous("env://", place.rank, place.count))
+        store = _store(place)
         corner = f"headstart/{_joined}"
         pulse = _Pulse(PrefixStore(corner, store.clone()), place.rank)
     pulse.start()
