@@ -45,8 +45,7 @@ def train(name="classify", kind="bidirectional", sharded=False, optimizer="adamw
         loader, told = TextLoader(random_rows(LENGTHS), batch_tokens=40), []
         trainer = Trainer(model, objective, loader, ALPHABET, config, runtime, on_event=told.append)
         trainer.run()
-        with trainer.copy.reading():
-            marks = language_sums(model, objective, loader, ALPHABET, runtime)
+        marks = trainer.copy.read(lambda model: language_sums(model, objective, loader, ALPHABET, runtime))
         weights = trainer.copy.whole(model.state_dict())
         return (
             [event.losses for event in told],

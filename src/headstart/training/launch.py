@@ -6,8 +6,9 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import Thread
 
 from headstart.errors import ConfigError
 
@@ -97,14 +98,9 @@ def launch(
         check_meeting(meet)
         options += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", meet]
         options += ["--rdzv-id", "headstart"]
-    share = str(max(1, cores() // processes))
-    os.environ.setdefault("OMP_NUM_THREADS", share)
-    os.environ.setdefault(
-        "LOGLEVEL", "CRITICAL"
-    )  # torchrun's own; what went wrong is told by us, in a sentence
-    os.environ[BY_US] = "1"
     try:
-        run(parse_args([*options, "-m", "--", "headstart", *words]))
+        with _surroundings(processes):
+            run(parse_args([*options, "-m", "--", "headstart", *words]))
     except ChildFailedError as error:
         return _account_for(error)
     except SignalException as stopped:
@@ -154,12 +150,21 @@ def check_meeting(meet: str) -> None:
         ) from None
     except OSError:
         return  # nobody is there yet: one of us will be
-    try:
-        TCPStore(host, int(port), timeout=timedelta(seconds=3), wait_for_workers=False).num_keys()
-    except (RuntimeError, ValueError):
+    answered: list[int] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answered.append(
+                TCPStore(host, int(port), timeout=timedelta(seconds=5), wait_for_workers=False).num_keys()
+            )
+
+    asking = Thread(target=ask, daemon=True)  # a stranger may keep it waiting for ever
+    asking.start()
+    asking.join(5)
+    if not answered:
         raise ConfigError(
             f"port {port} of {host} is in use by something else", hint="choose another port for --meet"
-        ) from None
+        )
 
 
 def _account_for(error: object) -> int:

@@ -276,10 +276,12 @@ class Trainer:
             return
         found = self._since.finish(state.seconds, self.runtime.processes.add_up(self._since.sums()))
         if not math.isfinite(found["loss"]):
-            raise RunError(
+            error = RunError(
                 f"the loss is {found['loss']} at step {state.step}: training has diverged",
                 hint="lower --set optimizer.learning_rate, or raise schedule.warmup",
             )
+            error.is_shared = True
+            raise error
         progress = self.progress
         self.on_event(
             StepDone(
@@ -317,8 +319,7 @@ class Trainer:
             return
         state = self.state
         self.model.eval()
-        with self.copy.reading():
-            found = self.evaluate(self.model)
+        found = self.copy.read(self.evaluate)
         state.evaluated_at, state.evaluated_progress = state.step, self.progress
         is_best = found.rank > state.best_rank
         if is_best:

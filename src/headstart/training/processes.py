@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Event, Thread
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -25,12 +26,13 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from headstart import errors
-from headstart.errors import ConfigError, HeadstartError, LostError
+from headstart.errors import ConfigError, HeadstartError, LostError, Stopped
 from headstart.training.launch import Place, cores, find_place
 
 LONGEST_PAUSE = 0.25  # seconds between two looks for a word
 PULSE = 5.0  # seconds between two signs of life
 SILENCE = 120.0  # seconds without one after which a process is lost, before training
+JOINING = 600.0  # seconds for all processes to come
 CHUNK = 4 * 2**20  # bytes of one value in the store, which takes 8 MiB at most
 
 
@@ -308,13 +310,47 @@ class _Pulse(Thread):
 
 ALONE = Processes()
 _joined = 0  # how often this program has joined: each time gets its own corner of the store
-_groups: list[Any] = []  # kept for ever: one that is taken down by DDP's own end waits for itself (torch 2.13)
+_groups: list[
+    Any
+] = []  # kept for ever: one that is taken down by DDP's own end waits for itself (torch 2.13)
 
 
 @lru_cache(maxsize=1)
-def _store(place: Place) -> Store:
+def _store(place: Place) -> Any:
     """The store of all processes; where there is no torchrun to hold it, the main process does until its end."""
     return next(rendezvous("env://", place.rank, place.count))[0]
+
+
+def _meet(store: Store, place: Place) -> str:
+    """A corner of the store that is new to all processes: the store may be older than they are, with old words in it.
+
+    The main process puts up a new name; it is good for those whose own new name it answers.
+    """
+    own, end = uuid4().hex, time.monotonic() + JOINING
+    if place.rank == 0:
+        store.set("corner", own)
+        for rank in range(1, place.count):
+            _until(partial(store.check, [f"{own}/{rank}"]), end, f"process {rank}")
+            store.set(f"{own}/good for {store.get(f'{own}/{rank}').decode()}", "")
+        return own
+    found: list[str] = []
+
+    def is_good() -> bool:
+        if not store.check(["corner"]):
+            return False
+        found[:] = [store.get("corner").decode()]
+        store.set(f"{found[0]}/{place.rank}", own)
+        return store.check([f"{found[0]}/good for {own}"])
+
+    _until(is_good, end, "the main process")
+    return found[0]
+
+
+def _until(condition: Callable[[], bool], end: float, who: str) -> None:
+    while not condition():
+        if time.monotonic() > end:
+            raise LostError(f"{who} did not come", hint="see what it said on its own machine")
+        time.sleep(0.05)
 
 
 @contextmanager
@@ -330,7 +366,7 @@ def joined() -> Iterator[Processes]:
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, cores() // place.local_count)))  # of the tokenizers
     with _minding():
         store = _store(place)
-        corner = f"headstart/{_joined}"
+        corner = _meet(PrefixStore(f"headstart/{_joined}", store), place)
         pulse = _Pulse(PrefixStore(corner, store.clone()), place.rank)
     pulse.start()
     processes = Processes(place, PrefixStore(corner, store))
@@ -339,6 +375,10 @@ def joined() -> Iterator[Processes]:
         processes.leave()
         if dist.is_initialized():
             dist.destroy_process_group()
+    except (Stopped, HeadstartError) as error:
+        if getattr(error, "is_shared", True):
+            processes.leave()
+        raise
     finally:
         pulse.over.set()
 

@@ -5,9 +5,9 @@ module whose call is the asking. Both take means of gradients over processes; th
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from headstart.models.block import Block
 from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective
 from headstart.training.runtime import Runtime
+
+Found = TypeVar("Found")
 
 
 class Copy:
@@ -38,9 +40,9 @@ class Copy:
         """The marks of each head on this process's rows; gradients are exchanged on the way back of the last batch."""
         return objective.losses(self.model, batch)
 
-    def reading(self) -> AbstractContextManager:
-        """Where the model may be asked outside of a step."""
-        return nullcontext()
+    def read(self, work: Callable[[Model], Found]) -> Found:
+        """What `work` finds in the model outside of a step."""
+        return work(self.model)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of the model or its optimiser as one process alone would have them."""
@@ -56,14 +58,14 @@ class Copy:
 
 
 class _Asked(nn.Module):
-    """A model whose call is an objective's asking."""
+    """A model whose call is any work with it."""
 
     def __init__(self, model: Model):
         super().__init__()
         self.model = model
 
-    def forward(self, objective: Objective, batch: Batch) -> dict[str, Loss]:
-        return objective.losses(self.model, batch)
+    def forward(self, work: Callable[[Model], Any]) -> Any:
+        return work(self.model)
 
 
 class Replica(Copy):
@@ -87,7 +89,7 @@ class Replica(Copy):
         if self._copies is None:
             self._copies = self._wrap(objective, batch)
         with nullcontext() if is_last else self._copies.no_sync():
-            return self._copies(objective, batch)
+            return self._copies(lambda model: objective.losses(model, batch))
 
     def _wrap(self, objective: Objective, batch: Batch) -> DistributedDataParallel:
         """DDP, told whether some weights have no part in the answers (a pooler, say): looking each time costs time."""
@@ -145,16 +147,14 @@ class Sharded(Copy):
 
     def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
         """The marks of each head on this process's rows."""
-        return self._root(objective, batch)
+        return self._root(lambda model: objective.losses(model, batch))
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """What belongs to no block is whole in here; blocks see to themselves."""
-        self._root.unshard()
-        try:
-            yield
-        finally:
-            self._root.reshard()
+    def read(self, work: Callable[[Model], Found]) -> Found:
+        """What `work` finds; what belongs to no block is whole meanwhile, and blocks see to themselves."""
+        with torch.no_grad():
+            found = self._root(work)
+        self._root.reshard()
+        return found
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gathered one by one; only the main process keeps them."""

@@ -164,10 +164,11 @@ def _run(
     processes.agree({"labelled texts": data_fingerprint(dataset)}, "data")
     if known is not None:
         tokenizer = folder.tokenizer(known)
-        if known.inputs["fingerprint"] != data_fingerprint(dataset):
-            raise RunError(
-                f"the data of {folder.path} has changed since the run began", hint="put the old rows back"
-            )
+        with processes.together():
+            if known.inputs["fingerprint"] != data_fingerprint(dataset):
+                raise RunError(
+                    f"the data of {folder.path} has changed since the run began", hint="put the old rows back"
+                )
     else:
         tokenizer = from_main(processes, lambda: choose_tokenizer(config, dataset, trained, on_event))
     task = make_task(dataset, tokenizer, config, on_event)
@@ -182,8 +183,10 @@ def _run(
     with stopping_gently() as stop:
         trainer = make_trainer(model, objective, task, config, runtime, on_event, stop)
         train_in(folder, trainer, known is not None, on_event)
-    with trainer.copy.reading():
-        marks = score_rows(model, objective, task, "valid", config, runtime, folder.seen())
+    seen = folder.seen()
+    marks = trainer.copy.read(
+        lambda model: score_rows(model, objective, task, "valid", config, runtime, seen)
+    )
     best = next(
         (p["epoch"] for p in trainer.state.curve if p["step"] == trainer.state.best_step), trainer.epochs_done
     )

@@ -129,10 +129,11 @@ def _run(
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
     fingerprints = _same_text(documents, processes)
-    if known is not None and known.inputs["fingerprints"] != fingerprints:
-        raise RunError(
-            f"the corpus of {folder.path} has changed since the run began", hint="put the old text back"
-        )
+    with processes.together():
+        if known is not None and known.inputs["fingerprints"] != fingerprints:
+            raise RunError(
+                f"the corpus of {folder.path} has changed since the run began", hint="put the old text back"
+            )
     if known is None:
         tokenizer = from_main(processes, lambda: learn_tokenizer(config.tokenizer, documents, on_event))
     else:
@@ -164,8 +165,9 @@ def _run(
         train_in(folder, trainer, known is not None, on_event)
     score = None
     if marks is not None:
-        with trainer.copy.reading():
-            score = score_language(model, objective, valid, config, tokenizer, runtime, leaked=0)
+        score = trainer.copy.read(
+            lambda model: score_language(model, objective, valid, config, tokenizer, runtime, leaked=0)
+        )
     finished = Pretrained(
         folder.path, score, count_parameters(model), trainer.state.tokens, trainer.state.seconds
     )
