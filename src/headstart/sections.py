@@ -195,7 +195,9 @@ class TrainingConfig(Section):
     length: int = Field(
         256, ge=2, description="tokens a text (fine-tuning) or a block (pretraining) holds at most"
     )
-    batch_tokens: int = Field(8192, ge=1, description="token budget of one batch, padding included")
+    batch_tokens: int = Field(
+        8192, ge=1, description="token budget of one batch, padding included, over all processes together"
+    )
     batch_examples: int | None = Field(None, ge=1, description="texts in one batch at most")
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
     seed: int = Field(0, ge=0, lt=2**31)
@@ -205,6 +207,15 @@ class TrainingConfig(Section):
         description="auto = bfloat16 on a GPU with it; fast = also on a processor that multiplies it natively",
     )
     compile: bool = Field(False, description="torch.compile the model")
+    sharded: bool = Field(
+        False, description="many processes hold a part of the model each (FSDP2), not a copy each (DDP)"
+    )
+    timeout: float = Field(
+        10.0, gt=0, description="minutes that a process waits for the others before it calls them lost"
+    )
+    deterministic: bool = Field(
+        False, description="the same bits each time on the same machines, also on a GPU; slower there"
+    )
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
     marked: int | None = Field(
         None, ge=1, description="validation texts read at each evaluation; none = all of them"

@@ -11,9 +11,9 @@ from headstart.models.model import Model, transfer
 from headstart.objectives.table import make_objective
 from headstart.objectives.translate import Translate
 from headstart.results import Transfer
-from headstart.workflows.finetune import check_tokenizer
 from headstart.workflows.pretrain import fit_length
 from headstart.workflows.run import Trained
+from headstart.workflows.tokenizers import check_tokenizer
 
 PRESET = "translate-tiny"  # whose recipe is followed when none is named
 # The stack that a base of each kind can warm up, and the settings that say how deep the two stacks are.
