@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.errors import ConfigError
-from headstart.generation.beam import Beam, beam_search, length_penalties
+from headstart.generation.beam import Beam, Search, beam_search, length_penalties
 from headstart.generation.decode import Rules, decode, log_probabilities
 from headstart.models.bodies import BODIES
 from tests.generation.toys import TableReader, alone, body_batch, body_reader, every_text, toy_batch
@@ -168,9 +168,12 @@ def test_width_one_is_greedy(world, penalty, even):
     reader = TableReader(vocabulary, scale=0.0) if even else reader
     batch = toy_batch(range(8))
     texts = decode(reader, batch, rules, scored=True)
-    for text, (found,) in zip(texts, beam_search(reader, batch, rules, Beam(1, 1, penalty)), strict=True):
+    search = Search(reader, rules, Beam(1, 1, penalty), torch.full((8,), rules.most))
+    search.run(batch)
+    for text, (found,) in zip(texts, search.found, strict=True):
         assert (found.tokens, found.is_cut) == (text.tokens, text.is_cut)
         assert found.log_probability == pytest.approx(sum(text.log_probabilities), abs=EXACT)
+    same(beam_search(reader, batch, rules, Beam(1, 1, penalty)), search.found)
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from headstart.batch import Batch
 from headstart.errors import ConfigError
-from headstart.generation.decode import LEAVING, Rules, rooms
+from headstart.generation.decode import LEAVING, Rules, Text, decode, rooms
 from headstart.generation.reader import Reader, ranked, start
 
 
@@ -64,12 +64,23 @@ def beam_search(
     """
     batch = batch.to(reader.device)
     room = rooms(reader, batch, rules, most)
-    search = _Search(reader, rules, beam, room)
+    assert int(room.min()) > 0, "a text has room for one token at least"
+    if beam.width == 1:
+        texts = decode(reader, batch, rules, most=room.tolist(), scored=True)
+        return [[_likeliest(text, beam.penalty)] for text in texts]
+    search = Search(reader, rules, beam, room)
     search.run(batch)
     return search.found
 
 
-class _Search:
+def _likeliest(text: Text, penalty: float) -> Hypothesis:
+    """The one hypothesis of a search of width 1, which is greedy and so has nothing to rank."""
+    marks = text.log_probabilities or []
+    total = sum(marks)
+    return Hypothesis(text.tokens, total / ((5 + len(marks)) / 6) ** penalty, total, text.is_cut)
+
+
+class Search:
     """The sources still searched; B of them, W rows each (one at the start)."""
 
     def __init__(self, reader: Reader, rules: Rules, beam: Beam, room: Tensor):
@@ -84,8 +95,6 @@ class _Search:
 
     def run(self, batch: Batch) -> None:
         """Search until every source is done."""
-        if not self.longest:
-            return
         memory, vectors = start(self.reader, batch, self.longest)
         for step in range(self.longest):
             rows, tokens = self._continue(self.reader.score(vectors), step)

@@ -28,10 +28,8 @@ class Rules:
 
     def bar(self, scores: Tensor, step: int) -> Tensor:
         """The scores (R, V), with those of tokens that may not come at this step put out of reach."""
-        if self.banned:
-            scores[:, list(self.banned)] = -torch.inf
-        if step < self.least:
-            scores[:, self.last] = -torch.inf
+        for token in (*self.banned, *((self.last,) if step < self.least else ())):
+            scores[:, token] = -torch.inf
         return scores
 
 
@@ -111,14 +109,14 @@ class _Decoding:
     ):
         self.reader, self.batch, self.rules, self.sampling = reader, batch, rules, sampling
         self.on_token, self.room = on_token, room
+        self.limits = room  # (R,), of the rows still written
+        self.gone = int((room == 0).sum())  # how many of those are done
         longest = int(room.max())
         self.written = torch.full((len(room), longest), rules.last, device=room.device)
         self.scores = torch.zeros((len(room), longest), device=room.device) if scored else None
         self.counts = torch.zeros_like(room)  # tokens of each row, its end included
         self.is_ended = torch.zeros_like(room, dtype=torch.bool)
-        self.owners = torch.arange(
-            len(room), device=room.device
-        )  # (R,), the number of each row still written
+        self.owners = torch.arange(len(room), device=room.device)  # (R,), numbers of the rows still written
         is_random = not sampling.is_greedy
         own = np.array([stream % 2**64 for stream in streams], dtype=np.uint64)
         self.draws = uniform(sampling.seed, own, longest if is_random else 0).to(room.device)
@@ -136,11 +134,15 @@ class _Decoding:
             tokens = self._next(vectors, step)
             if self.on_token is not None:
                 self._tell(tokens, ~done)
-            done = self._end(tokens, step, done)
-            step, left = step + 1, int((~done).sum())
-            if not left:
+            ended = tokens == self.rules.last
+            before, done = done, done | ended | (self.limits <= step + 1)
+            step, gone = step + 1, int(done.sum())
+            if gone > self.gone:
+                self._record(done & ~before, ended, step)
+            self.gone = gone
+            if gone == len(done):
                 return
-            if self._leave_now(len(done), left):
+            if self._leave_now(len(done)):
                 tokens, done = self._leave(memory, tokens, done)
             vectors = self.reader.read(tokens[:, None], memory)[:, 0]
 
@@ -163,23 +165,20 @@ class _Decoding:
         for row, token in zip(self.owners[live].tolist(), tokens[live].tolist(), strict=True):
             self.on_token(row, token)
 
-    def _end(self, tokens: Tensor, step: int, done: Tensor) -> Tensor:
-        """Which rows are done (R,), now that they have got these tokens."""
-        ended = tokens == self.rules.last
-        now = ~done & (ended | (self.room[self.owners] <= step + 1))
-        if now.any():
-            self.counts[self.owners[now]] = step + 1
-            self.is_ended[self.owners[now]] = ended[now]
-        return done | now
+    def _record(self, now: Tensor, ended: Tensor, count: int) -> None:
+        """Note the rows that are done now (R,), with so many tokens."""
+        owners = self.owners[now]
+        self.counts[owners] = count
+        self.is_ended[owners] = ended[now]
 
-    def _leave_now(self, rows: int, left: int) -> bool:
+    def _leave_now(self, rows: int) -> bool:
         """Whether it pays to let the rows that are done leave; those without positions must."""
-        return (rows - left) * LEAVING >= rows or (left < rows and self.reader.positions is not None)
+        return self.gone * LEAVING >= rows or (self.gone > 0 and self.reader.positions is not None)
 
     def _leave(self, memory: Any, tokens: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
         kept = (~done).nonzero()[:, 0]
         memory.select(kept, kept)
-        self.owners = self.owners[kept]
+        self.owners, self.limits, self.gone = self.owners[kept], self.limits[kept], 0
         self.history = None if self.history is None else self.history[kept]
         return tokens[kept], done[kept]
 

@@ -62,7 +62,7 @@ class CausalBody(TransformerBody):
 
     def begin(self, batch: Batch, room: int) -> Cache:
         """A cache for the batch's rows, in which nothing has been read."""
-        return new_cache(len(self.blocks), len(batch.tokens), room, batch.tokens.device)
+        return new_cache(len(self.blocks), room)
 
     def read(self, tokens: Tensor, cache: Cache, real: Tensor | None = None) -> Tensor:
         """The vectors (R, T, D) of each row's next tokens (R, T), which the cache then remembers."""
@@ -175,7 +175,7 @@ class EncoderDecoderBody(Body):
     def begin(self, batch: Batch, room: int) -> Cache:
         """A cache for the batch's sources, read once; of the targets nothing has been read."""
         sources = self.encode(batch)
-        cache = new_cache(len(self.decoder.blocks), len(sources[0][0]), room, sources[0][0].device)
+        cache = new_cache(len(self.decoder.blocks), room)
         cache.sources = [(key, value) for key, value, _ in sources]
         cache.source_mask = sources[0][2]
         return cache

@@ -130,16 +130,16 @@ class Layered(nn.Module):
         hidden: Tensor,
         turns: Turns | None,
         cache: Cache,
-        places: Tensor,
+        places: slice | Tensor,
         config: BodyConfig,
         table: Embedding,
     ) -> Tensor:
-        """What `through` gives at the last positions, which stand at `places` (R, T); earlier ones are remembered."""
-        far = (*cache.mask(places.shape[1]), turns)
+        """What `through` gives at the last positions, which stand at `places`; earlier ones are remembered."""
+        far = (*cache.mask(hidden.shape[1], hidden.device), turns)
         near = (
             far
             if config.window is None
-            else (cache.near(places, config.window), False, table.near_turns(places))
+            else (cache.near(places, config.window, hidden.device), False, table.near_turns(places))
         )
         for layer, block in enumerate(self._each()):
             mask, causal, own = near if config.is_local(layer) else far

@@ -58,65 +58,62 @@ class Cache:
     """All layers' pasts, and what is known of each row.
 
     Rows may hold prompts of different lengths: padding stays where it was read and is never looked at, and each row
-    counts its own positions.
+    counts its own positions. While no row holds padding, all stand at the same position, and nothing is counted.
     """
 
     pasts: list[Past]
-    places: Tensor  # (R,), the position of each row's next token
-    real: Tensor  # (R, length), True = a real token was read there
-    is_full: bool = True  # True = no row holds padding
-    sources: list[tuple[Tensor, Tensor]] = field(
-        default_factory=list
-    )  # each layer's (B, A, S, D/A) of the source
+    length: int = 0  # positions read so far, padding included
+    places: Tensor | None = None  # (R,), the position of each row's next token; None = `length`, for all
+    real: Tensor | None = None  # (R, length), True = a real token was read there; None = everywhere
+    sources: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # each layer's (B, A, S, D/A)
     source_mask: Tensor | None = None  # (B, 1, 1, S), True where the source may be read
 
-    @property
-    def length(self) -> int:
-        """How many positions have been read, padding included."""
-        return self.real.shape[1]
-
-    def advance(self, tokens: Tensor, real: Tensor | None) -> Tensor:
-        """Note that `tokens` (R, T) are read next; gives their positions (R, T)."""
-        if real is None:
-            real = torch.ones_like(tokens, dtype=torch.bool)
-        elif self.is_full:
-            self.is_full = bool(real.all())
+    def advance(self, tokens: Tensor, real: Tensor | None) -> slice | Tensor:
+        """Note that `tokens` (R, T) are read next; gives their positions: a range for all rows, or (R, T)."""
+        if self.real is None and (real is None or bool(real.all())):
+            self.length += tokens.shape[1]
+            return slice(self.length - tokens.shape[1], self.length)
+        if self.real is None or self.places is None:  # from here on, rows differ
+            self.real = torch.ones(len(tokens), self.length, dtype=torch.bool, device=tokens.device)
+            self.places = torch.full((len(tokens),), self.length, device=tokens.device)
+        real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
         places = self.places[:, None] + real.cumsum(dim=1) - 1
         self.places = self.places + real.sum(dim=1)
         self.real = torch.cat((self.real, real), dim=1)
+        self.length += tokens.shape[1]
         return places.clamp(min=0)
 
-    def mask(self, new: int) -> tuple[Tensor | None, bool]:
+    def mask(self, new: int, device: torch.device) -> tuple[Tensor | None, bool]:
         """What the last `new` positions may see: a mask (R, 1, new or 1, length) or none, and whether it is causal."""
         if new == 1:
-            return (None if self.is_full else self.real[:, None, None, :]), False
-        if new == self.length and self.is_full:
+            return (None if self.real is None else self.real[:, None, None, :]), False
+        if new == self.length and self.real is None:
             return None, True
-        length = self.length
-        square = torch.ones(new, length, dtype=torch.bool, device=self.real.device).tril(length - new)
-        return square & self.real[:, None, None, :], False
+        square = torch.ones(new, self.length, dtype=torch.bool, device=device).tril(self.length - new)
+        return (square if self.real is None else square & self.real[:, None, None, :]), False
 
-    def near(self, places: Tensor, window: int) -> Tensor:
-        """What positions at `places` (R, T) may see of the `window` tokens before them: a mask (R, 1, T, length)."""
-        keys = self.real.cumsum(dim=1) - 1  # (R, length)
+    def near(self, places: slice | Tensor, window: int, device: torch.device) -> Tensor:
+        """What positions at `places` may see of the `window` tokens before them: a mask (R or 1, 1, T, length)."""
+        keys = torch.arange(self.length, device=device)[None]  # (R or 1, length)
+        if isinstance(places, slice):
+            places = keys[:, places]
+        if self.real is not None:
+            keys = self.real.cumsum(dim=1) - 1
         distance = places[:, :, None] - keys[:, None, :]  # (R, T, length)
-        seen = (distance >= 0) & (distance <= window) & self.real[:, None, :]
-        return seen[:, None]
+        seen = (distance >= 0) & (distance <= window)
+        return (seen if self.real is None else seen & self.real[:, None, :])[:, None]
 
     def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Keep these rows in this order, and of the sources those named (all by default)."""
         for past in self.pasts:
             past.select(rows)
-        self.places, self.real = self.places[rows], self.real[rows]
+        self.places = None if self.places is None else self.places[rows]
+        self.real = None if self.real is None else self.real[rows]
         if sources is not None:
             self.sources = [(key[sources], value[sources]) for key, value in self.sources]
             self.source_mask = None if self.source_mask is None else self.source_mask[sources]
 
 
-def new_cache(layers: int, rows: int, room: int, device: torch.device) -> Cache:
+def new_cache(layers: int, room: int) -> Cache:
     """A cache in which nothing has been read."""
-    return Cache(
-        [Past(room=room) for _ in range(layers)],
-        torch.zeros(rows, dtype=torch.long, device=device),
-        torch.zeros(rows, 0, dtype=torch.bool, device=device),
-    )
+    return Cache([Past(room=room) for _ in range(layers)])

@@ -84,10 +84,12 @@ class Embedding(nn.Module):
         self._reach(length)
         return self._place(batch.tokens, slice(0, length), batch.segments)
 
-    def at(self, tokens: Tensor, places: Tensor, reach: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Vectors and turns of tokens that stand at `places` (B, T), all of them below `reach`."""
-        if reach > self.config.max_length:  # padding between prompt and answer takes up no position
-            reach = int(places.max()) + 1
+    def at(
+        self, tokens: Tensor, places: slice | Tensor, reach: int
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Vectors and turns of tokens that stand at `places`, a range or (B, T), all of them below `reach`."""
+        if reach > self.config.max_length and isinstance(places, Tensor):
+            reach = int(places.max()) + 1  # padding between prompt and answer takes up no position
         self._reach(reach)
         return self._place(tokens, places, None)
 
