@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -172,8 +173,15 @@ def stopping_gently() -> Iterator[StopWish]:
 
 
 def peak_memory() -> int:
-    """Bytes of memory this process has used at most."""
-    import resource
+    """Bytes of memory this process has used at most.
 
-    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return usage if platform.system() == "Darwin" else usage * 1024
+    Linux tells it of the program alone in /proc; `getrusage` would count what the parent held when it started us.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        import resource
+
+        usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return usage if platform.system() == "Darwin" else usage * 1024
