@@ -13,6 +13,8 @@ from headstart.errors import ConfigError, RunError
 from headstart.workflows.score import run_names
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
+pytestmark = pytest.mark.slow  # whole trainings
+
 TUNING = {"training": {"length": 32, "batch_tokens": 256, "batch_examples": 8, "epochs": 1}}
 
 

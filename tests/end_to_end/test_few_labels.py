@@ -10,6 +10,8 @@ from headstart.errors import ConfigError, RunError
 from tests.end_to_end.test_resume import interrupt_at, outcome
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
+pytestmark = pytest.mark.slow  # whole trainings
+
 TUNING = {
     "training": {
         "length": 32,

@@ -14,6 +14,8 @@ from headstart.errors import ConfigError, RunError
 from tests.end_to_end.test_resume import killed_after
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
+pytestmark = pytest.mark.slow  # whole trainings
+
 SETTINGS = {"training": {"length": 32, "batch_tokens": 2048}}
 SEARCH = [
     "optimizer.learning_rate=1e-4:3e-2:log",
