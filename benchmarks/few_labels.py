@@ -43,13 +43,13 @@ from headstart.workflows.arms import (
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import (
     SCRATCH,
-    choose_tokenizer,
     data_fingerprint,
     finetune_config,
     load_labelled,
 )
 from headstart.workflows.run import load_trained
 from headstart.workflows.story import tell_story
+from headstart.workflows.tokenizers import choose_tokenizer
 
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {},

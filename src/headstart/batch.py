@@ -37,6 +37,10 @@ class Batch:
     is_causal: bool = False  # True = read by a body that sees ahead as if it did not
     source: Tensor | None = None  # (B, S), what an encoder reads while a decoder reads `tokens`
     source_real: Tensor | None = None  # (B, S), True = a real token
+    at_asked: tuple[
+        str, ...
+    ] = ()  # the labels that stand at the asked positions; others have a row for each row
+    is_idle: bool = False  # True = read only to keep step with other processes, and marked on nothing
 
     def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
         """The same batch with every tensor moved."""
@@ -52,6 +56,29 @@ class Batch:
     def pin(self) -> "Batch":
         """The same batch in page-locked memory, from which a GPU copies while it computes."""
         return self._each(Tensor.pin_memory)
+
+    def rows(self, start: int, stop: int) -> "Batch":
+        """The rows from `start` up to `stop`, asked the very same things."""
+        asked = self.asked
+        inside: Tensor | slice = slice(None)
+        if asked is not None:
+            length = self.tokens.shape[1]
+            inside = (asked >= start * length) & (asked < stop * length)
+            asked = asked[inside] - start * length
+        labels = {
+            name: label[inside] if name in self.at_asked else label[start:stop]
+            for name, label in self.labels.items()
+        }
+        return replace(
+            self,
+            tokens=self.tokens[start:stop],
+            real=self.real[start:stop],
+            labels=labels,
+            asked=asked,
+            segments=None if self.segments is None else self.segments[start:stop],
+            source=None if self.source is None else self.source[start:stop],
+            source_real=None if self.source_real is None else self.source_real[start:stop],
+        )
 
     @property
     def size(self) -> int:

@@ -13,6 +13,7 @@ class HeadstartError(Exception):
     def __init__(self, problem: str, *, hint: str = ""):
         super().__init__(problem)
         self.hint = hint
+        self.is_shared = False  # True = every process of the run has met it, so one of them tells it
 
 
 class ConfigError(HeadstartError):
@@ -25,6 +26,10 @@ class DataError(HeadstartError):
 
 class RunError(HeadstartError):
     """A run folder that is missing, broken, in the way, or does not fit what is asked of it."""
+
+
+class LostError(HeadstartError):
+    """Another process of the run has died or fallen silent."""
 
 
 class Stopped(Exception):

@@ -58,7 +58,7 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
         key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None
     }
     model.zero_grad()
-    parts = [split(objective, whole, 0, 2), split(objective, whole, 2, 6)]
+    parts = [whole.rows(0, 2), whole.rows(2, 6)]
     total = {key: sum(counts(part)[key] for part in parts) for key in counts(whole)}
     assert total == counts(whole)
     for part in parts:
@@ -68,30 +68,22 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
         assert torch.allclose(dict(model.named_parameters())[key].grad, grad, atol=1e-5), key
 
 
-AT_ASKED = ("lm", "generator", "masked")  # labels that stand at the asked positions, where there are any
-
-
-def split(objective, batch, start, stop):
-    """The rows from start to stop of a batch, asked the very same things."""
-    length, asked = batch.tokens.shape[1], batch.asked
-    inside = slice(None)
-    if asked is not None:
-        inside = (asked >= start * length) & (asked < stop * length)
-        asked = asked[inside] - start * length
-    labels = {
-        key: label[inside] if key in AT_ASKED and asked is not None else label[start:stop]
-        for key, label in batch.labels.items()
-    }
-    return replace(
-        batch,
-        tokens=batch.tokens[start:stop],
-        real=batch.real[start:stop],
-        labels=labels,
-        asked=asked,
-        is_full=False,
-        source=None if batch.source is None else batch.source[start:stop],
-        source_real=None if batch.source_real is None else batch.source_real[start:stop],
-    )
+@pytest.mark.parametrize("name", [name for name, kind in OBJECTIVES.items() if kind.asks_by_row])
+def test_an_objective_that_asks_by_row_asks_the_same_of_a_row_alone(name):
+    objective = OBJECTIVES[name]()
+    rows = rows_for(objective, [9, 4, 12, 7])
+    whole = objective.collate(rows, ALPHABET, generator())
+    for number, row in enumerate(rows):
+        alone, among = objective.collate([row], ALPHABET, generator(1)), whole.rows(number, number + 1)
+        length = alone.tokens.shape[1]
+        assert torch.equal(alone.tokens, among.tokens[:, :length])
+        for key, label in alone.labels.items():
+            assert torch.equal(label, among.labels[key][:, :length] if label.ndim == 2 else among.labels[key])
+        if alone.source is not None:
+            width = alone.source.shape[1]
+            assert torch.equal(alone.source, among.source[:, :width])
+            assert torch.equal(alone.source_real, among.source_real[:, :width])
+            assert not among.source_real[:, width:].any()
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +97,7 @@ def test_losses_do_not_depend_on_padding(name, kind):
     objective, model = make_model(name, kind)
     model.eval()
     batch = objective.collate(rows_for(objective, [9, 9]), ALPHABET, generator())
-    pair = split(objective, batch, 0, 1)
+    pair = replace(batch.rows(0, 1), is_full=False)
     wide = replace(
         pair,
         tokens=torch.nn.functional.pad(pair.tokens, (0, 3)),

@@ -14,7 +14,6 @@ from headstart.objectives.classify import Classify, divergence
 from headstart.training.events import StepDone
 from headstart.training.loop import Trainer
 from headstart.training.runtime import Runtime
-from tests.contracts.test_objectives import split
 from tests.worlds import ALPHABET, generator, random_rows, small_body
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
@@ -51,7 +50,7 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(kind):
     sum(loss.weight * loss.total / loss.count for loss in losses.values()).backward()
     expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
     model.zero_grad()
-    for part in (split(objective, whole, 0, 2), split(objective, whole, 2, 6)):
+    for part in (whole.rows(0, 2), whole.rows(2, 6)):
         found = objective.losses(model, part)
         assert counts(part) == {name: loss.count for name, loss in found.items()}
         sum(loss.weight * loss.total / counts(whole)[name] for name, loss in found.items()).backward()

@@ -123,6 +123,11 @@ def test_pairs_that_are_too_long_are_left_out_of_train_and_told(world, tmp_path)
         (PAIR, {"body": {"source_vocabulary": 9}}, "follows from the tokenizer"),
         (PAIR, {"tokenizer": {"shared": False, "kind": "."}}, "asks for two"),
         (PAIR, {"objective": {"smoothing": 2}}, "smoothing"),
+        (PAIR, {"training": {"freeze": True}}, "nothing could learn"),
+        (PAIR, {"training": {"unfreeze_every": 1}}, "nothing could learn"),
+        (PAIR, {"training": {"cutoff": 0.1}}, "labelled texts"),
+        (PAIR, {"data": {"labels": 10}}, "labelled texts"),
+        (PAIR, {"training": {"bpe_dropout": 0.1}}, "bpe tokenizer"),
     ],
 )
 def test_what_cannot_be_trained_is_a_sentence_and_a_hint(world, tmp_path, pair, settings, problem):
@@ -133,6 +138,30 @@ def test_what_cannot_be_trained_is_a_sentence_and_a_hint(world, tmp_path, pair, 
         )  # fmt: skip
     assert caught.value.hint
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_of_the_last_epochs_are_averaged_and_both_sides_split_anew(world, tmp_path):
+    """As in the paper, which averages its last checkpoints; resuming such runs is tested for classifiers."""
+    settings = merge(QUICK, {"tokenizer": {"kind": "bpe", "vocabulary": 300}, "objective": {"best": "loss"}})
+    training = {"epochs": 3, "average": "last", "average_epochs": 2, "bpe_dropout": 0.1}
+    settings = merge(settings, {"training": training})
+    data, found = str(world / "pairs"), []
+    for name in ("first", "second"):
+        run = tmp_path / name
+        found.append(hs.finetune("scratch", data, run, pair=PAIR, settings=settings))
+    assert found[0].curve == found[1].curve
+    assert (tmp_path / "first/model.safetensors").read_bytes() == (
+        tmp_path / "second/model.safetensors"
+    ).read_bytes()
+
+
+def test_translation_is_no_way_to_pretrain(tmp_path):
+    (tmp_path / "corpus.txt").write_text("a text\n" * 10)
+    with pytest.raises(ConfigError) as caught:
+        hs.pretrain(
+            [str(tmp_path / "corpus.txt")], tmp_path / "run", settings={"objective": {"name": "translate"}}
+        )
+    assert "--pair" in caught.value.hint
 
 
 def test_a_tokenizer_that_was_changed_is_refused(world, tmp_path):

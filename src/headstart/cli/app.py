@@ -3,8 +3,10 @@
 import os
 import signal
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from headstart.cli import (
     compare,
@@ -23,10 +25,12 @@ from headstart.cli import (
     predict,
     pretrain,
     resume,
+    serve,
     translate,
     tune,
 )
-from headstart.errors import HeadstartError, Stopped
+from headstart.errors import HeadstartError, LostError, Stopped
+from headstart.training.launch import find_place, need_alone
 
 COMMANDS = (
     demo.demo,
@@ -47,10 +51,25 @@ COMMANDS = (
     complexity.complexity,
     export.export,
     import_.import_,
+    serve.serve,
 )
+
+MANY = ("pretrain", "finetune", "resume")  # what runs in many processes
+
+
+class _Group(TyperGroup):
+    """The commands; the words they were called with are kept for those that start themselves anew."""
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        words = list(args)
+        context = super().make_context(info_name, args, *more, **extra)
+        context.meta["words"] = words
+        return context
+
 
 app = typer.Typer(
     name="headstart",
+    cls=_Group,
     help="Pretrain one base, swap its head, fine-tune on a few labels, and prove what the pretraining bought.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -71,28 +90,51 @@ def _version(
 
         print(find("headstart"))
         raise typer.Exit
+    if context.invoked_subcommand not in (None, *MANY):
+        need_alone(f"headstart {context.invoked_subcommand}")
 
 
 def main() -> None:
     """Run a command; a problem the user can mend is one sentence, a hint and exit code 2."""
+    try:
+        _main()
+    except SystemExit as leaving:
+        if find_place().count == 1:
+            raise
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # One of many leaves at once: threads of torch may wait for each other while they are taken down.
+        os._exit(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
+
+
+def _main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
     except HeadstartError as error:
-        _say(error, error.hint)
+        if _is_ours_to_tell(error):
+            _say(error, error.hint)
         sys.exit(2)
     except Stopped as stopped:
-        print(f"stopped; nothing is lost: `{stopped.again}` goes on from here", file=sys.stderr)
+        if find_place().rank == 0:
+            print(f"stopped; nothing is lost: `{stopped.again}` goes on from here", file=sys.stderr)
         sys.exit(128 + stopped.signal)
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        if find_place().rank == 0:
+            print("stopped", file=sys.stderr)
         sys.exit(130)
     except MemoryError:
         _say("this machine has not enough memory for that", "try a smaller --preset, batch or length")
         sys.exit(2)
+
+
+def _is_ours_to_tell(error: HeadstartError) -> bool:
+    """Whether this process is the one of many that tells a problem: one for all, or one a machine when some are lost."""
+    place = find_place()
+    return place.rank == 0 or (place.local_rank == 0 if isinstance(error, LostError) else not error.is_shared)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -8,6 +8,7 @@ from headstart.cli import options as o
 
 
 def finetune(
+    context: typer.Context,
     base: Annotated[str, typer.Argument(help="A run folder, a shipped base's name, or scratch.")],
     data: Annotated[
         str, typer.Argument(help="A table, a folder of train/valid/test tables, or a built-in name.")
@@ -37,6 +38,11 @@ def finetune(
     config: o.ConfigFile = None,
     save_every: o.SaveEvery = None,
     force: o.Force = False,
+    deterministic: o.Deterministic = False,
+    nproc: o.Nproc = None,
+    nodes: o.Nodes = 1,
+    meet: o.Meet = None,
+    max_restarts: o.MaxRestarts = 0,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -60,13 +66,18 @@ def finetune(
         training__freeze=freeze,
         tokenizer__kind=tokenizer,
         training__force=force,
+        training__deterministic=deterministic,
         **o.saving(save_every),
     )
+    if o.launched(context, nproc, nodes, meet, max_restarts, settings):
+        return
     from headstart.cli.listener import Listener, print_json
     from headstart.workflows.finetune import finetune as run
 
-    with Listener(quiet or as_json) as listener:
+    with Listener(quiet or as_json or not o.speaks()) as listener:
         result = run(base, data, out, pair=pair, preset=preset, settings=settings, on_event=listener)
+    if not o.speaks():
+        return
     if as_json:
         print_json(result)
     else:
@@ -88,5 +99,5 @@ def show(result: object) -> None:
     )
     print(f"weights of epoch {result.best_epoch:g}")
     show_score(result.score)
-    use = "picture attention {} TEXT --out PICTURES" if is_translator else "predict {} FILE"
+    use = "translate {} FILE" if is_translator else "predict {} FILE"
     print(f"next: headstart {use.format(result.path)}, or headstart evaluate {result.path} DATA")

@@ -44,6 +44,25 @@ LengthPenalty = Annotated[
     float,
     typer.Option("--length-penalty", help="Of a search: above 0 longer texts gain, below 0 shorter ones."),
 ]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="The same bits each time, also on a GPU; slower there.")
+]
+Nproc = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc", help="Train in this many processes here: one a GPU, or a part of the cores each."
+    ),
+]
+Nodes = Annotated[int, typer.Option("--nodes", min=1, help="With --nproc: machines that train together.")]
+Meet = Annotated[
+    str | None,
+    typer.Option(
+        "--meet", metavar="HOST:PORT", help="With --nodes: where they meet, a free port of one of them."
+    ),
+]
+MaxRestarts = Annotated[
+    int, typer.Option("--max-restarts", min=0, help="With --nproc: how often to start again when one dies.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 
@@ -59,6 +78,45 @@ def gather(config_file: Path | None, assignments: list[str] | None, **flags: Any
             given.setdefault(section, {})[key] = value
     settings = load_toml(config_file) if config_file is not None else {}
     return merge(merge(settings, given), parse_assignments(assignments or []))
+
+
+def launched(
+    context: typer.Context,
+    nproc: int | None,
+    nodes: int,
+    meet: str | None,
+    max_restarts: int,
+    settings: dict[str, Any] | None = None,
+) -> bool:
+    """Run this very command in many processes if that is asked and not yet so; whether it was done."""
+    from headstart.errors import ConfigError
+    from headstart.training.launch import check_room, find_place, launch
+
+    place = find_place()
+    if nproc is None:
+        if nodes > 1 or meet or max_restarts:
+            raise ConfigError("--nodes, --meet and --max-restarts go with --nproc", hint="add --nproc N")
+        return False
+    if place.is_launched:
+        if nproc != place.local_count:
+            raise ConfigError(
+                f"torchrun started {place.local_count} processes here, and --nproc says {nproc}",
+                hint="leave out --nproc, or torchrun",
+            )
+        return False
+    check_room(nproc, (settings or {}).get("training", {}).get("device", "auto"))
+    words = context.find_root().meta["words"]
+    code = launch(words, nproc, nodes, meet, max_restarts)
+    if code:
+        raise typer.Exit(code)
+    return True
+
+
+def speaks() -> bool:
+    """Whether this process shows progress and results: the main one of many does."""
+    from headstart.training.launch import find_place
+
+    return find_place().rank == 0
 
 
 def saving(text: str | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from headstart.cli import options as o
 
 
 def pretrain(
+    context: typer.Context,
     corpora: Annotated[
         list[str], typer.Argument(metavar="CORPUS...", help="Text files, tables, folders or built-in names.")
     ],
@@ -33,6 +34,11 @@ def pretrain(
     config: o.ConfigFile = None,
     save_every: o.SaveEvery = None,
     force: o.Force = False,
+    deterministic: o.Deterministic = False,
+    nproc: o.Nproc = None,
+    nodes: o.Nodes = 1,
+    meet: o.Meet = None,
+    max_restarts: o.MaxRestarts = 0,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -55,13 +61,18 @@ def pretrain(
         data__documents=documents,
         data__strict=strict,
         training__force=force,
+        training__deterministic=deterministic,
         **o.saving(save_every),
     )
+    if o.launched(context, nproc, nodes, meet, max_restarts, settings):
+        return
     from headstart.cli.listener import Listener, print_json
     from headstart.workflows.pretrain import pretrain as run
 
-    with Listener(quiet or as_json) as listener:
+    with Listener(quiet or as_json or not o.speaks()) as listener:
         result = run(corpora, out, preset=preset, settings=settings, on_event=listener)
+    if not o.speaks():
+        return
     if as_json:
         print_json(result)
     else:

@@ -67,6 +67,9 @@ class Objective:
         Reads
     ]  # blocks of a corpus, pairs of sentences in it, labelled texts, texts with translations
     looks_past: ClassVar[int] = 0  # tokens needed beyond a block's end
+    asks_by_row: ClassVar[bool] = (
+        False  # True = what is asked of a row depends on no other row, nor on chance
+    )
 
     def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
         """The heads it needs on a body of this shape."""
@@ -111,6 +114,8 @@ def segments_of(rows: Sequence[Row], real: Tensor) -> Tensor | None:
 
 def counts(batch: Batch) -> dict[str, int]:
     """How many answers each head is marked on."""
+    if batch.is_idle:
+        return dict.fromkeys(batch.labels, 0)
     return {name: int((labels != IGNORE).sum()) for name, labels in batch.labels.items()}
 
 

@@ -23,6 +23,7 @@ class CausalLM(Objective):
     bodies: ClassVar[tuple[str, ...]] = ("causal",)
     reads: ClassVar[Reads] = "blocks"
     looks_past: ClassVar[int] = 1
+    asks_by_row: ClassVar[bool] = True
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @property
@@ -35,10 +36,10 @@ class CausalLM(Objective):
         return {"lm": HeadSpec("lm", vocabulary)}
 
     def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
-        """All tokens but the last as input, all but the first as labels."""
+        """All tokens of a row but its last as input, all but the first as labels."""
         tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
         labels = tokens[:, 1:].masked_fill(~real[:, 1:], IGNORE)
-        return Batch(tokens[:, :-1], real[:, :-1], {"lm": labels}, is_full=bool(real.all()))
+        return Batch(tokens[:, :-1], real[:, 1:], {"lm": labels}, is_full=bool(real.all()))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy at every marked position."""

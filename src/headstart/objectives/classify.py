@@ -23,6 +23,7 @@ class Classify(Objective):
     name: ClassVar[str] = "classify"
     bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "causal", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "texts"
+    asks_by_row: ClassVar[bool] = True
     pooling: Literal["auto", "last", "mean", "max", "mean+max", "first", "pooler"] = "auto"
     projection: Literal["auto", "linear", "dense"] = "auto"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -33,7 +33,7 @@ class CausalAndMasked(MaskedLM):
             batch = CausalLM().collate(rows, alphabet, rng)
             return replace(batch, labels={"causal": batch.labels["lm"]}, is_causal=True)
         batch = super().collate(rows, alphabet, rng)
-        return replace(batch, labels={"masked": batch.labels["lm"]})
+        return replace(batch, labels={"masked": batch.labels["lm"]}, at_asked=("masked",))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """The loss of the question that was asked; both answer through one head."""

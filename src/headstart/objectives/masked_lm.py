@@ -82,7 +82,8 @@ class MaskedLM(Objective):
         tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
         hidden, places = self.hide(tokens, real, alphabet, rng)
         labels = {"lm": tokens.flatten()[places]}
-        return Batch(hidden, real, labels, places, bool(real.all()), segments_of(rows, real))
+        segments = segments_of(rows, real)
+        return Batch(hidden, real, labels, places, bool(real.all()), segments, at_asked=("lm",))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy at the asked positions; the head computes nothing elsewhere."""

@@ -36,6 +36,7 @@ class NextSentence(Objective):
     name: ClassVar[str] = "next-sentence"
     bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "pairs"
+    asks_by_row: ClassVar[bool] = True
     sentences: Literal["sentence", "line", "document"] = "sentence"
 
     def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:

@@ -39,7 +39,8 @@ class ReplacedTokens(MaskedLM):
         is_special, _ = token_kinds(alphabet.size, alphabet.special_ids)
         original = batch.tokens.flatten().index_put((batch.asked,), batch.labels["lm"]).view_as(batch.tokens)
         judged = original.masked_fill(~batch.real | is_special[original], IGNORE)
-        return replace(batch, labels={"generator": batch.labels["lm"], "replaced": judged})
+        labels = {"generator": batch.labels["lm"], "replaced": judged}
+        return replace(batch, labels=labels, at_asked=("generator",))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """The generator's cross-entropy, and how well its replacements are told from what stood there."""

@@ -28,6 +28,7 @@ class Translate(Objective):
     bodies: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
     reads: ClassVar[Reads] = "translations"
     looks_past: ClassVar[int] = 1
+    asks_by_row: ClassVar[bool] = True
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     best: Literal["bleu", "loss"] = "bleu"
 

@@ -14,7 +14,6 @@ from headstart.training.runtime import Runtime, generator_for
 EVALUATION_SEED = 20180611  # masks drawn for marking are the same in every run
 
 
-@torch.inference_mode()
 def predict_probabilities(
     model: Model,
     objective: Objective,
@@ -24,21 +23,47 @@ def predict_probabilities(
     batch_tokens: int,
 ) -> np.ndarray:
     """The probability of every class (N, C) for each text, in the order given."""
+    scores = class_scores(model, objective, rows, alphabet, runtime, batch_tokens)
+    return torch.from_numpy(scores).softmax(dim=-1).numpy().astype(np.float64)
+
+
+def class_scores(
+    model: Model,
+    objective: Objective,
+    rows: Sequence[Row],
+    alphabet: Alphabet,
+    runtime: Runtime,
+    batch_tokens: int,
+) -> np.ndarray:
+    """The score of every class (N, C) in float32 for each text, in the order given."""
     model.eval()
     loader = TextLoader(rows, batch_tokens, shuffled=False)
+    batches = loader.batches(0)
     found: np.ndarray | None = None
-    for numbers in loader.batches(0):
+    for index, is_own in runtime.dealt(len(batches)):
+        numbers = batches[index]
         batch = objective.collate(loader.fetch(numbers, 0), alphabet, generator_for(0)).to(runtime.device)
-        with runtime.autocast():
-            scores = model(batch)["class"]  # (B, C)
-        probabilities = scores.float().softmax(dim=-1).cpu().numpy()
+        with runtime.looking(), runtime.autocast():
+            scores = model(batch)["class"].float().cpu().numpy()  # (B, C)
         if found is None:
-            found = np.zeros((len(rows), probabilities.shape[1]))
-        found[numbers] = probabilities
-    return np.zeros((0, 0)) if found is None else found
+            found = np.zeros((len(rows), scores.shape[1]), dtype=np.float32)
+        if is_own:
+            found[numbers] = scores
+    return _joined(found, len(rows), runtime)
 
 
-@torch.inference_mode()
+def _joined(found: np.ndarray | None, rows: int, runtime: Runtime) -> np.ndarray:
+    """The rows that each process found as one table; every row was found by one of them."""
+    if runtime.processes.is_alone:
+        return np.zeros((0, 0), dtype=np.float32) if found is None else found
+    own = 0.0 if found is None else found.shape[1]
+    sums = runtime.processes.add_up({"columns": own, "tables": float(found is not None)})
+    if not sums["tables"]:
+        return np.zeros((0, 0), dtype=np.float32)
+    width = round(sums["columns"] / sums["tables"])
+    return runtime.processes.add_arrays(np.zeros((rows, width), np.float32) if found is None else found)
+
+
 def language_sums(
     model: Model,
     objective: Objective,
@@ -49,13 +74,19 @@ def language_sums(
 ) -> dict[str, tuple[float, int, int]]:
     """Summed loss, count and right answers of each head over the loader's first epoch (its first `most` batches)."""
     model.eval()
-    sums: dict[str, tuple[float, int, int]] = {}
-    for index, numbers in enumerate(loader.batches(0)[:most]):
+    batches = loader.batches(0)[:most]
+    sums: dict[str, float] = {}
+    for index, is_own in runtime.dealt(len(batches)):
         rng = generator_for(EVALUATION_SEED, index)
-        batch = objective.collate(loader.fetch(numbers, 0), alphabet, rng).to(runtime.device)
-        with runtime.autocast():
+        batch = objective.collate(loader.fetch(batches[index], 0), alphabet, rng).to(runtime.device)
+        with runtime.looking(), runtime.autocast():
             losses = objective.losses(model, batch)
-        for name, loss in losses.items():
-            total, count, correct = sums.get(name, (0.0, 0, 0))
-            sums[name] = (total + float(loss.total), count + loss.count, correct + int(loss.correct))
-    return sums
+        for name, loss in losses.items() if is_own else ():
+            for what, value in (("loss", loss.total), ("answers", loss.count), ("right", loss.correct)):
+                sums[f"{what} {name}"] = sums.get(f"{what} {name}", 0) + float(value)
+    whole = runtime.processes.add_up(sums)
+    heads = [name.removeprefix("loss ") for name in whole if name.startswith("loss ")]
+    return {
+        name: (whole[f"loss {name}"], round(whole[f"answers {name}"]), round(whole[f"right {name}"]))
+        for name in heads
+    }

@@ -1,12 +1,14 @@
 """The one training loop: pretraining, fine-tuning and translation differ only in what they hand to it.
 
 Chance at a step is a function of seed and step alone, and the order of rows one of seed and epoch, so a
-run that is taken up at a step goes on as if it had never stopped.
+run that is taken up at a step goes on as if it had never stopped. A step is the same for any number of
+processes: each reads its share of the rows, and sums over all of them are what counts.
 """
 
 import math
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from queue import Queue
 from threading import Thread
@@ -24,10 +26,14 @@ from headstart.objectives.base import Alphabet, Objective, counts
 from headstart.training.average import Average
 from headstart.training.events import Evaluated, Event, Saved, StepDone
 from headstart.training.optim import make_optimizer, thaw
-from headstart.training.runtime import Runtime, StopWish, generator_for, seed_everything
+from headstart.training.replicas import make_copy
+from headstart.training.runtime import Runtime, StopWish, seed_everything
 from headstart.training.schedule import rate_at
+from headstart.training.shares import collate_share, shares
+from headstart.training.tally import Tally, nested
 
 TOLD_EVERY = 10  # steps between two StepDone events
+PARTS = ("model", "optimizer", "best", "average")  # of a checkpoint; the last two only where there are some
 
 
 @dataclass(frozen=True)
@@ -86,12 +92,14 @@ class Trainer:
         self.model, self.objective, self.loader, self.alphabet = model, objective, loader, alphabet
         self.config, self.runtime, self.evaluate, self.on_event = config, runtime, evaluate, on_event
         self.stop = stop if stop is not None else StopWish()
-        self.optimizer = make_optimizer(model, config.optimizer)
+        thaw(model, config.training.freeze, config.training.unfreeze_every, 0)
+        self.copy = make_copy(model, runtime)
+        self.optimizer = make_optimizer(model, config.optimizer, self.copy if runtime.is_sharded else None)
         self.state = State()
         self.best: dict[str, Tensor] | None = None
         self.average = Average(config.training)
         self.total_steps = self._total_steps()
-        self._since = _Since()
+        self._since = Tally()
         if config.training.compile:
             model.body.compile()
 
@@ -122,34 +130,50 @@ class Trainer:
 
     def run(self, save: Callable[[], None] = lambda: None) -> None:
         """Train until the budget is spent; `save` is called when it is time, and before stopping early."""
-        start = time.monotonic() - self.state.seconds
-        self._since.load(self.state.since, self.state.seconds)
-        saved_at = time.monotonic()
+        self._start = time.monotonic() - self.state.seconds
+        self._saved_at = time.monotonic()
+        self._since.load(self.state.since if self.runtime.processes.is_main else {}, self.state.seconds)
         training = self.config.training
         self._evaluate_if_due()
         while self.progress < 1:
             for parts in self._steps():
                 self._step(parts)
-                self.state.seconds = time.monotonic() - start
+                self._look()
                 done = self.progress >= 1
                 self._tell(done)
                 self._turn_epoch()
                 self._take_average(done)
                 self._evaluate_if_due()
-                self.state.seconds = time.monotonic() - start
+                self._look()
                 is_time = training.save_every is not None and self.state.step % training.save_every == 0
-                waited = (time.monotonic() - saved_at) / 60
-                is_late = training.save_minutes is not None and waited >= training.save_minutes
-                if (is_time or is_late or self.stop) and not (done and not self.stop):
-                    self.state.since = self._since.to_dict()
+                if (is_time or self._seen["late"] or self._seen["stop"]) and not (
+                    done and not self._seen["stop"]
+                ):
+                    self.state.since = nested(self.runtime.processes.add_up(self._since.sums()))
                     save()
-                    saved_at = time.monotonic()
+                    self._saved_at = time.monotonic()
                     self.on_event(Saved(self.state.step))
-                if self.stop:
-                    assert self.stop.signal is not None
-                    raise Stopped(self.stop.signal)
+                if self._seen["stop"]:
+                    raise Stopped(self.stop.signal or signal.SIGTERM)
                 if done or self.state.batch == 0:
                     break
+
+    def _moment(self) -> dict[str, float]:
+        """What this process's clock and signals say; the main one's clock is everybody's."""
+        now, minutes = time.monotonic(), self.config.training.save_minutes
+        is_main = self.runtime.processes.is_main
+        is_late = minutes is not None and now - self._saved_at >= 60 * minutes
+        return {
+            "seconds": (now - self._start) if is_main else 0.0,
+            "late": float(is_late and is_main),
+            "stop": float(bool(self.stop)),
+        }
+
+    def _look(self) -> None:
+        """Note the time and the wish to stop: as they are, or as all processes agreed at the step's beginning."""
+        if self.runtime.processes.is_alone:
+            self._seen = self._moment()
+        self.state.seconds = self._seen["seconds"]
 
     def _steps(self) -> Iterator[list[Batch]]:
         """The rest of the current epoch, a step at a time; made in another thread when a GPU waits."""
@@ -186,12 +210,14 @@ class Trainer:
     def _make_steps(self) -> Iterator[list[Batch]]:
         epoch, start, step = self.state.epoch, self.state.batch, self.state.step
         seed, gathered = self.config.training.seed, self.config.training.accumulate
-        batches = self.loader.batches(epoch)
+        batches, processes = self.loader.batches(epoch), self.runtime.processes
         for at in range(start, len(batches), gathered):
-            rng = generator_for(seed, step, 1)
+            numbers = batches[at : at + gathered]
             yield [
-                self.objective.collate(self.loader.fetch(numbers, epoch), self.alphabet, rng)
-                for numbers in batches[at : at + gathered]
+                collate_share(
+                    share, numbers, epoch, self.objective, self.loader, self.alphabet, (seed, step, 1)
+                )
+                for share in shares(len(numbers), processes.rank, processes.count)
             ]
             step += 1
 
@@ -199,23 +225,23 @@ class Trainer:
         """One change of the weights, by gradients of the mean over all parts together."""
         training, state = self.config.training, self.state
         thaw(self.model, training.freeze, training.unfreeze_every, state.epoch)
+        self.copy.refresh()
         self.model.train()
         if training.freeze:
             self.model.body.eval()
-        seed_everything(training.seed, state.step, 2)
-        whole: dict[str, int] = {}
-        for part in parts:
-            for name, count in counts(part).items():
-                whole[name] = whole.get(name, 0) + count
+        seed_everything(training.seed, state.step, 2, *self.runtime.processes.salt)
+        whole = self._agree(parts)
         for part in parts:  # one graph alive at a time
             moved = part.to(self.runtime.device)
             with self.runtime.autocast():
-                losses = self.objective.losses(self.model, moved)
+                losses = self.copy.losses(self.objective, moved, is_last=part is parts[-1])
             means = [loss.weight * loss.total / max(1, whole[name]) for name, loss in losses.items()]
             mean = torch.stack(means).sum()
+            if not self.runtime.processes.is_alone:
+                mean = mean * (0.0 if part.is_idle else self.copy.scale)
             mean.backward()
-            self._since.add(losses, whole, part)
-            state.tokens += part.count
+            if not part.is_idle:
+                self._since.add(losses, part)
         learning = [weight for weight in self.model.parameters() if weight.grad is not None]
         if self.config.optimizer.clip:
             torch.nn.utils.clip_grad_norm_(learning, self.config.optimizer.clip)
@@ -223,7 +249,23 @@ class Trainer:
         self.rate = self.config.optimizer.learning_rate * share
         self.optimizer.step(self.rate)
         state.step += 1
-        state.batch += len(parts)
+        state.batch = min(state.batch + training.accumulate, self.loader.count(state.epoch))
+
+    def _agree(self, parts: list[Batch]) -> dict[str, int]:
+        """How many answers of each kind the step has, over all processes; what else they must agree on goes along."""
+        own: dict[str, float] = {}
+        for part in parts:
+            for name, count in counts(part).items():
+                own[f"count {name}"] = own.get(f"count {name}", 0) + count
+            own["tokens"] = own.get("tokens", 0) + (0 if part.is_idle else part.count)
+        if self.runtime.processes.is_alone:
+            found = own
+        else:
+            found = self._seen = self.runtime.processes.add_up({**own, **self._moment()})
+        self.state.tokens += round(found["tokens"])
+        return {
+            name.removeprefix("count "): round(found[name]) for name in found if name.startswith("count ")
+        }
 
     def _turn_epoch(self) -> None:
         if self.state.batch >= self.loader.count(self.state.epoch):
@@ -250,12 +292,14 @@ class Trainer:
         state = self.state
         if not (done or state.step == 1 or state.step % TOLD_EVERY == 0):
             return
-        found = self._since.finish(state.seconds)
+        found = self._since.finish(state.seconds, self.runtime.processes.add_up(self._since.sums()))
         if not math.isfinite(found["loss"]):
-            raise RunError(
+            error = RunError(
                 f"the loss is {found['loss']} at step {state.step}: training has diverged",
                 hint="lower --set optimizer.learning_rate, or raise schedule.warmup",
             )
+            error.is_shared = True
+            raise error
         progress = self.progress
         self.on_event(
             StepDone(
@@ -293,7 +337,7 @@ class Trainer:
             return
         self.model.eval()
         with self.average.shown(self.model):
-            self._mark(self.evaluate(self.model))
+            self._mark(self.copy.read(self.evaluate))
 
     def _mark(self, found: Evaluation) -> None:
         """Write down the marks of the weights that stand in the model, and keep those if they are the best."""
@@ -317,52 +361,32 @@ class Trainer:
             self.model.load_state_dict(self.average.tensors)
         self.model.eval()
 
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        """All tensors that a resume needs, whole; with the main process alone where the model is sharded."""
+        found = {"model": self.model.state_dict(), "optimizer": self.optimizer.tensors()}
+        if self.best is not None:
+            found["best"] = self.best
+        if self.average.tensors:
+            found["average"] = self.average.tensors
+        return {name: self.copy.whole(tensors) for name, tensors in found.items()}
 
-class _Since:
-    """Sums since the last telling."""
-
-    def __init__(self) -> None:
-        self.by_head: dict[str, float] = {}
-        self.last_seconds = 0.0
-        self._clear()
-
-    def _clear(self) -> None:
-        self.totals: dict[str, list[Any]] = {}
-        self.tokens = self.computed = 0
-
-    def add(self, losses: dict[str, Any], whole: dict[str, int], part: Batch) -> None:
-        for name, loss in losses.items():
-            total, count, correct = self.totals.get(name, [0.0, 0, 0])
-            self.totals[name] = [
-                total + loss.total.detach().float(),
-                count + loss.count,
-                correct + loss.correct.detach(),
-            ]
-        self.tokens += part.count
-        self.computed += part.size
-
-    def to_dict(self) -> dict[str, Any]:
-        totals = {
-            name: [float(total), count, int(right)] for name, (total, count, right) in self.totals.items()
-        }
-        return {"totals": totals, "tokens": self.tokens, "computed": self.computed}
-
-    def load(self, content: dict[str, Any], seconds: float) -> None:
-        self.last_seconds = seconds
-        if content:
-            self.totals = {name: list(sums) for name, sums in content["totals"].items()}
-            self.tokens, self.computed = content["tokens"], content["computed"]
-
-    def finish(self, seconds: float) -> dict[str, float]:
-        self.by_head = {name: float(total) / max(1, count) for name, (total, count, _) in self.totals.items()}
-        counted = sum(count for _, count, _ in self.totals.values())
-        right = sum(int(correct) for _, _, correct in self.totals.values())
-        found = {
-            "loss": sum(self.by_head.values()),
-            "accuracy": right / max(1, counted),
-            "tokens_per_second": self.tokens / max(1e-9, seconds - self.last_seconds),
-            "padding": 1 - self.tokens / max(1, self.computed),
-        }
-        self.last_seconds = seconds
-        self._clear()
-        return found
+    def load(self, parts: Mapping[str, Mapping[str, Tensor]] | None, state: dict[str, Any]) -> None:
+        """Take up what `parts` and the state gave; the main process has them, and hands them on."""
+        processes, weights = self.runtime.processes, self.model.state_dict()
+        there = processes.add_up({name: float(name in (parts or {})) for name in PARTS})
+        for name in (name for name in PARTS if there[name]):
+            found = {}
+            for key, tensor in processes.send(None if parts is None else parts[name]):
+                like = self.optimizer.weight_of(key) if name == "optimizer" else weights[key]
+                found[key] = self.copy.part(tensor, like)
+            if name == "model":
+                self.model.load_state_dict(found)
+            elif name == "optimizer":
+                self.optimizer.load(found)
+            else:
+                kept = {key: tensor.to(self.runtime.device) for key, tensor in found.items()}
+                if name == "best":
+                    self.best = kept
+                else:
+                    self.average.tensors = kept
+        self.state = State.from_dict(state)

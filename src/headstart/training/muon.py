@@ -5,8 +5,8 @@ treats the joint query-key-value matrix as one. This one computes in float32 on 
 shape together, and cuts joint matrices into the square parts they are made of.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +37,39 @@ def parts_of(matrix: Tensor) -> list[Tensor]:
     return list(matrix.split(columns, dim=0)) if whole else [matrix]
 
 
+def _size(rate: float, shape: Sequence[int]) -> float:
+    """How far a matrix of this shape is moved."""
+    return rate * 0.2 * max(shape) ** 0.5
+
+
+class Holder(Protocol):
+    """What holds a part of each matrix, and can bring a matrix together and cut it up again."""
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """The whole matrix of which `tensor` is a part."""
+        ...
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """The part of a whole matrix that belongs to the weight `like`."""
+        ...
+
+
 class Muon(torch.optim.Optimizer):
-    """Steps of about AdamW's size, so that one learning rate and one decay serve both (Liu et al., 2025)."""
+    """Steps of about AdamW's size, so that one learning rate and one decay serve both (Liu et al., 2025).
+
+    A `holder` says that weights are parts of matrices: one matrix at a time is then brought together to be turned.
+    """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.95, weight_decay: float = 0.0
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        holder: Holder | None = None,
     ):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.holder = holder
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -55,13 +81,22 @@ class Muon(torch.optim.Optimizer):
                     continue
                 push = self._push(weight, group["momentum"])
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
+                if self.holder is not None:
+                    weight.sub_(self._turned(self.holder, push, weight, group["lr"]))
+                    continue
                 for part, direction in zip(parts_of(weight), parts_of(push), strict=True):
                     by_shape.setdefault(tuple(part.shape), []).append((part, direction))
             for shape, pairs in by_shape.items():
                 turned = orthogonal(torch.stack([direction for _, direction in pairs]))
-                size = group["lr"] * 0.2 * max(shape) ** 0.5
+                size = _size(group["lr"], shape)
                 for (part, _), direction in zip(pairs, turned.unbind(0), strict=True):
                     part.sub_(direction, alpha=size)
+
+    @staticmethod
+    def _turned(holder: Holder, push: Tensor, weight: Tensor, rate: float) -> Tensor:
+        """What to take from a weight that is a part of a matrix."""
+        directions = torch.stack(parts_of(holder.matrix(push)))
+        return holder.part(orthogonal(directions).flatten(0, 1) * _size(rate, directions.shape[1:]), weight)
 
     def _push(self, weight: nn.Parameter, momentum: float) -> Tensor:
         """The gradient with Nesterov's momentum."""

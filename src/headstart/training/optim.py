@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from headstart.config import OptimizerConfig
 from headstart.models.model import Model
-from headstart.training.muon import Muon
+from headstart.training.muon import Holder, Muon
 
 
 class Optimizers:
@@ -42,6 +42,12 @@ class Optimizers:
                     )
         return found
 
+    def weight_of(self, name: str) -> Tensor:
+        """The weight that a named tensor of the memory belongs to."""
+        owner, index, _ = name.split(".", 2)
+        weights = [weight for group in self.parts[int(owner)].param_groups for weight in group["params"]]
+        return weights[int(index)]
+
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take up the memory that `tensors` gave."""
         for number, part in enumerate(self.parts):
@@ -68,8 +74,11 @@ def _is_matrix_of_block(name: str, weight: nn.Parameter) -> bool:
     return re.match(r"body\.(encoder\.|decoder\.)?blocks\.", name) is not None and weight.ndim == 2
 
 
-def make_optimizer(model: Model, config: OptimizerConfig) -> Optimizers:
-    """Groups of alike weights under the optimiser that the settings name; vectors are never decayed."""
+def make_optimizer(model: Model, config: OptimizerConfig, holder: Holder | None = None) -> Optimizers:
+    """Groups of alike weights under the optimiser that the settings name; vectors are never decayed.
+
+    A `holder` says that the model's weights are parts of matrices.
+    """
     plain: dict[tuple[float, float], list[nn.Parameter]] = {}
     matrices: dict[float, list[nn.Parameter]] = {}
     for name, weight in model.named_parameters():
@@ -86,7 +95,7 @@ def make_optimizer(model: Model, config: OptimizerConfig) -> Optimizers:
     ]
     if matrices:
         muon = [{"params": held, "lr": share} for share, held in matrices.items()]
-        parts.append(Muon(muon, weight_decay=config.weight_decay, momentum=config.momentum))
+        parts.append(Muon(muon, weight_decay=config.weight_decay, momentum=config.momentum, holder=holder))
     return Optimizers(parts)
 
 

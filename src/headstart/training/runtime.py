@@ -1,5 +1,6 @@
 """The machine under a run: device, precision, chance and the wish to stop."""
 
+import os
 import platform
 import signal
 from collections.abc import Iterator
@@ -11,14 +12,18 @@ import torch
 
 from headstart.config import TrainingConfig
 from headstart.errors import ConfigError
+from headstart.training.launch import find_place
+from headstart.training.processes import ALONE, Processes
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where a run computes, and how exactly."""
+    """Where a run computes, how exactly, and with whom."""
 
     device: torch.device
     precision: torch.dtype
+    processes: Processes = ALONE
+    is_sharded: bool = False
 
     def autocast(self) -> AbstractContextManager:
         """The context in which forward passes run."""
@@ -26,19 +31,52 @@ class Runtime:
             return nullcontext()
         return torch.autocast(self.device.type, self.precision)
 
+    def looking(self) -> AbstractContextManager:
+        """The context in which nothing is learnt; what FSDP2 gathers there is used again where something is."""
+        return torch.no_grad() if self.is_sharded else torch.inference_mode()
+
+    def dealt(self, count: int) -> list[tuple[int, bool]]:
+        """Which of `count` pieces of work are this process's, each once over all, and whether it is theirs to count.
+
+        Where a model is sharded all must read it equally often, so some read a piece that is another's.
+        """
+        rank, others = self.processes.rank, self.processes.count
+        own = [(number, True) for number in range(rank, count, others)]
+        rounds = -(-count // others) if self.is_sharded else len(own)
+        return own + [(0, False)] * (rounds - len(own))
+
     def describe(self) -> str:
         """The machine in words."""
+        kind = str(self.precision).removeprefix("torch.")
+        many = "" if self.processes.is_alone else f", {self.processes.count} processes"
+        many += " (sharded)" if self.is_sharded else ""
         if self.device.type == "cuda":
-            return f"{torch.cuda.get_device_name(self.device)}, {str(self.precision).removeprefix('torch.')}"
-        kind = platform.processor() or platform.machine()
-        return f"{self.device.type} ({kind}, {torch.get_num_threads()} threads), {str(self.precision).removeprefix('torch.')}"
+            return f"{torch.cuda.get_device_name(self.device)}, {kind}{many}"
+        machine = platform.processor() or platform.machine()
+        return f"{self.device.type} ({machine}, {torch.get_num_threads()} threads), {kind}{many}"
 
 
-def start_runtime(config: TrainingConfig) -> Runtime:
-    """The device and precision that the settings ask for, or an error when this machine has them not."""
+def start_runtime(config: TrainingConfig, processes: Processes | None = None) -> Runtime:
+    """The device and precision that the settings ask for, or an error when this machine has them not.
+
+    Without `processes` the work is for one alone.
+    """
+    if processes is None:
+        if find_place().count > 1:
+            raise ConfigError(
+                "this runs in one process; only pretrain, finetune and resume run in many",
+                hint="give the command without torchrun",
+            )
+        processes = ALONE
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS adds up in one order with it
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(True)
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not processes.is_alone:
+        name = _own_gpu(processes)
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -54,7 +92,19 @@ def start_runtime(config: TrainingConfig) -> Runtime:
         precision = getattr(torch, config.precision)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-    return Runtime(device, precision)
+    return Runtime(device, precision, processes, config.sharded and not processes.is_alone)
+
+
+def _own_gpu(processes: Processes) -> str:
+    """The GPU that is this process's among those of its machine."""
+    place, most = processes.place, torch.cuda.device_count()
+    if place.local_count > most:
+        raise ConfigError(
+            f"{place.local_count} processes on one machine need as many GPUs, and this one has {most}",
+            hint=f"start {most} processes, or set training.device=cpu",
+        )
+    torch.cuda.set_device(place.local_rank)
+    return f"cuda:{place.local_rank}"
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -97,13 +147,16 @@ class StopWish:
 
 @contextmanager
 def stopping_gently() -> Iterator[StopWish]:
-    """Turn the first SIGINT or SIGTERM into a wish that the loop answers; a second one stops at once."""
+    """Turn the first SIGINT or SIGTERM into a wish that the loop answers; a second one stops at once.
+
+    Under torchrun, which sends one more of its own, only its patience ends the wait.
+    """
     wish = StopWish()
     before: dict[int, Any] = {}
 
     def on_signal(number: int, frame: object) -> None:
         wish.signal = number
-        for kept, handler in before.items():
+        for kept, handler in before.items() if not find_place().is_launched else ():
             signal.signal(kept, handler)
 
     try:

@@ -23,6 +23,7 @@ from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.files import content_hash, write_json
 from headstart.results import Comparison, SeedResult, Transfer, comparison_from
 from headstart.training.events import Event, Stage
+from headstart.training.launch import need_alone
 from headstart.training.runtime import stopping_gently
 from headstart.workflows.arms import (
     Encoder,
@@ -38,10 +39,11 @@ from headstart.workflows.arms import (
     write_fit,
 )
 from headstart.workflows.conclude import ARMS, OPTIONAL_ARMS, Plan, conclude, write_comparison
-from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, finetune_config
+from headstart.workflows.finetune import data_fingerprint, finetune_config
 from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import RunFolder, Trained, load_trained
 from headstart.workflows.story import command_line
+from headstart.workflows.tokenizers import choose_tokenizer
 
 FROZEN_RATE = 10.0  # a head alone bears, and needs, a higher learning rate than a whole model
 
@@ -65,6 +67,7 @@ def compare(
 
     With `folds`, train and valid are put together and every text is held out once; test is not read.
     """
+    need_alone("a comparison")
     known = (*ARMS, *OPTIONAL_ARMS)
     for name in arms:
         if name not in known:
@@ -118,6 +121,7 @@ def is_comparison(path: Path) -> bool:
 
 def resume_compare(path: Path, on_event: Callable[[Event], None]) -> Comparison | None:
     """Go on with a comparison; None when it was finished before."""
+    need_alone("a comparison")
     if (path / "report.html").exists():
         return None
     with RunFolder(path):

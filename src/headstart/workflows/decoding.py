@@ -1,6 +1,8 @@
 """Translations written by a model: sources of like length together, each as if it were alone."""
 
+import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from headstart.generation.beam import Beam, Hypothesis, beam_search
 from headstart.generation.decode import Rules, Text, decode
 from headstart.generation.reader import ModelReader, Reader, sources
 from headstart.models.model import Model
+from headstart.training.processes import Processes
 from headstart.training.runtime import Runtime
 
 LONGER = 50  # tokens that a translation may have beyond its source (Vaswani et al., 2017)
@@ -27,18 +30,28 @@ def write_translations(
 ) -> list[Text]:
     """A translation of every framed source, in their order: the likeliest token each time, or the best of a search.
 
-    Special tokens other than the end are never written.
+    Special tokens other than the end are never written. Of many processes each writes a part, and all get the whole.
     """
     reader = ModelReader(model)
     if beam is not None:
         found = search_translations(reader, rows, tokenizer, runtime, beam)
         return [Text(best[0].tokens, best[0].is_cut) for best in found]
     written: dict[int, Text] = {}
-    for numbers, batch, rules, most in _together(rows, tokenizer, 1, None):
+    batches, processes = _together(rows, tokenizer, 1, None), runtime.processes
+    for numbers, batch, rules, most in islice(batches, processes.rank, None, processes.count):
         with runtime.autocast(), torch.inference_mode():
             texts = decode(reader, batch, rules, most=most)
         written.update(zip(numbers, texts, strict=True))
+    if not processes.is_alone:
+        written = _from_all(written, processes)
     return [written[number] for number in range(len(rows))]
+
+
+def _from_all(written: dict[int, Text], processes: Processes) -> dict[int, Text]:
+    """What each process has written, put together."""
+    own = json.dumps([[number, text.tokens, text.is_cut] for number, text in written.items()])
+    said = (row for part in processes.exchange(own) for row in json.loads(part))
+    return {number: Text(tokens, is_cut) for number, tokens, is_cut in said}
 
 
 def search_translations(

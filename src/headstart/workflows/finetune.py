@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from headstart.batch import Row
 from headstart.checkpoint import has_checkpoint
@@ -15,7 +16,7 @@ from headstart.data.example import Dataset, Example, hashes
 from headstart.data.fresh_loader import check_dropout, training_loader
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
-from headstart.data.tokenizer import Tokenizer, open_tokenizer, resolve_tokenizer
+from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters, transfer
@@ -26,11 +27,14 @@ from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Event, Note, Stage
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.metrics import METRICS, score
+from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
+from headstart.workflows.begin import begun, heard
 from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import absolute, fit_length
-from headstart.workflows.run import RunFolder, RunInfo, Trained, load_trained, train_in
+from headstart.workflows.run import RunFolder, RunInfo, Trained, from_main, load_trained, train_in
 from headstart.workflows.story import tell_story
+from headstart.workflows.tokenizers import check_tokenizer, choose_tokenizer
 
 if TYPE_CHECKING:
     from headstart.workflows.translate import FinishedTranslator
@@ -78,32 +82,51 @@ def finetune(
     """Train a classifier on DATA, from BASE (a run folder or a shipped base's name) or from `scratch`.
 
     With a `pair` of languages ("en-de") DATA holds texts and their translations, and a translator is trained.
+    Under torchrun all its processes train one model together.
     """
     if pair is not None:
         from headstart.workflows.translate import train_translator
 
         return train_translator(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
-    trained = None if base == SCRATCH else load_trained(base)
-    config, objective = finetune_config(trained, preset, settings or {})
-    if trained is None and config.training.reset_layers:
-        raise ConfigError("from scratch every block starts fresh", hint="leave training.reset_layers out")
-    runtime = start_runtime(config.training)
-    folder = RunFolder.create(Path(out))
-    try:
-        with folder:
-            return _run(folder, config, objective, data, base, trained, runtime, None, on_event)
-    finally:
-        folder.remove_if_bare()
+    with joined() as processes:
+        with processes.together():
+            trained = None if base == SCRATCH else load_trained(base)
+            config, objective = finetune_config(trained, preset, settings or {})
+            if trained is None and config.training.reset_layers:
+                raise ConfigError(
+                    "from scratch every block starts fresh", hint="leave training.reset_layers out"
+                )
+            runtime = start_runtime(config.training, processes)
+        inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+        start = "" if trained is None else content_hash(trained.info.to_dict())
+        listen = heard(processes, on_event)
+        with begun(Path(out), config, inputs, runtime, start) as (folder, known):
+            if known is not None:
+                return resume_finetune(folder, known, runtime, listen)
+            return _run(folder, config, objective, data, base, trained, runtime, None, listen)
 
 
-def resume_finetune(folder: RunFolder, info: RunInfo, on_event: Callable[[Event], None]) -> Finetuned:
+def resume_finetune(
+    folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
+) -> Finetuned:
     """Go on with an unfinished run; the folder is held by the caller."""
-    base = info.inputs["base"]
-    has_state = has_checkpoint(folder.checkpoints)
-    trained = None if base == SCRATCH or has_state else load_trained(base)
+    if info.status == "finished":
+        return read_finetuned(folder)
+    base, processes = info.inputs["base"], runtime.processes
+    has_state = processes.from_main(lambda: str(has_checkpoint(folder.checkpoints))) == "True"
+    with processes.together():
+        trained = None if base == SCRATCH or has_state else load_trained(base)
     objective = make_objective(info.config.objective)
-    runtime = start_runtime(info.config.training)
     return _run(folder, info.config, objective, info.inputs["data"], base, trained, runtime, info, on_event)
+
+
+def read_finetuned(folder: RunFolder) -> Finetuned:
+    """What a finished run found."""
+    result = folder.result()
+    names = [name for name in Finetuned.__dataclass_fields__ if name in result]
+    return TypeAdapter(Finetuned).validate_python(
+        {name: result[name] for name in names} | {"path": folder.path}
+    )
 
 
 def finetune_config(
@@ -162,20 +185,25 @@ def _run(
     known: RunInfo | None,
     on_event: Callable[[Event], None],
 ) -> Finetuned:
-    started = time.time()
-    dataset = load_labelled(data, config, on_event=on_event)
+    started, processes = time.time(), runtime.processes
+    with processes.together():
+        dataset = load_labelled(data, config, on_event=on_event)
+    processes.agree({"labelled texts": data_fingerprint(dataset)}, "data")
     if known is not None:
         tokenizer = folder.tokenizer(known)
-        if known.inputs["fingerprint"] != data_fingerprint(dataset):
-            raise RunError(
-                f"the data of {folder.path} has changed since the run began", hint="put the old rows back"
-            )
+        with processes.together():
+            if known.inputs["fingerprint"] != data_fingerprint(dataset):
+                raise RunError(
+                    f"the data of {folder.path} has changed since the run began", hint="put the old rows back"
+                )
     else:
-        tokenizer = choose_tokenizer(config, dataset, trained, on_event)
-    check_dropout(tokenizer, dataset.texts("train"), config.training)
+        tokenizer = from_main(processes, lambda: choose_tokenizer(config, dataset, trained, on_event))
+    with processes.together():
+        check_dropout(tokenizer, dataset.texts("train"), config.training)
     task = make_task(dataset, tokenizer, config, on_event)
     tokens = sum(len(row.tokens) for row in task.rows["train"])
-    announce(config, runtime.device.type, tokenizer.size, len(task.classes), tokens, on_event)
+    with processes.together():
+        announce(config, runtime, tokenizer.size, len(task.classes), tokens, on_event)
     model, moved = make_classifier(config, objective, task, trained)
     info = known or _begin(folder, config, data, base, task, trained, moved, runtime)
     if moved is not None:
@@ -184,7 +212,10 @@ def _run(
     with stopping_gently() as stop:
         trainer = make_trainer(model, objective, task, config, runtime, on_event, stop)
         train_in(folder, trainer, known is not None, on_event)
-    marks = score_rows(model, objective, task, "valid", config, runtime, folder.seen())
+    seen = folder.seen()
+    marks = trainer.copy.read(
+        lambda model: score_rows(model, objective, task, "valid", config, runtime, seen)
+    )
     best = next(
         (p["epoch"] for p in trainer.state.curve if p["step"] == trainer.state.best_step), trainer.epochs_done
     )
@@ -199,7 +230,7 @@ def _run(
         seconds=trainer.state.seconds,
     )
     story = plain(tell_story(runtime, [config.training.seed], started, info.story["command"]))
-    folder.finish(info, model, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
+    folder.finish(info, trainer, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
     return finished
 
 
@@ -228,10 +259,12 @@ def _begin(
         story=plain(tell_story(runtime, [config.training.seed])),
         transfer=plain(moved) if moved is not None else None,
     )
-    task.tokenizer.save(folder.path)
     seen = hashes(task.dataset.texts("train"))
-    folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
-    folder.write_info(info)
+    with runtime.processes.together():
+        if runtime.processes.is_main:
+            task.tokenizer.save(folder.path)
+            folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
+            folder.write_info(info)
     return info
 
 
@@ -259,29 +292,6 @@ def data_fingerprint(dataset: Dataset) -> str:
     return content_hash(
         {name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()}
     )
-
-
-def choose_tokenizer(
-    config: RunConfig, dataset: Dataset, trained: Trained | None, on_event: Callable[[Event], None]
-) -> Tokenizer:
-    """The base's tokenizer; from scratch the one the settings name, learnt from the training texts."""
-    if trained is not None:
-        return trained.tokenizer
-    on_event(Stage(f"tokenizer: {config.tokenizer.kind}"))
-    unlabelled = [example.text for example in dataset.unlabelled]
-    return resolve_tokenizer(config.tokenizer, lambda: [*dataset.texts("train"), *unlabelled])
-
-
-def check_tokenizer(trained: Trained, name: str) -> None:
-    """Refuse a tokenizer other than the base's."""
-    is_same = name == trained.info.config.tokenizer.kind
-    if not is_same and Path(name).exists():
-        is_same = open_tokenizer(name).fingerprint == trained.tokenizer.fingerprint
-    if not is_same:
-        raise RunError(
-            f"{trained.name} was trained with another tokenizer than {name}",
-            hint="leave --tokenizer out: a base brings its own",
-        )
 
 
 def encode_rows(
@@ -345,7 +355,6 @@ def make_trainer(
         values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
         return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
 
-    model.to(runtime.device)
     return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)
 
 

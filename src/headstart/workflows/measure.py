@@ -77,7 +77,7 @@ def measure_steps(
     config = config.with_({"body": body.model_dump(), "training": {"steps": 1_000_000, "save_minutes": None}})
     runtime = start_runtime(config.training)
     seed_everything(0)
-    model = build_model(body, vocabulary, objective.heads(body, vocabulary, classes)).to(runtime.device)
+    model = build_model(body, vocabulary, objective.heads(body, vocabulary, classes))
     texts = MadeUp(
         vocabulary,
         batch,

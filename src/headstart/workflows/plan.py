@@ -12,6 +12,7 @@ from headstart.objectives.table import OBJECTIVES
 from headstart.planning.devices import Device, cpu_like, find_device
 from headstart.planning.plan import Fit, Plan, fits_everywhere, make_plan, refuse_if_too_large
 from headstart.training.events import Event, Note
+from headstart.training.runtime import Runtime
 
 GIB = 2**30
 
@@ -75,7 +76,7 @@ def check_room(plan: Plan, force: bool = False) -> None:
 
 def announce(
     config: RunConfig,
-    kind: str,
+    runtime: Runtime,
     vocabulary: int,
     classes: int,
     tokens: int,
@@ -87,7 +88,7 @@ def announce(
     """
     planned = make_plan(
         config,
-        this_machine(kind),
+        this_machine(runtime.device.type),
         vocabulary=vocabulary,
         classes=max(2, classes),
         tokens=tokens if config.training.epochs is not None else None,

@@ -1,10 +1,12 @@
 """Raw text to a base: tokenizer, shards, language-model training."""
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,11 @@ from headstart.results import LanguageScore, plain
 from headstart.training.evaluate import language_sums
 from headstart.training.events import Event, Note, Stage
 from headstart.training.loop import Evaluation, Trainer
+from headstart.training.processes import Processes, joined
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
+from headstart.workflows.begin import begun, heard
 from headstart.workflows.plan import announce
-from headstart.workflows.run import RunFolder, RunInfo, train_in
+from headstart.workflows.run import RunFolder, RunInfo, from_main, train_in
 from headstart.workflows.story import tell_story
 
 MARKED_BATCHES = 50  # of the held-out part, at each look during training
@@ -52,13 +56,33 @@ def pretrain(
     settings: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Pretrained:
-    """Train a base on raw text; `settings` are nested by section and go over the preset's."""
-    config = resolve("pretrain", preset, settings or {})
+    """Train a base on raw text; `settings` are nested by section and go over the preset's.
+
+    Under torchrun all its processes train one base together.
+    """
+    with joined() as processes:
+        with processes.together():
+            config, objective = pretrain_config(preset, settings or {})
+            runtime = start_runtime(config.training, processes)
+        with begun(Path(out), config, {"corpora": absolute(corpora)}, runtime) as (folder, known):
+            if known is not None and known.status == "finished":
+                return read_pretrained(folder)
+            return _run(folder, config, list(corpora), objective, runtime, known, heard(processes, on_event))
+
+
+def pretrain_config(preset: str, settings: Mapping[str, Any]) -> tuple[RunConfig, Objective]:
+    """The run's settings and its objective, which must be able to train a base."""
+    config = resolve("pretrain", preset, settings)
     objective = make_objective(config.objective)
     if objective.reads == "texts":
         raise ConfigError(
             f"{objective.name} needs labels, so it cannot pretrain",
             hint="--objective causal-lm or masked-lm can",
+        )
+    if objective.reads == "translations":
+        raise ConfigError(
+            f"{objective.name} needs translations, so it cannot pretrain",
+            hint="`headstart finetune scratch DATA --pair en-de` learns from them",
         )
     if config.training.freeze or config.training.unfreeze_every is not None:
         raise ConfigError(
@@ -67,21 +91,22 @@ def pretrain(
     for name in ("reset_layers", "bpe_dropout", "cutoff"):
         if getattr(config.training, name):
             raise ConfigError(f"training.{name} is for fine-tuning", hint="leave it out when you pretrain")
-    config = fit_length(config.with_({"body": objective.settle(config.body).model_dump()}), settings or {})
-    runtime = start_runtime(config.training)
-    folder = RunFolder.create(Path(out))
-    try:
-        with folder:
-            return _run(folder, config, list(corpora), objective, runtime, None, on_event)
-    finally:
-        folder.remove_if_bare()
+    return fit_length(config.with_({"body": objective.settle(config.body).model_dump()}), settings), objective
 
 
-def resume_pretrain(folder: RunFolder, info: RunInfo, on_event: Callable[[Event], None]) -> Pretrained:
+def resume_pretrain(
+    folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
+) -> Pretrained:
     """Go on with an unfinished run; the folder is held by the caller."""
-    runtime = start_runtime(info.config.training)
     objective = make_objective(info.config.objective)
     return _run(folder, info.config, info.inputs["corpora"], objective, runtime, info, on_event)
+
+
+def read_pretrained(folder: RunFolder) -> Pretrained:
+    """What a finished run found."""
+    result = folder.result()
+    score = None if result["score"] is None else LanguageScore(**result["score"])
+    return Pretrained(folder.path, score, result["parameters"], result["tokens"], result["seconds"])
 
 
 def fit_length(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
@@ -106,35 +131,37 @@ def _run(
     known: RunInfo | None,
     on_event: Callable[[Event], None],
 ) -> Pretrained:
-    started = time.time()
-    documents = [open_documents(corpus, config.data) for corpus in corpora]
+    started, processes = time.time(), runtime.processes
+    with processes.together():
+        documents = [open_documents(corpus, config.data) for corpus in corpora]
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
+    fingerprints = _same_text(documents, processes)
+    with processes.together():
+        if known is not None and known.inputs["fingerprints"] != fingerprints:
+            raise RunError(
+                f"the corpus of {folder.path} has changed since the run began", hint="put the old text back"
+            )
     if known is None:
-        tokenizer = learn_tokenizer(config.tokenizer, documents, on_event)
+        tokenizer = from_main(processes, lambda: learn_tokenizer(config.tokenizer, documents, on_event))
     else:
         tokenizer = folder.tokenizer(known)
-    if isinstance(objective, MaskedLM) and tokenizer.mask is None:
-        raise ConfigError(
-            f"this tokenizer has no mask token, so {objective.name} cannot hide anything",
-            hint="use causal-lm",
-        )
-    parts = [prepare_documents(each, tokenizer, on_event) for each in documents]
-    fingerprints = [each.fingerprint for each in documents]
+    with processes.together():
+        if isinstance(objective, MaskedLM) and tokenizer.mask is None:
+            raise ConfigError(
+                f"this tokenizer has no mask token, so {objective.name} cannot hide anything",
+                hint="use causal-lm",
+            )
+    parts = processes.in_order(lambda: [prepare_documents(each, tokenizer, on_event) for each in documents])
     train = join([part.train for part in parts])
     valid = join([part.valid for part in parts])
-    _check_size(train, config)
-    announce(config, runtime.device.type, tokenizer.size, 0, len(train), on_event)
-    loader = make_loader(train, config, objective, tokenizer)
+    with processes.together():
+        _check_size(train, config)
+        announce(config, runtime, tokenizer.size, 0, len(train), on_event)
+        loader = make_loader(train, config, objective, tokenizer)
     info = known or _begin(folder, config, corpora, fingerprints, tokenizer, parts, runtime)
-    if info.inputs["fingerprints"] != fingerprints:
-        raise RunError(
-            f"the corpus of {folder.path} has changed since the run began", hint="put the old text back"
-        )
     seed_everything(config.training.seed, 0, 3)
-    model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0)).to(
-        runtime.device
-    )
+    model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
     marks = valid_marks(valid, config, objective, tokenizer, runtime)
     on_event(
         Note(
@@ -146,7 +173,9 @@ def _run(
         train_in(folder, trainer, known is not None, on_event)
     score = None
     if marks is not None:
-        score = score_language(model, objective, valid, config, tokenizer, runtime, leaked=0)
+        score = trainer.copy.read(
+            lambda model: score_language(model, objective, valid, config, tokenizer, runtime, leaked=0)
+        )
     finished = Pretrained(
         folder.path, score, count_parameters(model), trainer.state.tokens, trainer.state.seconds
     )
@@ -158,7 +187,7 @@ def _run(
         "curve": trainer.state.curve,
         "story": story,
     }
-    folder.finish(info, model, result)
+    folder.finish(info, trainer, result)
     return finished
 
 
@@ -181,10 +210,30 @@ def _begin(
         inputs={"corpora": absolute(corpora), "fingerprints": fingerprints},
         story=plain(tell_story(runtime, [config.training.seed])),
     )
-    tokenizer.save(folder.path)
-    folder.write_seen(np.concatenate([part.hashes() for part in parts]))
-    folder.write_info(info)
+    with runtime.processes.together():
+        if runtime.processes.is_main:
+            tokenizer.save(folder.path)
+            folder.write_seen(np.concatenate([part.hashes() for part in parts]))
+            folder.write_info(info)
     return info
+
+
+def _same_text(documents: list[Documents], processes: Processes) -> list[str]:
+    """The fingerprints of the corpora, read once on each machine, where they must be those of the main process."""
+    own: list[str] = []
+    with processes.together():
+        if processes.place.local_rank == 0:
+            own = [each.fingerprint for each in documents]
+    mains = json.loads(processes.from_main(lambda: json.dumps(own)))
+    with processes.together():
+        if own and own != mains:
+            raise DataError(
+                f"the corpus on {gethostname()} is not that of the main process",
+                hint="give every machine the same files",
+            )
+    for each, fingerprint in zip(documents, mains, strict=True):
+        each.__dict__["fingerprint"] = fingerprint
+    return mains
 
 
 def absolute(names: Sequence[str]) -> list[str]:

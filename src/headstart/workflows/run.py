@@ -3,10 +3,12 @@
 import json
 import shlex
 import shutil
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -22,9 +24,11 @@ from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.results import Transfer
-from headstart.training.events import Evaluated, Event, StepDone
-from headstart.training.loop import State, Trainer
+from headstart.training.events import Event
+from headstart.training.loop import Trainer
+from headstart.training.processes import ALONE, Processes
 from headstart.views.run_report import render_run
+from headstart.workflows.run_log import RunLog
 from headstart.workflows.tensorboard import TensorBoardLog
 
 FORMAT = 1  # of run.json; a newer one is refused with a word
@@ -69,15 +73,20 @@ class RunInfo:
 
 
 class RunFolder:
-    """A run on disk, held by one process at a time."""
+    """A run on disk, held by one process at a time; of many that train together only the main one touches it."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, processes: Processes = ALONE):
+        self.path, self.processes = path, processes
         self._lock: Any = None
 
     @staticmethod
-    def create(path: Path) -> "RunFolder":
+    def create(path: Path, processes: Processes = ALONE) -> "RunFolder":
         """A new, empty run folder; an existing one is never touched."""
+        processes.from_main(lambda: RunFolder._make(path))
+        return RunFolder(path, processes)
+
+    @staticmethod
+    def _make(path: Path) -> str:
         if path.is_file():
             raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
         if path.is_dir() and any(not _is_leftover(item) for item in path.iterdir()):
@@ -87,11 +96,16 @@ class RunFolder:
             raise RunError(f"{path} {what}", hint=hint if is_run else "choose another --out")
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
-        return RunFolder(path)
+        return ""
 
     @staticmethod
-    def open(path: Path) -> "RunFolder":
+    def open(path: Path, processes: Processes = ALONE) -> "RunFolder":
         """An existing run folder."""
+        processes.from_main(lambda: RunFolder._find(path))
+        return RunFolder(path, processes)
+
+    @staticmethod
+    def _find(path: Path) -> str:
         if not (path / "run.json").is_file():
             siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
             near = (
@@ -102,16 +116,20 @@ class RunFolder:
             raise RunError(
                 f"{path} is no run folder" if path.exists() else f"there is no run at {path}", hint=near
             )
-        return RunFolder(path)
+        return ""
 
     def __enter__(self) -> "RunFolder":
         """Hold the run; a second process is told so."""
+        self.processes.from_main(self._hold)
+        return self
+
+    def _hold(self) -> str:
         try:
             import fcntl
         except ImportError:  # no such locks on this system
-            return self
+            return ""
         with writing(self.path):
-            self._lock = open(self.path / ".lock", "w")
+            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 held until the run is let go
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -119,7 +137,7 @@ class RunFolder:
             raise RunError(
                 f"{self.path} is being trained by another process", hint="wait for it, or stop it"
             ) from None
-        return self
+        return ""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -129,7 +147,7 @@ class RunFolder:
 
     def remove_if_bare(self) -> None:
         """Take away a folder in which nothing of worth was written yet."""
-        if not (self.path / "run.json").exists():
+        if self.processes.is_main and not (self.path / "run.json").exists():
             shutil.rmtree(self.path, ignore_errors=True)
 
     @property
@@ -144,10 +162,14 @@ class RunFolder:
     def info(self) -> RunInfo:
         """What run.json says."""
         where = self.path / "run.json"
-        try:
-            return RunInfo.from_dict(json.loads(where.read_text("utf-8")), str(where))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{where} cannot be read: {error}", hint="is it a run folder?") from None
+
+        def read() -> str:
+            try:
+                return json.dumps(json.loads(where.read_text("utf-8")))
+            except (OSError, ValueError) as error:
+                raise RunError(f"{where} cannot be read: {error}", hint="is it a run folder?") from None
+
+        return RunInfo.from_dict(json.loads(self.processes.from_main(read)), str(where))
 
     def write_seen(self, seen: np.ndarray) -> None:
         """Keep the hashes of every text that any training stage has read."""
@@ -160,9 +182,10 @@ class RunFolder:
         write_with(self.path / "seen.npy", write)
 
     def seen(self) -> np.ndarray:
-        """Those hashes, sorted."""
+        """Those hashes, sorted; only the main process knows them."""
         path = self.path / "seen.npy"
-        return np.load(path, allow_pickle=False) if path.exists() else np.zeros(0, np.uint64)
+        is_there = self.processes.is_main and path.exists()
+        return np.load(path, allow_pickle=False) if is_there else np.zeros(0, np.uint64)
 
     def tokenizer(self, info: RunInfo) -> Tokenizer:
         """The run's tokenizer, which must be the one it was trained with."""
@@ -173,7 +196,7 @@ class RunFolder:
         return self._tokenizer(SOURCE_TOKENIZER, info.source_fingerprint) if info.source_fingerprint else None
 
     def _tokenizer(self, name: str, fingerprint: str) -> Tokenizer:
-        tokenizer = Tokenizer.load(self.path, name)
+        tokenizer = from_main(self.processes, lambda: Tokenizer.load(self.path, name))
         if tokenizer.fingerprint != fingerprint:
             raise RunError(
                 f"the {name.removesuffix('.json')} in {self.path} is not the one this run was trained with",
@@ -182,34 +205,30 @@ class RunFolder:
         return tokenizer
 
     def save_state(self, trainer: Trainer) -> None:
-        """Write a checkpoint from which training goes on bit for bit."""
-        parts = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.tensors()}
-        if trainer.best is not None:
-            parts["best"] = trainer.best
-        if trainer.average.tensors:
-            parts["average"] = trainer.average.tensors
-        save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
+        """Write a checkpoint from which training goes on bit for bit, on as many processes as one likes."""
+        parts = trainer.parts()
+        with self.processes.together():
+            if self.processes.is_main:
+                save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
 
     def load_state(self, trainer: Trainer) -> bool:
         """Take up the newest whole checkpoint; False when there is none and training starts over."""
-        found = load_checkpoint(self.checkpoints)
-        if found is None:
+        found = load_checkpoint(self.checkpoints) if self.processes.is_main else None
+        state = self.processes.from_main(lambda: json.dumps(found[1] if found else None))
+        if state == "null":
             return False
-        parts, state = found
-        trainer.model.load_state_dict(parts["model"])
-        trainer.optimizer.load(parts["optimizer"])
-        device = trainer.runtime.device
-        trainer.best = (
-            {name: weight.to(device) for name, weight in parts["best"].items()} if "best" in parts else None
-        )
-        averaged = parts.get("average", {})
-        trainer.average.tensors = {name: weight.to(device) for name, weight in averaged.items()}
-        trainer.state = State.from_dict(state)
+        trainer.load(found[0] if found else None, json.loads(state))
         return True
 
-    def finish(self, info: RunInfo, model: Model, result: dict[str, Any]) -> None:
+    def finish(self, info: RunInfo, trainer: Trainer, result: dict[str, Any]) -> None:
         """Write weights and result, mark the run finished, and drop the training state."""
-        save_weights(self.path / "model.safetensors", model.state_dict())
+        weights = trainer.copy.whole(trainer.model.state_dict())
+        with self.processes.together():
+            if self.processes.is_main:
+                self._finish(info, weights, result)
+
+    def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
+        save_weights(self.path / "model.safetensors", weights)
         write_json(self.path / "result.json", result)
         moved = Transfer(**info.transfer).summary() if info.transfer else ""
         write_text(
@@ -220,7 +239,25 @@ class RunFolder:
 
     def result(self) -> dict[str, Any]:
         """What the finished run found."""
-        return json.loads((self.path / "result.json").read_text("utf-8"))
+        return json.loads(self.processes.from_main(lambda: (self.path / "result.json").read_text("utf-8")))
+
+
+def from_main(processes: Processes, make: Callable[[], Tokenizer]) -> Tokenizer:
+    """The tokenizer that `make` gives on the main process, on every process."""
+    made: list[Tokenizer] = []
+
+    def packed() -> str:
+        made.append(make())
+        files = made[0].engine.files().items()
+        return json.dumps({name: b64encode(content).decode("ascii") for name, content in files})
+
+    sent = processes.from_main(packed)
+    if made:
+        return made[0]
+    with TemporaryDirectory() as folder:
+        for name, content in json.loads(sent).items():
+            (Path(folder) / name).write_bytes(b64decode(content))
+        return Tokenizer.load(Path(folder))
 
 
 # What a run writes before run.json: if that is all there is, the run died before it began.
@@ -238,41 +275,6 @@ LEFTOVERS = (
 def _is_leftover(path: Path) -> bool:
     is_bare = not (path.parent / "run.json").exists() and not (path.parent / "compare.json").exists()
     return is_bare and (path.name in LEFTOVERS or (path.name.startswith(".") and path.name.endswith(".part")))
-
-
-class RunLog:
-    """The run's JSONL log; after a resume it goes on from the step that was saved."""
-
-    def __init__(self, path: Path, from_step: int):
-        self.path = path
-        kept = []
-        if path.exists():
-            for line in path.read_text("utf-8", errors="replace").splitlines():
-                try:
-                    entry = json.loads(line)
-                except ValueError:  # the line being written when the run died
-                    continue
-                if entry.get("step", 0) <= from_step and from_step > 0:
-                    kept.append(line)
-        with writing(path):
-            path.write_text("".join(line + "\n" for line in kept), "utf-8")
-            self._handle = open(path, "a", encoding="utf-8")  # noqa: SIM115
-
-    def __call__(self, event: Event) -> None:
-        """Write an event down."""
-        if isinstance(event, StepDone):
-            content = {"event": "step", **event.__dict__}
-        elif isinstance(event, Evaluated):
-            content = {"event": "evaluation", "step": event.step, "epoch": event.epoch, **event.values}
-        else:
-            return
-        with writing(self.path):
-            self._handle.write(json.dumps(content) + "\n")
-            self._handle.flush()
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._handle.close()
 
 
 @dataclass(frozen=True)
@@ -350,9 +352,12 @@ def train_in(
     """Train inside a run folder: take up saved state, log, save on the way, and keep the right weights."""
     if is_resumed:
         folder.load_state(trainer)
-    logs: list[RunLog | TensorBoardLog] = [RunLog(folder.path / "log.jsonl", trainer.state.step)]
-    if trainer.config.training.tensorboard:
-        logs.append(TensorBoardLog(folder.path / "tensorboard"))
+    logs: list[RunLog | TensorBoardLog] = []
+    with folder.processes.together():
+        if folder.processes.is_main:
+            logs.append(RunLog(folder.path / "log.jsonl", trainer.state.step))
+            if trainer.config.training.tensorboard:
+                logs.append(TensorBoardLog(folder.path / "tensorboard"))
 
     def listen(event: Event) -> None:
         for log in logs:

@@ -165,7 +165,7 @@ def _with_torch(
     if first.objective.reads == "translations":
         raise RunError(
             f"{first.name} is a translator and names no classes",
-            hint=f"`headstart evaluate {first.name} DATA` marks it",
+            hint=f"`headstart translate {first.name} {path}` translates it",
         )
     if first.objective.reads != "texts":
         raise RunError(

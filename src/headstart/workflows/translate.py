@@ -8,25 +8,40 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig
 from headstart.data.example import hashes
-from headstart.data.loader import TextLoader, padding_share
-from headstart.errors import RunError
+from headstart.data.loader import padding_share
+from headstart.data.parallel import parse_pair
+from headstart.data.tokenizer import Tokenizer
+from headstart.data.translation_loader import translation_loader
+from headstart.errors import ConfigError, RunError
+from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives.table import make_objective
 from headstart.objectives.translate import Translate
 from headstart.results import Transfer, TranslationScore, plain
 from headstart.training.events import Event, Note
 from headstart.training.loop import Evaluation, Trainer
+from headstart.training.processes import Processes, joined
 from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
 from headstart.training.translation_metrics import score_translations
+from headstart.workflows.begin import begun, heard
 from headstart.workflows.decoding import write_translations
 from headstart.workflows.finetune import SCRATCH, marked_places
 from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import absolute
-from headstart.workflows.run import SOURCE_TOKENIZER, RunFolder, RunInfo, Trained, load_trained, train_in
+from headstart.workflows.run import (
+    SOURCE_TOKENIZER,
+    RunFolder,
+    RunInfo,
+    Trained,
+    from_main,
+    load_trained,
+    train_in,
+)
 from headstart.workflows.score_translation import mark_losses, mark_translations
 from headstart.workflows.story import tell_story
 from headstart.workflows.translation_task import (
@@ -63,28 +78,47 @@ def train_translator(
     settings: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> FinishedTranslator:
-    """Train a translator on DATA, around the layers of BASE (a run folder or a shipped base's name) or from `scratch`."""
-    trained = None if base == SCRATCH else load_trained(base)
-    config, _ = translator_config(trained, preset, settings or {})
-    runtime = start_runtime(config.training)
-    folder = RunFolder.create(Path(out))
-    try:
-        with folder:
-            return _run(folder, config, data, pair, base, trained, runtime, None, on_event)
-    finally:
-        folder.remove_if_bare()
+    """Train a translator on DATA, around the layers of BASE (a run folder or a shipped base's name) or from `scratch`.
+
+    Under torchrun all its processes train one translator together.
+    """
+    with joined() as processes:
+        with processes.together():
+            trained = None if base == SCRATCH else load_trained(base)
+            config, _ = translator_config(trained, preset, settings or {})
+            languages = parse_pair(pair)
+            runtime = start_runtime(config.training, processes)
+        inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+        inputs["pair"] = "-".join(languages)
+        start = "" if trained is None else content_hash(trained.info.to_dict())
+        listen = heard(processes, on_event)
+        with begun(Path(out), config, inputs, runtime, start) as (folder, known):
+            if known is not None:
+                return resume_translator(folder, known, runtime, listen)
+            return _run(folder, config, data, pair, base, trained, runtime, None, listen)
 
 
 def resume_translator(
-    folder: RunFolder, info: RunInfo, on_event: Callable[[Event], None]
+    folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
 ) -> FinishedTranslator:
     """Go on with an unfinished run; the folder is held by the caller."""
-    base = info.inputs["base"]
-    is_begun = base == SCRATCH or has_checkpoint(folder.checkpoints)
-    trained = None if is_begun else load_trained(base)
-    runtime = start_runtime(info.config.training)
+    if info.status == "finished":
+        return read_translator(folder)
+    base, processes = info.inputs["base"], runtime.processes
+    has_state = processes.from_main(lambda: str(has_checkpoint(folder.checkpoints))) == "True"
+    with processes.together():
+        trained = None if base == SCRATCH or has_state else load_trained(base)
     pair = "-".join(info.pair)
     return _run(folder, info.config, info.inputs["data"], pair, base, trained, runtime, info, on_event)
+
+
+def read_translator(folder: RunFolder) -> FinishedTranslator:
+    """What a finished run found."""
+    result = folder.result()
+    names = [name for name in FinishedTranslator.__dataclass_fields__ if name in result]
+    return TypeAdapter(FinishedTranslator).validate_python(
+        {name: result[name] for name in names} | {"path": folder.path}
+    )
 
 
 def _run(
@@ -99,25 +133,19 @@ def _run(
     on_event: Callable[[Event], None],
 ) -> FinishedTranslator:
     started = time.time()
-    text = load_pairs(data, pair, config, on_event)
-    if known is None:
-        tokenizers = choose_tokenizers(config, text, trained, on_event)
-    else:
-        own = folder.tokenizer(known)
-        tokenizers = own, folder.source_tokenizer(known) or own
-        if known.inputs["fingerprint"] != pairs_fingerprint(text):
-            raise RunError(
-                f"the data of {folder.path} has changed since the run began", hint="put the old pairs back"
-            )
-    task = make_translation_task(text, tokenizers, config, on_event)
+    _need_whole_copies(runtime)
+    task, fingerprint = _prepare(folder, config, data, pair, trained, runtime.processes, known, on_event)
     config = config.with_(
         {"body": {"source_vocabulary": None if task.is_shared else task.source_tokenizer.size}}
     )
-    announce(config, runtime.device.type, task.tokenizer.size, 0, task.tokens, on_event)
+    with runtime.processes.together():
+        announce(config, runtime, task.tokenizer.size, 0, task.tokens, on_event)
     objective = make_objective(config.objective)
     assert isinstance(objective, Translate)
     model, moved = _build(config, objective, task, trained)
-    info = known or _begin(folder, config, data, base, task, trained, moved, runtime)
+    inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+    inputs |= {"pair": "-".join(task.text.pair), "fingerprint": fingerprint}
+    info = known or _begin(folder, config, inputs, task, trained, moved, runtime)
     if moved is not None:
         on_event(Note(f"from {base}: {moved.summary()}"))
     with stopping_gently() as stop:
@@ -130,8 +158,11 @@ def _run(
             )
         )
         train_in(folder, trainer, known is not None, on_event)
-    score, _ = mark_translations(
-        model, objective, task, "valid", runtime, folder.seen(), measures=("bleu", "chrf")
+    seen = folder.seen()
+    score, _ = trainer.copy.read(
+        lambda model: mark_translations(
+            model, objective, task, "valid", runtime, seen, measures=("bleu", "chrf")
+        )
     )
     curve, best = trainer.state.curve, trainer.state.best_step
     epoch = next((point["epoch"] for point in curve if point["step"] == best), trainer.epochs_done)
@@ -146,8 +177,65 @@ def _run(
         seconds=trainer.state.seconds,
     )
     story = plain(tell_story(runtime, [config.training.seed], started, info.story["command"]))
-    folder.finish(info, model, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
+    folder.finish(info, trainer, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
     return finished
+
+
+def _need_whole_copies(runtime: Runtime) -> None:
+    if runtime.is_sharded:
+        error = ConfigError(
+            "a translator is trained with a whole copy in each process, not with a part",
+            hint="leave training.sharded out",
+        )
+        error.is_shared = True  # every process finds the same
+        raise error
+
+
+def _prepare(
+    folder: RunFolder,
+    config: RunConfig,
+    data: str,
+    pair: str,
+    trained: Trained | None,
+    processes: Processes,
+    known: RunInfo | None,
+    on_event: Callable[[Event], None],
+) -> tuple[TranslationTask, str]:
+    """The pairs as tokens, the same on every process, and the fingerprint of the pairs as they were read."""
+    with processes.together():
+        text = load_pairs(data, pair, config, on_event)
+    fingerprint = pairs_fingerprint(text)
+    processes.agree({"pairs": fingerprint}, "data")
+    if known is None:
+        tokenizers = _same_tokenizers(processes, lambda: choose_tokenizers(config, text, trained, on_event))
+    else:
+        own = folder.tokenizer(known)
+        tokenizers = own, folder.source_tokenizer(known) or own
+        with processes.together():
+            if known.inputs["fingerprint"] != fingerprint:
+                raise RunError(
+                    f"the data of {folder.path} has changed since the run began",
+                    hint="put the old pairs back",
+                )
+    with processes.together():
+        task = make_translation_task(text, tokenizers, config, on_event)
+    return task, fingerprint
+
+
+def _same_tokenizers(
+    processes: Processes, choose: Callable[[], tuple[Tokenizer, Tokenizer]]
+) -> tuple[Tokenizer, Tokenizer]:
+    """The two tokenizers that `choose` gives on the main process, on every process; they may be one."""
+    chosen: list[Tokenizer] = []
+
+    def first() -> Tokenizer:
+        chosen.extend(choose())
+        return chosen[0]
+
+    own = from_main(processes, first)
+    if processes.from_main(lambda: str(chosen[0] is chosen[1])) == "True":
+        return own, own
+    return own, from_main(processes, lambda: chosen[1])
 
 
 def _build(
@@ -163,8 +251,7 @@ def _build(
 def _begin(
     folder: RunFolder,
     config: RunConfig,
-    data: str,
-    base: str,
+    inputs: dict[str, str],
     task: TranslationTask,
     trained: Trained | None,
     moved: Transfer | None,
@@ -177,22 +264,20 @@ def _begin(
         vocabulary=task.tokenizer.size,
         classes=[],
         fingerprint=task.tokenizer.fingerprint,
-        inputs={
-            "data": absolute([data])[0],
-            "base": absolute([base])[0] if base != SCRATCH else base,
-            "fingerprint": pairs_fingerprint(task.text),
-        },
+        inputs=inputs,
         story=plain(tell_story(runtime, [config.training.seed])),
         transfer=plain(moved) if moved is not None else None,
         pair=list(task.text.pair),
         source_fingerprint="" if task.is_shared else task.source_tokenizer.fingerprint,
     )
-    task.tokenizer.save(folder.path)
-    if not task.is_shared:
-        task.source_tokenizer.save(folder.path, SOURCE_TOKENIZER)
     seen = hashes(task.text.sources("train"))
-    folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
-    folder.write_info(info)
+    with runtime.processes.together():
+        if runtime.processes.is_main:
+            task.tokenizer.save(folder.path)
+            if not task.is_shared:
+                task.source_tokenizer.save(folder.path, SOURCE_TOKENIZER)
+            folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
+            folder.write_info(info)
     return info
 
 
@@ -207,7 +292,8 @@ def make_translation_trainer(
 ) -> Trainer:
     """A trainer over the pairs to learn from that marks itself on those to tune on, by loss and by real decoding."""
     training = config.training
-    loader = TextLoader(task.rows["train"], training.batch_tokens, training.batch_examples, training.seed)
+    tokenizers = task.tokenizer, task.source_tokenizer
+    loader = translation_loader(task.rows["train"], task.text.train, tokenizers, training)
     chosen = marked_places(len(task.rows["valid"]), training.marked)
     rows, sources = task.rows["valid"], task.sources("valid")
     rows, sources = [rows[place] for place in chosen], [sources[place] for place in chosen]
@@ -224,5 +310,4 @@ def make_translation_trainer(
         values["bleu"] = score_translations(found, references, language, measures=("bleu",)).bleu
         return Evaluation(values, rank=values["bleu"] - 1e-6 * min(loss, 100.0))
 
-    model.to(runtime.device)
     return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)

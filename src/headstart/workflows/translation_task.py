@@ -1,7 +1,8 @@
 """Texts and their translations as tokens."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from headstart.config import RunConfig
 from headstart.data.loader import sides
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
+from headstart.data.translation_loader import check_both
 from headstart.data.vocabulary import TOKENIZERS
 from headstart.errors import ConfigError, DataError
 from headstart.files import content_hash
@@ -88,8 +90,10 @@ def make_translation_task(
     """Every split as tokens."""
     on_event(Stage("tokenising the pairs"))
     length, keep = config.training.length, config.data.keep
+    check_both(text.train, tokenizers, config.training)
     train = encode_pairs(text.train, tokenizers, None)
-    whole = [row for row in train if max(sides(row)) <= length]
+    fits = [max(sides(row)) <= length for row in train]
+    whole = list(compress(train, fits))
     if not whole:
         raise DataError(
             f"no pair to learn from fits into {length} tokens a side", hint="set a larger training.length"
@@ -106,7 +110,8 @@ def make_translation_task(
         for name, examples in text.splits.items()
         if name != "train"
     }
-    return TranslationTask(text, *tokenizers, {"train": whole, **rows})
+    learnt = replace(text, splits={**text.splits, "train": list(compress(text.train, fits))})
+    return TranslationTask(learnt, *tokenizers, {"train": whole, **rows})
 
 
 def encode_pairs(

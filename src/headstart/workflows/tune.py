@@ -21,12 +21,12 @@ from headstart.errors import ConfigError, RunError, Stopped, pick
 from headstart.files import content_hash, write_json, write_text
 from headstart.results import Story, plain
 from headstart.training.events import Event, Note, Stage
+from headstart.training.launch import need_alone
 from headstart.training.runtime import StopWish, start_runtime, stopping_gently
 from headstart.workflows.arms import Encoder, Part, fold_parts, whole_part
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import (
     SCRATCH,
-    choose_tokenizer,
     data_fingerprint,
     finetune_config,
     load_labelled,
@@ -35,6 +35,7 @@ from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import RunFolder, Trained, load_trained
 from headstart.workflows.search import Row, as_settings, make_space, parse_row, standing, to_toml
 from headstart.workflows.story import command_line, tell_story
+from headstart.workflows.tokenizers import choose_tokenizer
 from headstart.workflows.trial import METRICS, PRUNERS, Job, Trial, read_trials, run_trial
 
 TRIALS = 20  # unless told, or minutes are
@@ -77,6 +78,7 @@ def tune(
 
     Called again with the same arguments, it goes on with the trials that are there.
     """
+    need_alone("a search")
     _need_optuna()
     pick(METRICS, metric, "metric to tune by")
     pick(PRUNERS, prune, "way to prune")
@@ -111,6 +113,7 @@ def is_search(path: Path) -> bool:
 
 def resume_tune(path: Path, on_event: Callable[[Event], None]) -> Tuned | None:
     """Go on with a search; None when it was finished before."""
+    need_alone("a search")
     _need_optuna()
     if (path / "result.json").exists():
         return None

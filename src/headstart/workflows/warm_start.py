@@ -11,14 +11,15 @@ from headstart.models.model import Model, transfer
 from headstart.objectives.table import make_objective
 from headstart.objectives.translate import Translate
 from headstart.results import Transfer
-from headstart.workflows.finetune import check_tokenizer
 from headstart.workflows.pretrain import fit_length
 from headstart.workflows.run import Trained
+from headstart.workflows.tokenizers import check_tokenizer
 
 PRESET = "translate-tiny"  # whose recipe is followed when none is named
 # The stack that a base of each kind can warm up, and the settings that say how deep the two stacks are.
 STACKS = {"bidirectional": "encoder", "causal": "decoder"}
 DEPTHS = {"encoder": ("layers", "decoder_layers"), "decoder": ("decoder_layers", "layers")}
+LABELLED = {"data": ("labels", "text_column", "label_column"), "training": ("cutoff", "reset_layers")}
 FREE = ("dropout", "attention_dropout", "kind", "pooler", "tied")  # settings in which a translator may differ
 
 
@@ -26,6 +27,7 @@ def translator_config(
     trained: Trained | None, preset: str | None, settings: Mapping[str, Any]
 ) -> tuple[RunConfig, Translate]:
     """The run's settings; a base brings the shape of its body, and its tokenizer."""
+    _refuse_what_is_for_labels(settings)
     asked = {"objective": {"name": settings.get("objective", {}).get("name", Translate.name)}}
     wanted = merge(asked, settings)
     if trained is not None:
@@ -42,8 +44,24 @@ def translator_config(
             "body.source_vocabulary follows from the tokenizer that is learnt",
             hint="set tokenizer.shared=false, and tokenizer.vocabulary for both sides",
         )
+    if config.body.tied and (config.training.freeze or config.training.unfreeze_every is not None):
+        raise ConfigError(
+            "the head of this translator is its token table, so with a frozen body nothing could learn",
+            hint="leave training.freeze and training.unfreeze_every out, or set body.tied=false",
+        )
     config = config.with_({"body": objective.settle(config.body).model_dump()})
     return fit_length(config, settings), objective
+
+
+def _refuse_what_is_for_labels(settings: Mapping[str, Any]) -> None:
+    """Settings that a translator has no use for are told, not passed over."""
+    for section, names in LABELLED.items():
+        for name in names:
+            if settings.get(section, {}).get(name):
+                raise ConfigError(
+                    f"{section}.{name} is for labelled texts, not for --pair",
+                    hint=f"leave {section}.{name} out",
+                )
 
 
 def _from_base(trained: Trained, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,189 @@
+"""Starting the processes of a run with torchrun, and what each of them is told of itself."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from threading import Thread
+
+from headstart.errors import ConfigError
+
+SAVING_SECONDS = 600  # that a stopped run has for its last checkpoint before torchrun kills it
+BY_US = "HEADSTART_LAUNCHED"  # set for processes that `--nproc` started
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of a run's processes this one is."""
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+    local_count: int = 1
+    restarts: int = 0  # how often torchrun has started the processes again
+    is_launched: bool = False  # by torchrun, whatever the number of processes
+    is_job: bool = False  # by a torchrun of the user's own, as in a scheduler's job that may begin again
+
+    @property
+    def may_take_up(self) -> bool:
+        """Whether the same command as before means to go on with its unfinished run."""
+        return self.is_job or self.restarts > 0
+
+
+def find_place(environment: Mapping[str, str] | None = None) -> Place:
+    """This process's place, as torchrun wrote it into the environment; alone without it."""
+    told = os.environ if environment is None else environment
+    if not all(name in told for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        return Place()
+    rank, count = int(told["RANK"]), int(told["WORLD_SIZE"])
+    return Place(
+        rank=rank,
+        count=count,
+        local_rank=int(told.get("LOCAL_RANK", rank)),
+        local_count=int(told.get("LOCAL_WORLD_SIZE", count)),
+        restarts=int(told.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        is_launched=True,
+        is_job=BY_US not in told,
+    )
+
+
+def need_alone(what: str) -> None:
+    """Refuse to be one of many processes for work that one does alone."""
+    if find_place().count > 1:
+        error = ConfigError(f"{what} runs in one process", hint="give the command without torchrun")
+        error.is_shared = True  # every process finds the same
+        raise error
+
+
+def check_room(processes: int, device: str) -> None:
+    """Refuse more processes than this machine has GPUs, or cores where there are none."""
+    if processes < 1:
+        raise ConfigError(f"--nproc {processes} starts nothing", hint="--nproc 2 or more")
+    import torch
+
+    has_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    most = torch.cuda.device_count() if has_gpu else cores()
+    if processes > most:
+        what = ("GPU" if has_gpu else "core") + ("" if most == 1 else "s")
+        raise ConfigError(
+            f"--nproc {processes} is more than the {most} {what} of this machine",
+            hint=f"--nproc {most} at most" if most > 1 else "leave --nproc out",
+        )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def launch(
+    words: list[str],
+    processes: int,
+    nodes: int = 1,
+    meet: str | None = None,
+    max_restarts: int = 0,
+) -> int:
+    """Run `headstart WORDS` in many processes under torchrun, and return the exit code of the whole."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.run import parse_args, run
+
+    if nodes > 1 and meet is None:
+        raise ConfigError(
+            "--nodes needs a place where the machines meet",
+            hint="add --meet HOST:PORT, the same on each machine",
+        )
+    options = ["--nproc-per-node", str(processes), "--max-restarts", str(max_restarts)]
+    options += ["--shutdown-timeout", str(SAVING_SECONDS), "--monitor-interval", "0.2"]
+    if meet is None:
+        options.append("--standalone")
+    else:
+        check_meeting(meet)
+        options += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", meet]
+        options += ["--rdzv-id", "headstart"]
+    try:
+        with _surroundings(processes):
+            run(parse_args([*options, "-m", "--", "headstart", *words]))
+    except ChildFailedError as error:
+        return _account_for(error)
+    except SignalException as stopped:
+        return 128 + int(stopped.sigval)
+    except (RendezvousError, OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"the processes could not find each other: {reason}",
+            hint="is --meet the same on each machine, is its port free, and are all --nodes up?",
+        ) from None
+    return 0
+
+
+@contextmanager
+def _surroundings(processes: int) -> Iterator[None]:
+    """Variables for the processes to come, and signals that torchrun may take; both are put back."""
+    before = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+    os.environ[BY_US] = "1"
+    logging.disable(logging.CRITICAL)  # torchrun's own log: what went wrong is told by us, in a sentence
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        os.environ.clear()
+        os.environ.update(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def check_meeting(meet: str) -> None:
+    """Refuse a meeting place that is none, or at which something else listens."""
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host, _, port = meet.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--meet {meet!r} is not HOST:PORT", hint="for example --meet node0:29500")
+    try:
+        with socket.create_connection((host, int(port)), timeout=2):
+            pass
+    except socket.gaierror:
+        raise ConfigError(
+            f"no machine is called {host!r}", hint="check --meet, and the name service"
+        ) from None
+    except OSError:
+        return  # nobody is there yet: one of us will be
+    answered: list[int] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answered.append(
+                TCPStore(host, int(port), timeout=timedelta(seconds=5), wait_for_workers=False).num_keys()
+            )
+
+    asking = Thread(target=ask, daemon=True)  # a stranger may keep it waiting for ever
+    asking.start()
+    asking.join(5)
+    if not answered:
+        raise ConfigError(
+            f"port {port} of {host} is in use by something else", hint="choose another port for --meet"
+        )
+
+
+def _account_for(error: object) -> int:
+    """The exit code of processes that failed; one that was killed could not speak, so this does for it."""
+    failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)  # type: ignore[attr-defined]
+    rank, first = failures[0]
+    if first.exitcode < 0:
+        print(f"error: process {rank} was killed by signal {-first.exitcode}", file=sys.stderr)
+        print(
+            "hint: the same command with --max-restarts 3 takes such a run up again by itself",
+            file=sys.stderr,
+        )
+        return 1
+    return first.exitcode

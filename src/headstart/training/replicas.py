@@ -1,0 +1,185 @@
+"""A model as each of several processes holds it: alone, a copy of the whole, or a part of every matrix.
+
+DDP and FSDP2 watch a module's call, while an objective reads body and heads as it likes, so both are given a
+module whose call is the asking. Both take means of gradients over processes; the losses are scaled to sums.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from headstart.batch import Batch
+from headstart.models.block import Block
+from headstart.models.model import Model
+from headstart.objectives.base import Loss, Objective
+from headstart.training.runtime import Runtime
+
+Found = TypeVar("Found")
+
+
+class Copy:
+    """The whole model in one process, which shares it with nobody."""
+
+    scale = 1.0  # of a loss, so that gradients over all processes are sums
+
+    def __init__(self, model: Model, runtime: Runtime):
+        self.model, self.runtime = model.to(runtime.device), runtime
+
+    def refresh(self) -> None:
+        """Take note of which weights learn, before a step."""
+
+    def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
+        """The marks of each head on this process's rows; gradients are exchanged on the way back of the last batch."""
+        return objective.losses(self.model, batch)
+
+    def read(self, work: Callable[[Model], Found]) -> Found:
+        """What `work` finds in the model outside of a step."""
+        return work(self.model)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the model or its optimiser as one process alone would have them."""
+        return dict(tensors)
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """This process's part of a whole tensor that belongs to the weight `like`."""
+        return tensor
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """The whole matrix of which this process holds a part."""
+        return tensor
+
+
+class _Asked(nn.Module):
+    """A model whose call is any work with it."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[Model], Any]) -> Any:
+        return work(self.model)
+
+
+class Replica(Copy):
+    """The whole model in each process; gradients are added up while the way back is still under way (DDP)."""
+
+    def __init__(self, model: Model, runtime: Runtime):
+        super().__init__(model, runtime)
+        self.scale = float(runtime.processes.count)
+        self._asked = _Asked(model)
+        self._copies: DistributedDataParallel | None = None
+        self._learning: list[nn.Parameter] | None = None
+
+    def refresh(self) -> None:
+        """Take note of which weights learn; DDP asks once, so a change needs a new one."""
+        learning = [weight for weight in self.model.parameters() if weight.requires_grad]
+        if self._learning is None or len(learning) != len(self._learning):
+            self._copies, self._learning = None, learning
+
+    def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
+        """The marks of each head on this process's rows; gradients stay here until the last batch."""
+        if self._copies is None:
+            self._copies = self._wrap(objective, batch)
+        with nullcontext() if is_last else self._copies.no_sync():
+            return self._copies(lambda model: objective.losses(model, batch))
+
+    def _wrap(self, objective: Objective, batch: Batch) -> DistributedDataParallel:
+        """DDP, told whether some weights have no part in the answers (a pooler, say): looking each time costs time."""
+        with torch.random.fork_rng([self.runtime.device] if self.runtime.device.type == "cuda" else []):
+            used = _reached(objective.losses(self.model, batch))
+        unused = float(any(id(weight) not in used for weight in self._learning or []))
+        some_unused = bool(self.runtime.processes.add_up({"unused": unused})["unused"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every torch that will do
+            return DistributedDataParallel(
+                self._asked,
+                find_unused_parameters=some_unused,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,
+            )
+
+
+def _reached(losses: Mapping[str, Loss]) -> set[int]:
+    """The ids of all weights that some loss depends on."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    ahead: list[Any] = [loss.total.grad_fn for loss in losses.values()]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        ahead += [following for following, _ in node.next_functions]
+    return found
+
+
+class Sharded(Copy):
+    """A part of every matrix in each process; a block's matrices come together when it is read (FSDP2).
+
+    Gradients are added up at every batch: to hold whole ones until the last would undo what is saved.
+    """
+
+    def __init__(self, model: Model, runtime: Runtime):
+        self.model, self.runtime = model, runtime
+        self.scale = float(runtime.processes.count)
+        self._mesh = init_device_mesh(runtime.device.type, (runtime.processes.count,))
+        for block in [module for module in model.modules() if isinstance(module, Block)]:
+            matrices: list[nn.Module] = [part for part in block.modules() if isinstance(part, nn.Linear)]
+            fully_shard(matrices, mesh=self._mesh, mp_policy=self._policy())
+        self._root: Any = fully_shard(_Asked(model), mesh=self._mesh)
+        model.to(runtime.device)  # buffers
+
+    def _policy(self) -> MixedPrecisionPolicy:
+        """Matrices travel in the precision in which autocast would use them; gradients are added up in float32."""
+        if self.runtime.precision == torch.float32:
+            return MixedPrecisionPolicy()
+        return MixedPrecisionPolicy(self.runtime.precision, torch.float32, cast_forward_inputs=False)
+
+    def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
+        """The marks of each head on this process's rows."""
+        return self._root(lambda model: objective.losses(model, batch))
+
+    def read(self, work: Callable[[Model], Found]) -> Found:
+        """What `work` finds; what belongs to no block is whole meanwhile, and blocks see to themselves."""
+        with torch.no_grad():
+            found = self._root(work)
+        self._root.reshard()
+        return found
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gathered one by one; only the main process keeps them."""
+        kept = {}
+        for name, tensor in tensors.items():
+            full = tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
+            if self.runtime.processes.is_main:
+                kept[name] = full
+        return kept
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Cut out of the whole, which every process has in hand."""
+        if not isinstance(like, DTensor) or tensor.shape != like.shape:
+            return tensor
+        return distribute_tensor(
+            tensor.to(self.runtime.device), like.device_mesh, like.placements, src_data_rank=None
+        )
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """Gathered; every process gets it."""
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def make_copy(model: Model, runtime: Runtime) -> Copy:
+    """The model on its device, as one of the run's processes holds it."""
+    if runtime.is_sharded:
+        return Sharded(model, runtime)
+    return Copy(model, runtime) if runtime.processes.is_alone else Replica(model, runtime)

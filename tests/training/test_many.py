@@ -1,0 +1,202 @@
+"""Many processes take the steps that one would: the same losses, the same weights, each example marked once."""
+
+import numpy as np
+import pytest
+import torch
+
+from headstart.config import RunConfig
+from headstart.data.loader import TextLoader
+from headstart.errors import ConfigError, DataError
+from headstart.models.model import build_model
+from headstart.objectives.classify import Classify
+from headstart.objectives.table import OBJECTIVES
+from headstart.training.evaluate import language_sums, predict_probabilities
+from headstart.training.events import StepDone
+from headstart.training.loop import Evaluation, Trainer
+from headstart.training.processes import joined
+from headstart.training.runtime import Runtime
+from headstart.training.shares import Share, shares
+from tests.many import in_processes
+from tests.worlds import ALPHABET, random_rows, small_body
+
+LENGTHS = [9, 4, 12, 7, 5, 3, 8, 6, 11, 2, 10, 5, 7]  # batches of few rows, and a last one that is smaller
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _sure_generator(monkeypatch):
+    """Replaced tokens are the generator's first choice: its draws are chance of each process's own."""
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, *args, **kinds: self.fill_(1.0))
+
+
+def train(
+    name="classify",
+    kind="bidirectional",
+    sharded=False,
+    optimizer="adamw",
+    body=None,
+    asks=None,
+    **training,
+):
+    """Losses, weights, tokens and marks of a short training, in as many processes as there are."""
+    with joined() as processes:
+        processes.start(CPU, 1.0)
+        runtime = Runtime(CPU, torch.float32, processes, sharded and not processes.is_alone)
+        torch.manual_seed(0)
+        objective, body = OBJECTIVES[name](**(asks or {})), small_body(kind, **(body or {}))
+        model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+        config = RunConfig(
+            job="finetune",
+            body=body,
+            optimizer={"kind": optimizer},
+            training={"steps": 7, "keep": "last", **training},
+        )
+        rows = random_rows(LENGTHS, sources=objective.reads == "translations")
+        loader, told = TextLoader(rows, batch_tokens=40), []
+
+        def evaluate(model):
+            total, count, _ = next(iter(language_sums(model, objective, loader, ALPHABET, runtime).values()))
+            return Evaluation({"loss": total / count}, rank=-total / count)
+
+        trainer = Trainer(model, objective, loader, ALPHABET, config, runtime, evaluate, told.append)
+        trainer.run()
+        trainer.finish()
+        marks = trainer.copy.read(lambda model: language_sums(model, objective, loader, ALPHABET, runtime))
+        weights = trainer.copy.whole(model.state_dict())
+        return (
+            [event.losses if isinstance(event, StepDone) else event.values for event in told],
+            {key: weight.numpy() for key, weight in weights.items()},
+            trainer.state.tokens,
+            marks,
+        )
+
+
+def check_same(one, other):
+    for some, others in zip(one[0], other[0], strict=True):
+        assert some == pytest.approx(others, abs=2e-6)
+    assert one[2] == other[2]
+    for key, weight in one[1].items():
+        assert np.allclose(weight, other[1][key], atol=1e-5), key
+    for head, (total, count, right) in one[3].items():
+        assert (count, right) == other[3][head][1:]
+        assert total == pytest.approx(other[3][head][0], rel=1e-5)
+
+
+TOGETHER = [
+    {"name": "classify"},
+    {"name": "masked-lm", "accumulate": 3},
+    {"name": "causal-lm", "kind": "causal", "accumulate": 5},
+    {"name": "causal+masked", "accumulate": 4},
+    {"name": "replaced-token"},
+    {"name": "masked-lm+next-sentence", "accumulate": 2, "body": {"pooler": True, "segments": True}},
+    {"name": "classify", "body": {"pooler": True}},  # a pooler that no answer depends on
+    {"name": "classify", "optimizer": "muon", "accumulate": 3},
+    {"name": "classify", "unfreeze_every": 1.0},
+    {"name": "classify", "freeze": True},
+    {"name": "masked-lm", "kind": "bi-lstm"},
+    {"name": "translate", "kind": "encoder-decoder", "accumulate": 2},
+    {"name": "translate", "kind": "encoder-decoder", "keep": "best", "evaluate_every": 2},
+    {"name": "classify", "asks": {"r_drop": 1.0}, "accumulate": 3},
+    {"name": "classify", "average": "ema", "evaluate_every": 3},
+    {"name": "classify", "average": "last", "average_epochs": 2, "keep": "best"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_many_processes_with_a_copy_each_train_what_one_would(count):
+    alone = [train(**case) for case in TOGETHER]
+    for one, *others in zip(
+        alone, *in_processes(count, lambda: [train(**case) for case in TOGETHER]), strict=True
+    ):
+        for other in others:
+            check_same(one, other)
+
+
+SHARDED = [
+    {"name": "classify", "accumulate": 3},
+    {"name": "causal-lm", "kind": "causal"},
+    {"name": "causal+masked", "optimizer": "muon", "accumulate": 2},
+    {"name": "replaced-token"},
+    {"name": "classify", "freeze": True},
+    {"name": "masked-lm", "kind": "bi-lstm"},
+    {"name": "classify", "average": "ema", "evaluate_every": 3},
+    {"name": "classify", "average": "last", "average_epochs": 2, "keep": "best", "evaluate_every": 2},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_many_processes_with_a_part_each_train_what_one_would(count):
+    alone = [train(**case) for case in SHARDED]
+    found = in_processes(count, lambda: [train(**case, sharded=True) for case in SHARDED])
+    for one, main in zip(alone, found[0], strict=True):  # only the main process keeps whole weights
+        check_same(one, main)
+
+
+@pytest.mark.slow
+def test_a_process_without_rows_takes_part():
+    rows = random_rows([5, 6])
+
+    def step():
+        with joined() as processes:
+            processes.start(CPU, 1.0)
+            torch.manual_seed(0)
+            objective, body = Classify(), small_body("bidirectional")
+            model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+            config = RunConfig(job="finetune", body=body, training={"steps": 2, "keep": "last"})
+            runtime = Runtime(CPU, torch.float32, processes)
+            Trainer(model, objective, TextLoader(rows, 100), ALPHABET, config, runtime).run()
+            found = predict_probabilities(model, objective, random_rows([4]), ALPHABET, runtime, 100)
+            return model.body.table.detach().numpy(), found
+
+    (table, found), others = step(), in_processes(3, step)
+    for other in others:
+        assert np.allclose(table, other[0], atol=1e-6)
+        assert np.allclose(found, other[1], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_problem_of_one_process_is_the_problem_of_all_and_settings_must_agree():
+    def meet():
+        told = []
+        with joined() as processes:
+            for work in (
+                lambda: processes.from_main(lambda: fail("main")),
+                lambda: together(processes, lambda: fail("second") if processes.rank == 1 else None),
+                lambda: processes.agree({"training": {"seed": processes.rank // 2}}),
+            ):
+                try:
+                    work()
+                except (DataError, ConfigError) as error:
+                    told.append((type(error).__name__, str(error), error.hint, error.is_shared))
+            told.append(processes.exchange("é" * 5_000_000 if processes.rank == 1 else "short")[1][-3:])
+        return told
+
+    def fail(who):
+        raise DataError(f"{who} found nothing", hint="look again")
+
+    def together(processes, work):
+        with processes.together():
+            work()
+
+    found = in_processes(3, meet)
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == ("DataError", "main found nothing", "look again", True)
+    assert found[0][1] == ("DataError", "process 1: second found nothing", "look again", True)
+    assert "training.seed is 1, not 0" in found[0][2][1]
+    assert found[0][3] == "ééé"
+
+
+@pytest.mark.parametrize(("batches", "count"), [(1, 1), (1, 4), (5, 2), (8, 4), (3, 8), (7, 3)])
+def test_every_row_of_a_step_is_read_by_one_process(batches, count):
+    read = []
+    for rank in range(count):
+        own = shares(batches, rank, count)
+        assert len(own) == len(shares(batches, 0, count))
+        read += [(share.batch, row) for share in own for row in range(*share.rows(10))]
+    assert sorted(read) == [(batch, row) for batch in range(batches) for row in range(10)]
+
+
+def test_whole_batches_go_round_before_any_is_cut():
+    assert shares(5, 1, 2) == [Share(1), Share(3), Share(4, 1, 2)]
