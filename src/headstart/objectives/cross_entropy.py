@@ -4,8 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# How many scores are alive at once: on a CPU as many as its cache holds, on a GPU as many as keep it busy.
-PIECE = {"cpu": 2**22, "cuda": 2**27}
+from headstart.objectives.tiles import PIECE, tiled_loss
+
+# Up to how many scores the plain way is the fastest: on a CPU until they leave its cache, on a GPU until they fill it.
+WHOLE = {"cpu": 2**17, "cuda": 2**27}
+OTHER = 2**24
 
 
 def token_loss(
@@ -16,20 +19,23 @@ def token_loss(
     `hidden` is (N, D), `weight` (V, D), `labels` (N,). Gradients are formed piece by piece on the way
     forward, so memory is one piece of scores whatever N is.
     """
-    if torch.is_autocast_enabled(hidden.device.type):
-        kind = torch.get_autocast_dtype(hidden.device.type)
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        kind = torch.get_autocast_dtype(device)
         hidden, weight, bias = hidden.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
-    if hidden.shape[0] * weight.shape[0] <= PIECE.get(hidden.device.type, 2**24):
+    if hidden.shape[0] * weight.shape[0] <= WHOLE.get(device, OTHER):
         scores = F.linear(hidden, weight, bias).float()  # (N, V)
         loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
         return loss, (scores.detach().argmax(dim=-1) == labels).sum()
+    if device == "cpu":
+        return tiled_loss(hidden, weight, bias, labels, smoothing)
     return _PiecewiseLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())
 
 
 class _PiecewiseLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, smoothing, may_learn):  # type: ignore[no-untyped-def]
-        rows = max(1, PIECE.get(hidden.device.type, 2**24) // weight.shape[0])
+        rows = max(1, PIECE.get(hidden.device.type, OTHER) // weight.shape[0])
         wants = may_learn and any(ctx.needs_input_grad[:3])
         total = torch.zeros((), dtype=torch.float, device=hidden.device)
         correct = torch.zeros((), dtype=torch.long, device=hidden.device)
