@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from headstart.config import BodyConfig
 from headstart.models.cache import Past
+from headstart.models.dropout import drop
 from headstart.models.norm import make_norm
 
 
@@ -88,9 +89,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Each position's mixture of the positions it may see; `mask` is True where a key may be read."""
         query, key, value = self._split(hidden, turns)
-        dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, is_causal=causal)
-        return self._merge(mixed)
+        return self._merge(mix(query, key, value, mask, causal, self.dropout if self.training else 0.0))
 
     def watch(
         self, hidden: Tensor, mask: Tensor | None, causal: bool, turns: tuple[Tensor, Tensor] | None
@@ -151,15 +150,29 @@ class CrossAttention(nn.Module):
     def forward(self, hidden: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Each position's mixture of the source; `mask` (B, 1, 1, S) is True where a key may be read."""
         query = self._query(hidden, key.shape[0])
-        dropout = self.dropout if self.training else 0.0
-        return self._merge(
-            F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout), hidden.shape
-        )
+        mixed = mix(query, key, value, mask, False, self.dropout if self.training else 0.0)
+        return self._merge(mixed, hidden.shape)
 
     def watch(self, hidden: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """What `forward` gives without dropout, and the weights (B, A, T, S) behind it."""
         mixed, weights = watched(self._query(hidden, key.shape[0]), key, value, mask)
         return self._merge(mixed, hidden.shape), weights
+
+
+def mix(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, dropout: float
+) -> Tensor:
+    """Each query's mixture of the values (B, A, T, D/A); `mask` is True where a key may be read.
+
+    A CPU has no fused attention with dropout, and torch draws its mask number by number there.
+    """
+    if not dropout or query.device.type != "cpu":
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout, is_causal=causal)
+    scores = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)  # (B, A, T, S)
+    seen = visible(query.shape[2], causal, mask, query.device)
+    if seen is not None:
+        scores = scores.masked_fill_(~seen, float("-inf"))
+    return drop(scores.softmax(dim=-1), dropout, True) @ value
 
 
 def watched(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:

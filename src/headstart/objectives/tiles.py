@@ -118,18 +118,18 @@ class _TiledLoss(torch.autograd.Function):
                 total -= smoothing * (part.float() @ mean[0] + mean[1]).sum()
             if slopes is not None:
                 slopes.add(start, part, tiles, piece, smoothing)
-        if slopes is not None:
-            ctx.save_for_backward(*slopes.tensors())
+        ctx.slopes = None if slopes is None else slopes.tensors()
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(correct)
         return total, correct
 
     @staticmethod
     def backward(ctx, grad_total, _):  # type: ignore[no-untyped-def]
+        assert ctx.slopes is not None, "the way back is gone once: its slopes were changed in place"
         hidden, weight, *bias = (
-            (slope * grad_total).to(kind)
-            for slope, kind in zip(ctx.saved_tensors, ctx.dtypes, strict=False)
+            slope.mul_(grad_total).to(kind) for slope, kind in zip(ctx.slopes, ctx.dtypes, strict=False)
         )
+        ctx.slopes = None
         return hidden, weight, bias[0] if bias else None, None, None, None
 
 
@@ -139,7 +139,7 @@ class _Slopes:
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None):
         self.table = weight
         self.hidden = torch.zeros_like(hidden, dtype=torch.float)
-        self.weight = torch.zeros_like(weight, dtype=torch.float)
+        self.weight = torch.empty_like(weight, dtype=torch.float)  # written by the first piece
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float)
 
     def tensors(self) -> list[Tensor]:
@@ -159,8 +159,8 @@ class _Slopes:
             table, summed = self.table[tile.start : tile.stop], self.weight[tile.start : tile.stop]
             if part.dtype == slope.dtype:
                 into.addmm_(slope, table)
-                summed.addmm_(slope.T, part)
+                summed.addmm_(slope.T, part, beta=0 if start == 0 else 1)
             else:
                 low = slope.to(part.dtype)
                 into += low @ table
-                summed += low.T @ part
+                summed.copy_(low.T @ part) if start == 0 else summed.add_(low.T @ part)
