@@ -56,7 +56,10 @@ def ours(config: RunConfig, rows: list[np.ndarray], tokenizer: Tokenizer) -> Cal
     """Steps of headstart's own loop over packed blocks of the rows."""
     objective = make_objective(config.objective)
     config = config.with_(
-        {"body": objective.settle(config.body).model_dump(), "training": {"steps": 10**6, "save_minutes": None}}
+        {
+            "body": objective.settle(config.body).model_dump(),
+            "training": {"steps": 10**6, "save_minutes": None},
+        }
     )
     seed_everything(0)
     model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
@@ -137,7 +140,9 @@ def masked(preset: str, batch: int, steps: int, data: str) -> dict[str, Callable
     return {
         "headstart": steps_at(ours(config, rows, tokenizer), steps),
         "(b) Trainer": lambda: trainer.rate(steps, lambda batch: batch["input_ids"].numel()),
-        "headstart, Muon": steps_at(ours(config.with_({"optimizer": {"kind": "muon"}}), rows, tokenizer), steps),
+        "headstart, Muon": steps_at(
+            ours(config.with_({"optimizer": {"kind": "muon"}}), rows, tokenizer), steps
+        ),
         "headstart, bfloat16": steps_at(
             ours(config.with_({"training": {"precision": "fast"}}), rows, tokenizer), steps
         ),
@@ -178,7 +183,9 @@ def main() -> None:
                 share = f"{100 * rate.middle * flops / 1e9 / limit:.0f} %"
             lines.append([way, rate.shown(), note if way != "headstart" else "", share])
         title = f"`{name}`, {parameters[name]:,} parameters"
-        sheet.tables.append((title, ["way", "real tokens a second", "headstart is faster by", "of the ceiling"], lines))
+        sheet.tables.append(
+            (title, ["way", "real tokens a second", "headstart is faster by", "of the ceiling"], lines)
+        )
         sheet.rows[name] = {"target": target, "flops a token": flops, "ways": found}
         print(name, {way: number(rate.middle) for way, rate in found.items()}, flush=True)
     sheet.rows |= {"ceiling": top, "parameters": parameters}

@@ -141,8 +141,8 @@ def test_a_stopped_preparation_goes_on_where_it_was(small, tmp_path, monkeypatch
 
 def count_encoded(monkeypatch):
     """A list that grows by each text that is encoded from now on."""
-    encoded, encode = [], TOKENIZER.encode
-    monkeypatch.setattr(TOKENIZER, "encode", lambda texts: encoded.extend(texts) or encode(texts))
+    encoded, encode = [], TOKENIZER.encode_joined
+    monkeypatch.setattr(TOKENIZER, "encode_joined", lambda texts: encoded.extend(texts) or encode(texts))
     return encoded
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.data.documents import Documents
-from headstart.data.example import text_hash
+from headstart.data.example import hashes
 from headstart.data.stream import DOCUMENT, Shard, TokenStream, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError, RunError
@@ -127,14 +127,18 @@ def _shard(folder: Path, entry: dict[str, Any]) -> Shard:
 
 
 @dataclass(frozen=True)
-class _Document:
-    text: str
-    hashed: int
-    text_bytes: int
+class _Documents:
+    """Some documents of a corpus, in order."""
 
-    @property
-    def part(self) -> str:
-        return part_of(self.hashed)
+    texts: list[str]
+    hashed: NDArray[np.uint64]
+    text_bytes: NDArray[np.int64]
+    is_valid: NDArray[np.bool_]  # held out
+
+    def chosen(self, which: NDArray[np.bool_]) -> "_Documents":
+        """Those where `which` is True."""
+        texts = [text for text, one in zip(self.texts, which, strict=True) if one]
+        return _Documents(texts, self.hashed[which], self.text_bytes[which], self.is_valid[which])
 
 
 class _DisagreesError(Exception):
@@ -153,31 +157,47 @@ class _Series:
         self.known = TokenStream(self.shards).hashes()
         self.seen = self.tokens = 0
         self.rows: list[NDArray[Any]] = []
-        self.records: list[tuple[int, int, int]] = []
+        self.records: list[NDArray[Any]] = []
 
     def _path(self) -> Path:
         return self.folder / f"{self.part}-{len(self.shards):05d}"
 
-    def passes_over(self, document: _Document) -> bool:
-        """Whether the next document is in a finished shard."""
-        place, self.seen = self.seen, self.seen + 1
-        if place < len(self.known) and int(self.known[place]) != document.hashed:
+    def passes_over(self, hashed: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of the next documents are in a finished shard."""
+        known = self.known[self.seen : self.seen + len(hashed)]
+        self.seen += len(hashed)
+        if (known != hashed[: len(known)]).any():
             raise _DisagreesError
-        return place < len(self.known)
+        return np.arange(len(hashed)) < len(known)
 
-    def add(self, document: _Document, row: NDArray[np.int32]) -> None:
-        """Take in the tokens of the next document."""
-        self.tokens += len(row)
-        self.rows.append(row.astype(self.dtype))
-        self.records.append((self.tokens, document.hashed, document.text_bytes))
-        if self.tokens >= SHARD_TOKENS:
-            self.close()
+    def add(
+        self,
+        tokens: NDArray[np.int32],
+        counts: NDArray[np.int64],
+        hashed: NDArray[np.uint64],
+        text_bytes: NDArray[np.int64],
+    ) -> None:
+        """Take in the tokens of the next documents, of which each has as many as `counts` says."""
+        ends, done, at = np.cumsum(counts), 0, 0
+        while at < len(counts):
+            # up to the document with which the shard is full
+            full = int(np.searchsorted(ends, done + SHARD_TOKENS - self.tokens)) + 1
+            stop = min(full, len(counts))
+            records = np.empty(stop - at, DOCUMENT)
+            records["end"], records["hash"] = self.tokens + ends[at:stop] - done, hashed[at:stop]
+            records["bytes"] = text_bytes[at:stop]
+            self.rows.append(tokens[done : int(ends[stop - 1])].astype(self.dtype))
+            self.records.append(records)
+            self.tokens = int(records["end"][-1])
+            done, at = int(ends[stop - 1]), stop
+            if self.tokens >= SHARD_TOKENS:
+                self.close()
 
     def close(self) -> None:
         """Write what is held as a shard, if anything is."""
         if not self.rows:
             return
-        records = np.array(self.records, dtype=DOCUMENT)
+        records = np.concatenate(self.records)
         shard = Shard(self._path(), self.tokens, len(records), int(records["bytes"].sum()))
         for path, array in zip(shard.files, (records, np.concatenate(self.rows)), strict=True):
             write_with(path, partial(_save, array))
@@ -226,19 +246,25 @@ def _fill(
     """Stream the documents into their series; one batch is read while another is encoded."""
     done, total = 0, documents.expected_bytes
 
-    def store(batch: list[_Document], encoded: "Future[list[NDArray[np.int32]]]") -> None:
-        for document, ids in zip(batch, encoded.result(), strict=True):
-            series[document.part].add(document, tokenizer.frame(ids, len(ids) + 2))
+    def encode(batch: _Documents) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        return tokenizer.frame_joined(*tokenizer.encode_joined(batch.texts))
 
-    pending: tuple[list[_Document], Any] | None = None
+    def store(batch: _Documents, encoded: "Future[tuple[NDArray[np.int32], NDArray[np.int64]]]") -> None:
+        tokens, counts = encoded.result()
+        for part, one in series.items():
+            own = batch.is_valid == (part == "valid")
+            mine = tokens if own.all() else tokens[np.repeat(own, counts)]
+            one.add(mine, counts[own], batch.hashed[own], batch.text_bytes[own])
+
+    pending: tuple[_Documents, Any] | None = None
     with ThreadPoolExecutor(max_workers=1) as pool:
         for batch in _batches(documents):
-            fresh = [document for document in batch if not series[document.part].passes_over(document)]
-            encoded = pool.submit(tokenizer.encode, [document.text for document in fresh])
+            fresh = batch.chosen(~_passed_over(series, batch))
+            encoded = pool.submit(encode, fresh)
             if pending:
                 store(*pending)
             pending = fresh, encoded
-            done += sum(document.text_bytes + 1 for document in batch)
+            done += int(batch.text_bytes.sum()) + len(batch.texts)
             on_progress(min(done, total), total)
         if pending:
             store(*pending)
@@ -249,15 +275,30 @@ def _fill(
     on_progress(total, total)
 
 
-def _batches(documents: Documents) -> Iterator[list[_Document]]:
+def _passed_over(series: dict[str, _Series], batch: _Documents) -> NDArray[np.bool_]:
+    """Which documents are on disk already."""
+    found = np.zeros(len(batch.texts), bool)
+    for part, one in series.items():
+        own = batch.is_valid == (part == "valid")
+        found[own] = one.passes_over(batch.hashed[own])
+    return found
+
+
+def _batches(documents: Documents) -> Iterator[_Documents]:
     """Documents in batches worth encoding together."""
-    batch: list[_Document] = []
+    texts: list[str] = []
     characters = 0
     for text in documents:
-        batch.append(_Document(text, text_hash(text), len(text.encode("utf-8"))))
+        texts.append(text)
         characters += len(text)
         if characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+            yield _gathered(texts)
+            texts, characters = [], 0
+    if texts:
+        yield _gathered(texts)
+
+
+def _gathered(texts: list[str]) -> _Documents:
+    hashed = hashes(texts)
+    sizes = np.fromiter((len(text.encode("utf-8")) for text in texts), np.int64, len(texts))
+    return _Documents(texts, hashed, sizes, hashed // np.uint64(10) % np.uint64(HELD_OUT) == 0)

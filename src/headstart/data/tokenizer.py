@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from headstart.config import TokenizerConfig
 from headstart.data.vocabulary import TOKENIZERS, sample
+from headstart.data.words import Words, splits_by_words
 from headstart.errors import ConfigError, DataError, HeadstartError, nearest, pick
 from headstart.files import content_hash, write_bytes
 
@@ -88,10 +90,32 @@ class Tokenizer:
         self.first, self.last = int(numbers["first"] or 0), int(numbers["last"] or 0)
         self.mask = numbers["mask"]
         self.special_ids = engine.silent | {number for number in numbers.values() if number is not None}
+        self._words = Words(engine.encode) if isinstance(engine, _Learned) and engine.is_by_words else None
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The token ids of each text, without specials and uncut; a text never becomes a special token but unknown."""
-        return [np.array(ids, dtype=np.int32) for ids in self.engine.encode(list(texts))]
+        ids, counts = self.encode_joined(texts)
+        return np.split(ids, np.cumsum(counts)[:-1]) if len(counts) else []
+
+    def encode_joined(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """What `encode` gives, the ids of all texts one after the other, and how many each text has."""
+        if self._words is not None:
+            return self._words.encode(texts)
+        rows = self.engine.encode(list(texts))
+        counts = np.fromiter(map(len, rows), np.int64, len(rows))
+        return np.fromiter(chain.from_iterable(rows), np.int32, int(counts.sum())), counts
+
+    def frame_joined(
+        self, ids: NDArray[np.int32], counts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Each text of `encode_joined` with `first` before it and `last` after it."""
+        framed = np.empty(len(ids) + 2 * len(counts), np.int32)
+        ends = np.cumsum(counts + 2)
+        framed[ends - counts - 2], framed[ends - 1] = self.first, self.last
+        inside = np.ones(len(framed), bool)
+        inside[ends - counts - 2] = inside[ends - 1] = False
+        framed[inside] = ids
+        return framed, counts + 2
 
     def frame(self, ids: Ids, length: int, keep: str = "start") -> NDArray[np.int32]:
         """`first`, the ids and `last` in at most `length` tokens; `keep` names the end of a long text that stays."""
@@ -153,6 +177,7 @@ class _Learned:
         self.rust.no_truncation()
         self.rust.no_padding()
         layout = json.loads(content)
+        self.is_by_words = splits_by_words(content)
         self.kind = KINDS[type(self.rust.model).__name__]
         self.is_byte_level = (layout.get("decoder") or {}).get("type") == "ByteLevel"
         vocabulary = self.rust.get_vocab(with_added_tokens=True)
