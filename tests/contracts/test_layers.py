@@ -56,11 +56,11 @@ def test_imports_point_down_only(path):
             assert RANK[other] > RANK[own], f"{own} imports {module}"
 
 
-def test_only_three_files_know_of_other_processes():
-    """Starting them, talking with them, and sharing a model with them."""
-    three = [SOURCE / "training" / f"{name}.py" for name in ("launch", "processes", "replicas")]
+def test_only_four_files_know_of_other_processes():
+    """Starting them, talking with them, and sharing a model with them, whole or in parts."""
+    four = [SOURCE / "training" / f"{name}.py" for name in ("launch", "processes", "replicas", "sharded")]
     for path in SOURCE.rglob("*.py"):
-        if path not in three:
+        if path not in four:
             assert not [name for name in imports(path) if name.startswith("torch.distributed")], path
 
 
@@ -96,3 +96,18 @@ def test_files_stay_short_enough_to_read():
     for path in SOURCE.rglob("*.py"):
         lines = len(path.read_text("utf-8").splitlines())
         assert lines <= 400, f"{path} has {lines} lines: would two rooms be clearer?"
+
+
+def test_a_prediction_does_not_wait_for_what_it_does_not_use():
+    heavy = [
+        "matplotlib",
+        "torch.distributed.fsdp",
+        "sacrebleu",
+        "sklearn",
+        "scipy",
+        "onnxruntime",
+        "transformers",
+    ]
+    code = "import headstart.workflows.score, sys"
+    check = f"{code}; found = [name for name in {heavy} if name in sys.modules]; assert not found, found"
+    subprocess.run([sys.executable, "-c", check], check=True)

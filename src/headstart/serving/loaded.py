@@ -21,7 +21,6 @@ from headstart.training.runtime import start_runtime
 from headstart.views.attention import attention_maps, readable
 from headstart.workflows.embed import Encoder, plain_batch, usual_length
 from headstart.workflows.explain import leave_one_out
-from headstart.workflows.finetune import MARK_TOKENS
 from headstart.workflows.generate import Writer, open_writer
 from headstart.workflows.run import Trained
 from headstart.workflows.translating import Translator, open_translator
@@ -30,7 +29,6 @@ CHARACTERS_A_TOKEN = 3  # a guess that is good enough to share out work by
 SEARCHED = (
     20  # readings that a token of a source costs: as many hypotheses as a search is wide, each step by step
 )
-ON_CPU = 1024  # tokens read together there: in parts of like length, padding is less and caches hold them
 
 
 class Loaded:
@@ -43,7 +41,7 @@ class Loaded:
         self.model = trained.model().to(self.runtime.device)
         self.parameters = count_parameters(self.model)
         self.reach = usual_length(trained)
-        self.together = ON_CPU if self.runtime.device.type == "cpu" else MARK_TOKENS
+        self.together = self.runtime.mark_tokens
         self._ways: dict[str, Callable[..., Sequence[Any]]] = {
             "classify": self._classify,
             "embed": self._embed,

@@ -36,6 +36,11 @@ class Runtime:
         """The context in which nothing is learnt; what FSDP2 gathers there is used again where something is."""
         return torch.no_grad() if self.is_sharded else torch.inference_mode()
 
+    @property
+    def mark_tokens(self) -> int:
+        """Tokens read together, padding included, when nothing is learnt: what a CPU's cache holds, or a GPU wants."""
+        return 1024 if self.device.type == "cpu" else 16384
+
     def dealt(self, count: int) -> list[tuple[int, bool]]:
         """Which of `count` pieces of work are this process's, each once over all, and whether it is theirs to count.
 

@@ -22,7 +22,6 @@ from headstart.training.metrics import score
 from headstart.training.runtime import StopWish, start_runtime
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import (
-    MARK_TOKENS,
     Task,
     encode_rows,
     make_classifier,
@@ -122,7 +121,9 @@ def train_fit(
         trainer.run()
         trainer.finish()
         rows = task.rows[part.scored]
-        found = predict_probabilities(network, plan.objective, rows, task.tokenizer, runtime, MARK_TOKENS)
+        found = predict_probabilities(
+            network, plan.objective, rows, task.tokenizer, runtime, runtime.mark_tokens
+        )
         curve = [_point(point) for point in trainer.state.curve]
         if plan.trained is not None:
             seen = np.concatenate([seen, plan.trained.seen])

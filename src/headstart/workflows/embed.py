@@ -25,7 +25,6 @@ from headstart.errors import ConfigError, DataError, pick
 from headstart.models.heads import POOLINGS
 from headstart.models.model import Model
 from headstart.training.runtime import Runtime, start_runtime
-from headstart.workflows.finetune import MARK_TOKENS
 from headstart.workflows.run import Trained, load_trained
 
 AT_ONCE = 256  # texts held in memory
@@ -67,7 +66,7 @@ class Encoder:
     config: RunConfig
     runtime: Runtime
     pool: str
-    batch_tokens: int = MARK_TOKENS  # read together, padding included
+    batch_tokens: int = 0  # read together, padding included; 0 = as many as suit the device
 
     def rows(self, texts: list[str]) -> tuple[list[Row], int]:
         """The texts as framed tokens, and how many of them were cut."""
@@ -79,7 +78,7 @@ class Encoder:
     def vectors(self, rows: list[Row]) -> list[np.ndarray]:
         """Each row's vectors in float32, in the order given: (D,) pooled, or (T, D) for `token`."""
         found: list[np.ndarray] = [np.zeros(0)] * len(rows)
-        loader = TextLoader(rows, self.batch_tokens, shuffled=False)
+        loader = TextLoader(rows, self.batch_tokens or self.runtime.mark_tokens, shuffled=False)
         for numbers in loader.batches(0):
             hidden, real = self._read([rows[number] for number in numbers])
             if self.pool != TOKEN:

@@ -351,7 +351,7 @@ def make_trainer(
     rows = [task.rows["valid"][place] for place in chosen]
 
     def marks(model: Model) -> Evaluation:
-        found = predict_probabilities(model, objective, rows, task.tokenizer, runtime, MARK_TOKENS)
+        found = predict_probabilities(model, objective, rows, task.tokenizer, runtime, runtime.mark_tokens)
         values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
         return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
 
@@ -365,9 +365,6 @@ def marked_places(count: int, most: int | None) -> np.ndarray:
     return np.linspace(0, count - 1, most).round().astype(int)
 
 
-MARK_TOKENS = 16384  # token budget of one batch when nothing is learnt from it
-
-
 def score_rows(
     model: Model,
     objective: Objective,
@@ -379,7 +376,7 @@ def score_rows(
 ) -> Score:
     """The marks on one split, with the leak-free twin."""
     probabilities = predict_probabilities(
-        model, objective, task.rows[split], task.tokenizer, runtime, MARK_TOKENS
+        model, objective, task.rows[split], task.tokenizer, runtime, runtime.mark_tokens
     )
     was_seen = np.isin(hashes(task.dataset.texts(split)), seen)
     return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)

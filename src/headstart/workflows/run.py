@@ -27,7 +27,6 @@ from headstart.results import Transfer
 from headstart.training.events import Event
 from headstart.training.loop import Trainer
 from headstart.training.processes import ALONE, Processes
-from headstart.views.run_report import render_run
 from headstart.workflows.run_log import RunLog
 from headstart.workflows.tensorboard import TensorBoardLog
 
@@ -228,6 +227,8 @@ class RunFolder:
                 self._finish(info, weights, result)
 
     def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
+        from headstart.views.run_report import render_run  # needs matplotlib, which takes long to load
+
         save_weights(self.path / "model.safetensors", weights)
         write_json(self.path / "result.json", result)
         moved = Transfer(**info.transfer).summary() if info.transfer else ""

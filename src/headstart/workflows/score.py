@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,12 +19,15 @@ from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.metrics import score
 from headstart.training.runtime import start_runtime
-from headstart.workflows.finetune import MARK_TOKENS, encode_rows
+from headstart.workflows.finetune import encode_rows
 from headstart.workflows.pretrain import prepare_documents, score_language
 from headstart.workflows.run import Trained, load_trained, need_heads
-from headstart.workflows.score_translation import TranslationDuel, evaluate_translator
+
+if TYPE_CHECKING:
+    from headstart.workflows.score_translation import TranslationDuel
 
 PREDICTED_AT_ONCE = 1024  # texts held in memory
+ONNX_TOKENS = 1024  # read together, padding included
 
 
 def evaluate(
@@ -34,7 +37,7 @@ def evaluate(
     settings: Mapping[str, Any] | None = None,
     beam: int | None = None,
     against: str | None = None,
-) -> Score | LanguageScore | TranslationScore | TranslationDuel:
+) -> "Score | LanguageScore | TranslationScore | TranslationDuel":
     """Mark a run: a classifier on labelled DATA, a translator on pairs, a language model on a corpus.
 
     Several classifiers (a list, or names with commas between) are marked as one: their probabilities are averaged.
@@ -44,6 +47,8 @@ def evaluate(
     first = trained[0]
     config = first.info.config.with_(settings or {})
     if first.objective.reads == "translations":
+        from headstart.workflows.score_translation import evaluate_translator
+
         return evaluate_translator(first, data, config, beam=beam, against=against, settings=settings)
     if beam is not None or against is not None:
         raise ConfigError(
@@ -103,7 +108,7 @@ class Voter:
         trained, length, keep = self.trained, self.config.training.length, self.config.data.keep
         rows = encode_rows(trained.tokenizer, examples, None, length, keep)
         return predict_probabilities(
-            self.model, trained.objective, rows, trained.tokenizer, self.runtime, MARK_TOKENS
+            self.model, trained.objective, rows, trained.tokenizer, self.runtime, self.runtime.mark_tokens
         )
 
 
@@ -195,7 +200,7 @@ def _with_onnx(
 
     def answer(examples: Sequence[Example]) -> np.ndarray:
         rows = encode_rows(model.tokenizer, examples, None, model.length, config.keep)
-        return model.probabilities(rows, MARK_TOKENS)
+        return model.probabilities(rows, ONNX_TOKENS)
 
     return _predict(load_texts(path, config), model.classes, answer)
 
