@@ -16,7 +16,14 @@ from peers import TrainerWay, lab_gpt2, notebook_classifier, pad_rows
 from headstart.config import resolve
 from headstart.data.tokenizer import open_tokenizer
 from headstart.training.runtime import start_runtime
-from headstart.workflows.finetune import Task, finetune_config, load_labelled, make_classifier, make_task, make_trainer
+from headstart.workflows.finetune import (
+    Task,
+    finetune_config,
+    load_labelled,
+    make_classifier,
+    make_task,
+    make_trainer,
+)
 
 BATCH = 16
 TARGET = 3.0

@@ -204,3 +204,21 @@ def test_several_rows_read_one_source():
             one = slice(row // 3, row // 3 + 1)
             alone = body(with_tokens(batch, whole, torch.ones_like(whole, dtype=torch.bool), one))[0, -1]
             assert torch.allclose(found[row], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "shape"), EVERY)
+def test_vectors_asked_for_at_some_places_are_those_that_stand_there(kind, shape):
+    body, batch = make_body(kind, shape), make_batch([5, 9, 3])
+    places = torch.tensor([0, 4, 10, 17, 18])  # real ones; the last row begins at 18
+    way = torch.randn(len(places), body.config.width)
+    found = body(batch, places)
+    plain = body(batch).flatten(0, 1)[places]
+    assert torch.allclose(found, plain, atol=1e-5)
+    weights = [weight for weight in body.parameters() if weight.requires_grad]
+    for own, wanted in zip(
+        torch.autograd.grad((found * way).sum(), weights, allow_unused=True),
+        torch.autograd.grad((plain * way).sum(), weights, allow_unused=True),
+        strict=True,
+    ):
+        assert (own is None) == (wanted is None)
+        assert own is None or torch.allclose(own, wanted, atol=1e-4)

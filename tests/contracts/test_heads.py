@@ -49,3 +49,20 @@ def test_a_tied_head_owns_no_matrix():
 
 def test_every_table_of_heads_is_covered_here():
     assert set(SETTINGS) == set(HEADS)
+
+
+@pytest.mark.parametrize(
+    "pooling", [name for name in POOLINGS if name in ("last", "first", "mean", "mean+max")]
+)
+@pytest.mark.parametrize("kind", ["causal", "bidirectional", "cnn"])
+def test_a_class_head_that_reads_one_place_answers_as_if_all_had_been_computed(kind, pooling):
+    config = small_body(kind, "modern")
+    torch.manual_seed(0)
+    model = build_model(
+        config, ALPHABET.size, {"class": HeadSpec("class", 3, {"pooling": pooling, "projection": "dense"})}
+    )
+    rows = [torch.from_numpy(row.tokens).long() for row in random_rows([4, 9, 2])]
+    batch = Batch(*pad(rows, ALPHABET.padding))
+    head = model.heads["class"]
+    with torch.no_grad():
+        assert torch.allclose(model(batch)["class"], head(model.body(batch), batch, model.body), atol=1e-5)

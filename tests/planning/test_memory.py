@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headstart.config import resolve
 from headstart.models.model import build_model
-from headstart.objectives import cross_entropy
+from headstart.objectives import cross_entropy, tiles
 from headstart.objectives.table import make_objective
 from headstart.planning import memory
 from headstart.planning.load import make_load
@@ -99,7 +99,9 @@ def test_averaged_weights_stand_beside_the_model():
 
 
 def test_the_pieces_of_scores_are_those_of_the_loss():
-    assert memory.PIECE == cross_entropy.PIECE
+    assert memory.PIECE == tiles.PIECE
+    assert memory.WHOLE == cross_entropy.WHOLE
+    assert memory.TILE == tiles.TILE
 
 
 @settings(max_examples=40, deadline=None)
@@ -116,7 +118,7 @@ def test_more_texts_and_longer_texts_never_need_less(batch, length, device, prec
     peak = predict_memory(load).peak
 
     def is_cut(load):
-        return load.answers * load.vocabulary > memory.PIECE[device]
+        return load.answers * load.vocabulary > memory.WHOLE[device]
 
     for more in (load.with_(batch=batch + 1), load.with_length(length + 1), load.with_(accumulate=2)):
         if is_cut(more) == is_cut(

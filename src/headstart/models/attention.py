@@ -81,15 +81,24 @@ class Attention(nn.Module):
             key, value = (part.repeat_interleave(asked // shared, dim=1) for part in (key, value))
         return query, key, value  # (B, A, T, D/A) each
 
-    def _merge(self, mixed: Tensor) -> Tensor:
-        return self.outward(mixed.transpose(1, 2).flatten(2))  # (B, A, T, D/A) -> (B, T, D)
+    def _merge(self, mixed: Tensor, places: Tensor | None = None) -> Tensor:
+        return self.outward(at(mixed.transpose(1, 2).flatten(2), places))  # (B, A, T, D/A) -> (B, T, D)
 
     def forward(
-        self, hidden: Tensor, mask: Tensor | None, causal: bool, turns: tuple[Tensor, Tensor] | None
+        self,
+        hidden: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        turns: tuple[Tensor, Tensor] | None,
+        places: Tensor | None = None,
     ) -> Tensor:
-        """Each position's mixture of the positions it may see; `mask` is True where a key may be read."""
+        """Each position's mixture of the positions it may see; `mask` is True where a key may be read.
+
+        With `places`, only the mixtures there are made (N, D).
+        """
         query, key, value = self._split(hidden, turns)
-        return self._merge(mix(query, key, value, mask, causal, self.dropout if self.training else 0.0))
+        mixed = mix(query, key, value, mask, causal, self.dropout if self.training else 0.0)
+        return self._merge(mixed, places)
 
     def watch(
         self, hidden: Tensor, mask: Tensor | None, causal: bool, turns: tuple[Tensor, Tensor] | None
@@ -157,6 +166,11 @@ class CrossAttention(nn.Module):
         """What `forward` gives without dropout, and the weights (B, A, T, S) behind it."""
         mixed, weights = watched(self._query(hidden, key.shape[0]), key, value, mask)
         return self._merge(mixed, hidden.shape), weights
+
+
+def at(hidden: Tensor, places: Tensor | None) -> Tensor:
+    """The vectors (N, D) at `places` of the flattened (B * T) positions; all of them (B, T, D) when that is None."""
+    return hidden if places is None else hidden.flatten(0, 1).index_select(0, places)
 
 
 def mix(

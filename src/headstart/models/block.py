@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from headstart.config import BodyConfig
 from headstart.errors import pick
-from headstart.models.attention import Attention, CrossAttention
+from headstart.models.attention import Attention, CrossAttention, at
 from headstart.models.cache import Past
 from headstart.models.dropout import drop
 from headstart.models.norm import make_norm
@@ -95,9 +95,14 @@ class Block(nn.Module):
         causal: bool,
         turns: Turns | None,
         source: Source | None = None,
+        places: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, D) in, (B, T, D) out; `source` is what a block that crosses reads beside it."""
-        mixed = self.attention(self._read(hidden), mask, causal, turns)
+        """(B, T, D) in, (B, T, D) out; `source` is what a block that crosses reads beside it.
+
+        With `places`, only what stands there comes out (N, D): above attention each position is on its own.
+        """
+        mixed = self.attention(self._read(hidden), mask, causal, turns, places)
+        hidden = at(hidden, places)
         return self._finish(self._cross(self._add(hidden, mixed, self.attention_norm), source))
 
     def read(

@@ -43,10 +43,10 @@ class TransformerBody(Layered, Body):
         far = (self.mask(batch), self.is_causal(batch), turns)
         return self.looks(self.config, far, batch.tokens.shape, self.embedding)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """A vector for every token (B, T, D)."""
+    def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
+        """A vector for every token (B, T, D); with `places`, only those there (N, D) of the flattened positions."""
         hidden, turns = self.embedding(batch)
-        return self.through(hidden, self.views(batch, turns))
+        return self.through(hidden, self.views(batch, turns), places=places)
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and each layer's attention weights (B, A, T, T)."""
@@ -149,11 +149,11 @@ class EncoderDecoderBody(Body):
             assert block.cross is not None
             yield block.cross
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         """A vector for every target token (B, T, D), all in one pass: each is kept from seeing those after it."""
         sources = self.encode(batch)
         hidden, turns = self.embedding(batch)
-        return self.decoder.through(hidden, self._looks(batch, None, turns), sources)
+        return self.decoder.through(hidden, self._looks(batch, None, turns), sources, places)
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and the decoder's self-attention weights (B, A, T, T)."""

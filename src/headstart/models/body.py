@@ -63,8 +63,8 @@ class Body(nn.Module):
             return int(rest.split(".")[0]) + 1
         return 0 if first == "embedding" else self.depth + 1
 
-    def forward(self, batch: Batch) -> Tensor:
-        """A vector for every token (B, T, D)."""
+    def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
+        """A vector for every token (B, T, D); with `places`, only those there (N, D) of the flattened positions."""
         raise NotImplementedError
 
 
@@ -106,11 +106,20 @@ class Layered(nn.Module):
         return [near if config.is_local(layer) else far for layer in range(len(self.blocks))]
 
     def through(
-        self, hidden: Tensor, views: Sequence[View], sources: Sequence[Source] | None = None
+        self,
+        hidden: Tensor,
+        views: Sequence[View],
+        sources: Sequence[Source] | None = None,
+        places: Tensor | None = None,
     ) -> Tensor:
-        """Vectors (B, T, D) through all blocks; `sources` holds what each block that crosses reads beside them."""
+        """Vectors (B, T, D) through all blocks; `sources` holds what each block that crosses reads beside them.
+
+        With `places` the last block finishes those alone (N, D).
+        """
+        last = len(self.blocks) - 1
         for layer, (block, view) in enumerate(zip(self.blocks, views, strict=True)):
-            hidden = block(hidden, *view, None if sources is None else sources[layer])
+            source = None if sources is None else sources[layer]
+            hidden = block(hidden, *view, source, places if layer == last else None)
         return self.final_norm(hidden)
 
     def through_watched(

@@ -32,8 +32,12 @@ class Body(Protocol):
 
 def last_real(hidden: Tensor, real: Tensor) -> Tensor:
     """The vector of each text's last real token."""
-    last = real.shape[1] - 1 - real.flip(1).to(torch.int8).argmax(dim=1)  # (B,)
-    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last_places(real)]
+
+
+def last_places(real: Tensor) -> Tensor:
+    """Where each text's last real token stands (B,)."""
+    return real.shape[1] - 1 - real.flip(1).to(torch.int8).argmax(dim=1)
 
 
 def mean_real(hidden: Tensor, real: Tensor) -> Tensor:
@@ -143,9 +147,20 @@ class ClassHead(nn.Module):
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
 
+    def places(self, real: Tensor) -> Tensor | None:
+        """The one position of each text that is read, in the flattened batch (B,); None when all are."""
+        if self.pool is last_real:
+            return last_places(real) + torch.arange(len(real), device=real.device) * real.shape[1]
+        return (
+            torch.arange(len(real), device=real.device) * real.shape[1] if self.pool is first_token else None
+        )
+
     def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
-        """Scores (B, C)."""
-        pooled = body.pooled(hidden) if self.pool is None else self.pool(hidden, batch.real)
+        """Scores (B, C) of vectors (B, T, D), or of those at `places` alone (B, D)."""
+        if hidden.ndim == 2:
+            pooled = hidden
+        else:
+            pooled = body.pooled(hidden) if self.pool is None else self.pool(hidden, batch.real)
         pooled = drop(pooled, self.dropout, self.training)
         if self.dense is not None:
             pooled = drop(F.gelu(self.dense(pooled)), self.dropout, self.training)

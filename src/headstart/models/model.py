@@ -12,7 +12,7 @@ from headstart.config import BodyConfig
 from headstart.errors import pick
 from headstart.models.bodies import BODIES
 from headstart.models.body import Body
-from headstart.models.heads import HEADS
+from headstart.models.heads import HEADS, ClassHead
 from headstart.results import Transfer
 
 
@@ -36,8 +36,13 @@ class Model(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The answers of every head, by its name."""
-        hidden = self.body(batch)  # (B, T, D)
+        hidden = self.body(batch, self._places(batch))  # (B, T, D), or (B, D) if one vector a text is enough
         return {name: head(hidden, batch, self.body) for name, head in self.heads.items()}
+
+    def _places(self, batch: Batch) -> Tensor | None:
+        """The positions at which a lone class head reads; None when it reads them all."""
+        heads = list(self.heads.values())
+        return heads[0].places(batch.real) if len(heads) == 1 and isinstance(heads[0], ClassHead) else None
 
 
 def build_heads(config: BodyConfig, specs: Mapping[str, HeadSpec]) -> dict[str, nn.Module]:

@@ -7,6 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
+from headstart.models.attention import at
 from headstart.models.body import Body
 from headstart.models.dropout import drop
 from headstart.models.norm import make_norm
@@ -32,7 +33,7 @@ class RecurrentBody(Body):
         self.final_norm = make_norm(config)
         self.apply(self._start)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         """A vector for every token (B, T, D); padding is never stepped over."""
         hidden, _ = self.embedding(batch)
         lengths = batch.real.sum(dim=1).clamp(min=1).cpu()
@@ -42,7 +43,7 @@ class RecurrentBody(Body):
                 recurrence(packed)[0], batch_first=True, total_length=hidden.shape[1]
             )
             hidden = hidden + drop(read, self.config.dropout, self.training)
-        return self.final_norm(hidden)
+        return self.final_norm(at(hidden, places))
 
 
 class ConvolutionBody(Body):
@@ -66,11 +67,11 @@ class ConvolutionBody(Body):
         self.final_norm = make_norm(config)
         self.apply(self._start)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         """A vector for every token (B, T, D); padding counts as nothing at every layer."""
         hidden, _ = self.embedding(batch)
         real = batch.real[..., None]
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             read = convolution((norm(hidden) * real).transpose(1, 2)).transpose(1, 2)
             hidden = hidden + drop(F.glu(read, dim=-1), self.config.dropout, self.training)
-        return self.final_norm(hidden)
+        return self.final_norm(at(hidden, places))

@@ -88,6 +88,10 @@ class Objective:
         """The share of positions at which the whole vocabulary is scored."""
         return 0.0
 
+    def finished_share(self, body: BodyConfig, length: int) -> float:
+        """The share of positions that the last block must finish, for texts of this length."""
+        return 1.0
+
     @property
     def passes(self) -> int:
         """How often the body reads a batch in one training step."""

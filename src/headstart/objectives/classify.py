@@ -59,6 +59,10 @@ class Classify(Objective):
             )
         }
 
+    def finished_share(self, body: BodyConfig, length: int) -> float:
+        """One position a text where the head reads no more."""
+        return 1 / length if self.heads(body, 2, 2)["class"].settings["pooling"] in ("last", "first") else 1.0
+
     def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
         """Texts padded to the longest of them, with their classes where they are known."""
         tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)

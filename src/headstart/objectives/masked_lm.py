@@ -11,7 +11,7 @@ from torch import Tensor
 from headstart.batch import Batch, Row, pad
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.heads import asked, language_head
+from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Alphabet, Loss, Objective, Reads, segments_of
 from headstart.objectives.cross_entropy import token_loss
@@ -41,6 +41,10 @@ class MaskedLM(Objective):
     def asked_share(self) -> float:
         """The hidden positions."""
         return self.rate
+
+    def finished_share(self, body: BodyConfig, length: int) -> float:
+        """Those that are asked, where the language-model head is the only one."""
+        return self.asked_share if list(self.heads(body, 2, 0)) == ["lm"] else 1.0
 
     def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
@@ -87,12 +91,12 @@ class MaskedLM(Objective):
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy at the asked positions; the head computes nothing elsewhere."""
-        return {"lm": masked_loss(model, model.body(batch), batch, batch.labels["lm"])}
+        return {"lm": masked_loss(model, model.body(batch, batch.asked), batch.labels["lm"])}
 
 
-def masked_loss(model: Model, hidden: Tensor, batch: Batch, labels: Tensor) -> Loss:
-    """The language-model head's loss at the asked positions of `hidden` (B, T, D)."""
+def masked_loss(model: Model, hidden: Tensor, labels: Tensor) -> Loss:
+    """The language-model head's loss of the vectors (N, D) at the asked positions."""
     head = language_head(model.heads)
     weight, bias = head.projection(model.body.table)
-    total, correct = token_loss(head.transformed(asked(hidden, batch)), weight, bias, labels)
+    total, correct = token_loss(head.transformed(hidden), weight, bias, labels)
     return Loss(total, labels.numel(), correct)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from headstart.batch import Batch, Row, pad
 from headstart.config import BodyConfig
+from headstart.models.heads import asked
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Alphabet, Loss, Objective, Reads, segments_of
 from headstart.objectives.masked_lm import MaskedLM, masked_loss
@@ -78,6 +79,6 @@ class MaskedAndNextSentence(MaskedLM):
         """Both losses, from one reading."""
         hidden = model.body(batch)
         return {
-            "lm": masked_loss(model, hidden, batch, batch.labels["lm"]),
+            "lm": masked_loss(model, asked(hidden, batch), batch.labels["lm"]),
             "pair": pair_loss(model, hidden, batch),
         }

@@ -2,7 +2,8 @@
 
 Counted: matrix products, two operations for each weight and token, and attention's two products, 4·D for each
 key that a token reads (T keys; (T + 1) / 2 on average in a causal body, whose fused attention skips the other
-half; S keys more where a decoder reads a source). A token of an encoder-decoder is the mean one of both sides. A backward pass is two forward passes, so training is three. Norms, activations and the optimiser's
+half; S keys more where a decoder reads a source). A token of an encoder-decoder is the mean one of both sides. The last block
+finishes only the positions that a head reads. A backward pass is two forward passes, so training is three. Norms, activations and the optimiser's
 update are time but no matrix products: duration.py counts their bytes.
 """
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from headstart.planning.load import Load, Stack
 from headstart.planning.memory import is_plain_attention
+from headstart.planning.parameters import GATED
 
 EVERY_TOKEN = ("replaced", "generator")  # heads that answer at each token; the others do once a text
 
@@ -54,6 +56,7 @@ def count_flops(load: Load) -> Flops:
     if load.source_length:
         sides = (("source", load.source_length), ("target", load.length))
         matrices = sum(account.matrices_of(side) * length for side, length in sides) / whole
+    matrices -= (1 - load.finished) * finishing(load)
     scores = 2 * load.vocabulary * body.width * load.asked * load.length / whole
     others = 0.0
     for block in load.account.heads:
@@ -64,6 +67,13 @@ def count_flops(load: Load) -> Flops:
             others += 2 * block.matrix * (1.0 if kind in EVERY_TOKEN else 1 / load.length)
     parts = (2.0 * matrices, attention, scores + others)
     return Flops(*(load.passes * part for part in parts))
+
+
+def finishing(load: Load) -> int:
+    """Weights of a block above its attention: what it mixes outward, and the feed-forward part."""
+    body = load.body
+    gates = 2 if body.activation in GATED else 1
+    return body.width**2 + (gates + 1) * body.width * body.feed_forward
 
 
 def _kind_of(block: str, load: Load) -> str:

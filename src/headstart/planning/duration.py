@@ -13,6 +13,7 @@ from headstart.planning.memory import (
     FULL,
     OTHER_PIECE,
     PIECE,
+    TILE,
     activations,
     is_plain_attention,
 )
@@ -164,7 +165,8 @@ def operations(load: Load) -> float:
     pieces = 1
     if load.asked:
         rows = max(1, PIECE.get(load.device, OTHER_PIECE) // load.vocabulary)
-        pieces = -(-load.answers // rows)
+        tiles = -(-load.vocabulary // TILE) if load.device == "cpu" else 1
+        pieces = -(-load.answers // rows) * tiles
     layers = sum(stack.layers * (1.5 if stack.source else 1) for stack in load.stacks)  # crossing adds half
     batch = load.passes * (layers * layer + 60 * len(load.stacks)) + 25 * pieces
     muon = (32 * layers + 140) if load.optimizer == "muon" else 0

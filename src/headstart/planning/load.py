@@ -40,6 +40,7 @@ class Load:
     source_length: int = 0  # tokens of the source in each pair (S); 0 = there are no pairs
     passes: int = 1  # readings of a batch in one step
     averages: bool = False  # an average of the weights stands beside the model
+    finished: float = 1.0  # share of positions that go through all of the last block
 
     @property
     def tokens(self) -> int:
@@ -121,6 +122,7 @@ def make_load(
         source_length=tokens if is_pair else 0,
         passes=objective.passes,
         averages=training.average != "none",
+        finished=objective.finished_share(body, tokens) if body.kind in ("causal", "bidirectional") else 1.0,
     )
 
 

@@ -12,9 +12,11 @@ from headstart.planning.load import Load, Stack
 from headstart.planning.parameters import GATED
 
 MIB = 2**20
-# Scores alive at once in objectives/cross_entropy.py, by device.
-PIECE = {"cpu": 2**22, "cuda": 2**27}
+# Scores alive at once in objectives/cross_entropy.py, by device, and up to how many it takes the plain way.
+PIECE = {"cpu": 2**24, "cuda": 2**27}
+WHOLE = {"cpu": 2**17, "cuda": 2**27}
 OTHER_PIECE = 2**24
+TILE = 2048  # tokens of the vocabulary scored together on a CPU
 FULL = 4  # bytes of a float32
 
 
@@ -256,10 +258,17 @@ def score_bytes(load: Load) -> tuple[float, float, float]:
     ):  # all scores at once, and a draw from them
         scores = FULL * answers * size
         return 5 * scores + vectors, 2 * scores + vectors, 2 * scores + FULL * table
-    if answers * size <= piece:  # scores, their log-softmax; on the way back two slopes more
+    if answers * size <= WHOLE.get(
+        load.device, OTHER_PIECE
+    ):  # scores, their log-softmax; on the way back two slopes more
         scores = FULL * answers * size
         return 2 * scores + vectors, scores + vectors, 2 * scores + FULL * table
-    rows = max(1, piece // size)
+    rows = min(answers, max(1, piece // size))
+    if load.device == "cpu":  # a piece, a tile in low precision and its share of two slopes
+        slopes = FULL * (table + answers * width)
+        tile = load.low * rows * min(size, TILE) + FULL * rows * width if load.low == 2 else 0
+        low = load.low * table if load.low == 2 else 0
+        return FULL * rows * size + tile + slopes + vectors, slopes + vectors, low
     first, second = rows * size, min(rows, answers - rows) * size
     # The old piece's slopes live until the new one's replace them; logsumexp makes a copy.
     alive = max(
