@@ -8,7 +8,7 @@ from torch import Tensor
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.attention import CrossAttention
+from headstart.models.attention import CrossAttention, at
 from headstart.models.block import Source, Turns, View
 from headstart.models.body import Body, Layered
 from headstart.models.cache import Cache, new_cache
@@ -153,7 +153,7 @@ class EncoderDecoderBody(Body):
         """A vector for every target token (B, T, D), all in one pass: each is kept from seeing those after it."""
         sources = self.encode(batch)
         hidden, turns = self.embedding(batch)
-        return self.decoder.through(hidden, self._looks(batch, None, turns), sources, places)
+        return at(self.decoder.through(hidden, self._looks(batch, None, turns), sources), places)
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and the decoder's self-attention weights (B, A, T, T)."""
