@@ -99,6 +99,7 @@ def notebook_classifier(
     batches = _batches(list(zip(rows, labels, strict=True)), size)
 
     def steps(count: int) -> int:
+        tokens = 0
         for _ in range(count):
             batch = next(batches)
             read = _padded([row for row, _ in batch], padding)
@@ -108,7 +109,8 @@ def notebook_classifier(
             F.cross_entropy(scores, torch.tensor([label for _, label in batch])).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-        return count * size
+            tokens += sum(len(row) for row, _ in batch)
+        return tokens
 
     return steps
 

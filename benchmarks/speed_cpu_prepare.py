@@ -99,7 +99,9 @@ def main() -> None:
         sizes = [words.megabytes // 4, words.megabytes // 2, words.megabytes]
         for size in sizes:
             text_of(words.data, size, folder / f"{size}.txt")
-        texts = sample(open_documents(str(folder / f"{sizes[0]}.txt"), DataConfig(documents="line")), 5_000_000)
+        texts = sample(
+            open_documents(str(folder / f"{sizes[0]}.txt"), DataConfig(documents="line")), 5_000_000
+        )
         train_tokenizer(texts, TokenizerConfig(vocabulary=VOCABULARY)).save(folder)
         for _ in range(words.repeats):
             for way, file in (("headstart", sizes[-1]), ("transformers", sizes[0])):
