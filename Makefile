@@ -33,8 +33,17 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
+# make bench DATA=folder: where cls-books-fr and fr-corpus are.
 bench: setup
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@test -d "$(DATA)/cls-books-fr" || { echo "say where the data is: make bench DATA=folder"; exit 2; }
+	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
+	$(BIN)/python benchmarks/speed_cpu_pretrain.py $(DATA)/cls-books-fr
+	$(BIN)/python benchmarks/speed_cpu_finetune.py $(DATA)/cls-books-fr
+	$(BIN)/python benchmarks/speed_cpu_predict.py $(DATA)/cls-books-fr
+	$(BIN)/python benchmarks/speed_cpu_memory.py
+	$(BIN)/python benchmarks/speed_cpu_prepare.py $(DATA)/fr-corpus
+	$(BIN)/python benchmarks/speed_cpu_growth.py
+	$(BIN)/python benchmarks/speed_generate.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

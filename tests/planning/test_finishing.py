@@ -1,0 +1,34 @@
+import pytest
+
+from headstart.config import resolve
+from headstart.models.model import build_model
+from headstart.planning.cost import count_flops, finishing
+from headstart.planning.load import make_load
+
+
+@pytest.mark.parametrize("job", ["pretrain", "finetune"])
+@pytest.mark.parametrize("preset", ["lab", "tiny"])
+def test_what_the_last_block_leaves_out_is_its_part_above_attention(preset, job):
+    config = resolve(job, preset, {"tokenizer": {"vocabulary": 300}})
+    load = make_load(config, "cpu", "float32")
+    block = build_model(load.body, 300, load.heads).body.blocks[-1]
+    above = [block.attention.outward, block.feed_forward.widen, block.feed_forward.narrow]
+    assert finishing(load) == sum(part.weight.numel() for part in above)
+    whole = count_flops(load.with_(finished=1.0))
+    assert whole.body - count_flops(load).body == pytest.approx(2 * (1 - load.finished) * finishing(load))
+
+
+@pytest.mark.parametrize(
+    ("job", "preset", "objective", "share"),
+    [
+        ("pretrain", "lab", {}, 1.0),  # every token is asked
+        ("pretrain", "tiny", {}, 0.2),
+        ("pretrain", "tiny", {"name": "masked-lm+next-sentence"}, 1.0),
+        ("pretrain", "tiny", {"name": "replaced-token"}, 1.0),
+        ("finetune", "lab", {}, 1 / 256),
+        ("finetune", "tiny", {}, 1.0),  # the mean of all
+    ],
+)
+def test_the_share_that_is_finished_follows_from_what_the_heads_read(job, preset, objective, share):
+    config = resolve(job, preset, {"objective": objective})
+    assert make_load(config, "cpu", "float32").finished == pytest.approx(share)
