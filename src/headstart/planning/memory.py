@@ -146,7 +146,8 @@ def activations(load: Load) -> float:
     kept = 0.0
     for stack in load.stacks:
         layers = stack.layers + generator_layers(load)
-        kept += layers * layer_activations(load, stack) + stack.length * (top + embedding)
+        kept += layers * layer_activations(load, stack) + stack.length * (load.finished * top + embedding)
+        kept -= stack.length * (1 - load.finished) * _above_attention(load)
     return load.passes * load.batch * kept
 
 
@@ -191,6 +192,14 @@ def _attention_layer(load: Load, stack: Stack) -> float:
         attention += 2 * FULL * width * (2 if load.low == 2 else 1)
     own = 2 * _norm_input(load) + linear + attention + low * inner * _feed_forward_copies(load) + noise
     return stack.length * own + _crossing(load, stack)
+
+
+def _above_attention(load: Load) -> float:
+    """Bytes a token that a layer keeps above its attention, where the last one is not finished everywhere."""
+    body, low = load.body, load.low
+    noise = _noise(load) * (2 * body.width + body.feed_forward) if body.dropout else 0
+    inner = low * body.feed_forward * _feed_forward_copies(load)
+    return _norm_input(load) + 2 * low * body.width + inner + noise
 
 
 def _crossing(load: Load, stack: Stack) -> float:
