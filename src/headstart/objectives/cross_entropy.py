@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 # How many scores are alive at once: on a CPU as many as its cache holds, on a GPU as many as keep it busy.
 PIECE = {"cpu": 2**22, "cuda": 2**27}
@@ -24,6 +25,33 @@ def token_loss(
         loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
         return loss, (scores.detach().argmax(dim=-1) == labels).sum()
     return _PiecewiseLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())
+
+
+def divergence(first: Tensor, second: Tensor) -> Tensor:
+    """How far two tables of scores (N, C) for the same questions are apart, summed over questions: the mean of both
+    Kullback-Leibler divergences, as in R-Drop (Liang et al., 2021).
+    """
+    one, other = first.log_softmax(dim=-1), second.log_softmax(dim=-1)
+    return ((one.exp() - other.exp()) * (one - other)).sum() / 2
+
+
+def divergence_in_pieces(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The divergence of the scores that two hidden states (N, D) give by `weight` (V, D).
+
+    Scores live one piece at a time: they are computed anew on the way back.
+    """
+    rows = max(1, PIECE.get(first.device.type, 2**24) // (2 * weight.shape[0]))
+
+    def piece(one: Tensor, other: Tensor) -> Tensor:
+        return divergence(F.linear(one, weight, bias).float(), F.linear(other, weight, bias).float())
+
+    if first.shape[0] <= rows:
+        return piece(first, second)
+    parts = [
+        checkpoint(piece, one, other, use_reentrant=False)
+        for one, other in zip(first.split(rows), second.split(rows), strict=True)
+    ]
+    return torch.stack(parts).sum()
 
 
 class _PiecewiseLoss(torch.autograd.Function):
