@@ -21,6 +21,7 @@ def test_only_fast_uses_the_half_wide_numbers_of_a_processor_that_multiplies_the
     assert chosen("bfloat16") == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_the_program_and_not_of_its_parent():
     ballast = bytearray(400 * 2**20)
     ballast[::4096] = b"x" * len(ballast[::4096])  # touched, so that it is held
