@@ -39,7 +39,8 @@ def perplexities(base: Path) -> list[float]:
         def slice(self, start: int, stop: int) -> np.ndarray:
             return tokens[start:stop]
 
-    model, runtime = trained.model(), start_runtime(trained.info.config.training)
+    runtime = start_runtime(trained.info.config.training)
+    model = trained.model().to(runtime.device)
     found = []
     for times in TIMES:
         loader = BlockLoader(Stream(), TRAINED * times, 8192, 0, looks_past=1, shuffled=False)
