@@ -1,5 +1,6 @@
 """Options that several commands share, and how they become nested settings."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,6 +99,9 @@ def launched(
                 hint="leave out --nproc, or torchrun",
             )
         return False
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "FATAL"
+    )  # what torch would log, with its stack, we tell in words
     check_room(nproc, (settings or {}).get("training", {}).get("device", "auto"))
     words = context.find_root().meta["words"]
     code = launch(words, nproc, nodes, meet, max_restarts)

@@ -152,6 +152,7 @@ def _run(
         announce(config, runtime, tokenizer.size, 0, len(train), on_event)
         loader = make_loader(train, config, objective, tokenizer)
     info = known or _begin(folder, config, corpora, fingerprints, tokenizer, parts, runtime)
+    processes.start(runtime.device, config.training.timeout)
     seed_everything(config.training.seed, 0, 3)
     model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
     marks = valid_marks(valid, config, objective, tokenizer, runtime)

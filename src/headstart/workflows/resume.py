@@ -31,6 +31,5 @@ def resume(
                 return None
             with processes.together():
                 runtime = start_runtime(info.config.training, processes)
-            processes.start(runtime.device, info.config.training.timeout)
             go_on = resume_pretrain if info.config.job == "pretrain" else resume_finetune
             return go_on(folder, info, runtime, heard(processes, on_event))
