@@ -19,6 +19,7 @@ from headstart.cli import (
     picture,
     plan,
     predict,
+    prepare,
     pretrain,
     resume,
 )
@@ -28,6 +29,7 @@ from headstart.training.launch import find_place
 COMMANDS = (
     demo.demo,
     data.data,
+    prepare.prepare,
     pretrain.pretrain,
     finetune.finetune,
     compare.compare,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ from numpy.typing import NDArray
 DOCUMENT = np.dtype(
     [("end", np.int64), ("hash", np.uint64), ("bytes", np.int64)]
 )  # one of a shard's documents
+
+
+MOST_OPEN = (
+    4096  # shards of a stream mapped at once: the system allows a process so many maps, not one for each
+)
 
 
 @dataclass(frozen=True)
@@ -56,13 +62,16 @@ class TokenStream:
         self.starts = np.cumsum([0, *(shard.tokens for shard in self.shards)])
         self.documents = sum(shard.documents for shard in self.shards)
         self.text_bytes = sum(shard.text_bytes for shard in self.shards)
-        self._tokens = [np.load(shard.files[1], mmap_mode="r") for shard in self.shards]
+        self._tokens = lru_cache(maxsize=MOST_OPEN)(self._open)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenStream, (self.shards,)
+
+    def _open(self, at: int) -> NDArray[Any]:
+        return np.load(self.shards[at].files[1], mmap_mode="r")
 
     def slice(self, start: int, stop: int) -> NDArray[np.int32]:
         """A copy of the tokens from `start` up to `stop`, as far as there are any."""
@@ -71,7 +80,7 @@ class TokenStream:
         at = int(np.searchsorted(self.starts, start, side="right")) - 1
         while start < stop:
             offset = int(self.starts[at])
-            pieces.append(self._tokens[at][start - offset : stop - offset].astype(np.int32))
+            pieces.append(self._tokens(at)[start - offset : stop - offset].astype(np.int32))
             start, at = int(self.starts[at + 1]), at + 1
         return np.concatenate(pieces)
 

@@ -17,7 +17,8 @@ from headstart.results import LanguageScore, Score
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune import MARK_TOKENS, Task, encode_rows, score_rows
-from headstart.workflows.pretrain import prepare_documents, score_language
+from headstart.workflows.prepare import prepare_documents
+from headstart.workflows.pretrain import score_language
 from headstart.workflows.run import Trained, load_trained
 
 PREDICTED_AT_ONCE = 1024  # texts held in memory
