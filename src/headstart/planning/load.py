@@ -27,6 +27,7 @@ class Load:
     accumulate: int = 1
     keeps_best: bool = False  # a copy of the best weights stands beside the model
     has_padding: bool = False
+    parts: int = 1  # processes over which a sharded model is cut
 
     @property
     def tokens(self) -> int:

@@ -6,9 +6,10 @@ from typing import Any
 
 from headstart.config import RunConfig, load_preset, preset_names, resolve
 from headstart.errors import ConfigError
+from headstart.planning.cluster import ONE, Cluster, Exchange, exchange, share_of
 from headstart.planning.cost import Flops, count_flops, money, steps_for
 from headstart.planning.devices import DEVICES, Device
-from headstart.planning.duration import Duration, predict_duration
+from headstart.planning.duration import BATCH_WORK, Duration, predict_duration
 from headstart.planning.load import Load, make_load
 from headstart.planning.memory import Memory, predict_memory
 
@@ -45,6 +46,8 @@ class Plan:
     advice: list[str]  # what to change when it does not fit
     price: float | None = None
     is_measured: bool = False  # the time rests on steps run on this machine
+    cluster: Cluster = ONE
+    step: Load | None = None  # the whole step, of which `load` is one process's share
 
     @property
     def fits(self) -> bool:
@@ -54,21 +57,35 @@ class Plan:
     @property
     def seconds(self) -> float:
         """For all tokens."""
-        return steps_for(self.load, self.tokens) * self.duration.seconds
+        return steps_for(self.step or self.load, self.tokens) * self.duration.seconds
 
     @property
     def cost(self) -> float | None:
-        """In the money of the price."""
-        return money(self.seconds, self.price)
+        """In the money of the price, which is that of one device."""
+        return money(self.seconds * self.cluster.count, self.price)
+
+    @property
+    def exchange(self) -> Exchange:
+        """What each process sends in a step."""
+        batch = sum(self.duration.parts.get(name, 0) for name in BATCH_WORK) / max(1, self.load.accumulate)
+        return exchange(self.load, self.device, self.cluster, batch)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Read by all processes together."""
+        whole = self.step or self.load
+        return whole.tokens * whole.accumulate
 
     def lines(self) -> list[str]:
         """The plan in two lines, for the start of a run."""
-        fits = f"fits, {self.largest_batch:,} texts a batch at most" if self.fits else "does not fit"
+        among = "a batch" if self.cluster.count == 1 else "of a batch each"
+        fits = f"fits, {self.largest_batch:,} texts {among} at most" if self.fits else "does not fit"
         cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
+        many = f" in each of {self.cluster.count} processes" if self.cluster.count > 1 else ""
         return [
             f"plan: {self.load.account.total:,} parameters, {human(self.flops.training)}FLOPs a token; peak memory "
-            f"{self.memory.peak / GIB:.2f} GiB of {self.device.usable / GIB:.1f} on {self.device.name} ({fits})",
-            f"plan: {self.duration.tokens:,} tokens a step in about {clock(self.duration.seconds)}; "
+            f"{self.memory.peak / GIB:.2f} GiB of {self.device.usable / GIB:.1f} on {self.device.name}{many} ({fits})",
+            f"plan: {self.tokens_per_step:,} tokens a step in about {clock(self.duration.seconds)}; "
             f"{human(self.tokens)}tokens in about {clock(self.seconds)}{cost}",
         ]
 
@@ -76,6 +93,7 @@ class Plan:
         """JSON-able: parameters, flops, memory, time, verdict."""
         account, load = self.load.account, self.load
         blocks = [{**asdict(block), "total": block.total} for block in account.blocks]
+        cluster = {"cluster": self._cluster()} if self.cluster.count > 1 else {}
         return {
             "parameters": {"total": account.total, "blocks": blocks},
             "flops": {
@@ -83,7 +101,7 @@ class Plan:
                 "backward_per_token": self.flops.backward,
                 "training_per_token": self.flops.training,
                 "parts_forward": asdict(self.flops),
-                "step": self.flops.training * self.duration.tokens,
+                "step": self.flops.training * self.tokens_per_step,
             },
             "memory": {
                 "peak_bytes": self.memory.peak,
@@ -95,8 +113,8 @@ class Plan:
             },
             "time": {
                 "seconds_per_step": self.duration.seconds,
-                "tokens_per_step": self.duration.tokens,
-                "tokens_per_second": self.duration.tokens_per_second,
+                "tokens_per_step": self.tokens_per_step,
+                "tokens_per_second": self.tokens_per_step / self.duration.seconds,
                 "tokens": self.tokens,
                 "hours": self.seconds / 3600,
                 "cost": self.cost,
@@ -109,6 +127,22 @@ class Plan:
                 "largest_batch": self.largest_batch,
                 "advice": self.advice,
             },
+            **cluster,
+        }
+
+    def _cluster(self) -> dict[str, Any]:
+        found = self.exchange
+        alone = predict_duration(self.step or self.load, self.device)
+        faster = alone.seconds / self.duration.seconds
+        return {
+            **asdict(self.cluster),
+            "processes": self.cluster.count,
+            "link": self.device.link,
+            "exchanged_bytes": found.bytes,
+            "exchange_seconds": found.seconds,
+            "exposed_seconds": found.exposed,
+            "faster_than_one": faster,
+            "efficiency": faster / self.cluster.count,
         }
 
 
@@ -124,10 +158,15 @@ def make_plan(
     epochs: float | None = None,
     price: float | None = None,
     seconds_per_step: float | None = None,
+    cluster: Cluster = ONE,
 ) -> Plan:
-    """The plan of a run on a device; `tokens` is the text read once, `seconds_per_step` what was measured."""
-    load = make_load(config, device.kind, precision_on(config, device), vocabulary, classes, batch, length)
-    duration = predict_duration(load, device)
+    """The plan of a run on a device, or on each of a cluster; `batch` is of all its processes together.
+
+    `tokens` is the text read once, `seconds_per_step` what was measured.
+    """
+    step = make_load(config, device.kind, precision_on(config, device), vocabulary, classes, batch, length)
+    load = share_of(step, cluster)
+    duration = predict_duration(load, device, cluster)
     if seconds_per_step is not None:
         duration = duration.scaled(seconds_per_step / duration.seconds)
     memory = predict_memory(load)
@@ -137,11 +176,13 @@ def make_plan(
         flops=count_flops(load),
         memory=memory,
         duration=duration,
-        tokens=tokens_to_read(config, duration, tokens, epochs),
+        tokens=tokens_to_read(config, step, duration, tokens, epochs),
         largest_batch=largest_batch(load, device),
         advice=[] if memory.peak <= device.usable else list(advise(config, load, device)),
         price=price,
         is_measured=seconds_per_step is not None,
+        cluster=cluster,
+        step=step,
     )
 
 
@@ -152,7 +193,7 @@ def precision_on(config: RunConfig, device: Device) -> str:
 
 
 def tokens_to_read(
-    config: RunConfig, duration: Duration, tokens: float | None, epochs: float | None
+    config: RunConfig, step: Load, duration: Duration, tokens: float | None, epochs: float | None
 ) -> float:
     """Tokens of the whole run: those given times the epochs, else the settings' own budget, else a million."""
     training = config.training
@@ -161,9 +202,9 @@ def tokens_to_read(
     if training.tokens is not None:
         return training.tokens
     if training.steps is not None:
-        return training.steps * duration.tokens
+        return training.steps * step.tokens * step.accumulate
     if training.minutes is not None:
-        return training.minutes * 60 * duration.tokens_per_second
+        return training.minutes * 60 * step.tokens * step.accumulate / duration.seconds
     return UNSAID * (epochs or 1)
 
 
@@ -207,6 +248,8 @@ def advise(config: RunConfig, load: Load, device: Device) -> Iterator[str]:
             f"shorter texts, as many: --set training.length={shorter}"
             f" --set training.batch_tokens={load.batch * shorter}"
         )
+    if not config.training.sharded and load.parts == 1 and fits(load.with_(parts=8)):
+        yield "a part of the model in each of 8 processes: --nproc 8 --set training.sharded=true"
     smaller = smaller_preset(config, load, device)
     if smaller:
         yield f"a smaller model: --preset {smaller}"
@@ -228,9 +271,10 @@ def fits_everywhere(config: RunConfig, plan: Plan, **sizes: Any) -> list[Fit]:
     """The same run on every device of the table."""
     rows = []
     for device in DEVICES.values():
-        load = make_load(config, device.kind, precision_on(config, device), **sizes)
-        memory, duration = predict_memory(load), predict_duration(load, device)
-        seconds = steps_for(load, plan.tokens) * duration.seconds
+        step = make_load(config, device.kind, precision_on(config, device), **sizes)
+        load = share_of(step, plan.cluster)
+        memory, duration = predict_memory(load), predict_duration(load, device, plan.cluster)
+        seconds = steps_for(step, plan.tokens) * duration.seconds
         rows.append(
             Fit(
                 device=device.name,
@@ -240,7 +284,7 @@ def fits_everywhere(config: RunConfig, plan: Plan, **sizes: Any) -> list[Fit]:
                 fits=memory.peak <= device.usable,
                 largest_batch=largest_batch(load, device),
                 hours=seconds / 3600,
-                cost=money(seconds, plan.price),
+                cost=money(seconds * plan.cluster.count, plan.price),
             )
         )
     return rows
