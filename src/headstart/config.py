@@ -178,6 +178,12 @@ class TrainingConfig(Section):
             raise ConfigError(
                 "training.freeze and training.unfreeze_every exclude each other", hint="keep one of them"
             )
+        if self.sharded and (self.compile or self.unfreeze_every is not None):
+            other = "compile" if self.compile else "unfreeze_every"
+            raise ConfigError(
+                f"training.sharded and training.{other} exclude each other",
+                hint="keep one of them; without training.sharded each process holds the whole model",
+            )
         return self
 
 

@@ -99,3 +99,15 @@ def test_the_plan_in_words_tells_of_the_exchange():
 
 def test_every_device_has_a_link():
     assert all(device.link > 0 for device in DEVICES.values())
+
+
+def test_advice_for_many_processes_fits_them():
+    config, device, cluster = resolve("pretrain", "small", LARGE), find_device("h100 sxm"), Cluster(8, 1)
+    plan = make_plan(config, device, batch=2048, length=1024, cluster=cluster)
+    assert not plan.fits
+    words = dict(word.split("=") for word in plan.advice[0].split() if word.startswith("training."))
+    tokens, rounds = int(words["training.batch_tokens"]), int(words["training.accumulate"])
+    changed = config.with_({"training": {"batch_tokens": tokens, "accumulate": rounds, "length": 1024}})
+    better = make_plan(changed, device, length=1024, cluster=cluster)
+    assert better.fits
+    assert better.tokens_per_step >= plan.tokens_per_step

@@ -178,7 +178,7 @@ def make_plan(
         duration=duration,
         tokens=tokens_to_read(config, step, duration, tokens, epochs),
         largest_batch=largest_batch(load, device),
-        advice=[] if memory.peak <= device.usable else list(advise(config, load, device)),
+        advice=[] if memory.peak <= device.usable else list(advise(config, load, device, step, cluster)),
         price=price,
         is_measured=seconds_per_step is not None,
         cluster=cluster,
@@ -225,15 +225,17 @@ def largest_batch(load: Load, device: Device) -> int:
     return low
 
 
-def advise(config: RunConfig, load: Load, device: Device) -> Iterator[str]:
-    """Changes that would each make the run fit on the device, the mildest first."""
+def advise(
+    config: RunConfig, load: Load, device: Device, step: Load, cluster: Cluster = ONE
+) -> Iterator[str]:
+    """Changes that would each make the run fit on the device, the mildest first; `load` is a process's share of `step`."""
 
     def fits(changed: Load) -> bool:
         return predict_memory(changed).peak <= device.usable
 
     most = largest_batch(load.with_(accumulate=2), device)
     if 1 <= most < load.batch:
-        rounds = -(-load.batch // most) * load.accumulate
+        rounds = -(-load.batch // most) * load.accumulate * cluster.count
         yield (
             f"batches of {most} texts, {rounds} to a step: --set training.batch_tokens={most * load.length}"
             f" --set training.accumulate={rounds}"
@@ -246,7 +248,7 @@ def advise(config: RunConfig, load: Load, device: Device) -> Iterator[str]:
     if shorter < load.length and fits(load.with_(length=shorter)):
         yield (
             f"shorter texts, as many: --set training.length={shorter}"
-            f" --set training.batch_tokens={load.batch * shorter}"
+            f" --set training.batch_tokens={step.batch * shorter}"
         )
     if not config.training.sharded and load.parts == 1 and fits(load.with_(parts=8)):
         yield "a part of the model in each of 8 processes: --nproc 8 --set training.sharded=true"

@@ -97,7 +97,8 @@ def cluster_line(cluster: Mapping[str, Any]) -> str:
     ways = [f"links of {cluster['link']:g} GB/s"] if cluster["gpus"] > 1 else []
     ways += [f"a network of {cluster['network']:g} Gbit/s"] if cluster["nodes"] > 1 else []
     return (
-        f"{cluster['processes']} processes ({cluster['nodes']} machines of {cluster['gpus']}): each sends "
+        f"{cluster['processes']} processes ({cluster['nodes']} machine{'s' * (cluster['nodes'] > 1)} of "
+        f"{cluster['gpus']}): each sends "
         f"{cluster['exchanged_bytes'] / 1e9:.3g} GB of {kind} a step, {cluster['exchange_seconds']:.3g} s over "
         f"{' and '.join(ways)}, of which {cluster['exposed_seconds']:.3g} s are not beside arithmetic; "
         f"{cluster['faster_than_one']:.1f} times as fast as one ({cluster['efficiency']:.0%})"
