@@ -86,7 +86,7 @@ def launch(
             hint="add --meet HOST:PORT, the same on each machine",
         )
     options = ["--nproc-per-node", str(processes), "--max-restarts", str(max_restarts)]
-    options += ["--shutdown-timeout", str(SAVING_SECONDS), "--monitor-interval", "0.2"]
+    options += ["--monitor-interval", "0.2"]
     program = ["-m", "--", "headstart", *words]  # what follows -- is no option of torchrun
     with _surroundings(processes):
         if meet is None:
@@ -127,6 +127,7 @@ def _surroundings(processes: int) -> Iterator[None]:
     before = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
     os.environ[BY_US] = "1"
     logging.disable(logging.CRITICAL)  # torchrun's own log: what went wrong is told by us, in a sentence
     try:
@@ -201,7 +202,8 @@ def _account_for(error: object) -> int:
     if first.exitcode < 0:
         print(f"error: process {rank} was killed by signal {-first.exitcode}", file=sys.stderr)
         print(
-            "hint: the same command with --max-restarts 3 takes such a run up again by itself",
+            "hint: 9 is often a want of memory, 6 a lost GPU or network; with --max-restarts 3 such a run is taken up "
+            "again by itself",
             file=sys.stderr,
         )
         return 1
