@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test test-browser check bench clean
 
 # torch by itself first: that alone gives the small CPU build where one is at hand; a GPU build that is there stays.
 $(VENV)/.ready: pyproject.toml
@@ -20,6 +20,12 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The playground in a real browser; installs the browser where it may, and says what is missing where it may not.
+test-browser: setup
+	sh tests/browser/need.sh
+	$(BIN)/python -c 'import selenium' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[dev,browser]'
+	BROWSER_TESTS=1 $(BIN)/python -m pytest tests/browser
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks

@@ -42,7 +42,13 @@ def settings_page() -> str:
         fields = dataclasses.fields(kind)
         lines += [f"- `objective.{field.name}` = `{field.default}`" for field in fields] or ["No settings."]
         lines.append("")
-    lines += ["## Presets", ""]
+    from headstart.serving.bounds import Bounds
+
+    lines += ["## Bounds of headstart serve", "", "`headstart serve --set bounds.KEY=VALUE` changes one.", ""]
+    lines += ["| key | default | meaning |", "|---|---|---|"]
+    for key, inner in Bounds.model_fields.items():
+        lines.append(f"| `bounds.{key}` | `{inner.default}` | {inner.description} |")
+    lines += ["", "## Presets", ""]
     for name in config.preset_names():
         lines += [
             f"### {name}",

@@ -56,6 +56,13 @@ def test_a_budget_given_above_replaces_the_one_below():
         resolve("finetune", "lab", {"training": {"steps": 7, "minutes": 2}})
 
 
+def test_a_warmup_given_above_replaces_the_one_below():
+    below = {"schedule": {"kind": "inverse-square-root", "warmup_steps": 4000}}
+    assert resolve("finetune", "tiny", below).schedule.warmup_steps == 4000
+    assert resolve("finetune", "tiny", below, {"schedule": {"warmup": 0.2}}).schedule.warmup_steps is None
+    assert resolve("finetune", "tiny", below, {"schedule": {"warmup_steps": 7}}).schedule.warmup_steps == 7
+
+
 def test_values_are_read_as_toml_and_bare_words_as_text():
     words = [
         "training.length=64",
@@ -75,3 +82,22 @@ def test_merging_leaves_its_arguments_as_they_were():
     lower, upper = {"body": {"width": 1}}, {"body": {"layers": 2}}
     assert merge(lower, upper) == {"body": {"width": 1, "layers": 2}}
     assert (lower, upper) == ({"body": {"width": 1}}, {"body": {"layers": 2}})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"attention_heads": 4, "key_value_heads": 3}, "key_value_heads 3"),
+        ({"norm_first": False, "first_norm": False}, "first_norm"),
+    ],
+)
+def test_switches_of_the_body_that_do_not_go_together_are_refused(wanted, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        BodyConfig(**wanted)
+    assert caught.value.hint
+
+
+def test_heads_have_biases_as_the_body_does_unless_told():
+    assert [BodyConfig(biases=has).has_head_biases for has in (True, False)] == [True, False]
+    assert BodyConfig(biases=False, head_biases=True).has_head_biases
+    assert not BodyConfig(biases=True, head_biases=False).has_head_biases

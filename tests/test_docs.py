@@ -21,6 +21,8 @@ CUTS = [
     (r"--epochs \S+", "--epochs 1"),
     (r"--seeds \S+", "--seeds 2"),
     (r"--steps \d+", "--steps 3"),
+    (r"--trials \d+", "--trials 1"),
+    (r"--folds \d+", "--folds 2"),
     (r'"minutes": \d+', '"steps": 3'),
     (r"seeds=\d", "seeds=2"),
 ]

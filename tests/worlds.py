@@ -47,6 +47,18 @@ SHAPES = {
     "gelu-layer-pre": {"norm": "layer", "activation": "gelu", "biases": True},
     "relu2-rms-post": {"norm_first": False, "activation": "relu2"},
     "no-positions": {"positions": "none"},
+    "shared-keys": {"attention_heads": 4, "key_value_heads": 2, "qk_norm": True},
+    "windows": {
+        "norm": "layer",
+        "activation": "geglu",
+        "embedding_norm": True,
+        "first_norm": False,
+        "layers": 3,
+        "window": 2,
+        "global_every": 2,
+        "window_rotary_base": 500.0,
+    },
+    "transform": {"norm": "layer", "activation": "gelu-tanh", "biases": True, "lm_transform": True},
 }
 
 
@@ -55,16 +67,21 @@ def small_body(kind: str, shape: str = "modern", **changes) -> BodyConfig:
     return BodyConfig(kind=kind, **{**settings, **SHAPES[shape], **changes})
 
 
-def random_rows(lengths, seed=0, classes=3, alphabet=ALPHABET):
-    rng = np.random.default_rng(seed)
+def random_rows(lengths, seed=0, classes=3, alphabet=ALPHABET, sources=False):
+    """Texts of random tokens with random classes; with `sources`, each translates another text of its own length."""
+    rng, other = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
+
+    def framed(chance, length):
+        inner = chance.integers(5, alphabet.size, max(0, length - 2))
+        return np.concatenate(([alphabet.first], inner, [alphabet.last])).astype(np.int32)
+
     return [
         Row(
-            np.concatenate(
-                ([alphabet.first], rng.integers(5, alphabet.size, max(0, length - 2)), [alphabet.last])
-            ).astype(np.int32),
+            framed(rng, length),
             int(rng.integers(classes)),
+            source=framed(other, 3 + (5 * place + length) % 8) if sources else None,
         )
-        for length in lengths
+        for place, length in enumerate(lengths)
     ]
 
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headstart.data.parallel import load_parallel as load_parallel
     from headstart.data.sources import load_dataset as load_dataset
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.workflows.compare import compare as compare
@@ -20,13 +21,20 @@ if TYPE_CHECKING:
     from headstart.workflows.embed import embed as embed
     from headstart.workflows.embed import nearest_texts as nearest_texts
     from headstart.workflows.embed import text_vectors as text_vectors
+    from headstart.workflows.export import export as export
+    from headstart.workflows.fetch import fetch as fetch
     from headstart.workflows.finetune import finetune as finetune
+    from headstart.workflows.generate import generate as generate
+    from headstart.workflows.import_ import import_model as import_model
     from headstart.workflows.inspect import inspect_data as inspect_data
+    from headstart.workflows.inspect import inspect_parallel as inspect_parallel
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.resume import resume as resume
     from headstart.workflows.run import load_trained as load_trained
     from headstart.workflows.score import evaluate as evaluate
     from headstart.workflows.score import predict as predict
+    from headstart.workflows.translating import translate as translate
+    from headstart.workflows.tune import tune as tune
 
 # Threads that wait for each other in a busy loop slow training tenfold when anything else runs on the machine, and
 # gain nothing when nothing does. OpenMP reads this once, when torch is loaded.
@@ -37,9 +45,15 @@ _PUBLIC = {
     "HeadstartError": "headstart.errors",
     "compare": "headstart.workflows.compare",
     "evaluate": "headstart.workflows.score",
+    "export": "headstart.workflows.export",
+    "fetch": "headstart.workflows.fetch",
     "finetune": "headstart.workflows.finetune",
+    "generate": "headstart.workflows.generate",
+    "import_model": "headstart.workflows.import_",
     "inspect_data": "headstart.workflows.inspect",
+    "inspect_parallel": "headstart.workflows.inspect",
     "load_dataset": "headstart.data.sources",
+    "load_parallel": "headstart.data.parallel",
     "contextual_vectors": "headstart.workflows.embed",
     "embed": "headstart.workflows.embed",
     "load_trained": "headstart.workflows.run",
@@ -49,6 +63,8 @@ _PUBLIC = {
     "resume": "headstart.workflows.resume",
     "run_demo": "headstart.workflows.demo",
     "text_vectors": "headstart.workflows.embed",
+    "translate": "headstart.workflows.translating",
+    "tune": "headstart.workflows.tune",
 }
 __all__ = sorted(_PUBLIC)
 

@@ -1,6 +1,8 @@
 """One batch: what passes from the loader through the model to the objective."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ class Row:
     tokens: np.ndarray
     label: int | None = None
     segments: np.ndarray | None = None  # 0 for the first text of a pair, 1 for the second
+    source: np.ndarray | None = None  # the text that `tokens` translate
 
 
 @dataclass(frozen=True)
@@ -32,32 +35,27 @@ class Batch:
     is_full: bool = False  # True = no padding anywhere, known without looking at the device
     segments: Tensor | None = None  # (B, T), which text of a pair a token is of
     is_causal: bool = False  # True = read by a body that sees ahead as if it did not
+    source: Tensor | None = None  # (B, S), what an encoder reads while a decoder reads `tokens`
+    source_real: Tensor | None = None  # (B, S), True = a real token
     at_asked: tuple[
         str, ...
     ] = ()  # the labels that stand at the asked positions; others have a row for each row
     is_idle: bool = False  # True = read only to keep step with other processes, and marked on nothing
 
+    def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        """The same batch with every tensor moved."""
+        moved: dict[str, Any] = {
+            name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved, labels={name: move(label) for name, label in self.labels.items()})
+
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return replace(
-            self,
-            tokens=self.tokens.to(device, non_blocking=True),
-            real=self.real.to(device, non_blocking=True),
-            labels={name: label.to(device, non_blocking=True) for name, label in self.labels.items()},
-            asked=None if self.asked is None else self.asked.to(device, non_blocking=True),
-            segments=None if self.segments is None else self.segments.to(device, non_blocking=True),
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin(self) -> "Batch":
         """The same batch in page-locked memory, from which a GPU copies while it computes."""
-        return replace(
-            self,
-            tokens=self.tokens.pin_memory(),
-            real=self.real.pin_memory(),
-            labels={name: label.pin_memory() for name, label in self.labels.items()},
-            asked=None if self.asked is None else self.asked.pin_memory(),
-            segments=None if self.segments is None else self.segments.pin_memory(),
-        )
+        return self._each(Tensor.pin_memory)
 
     def rows(self, start: int, stop: int) -> "Batch":
         """The rows from `start` up to `stop`, asked the very same things."""
@@ -78,12 +76,20 @@ class Batch:
             labels=labels,
             asked=asked,
             segments=None if self.segments is None else self.segments[start:stop],
+            source=None if self.source is None else self.source[start:stop],
+            source_real=None if self.source_real is None else self.source_real[start:stop],
         )
 
     @property
     def size(self) -> int:
         """How many positions the model computes, padding included."""
-        return self.tokens.numel()
+        return self.tokens.numel() + (0 if self.source is None else self.source.numel())
+
+    @property
+    def count(self) -> int:
+        """How many real tokens the model reads."""
+        read = int(self.real.sum())
+        return read if self.source_real is None else read + int(self.source_real.sum())
 
 
 def pad(rows: list[Tensor], padding: int, multiple: int = 1) -> tuple[Tensor, Tensor]:

@@ -21,10 +21,10 @@ def _own(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _write(tensors: dict[str, Tensor], path: Path) -> None:
+def _write(tensors: dict[str, Tensor], path: Path, notes: dict[str, str] | None = None) -> None:
     """Write tensors; what the operating system says of it comes as an OSError, whatever safetensors makes of it."""
     try:
-        save_file(_own(tensors), str(path))
+        save_file(_own(tensors), str(path), notes)
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
@@ -32,9 +32,9 @@ def _write(tensors: dict[str, Tensor], path: Path) -> None:
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
-def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Replace the weights at `path` in one step."""
-    write_with(path, lambda beside: _write(weights, beside))
+def save_weights(path: Path, weights: dict[str, Tensor], notes: dict[str, str] | None = None) -> None:
+    """Replace the weights at `path` in one step; `notes` go into the file's head."""
+    write_with(path, lambda beside: _write(weights, beside, notes))
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

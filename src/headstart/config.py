@@ -10,199 +10,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 
 from headstart.errors import ConfigError, nearest, pick
+from headstart.sections import BUDGETS as BUDGETS
+from headstart.sections import BodyConfig as BodyConfig
+from headstart.sections import DataConfig as DataConfig
+from headstart.sections import ObjectiveConfig as ObjectiveConfig
+from headstart.sections import OptimizerConfig as OptimizerConfig
+from headstart.sections import ScheduleConfig as ScheduleConfig
+from headstart.sections import Section as Section
+from headstart.sections import TokenizerConfig as TokenizerConfig
+from headstart.sections import TrainingConfig as TrainingConfig
 
 Job = Literal["pretrain", "finetune"]
-
-
-class Section(BaseModel):
-    """A group of settings; frozen, and no unknown key passes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class BodyConfig(Section):
-    """The shape of a body."""
-
-    kind: str = Field("auto", description="a row of BODIES; auto = what the objective needs")
-    layers: int = Field(4, ge=1, le=1000, description="blocks")
-    width: int = Field(256, ge=1, description="numbers that describe one token (D)")
-    attention_heads: int = Field(4, ge=1, description="parts into which attention splits the width (A)")
-    feed_forward: int = Field(768, ge=1, description="inner width of the feed-forward part")
-    positions: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
-        "rotary", description="how order is told"
-    )
-    norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm")
-    norm_first: bool = Field(
-        True, description="norm before each part (and once at the end), or after each part"
-    )
-    activation: Literal["swiglu", "geglu", "gelu", "relu", "relu2"] = Field(
-        "swiglu", description="feed-forward"
-    )
-    biases: bool = Field(False, description="biases in linear maps and in LayerNorm")
-    qk_norm: bool = Field(False, description="norm of queries and keys per attention head")
-    tied: bool = Field(True, description="the language-model head reads the token table instead of its own")
-    scale_embedding: bool = Field(False, description="token vectors times the square root of the width")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="share of activations dropped in training")
-    attention_dropout: float = Field(
-        0.0, ge=0.0, lt=1.0, description="share of attention weights dropped in training"
-    )
-    max_length: int = Field(512, ge=2, description="longest text the body reads, in tokens")
-    segments: bool = Field(
-        False, description="a learned vector tells the first text of a pair from the second"
-    )
-    embedding_norm: bool = Field(False, description="norm right after the embedding, as in BERT")
-    pooler: bool = Field(False, description="a dense layer and tanh over the first token, as in BERT")
-    norm_epsilon: float = Field(1e-5, gt=0, description="the small number inside a norm")
-    kernel: int = Field(5, ge=1, description="tokens that one convolution sees (cnn)")
-    dilated: bool = Field(True, description="each convolution looks twice as far as the one below (cnn)")
-    rotary_base: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
-
-    @model_validator(mode="after")
-    def _width_splits_evenly(self) -> "BodyConfig":
-        if self.width % self.attention_heads:
-            raise ConfigError(
-                f"body.width {self.width} is no multiple of body.attention_heads {self.attention_heads}",
-                hint=f"try {self.width - self.width % self.attention_heads + self.attention_heads}",
-            )
-        if self.positions == "rotary" and (self.width // self.attention_heads) % 2:
-            raise ConfigError(
-                f"rotary positions need an even width per attention head, not {self.width // self.attention_heads}",
-                hint="change body.attention_heads, or set body.positions=sinusoidal",
-            )
-        return self
-
-
-class TokenizerConfig(Section):
-    """How text becomes tokens."""
-
-    kind: str = Field("bpe", description="bpe, unigram, wordpiece, characters, or the path of a trained one")
-    vocabulary: int = Field(8000, ge=8, description="tokens to learn at most, specials included")
-    lowercase: bool = Field(False, description="fold case before splitting")
-
-
-class ObjectiveConfig(BaseModel):
-    """What is asked; the other keys are the fields of the objective called `name`."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-    name: str = ""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The objective's own settings."""
-        return dict(self.model_extra or {})
-
-
-class OptimizerConfig(Section):
-    """How weights change."""
-
-    kind: Literal["adamw", "adam", "muon"] = Field(
-        "adamw", description="muon = Muon for matrices, AdamW for the rest"
-    )
-    learning_rate: float = Field(1e-3, gt=0, description="at the top of the schedule")
-    weight_decay: float = Field(0.01, ge=0, description="for matrices only")
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.98, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
-    momentum: float = Field(0.95, ge=0, lt=1, description="of Muon")
-    clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
-    layer_decay: float = Field(
-        1.0, gt=0, le=1, description="each block's rate as a share of the one above it"
-    )
-    head_scale: float = Field(1.0, gt=0, description="the heads' rate as a multiple of the top block's")
-
-
-class ScheduleConfig(Section):
-    """How the learning rate moves over the budget."""
-
-    kind: Literal["constant", "linear", "cosine", "slanted-triangular", "warmup-stable-decay"] = "cosine"
-    warmup: float = Field(0.05, ge=0, le=1, description="share of the budget spent rising")
-    decay: float = Field(0.2, ge=0, le=1, description="share spent falling (warmup-stable-decay)")
-    final: float = Field(0.0, ge=0, le=1, description="rate at the end as a share of the top")
-
-
-class TrainingConfig(Section):
-    """Budget, batches and bookkeeping; exactly one of epochs, steps, tokens, minutes is set."""
-
-    epochs: float | None = Field(None, gt=0)
-    steps: int | None = Field(None, gt=0)
-    tokens: int | None = Field(None, gt=0)
-    minutes: float | None = Field(None, gt=0)
-    length: int = Field(
-        256, ge=2, description="tokens a text (fine-tuning) or a block (pretraining) holds at most"
-    )
-    batch_tokens: int = Field(
-        8192, ge=1, description="token budget of one batch, padding included, over all processes together"
-    )
-    batch_examples: int | None = Field(None, ge=1, description="texts in one batch at most")
-    accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
-    seed: int = Field(0, ge=0, lt=2**31)
-    device: str = Field("auto", description="auto, cpu, cuda, mps")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto = bfloat16 on a GPU with it"
-    )
-    compile: bool = Field(False, description="torch.compile the model")
-    sharded: bool = Field(
-        False, description="many processes hold a part of the model each (FSDP2), not a copy each (DDP)"
-    )
-    timeout: float = Field(
-        10.0, gt=0, description="minutes that a process waits for the others before it calls them lost"
-    )
-    deterministic: bool = Field(
-        False, description="the same bits each time on the same machines, also on a GPU; slower there"
-    )
-    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
-    marked: int | None = Field(
-        None, ge=1, description="validation texts read at each evaluation; none = all of them"
-    )
-    save_every: int | None = Field(None, ge=1, description="steps between checkpoints")
-    save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
-    force: bool = Field(False, description="train even when the plan says that memory will not do")
-    tensorboard: bool = Field(False, description="also write TensorBoard files (extra: tensorboard)")
-    keep: Literal["best", "last"] = Field(
-        "best", description="which weights are the run's: best on validation, or last"
-    )
-    freeze: bool = Field(False, description="train the heads alone")
-    unfreeze_every: float | None = Field(
-        None, gt=0, description="epochs after which one more block thaws, top first"
-    )
-
-    @model_validator(mode="after")
-    def _one_budget(self) -> "TrainingConfig":
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"the budget is given twice: {' and '.join(given)}", hint="keep one of them")
-        if self.freeze and self.unfreeze_every is not None:
-            raise ConfigError(
-                "training.freeze and training.unfreeze_every exclude each other", hint="keep one of them"
-            )
-        if self.sharded and (self.compile or self.unfreeze_every is not None):
-            other = "compile" if self.compile else "unfreeze_every"
-            raise ConfigError(
-                f"training.sharded and training.{other} exclude each other",
-                hint="keep one of them; without training.sharded each process holds the whole model",
-            )
-        return self
-
-
-BUDGETS = ("epochs", "steps", "tokens", "minutes")
-
-
-class DataConfig(Section):
-    """How files are read."""
-
-    text_column: str = "text"
-    label_column: str = "label"
-    labels: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many")
-    strict: bool = Field(False, description="rows that would be skipped are errors")
-    keep: Literal["start", "end", "both"] = Field(
-        "start", description="which part of an over-long text is read"
-    )
-    documents: Literal["auto", "line", "paragraph"] = Field(
-        "auto", description="what parts documents in a .txt file"
-    )
 
 
 class RunConfig(Section):
@@ -224,7 +45,10 @@ class RunConfig(Section):
 
 
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """`lower` overlaid by `upper`, section by section; a budget or an objective given above replaces the one below."""
+    """`lower` overlaid by `upper`, section by section.
+
+    A budget, an objective or a way to tell the warm-up that is given above replaces the one below.
+    """
     merged = dict(lower)
     for key, value in upper.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
@@ -233,6 +57,8 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
                 below = {name: old for name, old in below.items() if name not in BUDGETS}
             if key == "objective" and value.get("name", below.get("name")) != below.get("name"):
                 below = {}  # another objective has other settings
+            if key == "schedule" and value.get("warmup") is not None:
+                below = {name: old for name, old in below.items() if name != "warmup_steps"}
             merged[key] = merge(below, value)
         else:
             merged[key] = value
@@ -309,7 +135,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 def resolve(job: Job, preset: str, *overlays: Mapping[str, Any]) -> RunConfig:
     """The settings of one run: defaults, then the preset's part for `job`, then each overlay."""
     raw = load_preset(preset)
-    shared = {key: value for key, value in raw.items() if key not in ("pretrain", "finetune", "title")}
+    shared = {
+        key: value for key, value in raw.items() if key not in ("pretrain", "finetune", "title", "note")
+    }
     content = merge({"job": job, "preset": preset}, merge(shared, raw.get(job, {})))
     for overlay in overlays:
         content = merge(content, overlay)

@@ -77,6 +77,12 @@ def finite(value: Any) -> Any:
     return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
+def refuse_existing(path: Path) -> None:
+    """Refuse to write over anything that is there."""
+    if path.exists() or path.is_symlink():
+        raise RunError(f"{path} exists already, and is left as it is", hint="choose another --out")
+
+
 def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
     """Let `fill` write into a folder beside `path`, sync every file, then rename it to the new name `path`."""
     assert not path.exists(), path

@@ -74,6 +74,45 @@ class LanguageScore:
 
 
 @dataclass(frozen=True)
+class TranslationScore:
+    """How close translations come to their references, counted over all of them at once; from 0 to 100."""
+
+    bleu: float  # cased, detokenised text
+    chrf: float | None
+    ter: float | None  # an error rate: lower is better, and it may pass 100
+    bleu_lowercased_tokenised: (
+        float | None
+    )  # comparable with tables that score lower-cased, Moses-tokenised text
+    intervals: dict[str, Interval]  # by measure: 95 % over new sentences
+    signatures: dict[str, str]  # by measure: how it was counted, as sacreBLEU writes it
+    left_out: dict[str, str]  # measure -> why it has no number
+    count: int
+    empty: int  # translations without a word
+    hypotheses_cut: int = 0  # translations that were stopped at the length limit
+    beam: int | None = None  # hypotheses that the search kept at once; 1 = greedy
+    loss: float | None = None  # nats a token of the references, each with the true ones before it
+    perplexity: float | None = None
+    accuracy: float | None = None
+    leaked: int = 0  # sources that any training stage has seen
+    leak_free_bleu: float | None = None  # over the others
+    leak_free_count: int = 0
+    split: str = ""
+    skipped: int = 0  # rows that could not be used
+
+
+@dataclass(frozen=True)
+class TranslationTest:
+    """One system's translations set against another's, of the same sentences."""
+
+    measure: str
+    system: str
+    against: str
+    difference: Interval  # in points of the measure
+    p_value: float
+    verdict: Literal["better", "worse", "no difference shown"]
+
+
+@dataclass(frozen=True)
 class SeedResult:
     """One trained model of an arm and what it answered on the scored split."""
 
@@ -89,7 +128,7 @@ class SeedResult:
     curve: list[CurvePoint] = field(default_factory=list)
 
 
-ArmKind = Literal["classical", "scratch", "frozen", "fine-tuned"]
+ArmKind = Literal["classical", "scratch", "frozen", "fine-tuned", "ensemble"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +144,7 @@ class Arm:
     leak_free_accuracy: Interval
     calibration_error: Interval
     base: str = ""
-    twin: str = ""  # the arm from scratch that differs in its first weights alone
+    twin: str = ""  # the arm that differs in one thing alone: from scratch, or for an ensemble its members
     transfer: Transfer | None = None
     passes_mark: list[float | None] = field(default_factory=list)  # per seed: first epoch at or over the mark
 

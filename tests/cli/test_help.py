@@ -6,13 +6,13 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 
-COMMANDS = [command.callback.__name__ for command in app.registered_commands]
+COMMANDS = [command.name for command in app.registered_commands]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_complete(name):
     group = typer.main.get_command(app)
-    command = group.commands[name.replace("_", "-")]
+    command = group.commands[name]
     assert command.help
     for parameter in command.params:
         if parameter.param_type_name == "option":

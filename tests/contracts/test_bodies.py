@@ -1,15 +1,18 @@
 """What every body promises, in every shape of the block."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.batch import Batch, pad
-from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
 from tests.worlds import ALPHABET, SHAPES, random_rows, small_body
 
-ATTENTIVE = [kind for kind, body in BODIES.items() if issubclass(body, TransformerBody)]
+ATTENTIVE = [kind for kind, body in BODIES.items() if issubclass(body, TransformerBody | EncoderDecoderBody)]
+CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
 # The block's shapes are for bodies made of blocks; the others have one.
 EVERY = [(kind, shape) for kind in BODIES for shape in SHAPES if kind in ATTENTIVE or shape == "modern"]
 WATCHED = [(kind, shape) for kind, shape in EVERY if kind in ATTENTIVE]
@@ -23,7 +26,21 @@ def make_body(kind, shape, **changes):
 def make_batch(lengths, seed=0):
     rows = [torch.from_numpy(row.tokens).long() for row in random_rows(lengths, seed)]
     tokens, real = pad(rows, ALPHABET.padding)
-    return Batch(tokens, real)
+    return Batch(tokens, real, **make_source(len(lengths), seed))
+
+
+def make_source(rows, seed=0):
+    """A second text for bodies that read two; the others pass it by."""
+    lengths = [3 + (seed + 5 * row) % 7 for row in range(rows)]
+    source, real = pad(
+        [torch.from_numpy(row.tokens).long() for row in random_rows(lengths, seed + 1)], ALPHABET.padding
+    )
+    return {"source": source, "source_real": real}
+
+
+def with_tokens(batch, tokens, real, rows=slice(None), **changes):
+    source = {"source": batch.source[rows], "source_real": batch.source_real[rows]}
+    return Batch(tokens, real, **source, **changes)
 
 
 @pytest.mark.parametrize(("kind", "shape"), EVERY)
@@ -36,7 +53,8 @@ def make_batch(lengths, seed=0):
 def test_padding_never_changes_an_answer(kind, shape, lengths, extra, junk):
     body, batch = make_body(kind, shape), make_batch(lengths)
     longer = torch.cat((batch.tokens, torch.full((len(lengths), extra), junk)), dim=1)
-    wider = Batch(longer, torch.cat((batch.real, torch.zeros(len(lengths), extra, dtype=torch.bool)), dim=1))
+    real = torch.cat((batch.real, torch.zeros(len(lengths), extra, dtype=torch.bool)), dim=1)
+    wider = with_tokens(batch, longer, real)
     with torch.no_grad():
         before, after = body(batch), body(wider)[:, : batch.tokens.shape[1]]
     assert torch.allclose(before[batch.real], after[batch.real], atol=1e-5)
@@ -48,11 +66,11 @@ def test_batch_mates_and_their_order_never_change_an_answer(kind, shape):
     batch = make_batch(lengths)
     with torch.no_grad():
         together = body(batch)
-        turned = body(Batch(batch.tokens.flip(0), batch.real.flip(0))).flip(0)
+        back = torch.arange(len(lengths)).flip(0)
+        turned = body(with_tokens(batch, batch.tokens[back], batch.real[back], back)).flip(0)
         for index, length in enumerate(lengths):
-            alone = body(
-                Batch(batch.tokens[index : index + 1, :length], batch.real[index : index + 1, :length])
-            )
+            one = slice(index, index + 1)
+            alone = body(with_tokens(batch, batch.tokens[one, :length], batch.real[one, :length], one))
             assert torch.allclose(alone[0], together[index, :length], atol=1e-5)
     assert torch.allclose(together[batch.real], turned[batch.real], atol=1e-5)
 
@@ -63,7 +81,7 @@ def test_a_body_sees_ahead_only_if_it_says_so(kind, shape):
     changed = batch.tokens.clone()
     changed[0, 6] = (changed[0, 6] + 1) % ALPHABET.size
     with torch.no_grad():
-        moved = (body(batch) - body(Batch(changed, batch.real))).abs().amax(dim=-1)[0]
+        moved = (body(batch) - body(with_tokens(batch, changed, batch.real))).abs().amax(dim=-1)[0]
     assert bool((moved[:6] > 0).any()) == body.sees_ahead
     assert moved[6] > 0
 
@@ -77,7 +95,7 @@ def test_no_gradient_flows_from_the_past_to_the_future_in_a_causal_body(kind, sh
     )
     hidden = body(batch)
     (slope,) = torch.autograd.grad(
-        (hidden[0, 4] * torch.arange(16)).sum(), given[0]
+        (hidden[0, 4] * torch.arange(16)).sum(), given[-1]
     )  # a plain sum is flat under a norm
     reach = slope[0].abs().amax(dim=-1)
     assert bool((reach[5:] > 0).any()) == body.sees_ahead
@@ -101,7 +119,7 @@ def test_watched_attention_equals_fast_attention(kind, shape):
 def test_a_full_batch_needs_no_mask_to_say_the_same(kind, shape):
     body, batch = make_body(kind, shape), make_batch([8, 8])
     with torch.no_grad():
-        masked, free = body(batch), body(Batch(batch.tokens, batch.real, is_full=True))
+        masked, free = body(batch), body(with_tokens(batch, batch.tokens, batch.real, is_full=True))
     assert torch.allclose(masked, free, atol=1e-5)
 
 
@@ -110,3 +128,79 @@ def test_a_full_batch_needs_no_mask_to_say_the_same(kind, shape):
 def test_bodies_without_learned_positions_read_past_their_maximum(kind, shape):
     short, batch = make_body(kind, shape, max_length=6), make_batch([20])
     assert torch.allclose(short(batch), make_body(kind, shape, max_length=64)(batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_padding_of_a_source_never_changes_an_answer(shape):
+    body, batch = make_body("encoder-decoder", shape), make_batch([7, 4])
+    junk = torch.full((2, 3), 17)
+    wider = replace(
+        batch,
+        source=torch.cat((batch.source, junk), dim=1),
+        source_real=torch.cat((batch.source_real, torch.zeros(2, 3, dtype=torch.bool)), dim=1),
+    )
+    with torch.no_grad():
+        assert torch.allclose(body(batch)[batch.real], body(wider)[batch.real], atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_decoder_reads_its_source_and_says_where(shape):
+    body, batch = make_body("encoder-decoder", shape), make_batch([7, 4])
+    changed = batch.source.clone()
+    changed[0, 1] += 1
+    with torch.no_grad():
+        moved = (body(batch) - body(replace(batch, source=changed))).abs().amax(dim=-1)
+        watched = body.watch_all(batch)
+    assert (moved[0] > 0).all()
+    assert float(moved[1].max()) == 0
+    for layer in watched.cross:
+        assert torch.allclose(layer.sum(dim=-1), torch.ones(()), atol=1e-5)
+        assert float(layer[~batch.source_real[:, None, None, :].expand_as(layer)].abs().max()) == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", CACHED)
+@settings(max_examples=10, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    new=st.integers(1, 4),
+    piece=st.integers(1, 3),
+    data=st.data(),
+)
+def test_cached_reading_equals_reading_at_once(kind, shape, lengths, new, piece, data):
+    """Prompts of different lengths, more tokens a piece at a time, rows taken twice, left out and reordered."""
+    body, batch = make_body(kind, shape), make_batch([length + 1 for length in lengths])
+    prompts = [row[:length] for row, length in zip(batch.tokens, lengths, strict=True)]
+    tokens, real = pad(prompts, 17)
+    order = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=4))
+    rows = torch.tensor(order)
+    fresh = torch.randint(5, ALPHABET.size, (len(order), new), generator=torch.Generator().manual_seed(new))
+    with torch.no_grad():
+        cache = body.begin(batch, room=2)
+        first = body.read(tokens, cache, real)
+        cache.select(rows, rows)
+        later = torch.cat([body.read(part, cache) for part in fresh.split(piece, dim=1)], dim=1)
+        for place, row in enumerate(order):
+            one = slice(row, row + 1)
+            whole = torch.cat((prompts[row], fresh[place]))[None]
+            alone = body(with_tokens(batch, whole, torch.ones_like(whole, dtype=torch.bool), one))[0]
+            length = lengths[row]
+            assert torch.allclose(first[row, :length], alone[:length], atol=1e-5)
+            assert torch.allclose(later[place], alone[length:], atol=1e-5)
+
+
+def test_several_rows_read_one_source():
+    """As in beam search: rows of one source stand together, and the source is kept once."""
+    body, batch = make_body("encoder-decoder", "modern"), make_batch([5, 5])
+    with torch.no_grad():
+        cache = body.begin(batch, room=8)
+        body.read(batch.tokens[:, :3], cache)
+        cache.select(torch.tensor([0, 0, 0, 1, 1, 1]))
+        assert len(cache.sources[0][0]) == 2
+        new = torch.tensor([[7], [8], [9], [7], [8], [9]])
+        found = body.read(new, cache)[:, 0]
+        for row in range(6):
+            whole = torch.cat((batch.tokens[row // 3, :3], new[row]))[None]
+            one = slice(row // 3, row // 3 + 1)
+            alone = body(with_tokens(batch, whole, torch.ones_like(whole, dtype=torch.bool), one))[0, -1]
+            assert torch.allclose(found[row], alone, atol=1e-5)

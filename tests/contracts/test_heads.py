@@ -10,12 +10,13 @@ from headstart.models.model import HeadSpec, build_model
 from tests.worlds import ALPHABET, random_rows, small_body
 
 SETTINGS = {
-    "lm": [{}],
+    "lm": [{}, {"bias": False}],
     "pair": [{}],
     "replaced": [{}],
     "generator": [{}],
     "class": [{"pooling": p, "projection": q} for p in POOLINGS for q in ("linear", "dense")],
 }
+SOURCE = torch.tensor([[5, 6, 7], [8, 9, 0]])  # for bodies that read two texts
 EVERY = [(kind, name, settings) for kind in BODIES for name in HEADS for settings in SETTINGS[name]]
 
 
@@ -28,8 +29,10 @@ def test_a_head_fits_every_body_and_never_reads_padding(kind, name, settings):
     tokens, real = pad([torch.from_numpy(row.tokens).long() for row in random_rows([9, 4])], ALPHABET.padding)
     changed = tokens.masked_fill(~real, 17)
     with torch.no_grad():
-        answer, other = model(Batch(tokens, real))[name], model(Batch(changed, real))[name]
-        alone = model(Batch(tokens[1:, :4], real[1:, :4]))[name]
+        answer = model(Batch(tokens, real, source=SOURCE, source_real=SOURCE > 0))[name]
+        other = model(Batch(changed, real, source=SOURCE, source_real=SOURCE > 0))[name]
+        second = {"source": SOURCE[1:], "source_real": SOURCE[1:] > 0}
+        alone = model(Batch(tokens[1:, :4], real[1:, :4], **second))[name]
     if answer.shape[:2] == (2, 9):  # an answer for every token
         answer, other, alone = answer[real], other[real], alone.flatten(0, 1)
         assert torch.allclose(answer[9:], alone, atol=1e-5)

@@ -11,14 +11,16 @@ SOURCE = Path(__file__).parents[2] / "src" / "headstart"
 
 # Each line may import from the lines below it; names on one line do not know each other.
 LAYERS = [
-    ["cli", "playground"],
-    ["workflows"],
+    ["cli"],
+    ["serving"],
+    ["workflows", "playground"],
     ["training", "generation", "baselines", "planning", "views", "interchange"],
     ["objectives", "checkpoint"],
     ["data", "models"],
     ["batch"],
     ["results"],
     ["config", "presets"],
+    ["sections"],
     ["files"],
     ["errors"],
 ]
@@ -76,13 +78,15 @@ def test_weights_are_never_unpickled():
         "import headstart",
         "import headstart.config, headstart.errors, headstart.results",
         "import headstart.cli.app",
+        "import headstart.serving.start, headstart.serving.batcher, headstart.serving.reading, headstart.serving.progress",
+        "import headstart.serving.counters, headstart.serving.log, headstart.serving.schema, headstart.playground",
         "from headstart.cli.app import app; from typer.testing import CliRunner; CliRunner().invoke(app, ['--help'])",
         "from headstart.cli.app import app; from typer.testing import CliRunner; "
-        "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'data')]",
+        "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'data', 'export', 'import')]",
     ],
 )
 def test_light_doors_load_without_torch(code):
-    heavy = "torch", "sklearn", "matplotlib", "pandas", "scipy"
+    heavy = "torch", "sklearn", "matplotlib", "pandas", "scipy", "transformers", "onnxruntime"
     check = f"{code}; import sys; found = [name for name in {heavy} if name in sys.modules]; assert not found, found"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

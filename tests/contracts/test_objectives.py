@@ -17,6 +17,10 @@ from tests.worlds import ALPHABET, generator, pairs_that_fit, random_rows, small
 CPU = Runtime(torch.device("cpu"), torch.float32)
 
 
+def rows_for(objective, lengths):
+    return random_rows(lengths, sources=objective.reads == "translations")
+
+
 def make_model(name, kind, seed=0):
     torch.manual_seed(seed)
     objective, body = OBJECTIVES[name](), small_body(kind)
@@ -33,7 +37,7 @@ def test_an_objective_learns_eight_examples_by_heart(name, kind):
         schedule={"kind": "constant", "warmup": 0.0},
         training={"steps": 250, "keep": "last"},
     )
-    loader = TextLoader(random_rows([10] * 8), batch_tokens=80)
+    loader = TextLoader(rows_for(objective, [10] * 8), batch_tokens=200)
     told = []
     trainer = Trainer(model, objective, loader, ALPHABET, config, CPU, on_event=told.append)
     trainer.run()
@@ -48,8 +52,7 @@ def test_an_objective_learns_eight_examples_by_heart(name, kind):
 @pytest.mark.parametrize(("name", "kind"), pairs_that_fit())
 def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
     objective, model = make_model(name, kind)
-    rows = random_rows([9, 4, 12, 7, 5, 3])
-    whole = objective.collate(rows, ALPHABET, generator())
+    whole = objective.collate(rows_for(objective, [9, 4, 12, 7, 5, 3]), ALPHABET, generator())
     sum(loss.weight * loss.total / loss.count for loss in objective.losses(model, whole).values()).backward()
     expected = {
         key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None
@@ -67,7 +70,8 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
 
 @pytest.mark.parametrize("name", [name for name, kind in OBJECTIVES.items() if kind.asks_by_row])
 def test_an_objective_that_asks_by_row_asks_the_same_of_a_row_alone(name):
-    objective, rows = OBJECTIVES[name](), random_rows([9, 4, 12, 7])
+    objective = OBJECTIVES[name]()
+    rows = rows_for(objective, [9, 4, 12, 7])
     whole = objective.collate(rows, ALPHABET, generator())
     for number, row in enumerate(rows):
         alone, among = objective.collate([row], ALPHABET, generator(1)), whole.rows(number, number + 1)
@@ -75,6 +79,11 @@ def test_an_objective_that_asks_by_row_asks_the_same_of_a_row_alone(name):
         assert torch.equal(alone.tokens, among.tokens[:, :length])
         for key, label in alone.labels.items():
             assert torch.equal(label, among.labels[key][:, :length] if label.ndim == 2 else among.labels[key])
+        if alone.source is not None:
+            width = alone.source.shape[1]
+            assert torch.equal(alone.source, among.source[:, :width])
+            assert torch.equal(alone.source_real, among.source_real[:, :width])
+            assert not among.source_real[:, width:].any()
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +96,7 @@ def _sure_generator(monkeypatch):
 def test_losses_do_not_depend_on_padding(name, kind):
     objective, model = make_model(name, kind)
     model.eval()
-    batch = objective.collate(random_rows([9, 9]), ALPHABET, generator())
+    batch = objective.collate(rows_for(objective, [9, 9]), ALPHABET, generator())
     pair = replace(batch.rows(0, 1), is_full=False)
     wide = replace(
         pair,

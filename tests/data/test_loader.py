@@ -82,3 +82,36 @@ def test_groups_are_cut_where_they_are_asked_for():
     assert len(groups) == 3
     with pytest.raises(IndexError):
         groups[3]
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=80),
+    budget=st.integers(1, 300), epoch=st.integers(0, 3),
+)  # fmt: skip
+def test_a_source_counts_towards_the_budget_padded_as_it_is(lengths, budget, epoch):
+    rows = [Row(np.zeros(target, np.int32), source=np.zeros(source, np.int32)) for target, source in lengths]
+    loader = TextLoader(rows, budget, seed=1)
+    batches = loader.batches(epoch)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(rows)))
+    computed = 0
+    for numbers in batches:
+        longest = [max(lengths[number][side] for number in numbers) for side in (0, 1)]
+        assert len(numbers) == 1 or sum(longest) * len(numbers) <= budget
+        computed += sum(longest) * len(numbers)
+    real = sum(map(sum, lengths))
+    assert padding_share(loader, epoch) == 1 - real / computed
+
+
+def test_pairs_of_like_length_go_together():
+    chance = np.random.default_rng(0)
+    targets = chance.integers(5, 60, 2000)
+    sources = np.maximum(3, targets + chance.integers(-4, 5, 2000))
+    rows = [
+        Row(np.zeros(target, np.int32), source=np.zeros(source, np.int32))
+        for target, source in zip(targets, sources, strict=True)
+    ]
+    assert padding_share(TextLoader(rows, 4000, seed=0)) < 0.15
+
+
+def test_no_texts_are_no_batches():
+    assert TextLoader([], 100, shuffled=False).batches(0) == []

@@ -15,6 +15,7 @@ from headstart.data.tokenizer import (
     Tokenizer,
     open_tokenizer,
     resolve_tokenizer,
+    tokenizer_of,
     train_tokenizer,
 )
 from headstart.data.vocabulary import sample
@@ -290,3 +291,29 @@ def test_a_model_without_its_dictionary_or_a_broken_one_is_told(lab, tmp_path):
     (tmp_path / "dict.txt").write_text("a 1\n")
     with pytest.raises(DataError, match="no readable tokenizer"):
         open_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_with_names_of_its_own_plays_the_parts_it_is_told(tmp_path):
+    import json
+
+    content = train_tokenizer(TEXTS, TokenizerConfig(kind="bpe", vocabulary=300)).engine.files()[
+        "tokenizer.json"
+    ]
+    text = content.decode("utf-8")
+    for old, new in zip(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "abcde", strict=True):
+        text = text.replace(f'"{old}"', f'"<|{new}|>"')
+    with pytest.raises(ConfigError, match="no token for padding"):
+        tokenizer_of(text)
+    known = tokenizer_of(text, json.dumps({"size": 310, "specials": dict.fromkeys(PARTS, 3)}))
+    assert known.size == 310
+    assert (known.first, known.last, known.padding, known.unknown, known.mask) == (3, 3, 3, 3, None)
+    assert known.special_ids >= {3, 309}  # a number without a token stands for no text
+    known.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.fingerprint == known.fingerprint == pickle.loads(pickle.dumps(known)).fingerprint
+    assert loaded.special_ids == known.special_ids
+    other = tokenizer_of(text, json.dumps({"size": 311, "specials": dict.fromkeys(PARTS, 3)}))
+    assert other.fingerprint != known.fingerprint
+
+
+PARTS = ("padding", "unknown", "first", "last")

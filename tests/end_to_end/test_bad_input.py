@@ -172,6 +172,10 @@ def test_torn_weights_are_named(base, table, tmp_path):
         (["compare", "{table}", "--out", "r", "--arms", "scracth"], "scracth"),
         (["compare", "{table}", "--out", "r", "--labels", "ten"], "ten"),
         (["data", "nowhere.csv"], "nowhere.csv"),
+        (["data", "{table}", "--pair", "en-de"], "no column 'en'; it has 'text', 'label'"),
+        (["data", "nowhere", "--pair", "en-de"], "nowhere"),
+        (["fetch", "tatoeba", "--pair", "en-de", "--out", "r"], "tatoeba"),
+        (["fetch", "libreoffice-help", "--pair", "de", "--out", "r"], "'de'"),
     ],
 )
 def test_every_wrong_word_is_answered_with_a_sentence_and_a_hint(words, said, table, tmp_path, monkeypatch):

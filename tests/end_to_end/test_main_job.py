@@ -259,6 +259,7 @@ def test_bases_of_one_name_are_told_apart_and_each_has_its_own_twin(world, tmp_p
 
 def test_objectives_are_compared_at_equal_operations(world, tmp_path):
     words = [*flags({"body": QUICK["body"], "tokenizer": QUICK["tokenizer"]}), "--length", 32]
+    words += ["--set", "training.precision=bfloat16"]
     said = call(
         "compare", world / "table.tsv", "--corpus", world / "corpus.txt", "--objectives", "causal-lm,masked-lm",
         "--tokens", 2000, "--seeds", 2, "--epochs", 1, "--out", tmp_path / "c", "--arms", "scratch,fine-tuned", *words,
@@ -266,8 +267,9 @@ def test_objectives_are_compared_at_equal_operations(world, tmp_path):
     assert "causal-lm fine-tuned" in said
     tokens = json.loads((tmp_path / "c" / "objectives.json").read_text())["tokens"]
     assert tokens["masked-lm"] > tokens["causal-lm"] == 2000
-    prints = {hs.load_trained(str(tmp_path / "c/bases" / name)).tokenizer.fingerprint for name in tokens}
-    assert len(prints) == 1
+    bases = [hs.load_trained(str(tmp_path / "c/bases" / name)) for name in tokens]
+    assert len({base.tokenizer.fingerprint for base in bases}) == 1
+    assert {base.info.config.training.precision for base in bases} == {"bfloat16"}
 
 
 def test_evaluation_counts_the_rows_it_could_not_use(world, tmp_path):

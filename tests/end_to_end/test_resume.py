@@ -15,6 +15,7 @@ from headstart.errors import RunError
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
+from tests.parallel_worlds import TASKS, write_aligned
 from tests.worlds_of_text import QUICK, flags, write_corpus, write_labelled
 
 SAVING = {"training": {"save_every": 3, "seed": 5}, "body": {"dropout": 0.1}}
@@ -63,6 +64,13 @@ def jobs(tmp_path):
     corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
     masked = merge(settings(steps=40), {"objective": {"name": "masked-lm"}, "optimizer": {"kind": "muon"}})
     causal = merge(settings(tokens=9000, accumulate=2), {"objective": {"name": "causal-lm"}})
+    pairs = write_aligned(tmp_path / "pairs", TASKS["reverse"], count=150)
+    translating = merge(
+        settings(epochs=4, batch_tokens=1024, accumulate=2),
+        {"tokenizer": {"kind": "characters", "shared": False}, "schedule": {"warmup_steps": 20}},
+    )
+    few = settings(epochs=6, batch_examples=8, bpe_dropout=0.1, cutoff=0.1, average="last", average_epochs=4)
+    few = merge(few, {"objective": {"r_drop": 1.0}})
     return {
         "masked-lm": lambda out: pretrain([str(corpus)], out, settings=masked),
         "causal-lm": lambda out: pretrain([str(corpus)], out, settings=causal),
@@ -72,11 +80,13 @@ def jobs(tmp_path):
         "thawing": lambda out: finetune(
             "scratch", str(table), out, settings=settings(epochs=6, batch_examples=8, unfreeze_every=1)
         ),
+        "translate": lambda out: finetune("scratch", str(pairs), out, pair="src-trg", settings=translating),
+        "few-labels": lambda out: finetune("scratch", str(table), out, settings=few),
     }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["masked-lm", "causal-lm", "classify", "thawing"])
+@pytest.mark.parametrize("job", ["masked-lm", "causal-lm", "classify", "thawing", "translate", "few-labels"])
 def test_a_run_killed_at_random_moments_ends_as_if_it_never_stopped(tmp_path, job):
     work = jobs(tmp_path)[job]
     start = time.monotonic()
@@ -162,6 +172,18 @@ def test_data_that_changed_since_is_refused(tmp_path):
             "scratch", str(table), tmp_path / "run", settings=settings(epochs=3), on_event=interrupt_at(2)
         )
     write_labelled(table, seed=9)
+    with pytest.raises(RunError, match="has changed"):
+        resume(tmp_path / "run")
+
+
+def test_pairs_that_changed_since_are_refused(tmp_path):
+    pairs = write_aligned(tmp_path / "pairs", TASKS["copy"], count=60)
+    with pytest.raises(InterruptedError):
+        finetune(
+            "scratch", str(pairs), tmp_path / "run", pair="src-trg", settings=settings(epochs=2),
+            on_event=interrupt_at(1),
+        )  # fmt: skip
+    write_aligned(tmp_path / "pairs", TASKS["copy"], count=60, seed=9)
     with pytest.raises(RunError, match="has changed"):
         resume(tmp_path / "run")
 

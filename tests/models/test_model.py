@@ -1,9 +1,12 @@
 import pytest
 import torch
 
+from headstart.batch import Batch
 from headstart.config import resolve
+from headstart.models.bodies import BODIES
 from headstart.models.model import HeadSpec, build_heads, build_model, count_parameters, transfer, with_heads
-from tests.worlds import ALPHABET, small_body
+from headstart.objectives.table import OBJECTIVES
+from tests.worlds import ALPHABET, generator, random_rows, small_body
 
 CLASS = {"class": HeadSpec("class", 2, {"pooling": "last", "projection": "linear"})}
 
@@ -43,6 +46,28 @@ def test_transfer_accounts_for_every_weight_and_no_head_crosses_unasked():
     assert "heads.lm.weight" in asked.reused
 
 
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("reset", [1, 2])
+def test_the_top_layers_can_start_fresh_and_the_account_says_so(kind, reset):
+    body = small_body(kind, layers=3)
+    base = build_model(body, ALPHABET.size, {})
+    model = build_model(body, ALPHABET.size, CLASS)
+    fresh = {name: weight.clone() for name, weight in model.state_dict().items()}
+    account = transfer(base.state_dict(), model, reset_layers=reset)
+    assert sum(account.reused.values()) + sum(account.fresh.values()) == count_parameters(model)
+    assert sum(account.reused.values()) + sum(account.left.values()) == count_parameters(base)
+    for name, weight in model.state_dict().items():
+        if name.startswith("body."):
+            is_kept = model.body.layer_of(name.removeprefix("body.")) <= model.body.depth - reset
+            assert (name in account.reused) == is_kept
+            assert (name in account.fresh) == (name in account.left) == (not is_kept)
+            assert torch.equal(weight, base.state_dict()[name] if is_kept else fresh[name])
+    depths = {model.body.layer_of(name.removeprefix("body.")) for name in account.fresh if "body." in name}
+    assert {depth for depth in depths if depth <= model.body.depth} == set(
+        range(model.body.depth - reset + 1, model.body.depth + 1)
+    )
+
+
 def test_a_table_of_another_size_stays_behind():
     base = build_model(small_body("causal"), 50, {})
     model = build_model(small_body("causal"), ALPHABET.size, {})
@@ -59,3 +84,44 @@ def test_new_heads_leave_the_old_model_as_it_was():
         other.body.table.add_(1.0)
     assert not torch.equal(base.body.table, other.body.table)
     assert set(other.heads) == {"class"}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("causal-lm", "causal"), ("masked-lm", "bidirectional")])
+def test_a_loss_is_taken_of_what_the_head_with_its_transform_says(name, kind):
+    torch.manual_seed(0)
+    objective, body = OBJECTIVES[name](), small_body(kind, "transform")
+    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 0)).eval()
+    torch.nn.init.normal_(model.heads["lm"].bias)
+    batch = objective.collate(random_rows([9, 5]), ALPHABET, generator())
+    scores, labels = model(batch)["lm"].flatten(0, -2), batch.labels["lm"].flatten()
+    wanted = torch.nn.functional.cross_entropy(scores, labels, reduction="sum")
+    assert torch.allclose(objective.losses(model, batch)["lm"].total, wanted, atol=1e-4)
+
+
+def test_shared_keys_and_values_are_the_same_as_their_copies():
+    torch.manual_seed(0)
+    shared = build_model(small_body("causal", attention_heads=4, key_value_heads=2), 40, {}).eval()
+    whole = build_model(small_body("causal", attention_heads=4), 40, {}).eval()
+    weights = shared.state_dict()
+    for name, weight in weights.items():
+        if name.endswith("inward.weight"):
+            query, key, value = weight.split((16, 8, 8))
+            twice = [part.view(2, 1, 4, 16).expand(2, 2, 4, 16).reshape(16, 16) for part in (key, value)]
+            weights[name] = torch.cat((query, *twice))
+    whole.load_state_dict(weights)
+    batch = Batch(torch.arange(5, 13)[None], torch.ones(1, 8, dtype=torch.bool))
+    with torch.no_grad():
+        assert torch.allclose(shared.body(batch), whole.body(batch), atol=1e-6)
+
+
+def test_a_layer_with_a_window_reads_no_further():
+    torch.manual_seed(0)
+    body = build_model(small_body("bidirectional", "windows"), 40, {}).eval().body
+    batch = Batch(torch.arange(5, 17)[None], torch.ones(1, 12, dtype=torch.bool))
+    with torch.no_grad():
+        _, weights = body.watch(batch)
+    distance = (torch.arange(12)[:, None] - torch.arange(12)[None, :]).abs()
+    for layer, seen in enumerate(weights):
+        assert bool((seen[0][:, distance > 2] == 0).all()) == body.config.is_local(layer)
+        assert bool((seen[0][:, distance <= 2] > 0).all())
+    assert [body.config.is_local(layer) for layer in range(3)] == [False, True, False]

@@ -37,6 +37,17 @@ def test_the_lab_counts_to_its_known_numbers():
     assert account(*preset_parts("finetune", "lab")).total == 10_968_602
 
 
+def test_the_base_of_attention_is_all_you_need_counts_to_its_known_number():
+    body, size, heads = preset_parts("finetune", "vaswani-base")
+    found = account(body, size, heads)
+    assert (size, found.total) == (37_000, 63_082_496)
+    assert not found.heads  # the head is the token table, without a bias
+    blocks = {block.name: block for block in found.blocks}
+    assert blocks["token table"].numbers == "37,000·512 = 18,944,000"
+    assert blocks["decoder cross keys, values"].symbols == "2D² + 2D"
+    assert account(body, 40_745, heads).total == 64_999_936  # the 65 M that the paper speaks of
+
+
 def test_formulas_are_given_in_symbols_and_in_numbers():
     blocks = {block.name: block for block in account(*preset_parts("pretrain", "lab")).blocks}
     assert blocks["attention in"].symbols == "3D² + 3D"
@@ -45,8 +56,20 @@ def test_formulas_are_given_in_symbols_and_in_numbers():
 
 
 bodies = st.builds(
-    lambda heads, half, **rest: BodyConfig(attention_heads=heads, width=2 * heads * half, **rest),
-    kind=st.sampled_from(["causal", "bidirectional"]),
+    lambda heads, half, shares, skips, norm_first, **rest: BodyConfig(
+        attention_heads=heads,
+        width=2 * heads * half,
+        key_value_heads=max(1, heads // 2) if shares and heads != 3 else None,
+        norm_first=norm_first,
+        first_norm=not (skips and norm_first),
+        **rest,
+    ),
+    kind=st.sampled_from(["causal", "bidirectional", "encoder-decoder"]),
+    decoder_layers=st.none() | st.integers(1, 3),
+    source_vocabulary=st.none() | st.integers(8, 100),
+    segments=st.booleans(),
+    embedding_norm=st.booleans(),
+    pooler=st.booleans(),
     heads=st.integers(1, 4),
     half=st.integers(1, 8),
     layers=st.integers(1, 3),
@@ -54,19 +77,26 @@ bodies = st.builds(
     positions=st.sampled_from(["rotary", "sinusoidal", "learned", "none"]),
     norm=st.sampled_from(["rms", "layer"]),
     norm_first=st.booleans(),
-    activation=st.sampled_from(["swiglu", "geglu", "gelu", "relu", "relu2"]),
+    activation=st.sampled_from(["swiglu", "geglu", "gelu", "gelu-tanh", "relu", "relu2"]),
     biases=st.booleans(),
     qk_norm=st.booleans(),
     tied=st.booleans(),
     max_length=st.integers(2, 50),
+    shares=st.booleans(),
+    lm_transform=st.booleans(),
+    head_biases=st.sampled_from([None, True, False]),
+    skips=st.booleans(),
+    window=st.sampled_from([None, 1, 4]),
 )
 
 
 @settings(max_examples=60, deadline=None)
-@given(body=bodies, vocabulary=st.integers(8, 200), classes=st.integers(2, 9), pooling=st.sampled_from(["mean", "mean+max"]), projection=st.sampled_from(["linear", "dense"]))  # fmt: skip
-def test_the_account_of_any_shape_equals_the_built_model(body, vocabulary, classes, pooling, projection):
+@given(body=bodies, vocabulary=st.integers(8, 200), classes=st.integers(2, 9), pooling=st.sampled_from(["mean", "mean+max"]), projection=st.sampled_from(["linear", "dense"]), bias=st.booleans())  # fmt: skip
+def test_the_account_of_any_shape_equals_the_built_model(
+    body, vocabulary, classes, pooling, projection, bias
+):
     heads = {
-        "lm": HeadSpec("lm", vocabulary),
+        "lm": HeadSpec("lm", vocabulary, {"bias": bias}),
         "class": HeadSpec("class", classes, {"pooling": pooling, "projection": projection}),
     }
     found = account(body, vocabulary, heads)
@@ -83,10 +113,14 @@ def test_every_objective_on_every_body_it_can_ask_is_counted(name):
         assert account(body, 40, heads).total == built_count(body, 40, heads)
 
 
+@pytest.mark.parametrize("kind", ["causal", "encoder-decoder"])
 @pytest.mark.parametrize("shape", sorted(SHAPES))
-def test_matrices_are_the_weights_that_every_token_is_multiplied_by(shape):
-    body = small_body("causal", shape)
+def test_matrices_are_the_weights_that_every_token_is_multiplied_by(shape, kind):
+    body = small_body(kind, shape)
     with torch.device("meta"):
         model = build_model(body, 40, {})
     matrices = [w.numel() for name, w in model.named_parameters() if w.ndim == 2 and "embedding" not in name]
-    assert account(body, 40, {}).matrices == sum(matrices)
+    found = account(body, 40, {})
+    assert found.matrices == sum(matrices)
+    if kind == "encoder-decoder":
+        assert found.matrices_of("source") + found.matrices_of("target") == found.matrices

@@ -11,7 +11,8 @@ from headstart.models.model import build_model
 from headstart.objectives.classify import Classify
 from headstart.objectives.table import OBJECTIVES
 from headstart.training.evaluate import language_sums, predict_probabilities
-from headstart.training.loop import Trainer
+from headstart.training.events import StepDone
+from headstart.training.loop import Evaluation, Trainer
 from headstart.training.processes import joined
 from headstart.training.runtime import Runtime
 from headstart.training.shares import Share, shares
@@ -28,13 +29,21 @@ def _sure_generator(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, *args, **kinds: self.fill_(1.0))
 
 
-def train(name="classify", kind="bidirectional", sharded=False, optimizer="adamw", body=None, **training):
+def train(
+    name="classify",
+    kind="bidirectional",
+    sharded=False,
+    optimizer="adamw",
+    body=None,
+    asks=None,
+    **training,
+):
     """Losses, weights, tokens and marks of a short training, in as many processes as there are."""
     with joined() as processes:
         processes.start(CPU, 1.0)
         runtime = Runtime(CPU, torch.float32, processes, sharded and not processes.is_alone)
         torch.manual_seed(0)
-        objective, body = OBJECTIVES[name](), small_body(kind, **(body or {}))
+        objective, body = OBJECTIVES[name](**(asks or {})), small_body(kind, **(body or {}))
         model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
         config = RunConfig(
             job="finetune",
@@ -42,13 +51,20 @@ def train(name="classify", kind="bidirectional", sharded=False, optimizer="adamw
             optimizer={"kind": optimizer},
             training={"steps": 7, "keep": "last", **training},
         )
-        loader, told = TextLoader(random_rows(LENGTHS), batch_tokens=40), []
-        trainer = Trainer(model, objective, loader, ALPHABET, config, runtime, on_event=told.append)
+        rows = random_rows(LENGTHS, sources=objective.reads == "translations")
+        loader, told = TextLoader(rows, batch_tokens=40), []
+
+        def evaluate(model):
+            total, count, _ = next(iter(language_sums(model, objective, loader, ALPHABET, runtime).values()))
+            return Evaluation({"loss": total / count}, rank=-total / count)
+
+        trainer = Trainer(model, objective, loader, ALPHABET, config, runtime, evaluate, told.append)
         trainer.run()
+        trainer.finish()
         marks = trainer.copy.read(lambda model: language_sums(model, objective, loader, ALPHABET, runtime))
         weights = trainer.copy.whole(model.state_dict())
         return (
-            [event.losses for event in told],
+            [event.losses if isinstance(event, StepDone) else event.values for event in told],
             {key: weight.numpy() for key, weight in weights.items()},
             trainer.state.tokens,
             marks,
@@ -78,6 +94,11 @@ TOGETHER = [
     {"name": "classify", "unfreeze_every": 1.0},
     {"name": "classify", "freeze": True},
     {"name": "masked-lm", "kind": "bi-lstm"},
+    {"name": "translate", "kind": "encoder-decoder", "accumulate": 2},
+    {"name": "translate", "kind": "encoder-decoder", "keep": "best", "evaluate_every": 2},
+    {"name": "classify", "asks": {"r_drop": 1.0}, "accumulate": 3},
+    {"name": "classify", "average": "ema", "evaluate_every": 3},
+    {"name": "classify", "average": "last", "average_epochs": 2, "keep": "best"},
 ]
 
 
@@ -99,6 +120,8 @@ SHARDED = [
     {"name": "replaced-token"},
     {"name": "classify", "freeze": True},
     {"name": "masked-lm", "kind": "bi-lstm"},
+    {"name": "classify", "average": "ema", "evaluate_every": 3},
+    {"name": "classify", "average": "last", "average_epochs": 2, "keep": "best", "evaluate_every": 2},
 ]
 
 

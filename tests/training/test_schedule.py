@@ -1,16 +1,21 @@
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headstart.config import ScheduleConfig
+from headstart.errors import ConfigError
 from headstart.training.schedule import SCHEDULES, rate_at
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
-@given(progress=st.floats(-0.5, 1.5), warmup=st.floats(0, 1), decay=st.floats(0, 1), final=st.floats(0, 1))
-def test_a_rate_is_always_a_share_of_the_top(kind, progress, warmup, decay, final):
-    config = ScheduleConfig(kind=kind, warmup=warmup, decay=decay, final=final)
-    assert 0 <= rate_at(progress, config) <= 1
+@given(
+    progress=st.floats(-0.5, 1.5), warmup=st.floats(0, 1), decay=st.floats(0, 1), final=st.floats(0, 1),
+    warmup_steps=st.none() | st.integers(1, 50), step=st.integers(0, 100),
+)  # fmt: skip
+def test_a_rate_is_always_a_share_of_the_top(kind, progress, warmup, decay, final, warmup_steps, step):
+    assume(warmup or kind != "inverse-square-root")
+    config = ScheduleConfig(kind=kind, warmup=warmup, decay=decay, final=final, warmup_steps=warmup_steps)
+    assert 0 <= rate_at(progress, config, step) <= 1
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
@@ -22,7 +27,35 @@ def test_every_schedule_rises_to_the_top(kind):
     assert rising[0] > 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SCHEDULES if kind != "constant"])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_warmup_in_steps_is_the_share_that_those_steps_are(kind):
+    """But that a rise by steps is already under way at the first of them."""
+    by_share = ScheduleConfig(kind=kind, warmup=0.1)
+    by_steps = ScheduleConfig(kind=kind, warmup_steps=10)
+    for step in range(100):
+        shift = 1 if step < 10 or kind == "inverse-square-root" else 0
+        assert rate_at(step / 100, by_steps, step) == pytest.approx(rate_at((step + shift) / 100, by_share))
+
+
+def test_inverse_square_root_is_the_formula_of_the_paper():
+    width, warmup = 512, 4000
+    config = ScheduleConfig(kind="inverse-square-root", warmup_steps=warmup)
+    top = (width * warmup) ** -0.5
+    for step in (1, 2, 100, 3999, 4000, 4001, 10_000, 100_000):
+        paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert top * rate_at((step - 1) / 100_000, config, step - 1) == pytest.approx(
+            paper, rel=1e-9, abs=1e-3 * top
+        )
+
+
+def test_inverse_square_root_without_a_rise_is_refused():
+    with pytest.raises(ConfigError, match="warm-up"):
+        ScheduleConfig(kind="inverse-square-root", warmup=0)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in SCHEDULES if kind not in ("constant", "inverse-square-root")]
+)
 def test_every_falling_schedule_ends_where_it_should(kind):
     assert rate_at(1.0, ScheduleConfig(kind=kind, warmup=0.1, final=0.25)) == pytest.approx(0.25)
 

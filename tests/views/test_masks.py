@@ -7,7 +7,16 @@ from headstart.errors import ConfigError
 from headstart.models.attention import visible
 from headstart.models.bodies import BODIES
 from headstart.views.attention import seen_by
-from headstart.views.masks import all_masks, causal, causal_and_padding, draw_masks, packed, padding, prefix
+from headstart.views.masks import (
+    all_masks,
+    causal,
+    causal_and_padding,
+    cross,
+    draw_masks,
+    packed,
+    padding,
+    prefix,
+)
 from tests.worlds import small_body
 
 
@@ -34,6 +43,18 @@ def test_a_mask_of_the_model_is_where_its_attention_weights_are(mask, kind, real
     assert mask.source == "model"
     for layer in looked_at(kind, 8, real):
         np.testing.assert_array_equal(layer, mask.seen)
+
+
+def test_the_cross_mask_is_where_a_decoder_gives_its_source_any_weight():
+    torch.manual_seed(0)
+    body, mask = BODIES["encoder-decoder"](small_body("encoder-decoder"), 40), cross(7, 6, 4)
+    tokens, source = torch.randint(5, 40, (1, 7)), torch.randint(5, 40, (1, 6))
+    batch = Batch(tokens, tokens > 0, source=source, source_real=torch.arange(6)[None, :] < 4)
+    with torch.no_grad():
+        watched = body.watch_all(batch)
+    assert mask.source == "model"
+    for layer in watched.cross:
+        np.testing.assert_array_equal((layer[0] > 0).all(dim=0).numpy(), mask.seen)
 
 
 def test_for_real_queries_the_causal_mask_alone_is_both_masks_joined():
@@ -67,7 +88,6 @@ def test_masks_that_no_body_applies_say_so():
     assert [name for name, source in sources.items() if source == "definition"] == [
         "packed documents",
         "prefix",
-        "cross",
     ]
 
 

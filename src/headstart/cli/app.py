@@ -16,31 +16,45 @@ from headstart.cli import (
     demo,
     embed,
     evaluate,
+    export,
+    fetch,
     finetune,
+    generate,
+    import_,
     picture,
     plan,
     predict,
     prepare,
     pretrain,
     resume,
+    serve,
+    translate,
+    tune,
 )
-from headstart.errors import ConfigError, HeadstartError, LostError, Stopped
-from headstart.training.launch import find_place
+from headstart.errors import HeadstartError, LostError, Stopped
+from headstart.training.launch import find_place, need_alone
 
 COMMANDS = (
     demo.demo,
     data.data,
+    fetch.fetch,
     prepare.prepare,
     pretrain.pretrain,
     finetune.finetune,
     compare.compare,
+    tune.tune,
     evaluate.evaluate,
     predict.predict,
+    generate.generate,
+    translate.translate,
     resume.resume,
     embed.embed,
     embed.nearest,
     plan.plan,
     complexity.complexity,
+    export.export,
+    import_.import_,
+    serve.serve,
 )
 
 MANY = ("pretrain", "finetune", "resume")  # what runs in many processes
@@ -65,7 +79,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(command.__name__.strip("_"))(command)
 app.add_typer(picture.picture_app)
 
 
@@ -79,13 +93,8 @@ def _version(
 
         print(find("headstart"))
         raise typer.Exit
-    if context.invoked_subcommand not in (None, *MANY) and find_place().count > 1:
-        error = ConfigError(
-            f"headstart {context.invoked_subcommand} runs in one process",
-            hint="give the command without torchrun",
-        )
-        error.is_shared = True
-        raise error
+    if context.invoked_subcommand not in (None, *MANY):
+        need_alone(f"headstart {context.invoked_subcommand}")
 
 
 def main() -> None:

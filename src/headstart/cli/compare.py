@@ -21,6 +21,12 @@ def compare(
         str | None,
         typer.Option("--labels", help="Label budgets, e.g. 100,400,1600: the label-efficiency curve."),
     ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            "--folds", help="Put train and valid together and hold out each of this many folds in turn."
+        ),
+    ] = None,
     corpora: Annotated[
         list[str] | None,
         typer.Option("--corpus", help="With --objectives: text to pretrain on; may be repeated."),
@@ -36,7 +42,8 @@ def compare(
     ] = None,
     epochs: o.Epochs = None,
     arms: Annotated[
-        str, typer.Option("--arms", help="Which arms to train.")
+        str,
+        typer.Option("--arms", help="Which arms to train; ensemble (of the fine-tuned seeds) may be added."),
     ] = "classical,scratch,frozen,fine-tuned",
     mark: Annotated[
         float | None,
@@ -73,6 +80,7 @@ def compare(
         "seeds": seeds,
         "first_seed": seed,
         "labels": _numbers(labels),
+        "folds": folds,
         "arms": [name.strip() for name in arms.split(",")],
         "mark": mark,
     }
@@ -123,6 +131,9 @@ def _by_objective(
         )
     shared = ("body", "tokenizer")  # the other sections speak of fine-tuning
     pretraining = {name: settings[name] for name in shared if name in settings}
+    machine = ("device", "precision", "compile")  # how to compute is said once, for bases and arms alike
+    given = settings.get("training", {})
+    pretraining["training"] = {name: given[name] for name in machine if name in given}
     tuning = {name: part for name, part in settings.items() if name not in shared}
     return compare_objectives(
         data,

@@ -1,6 +1,6 @@
 """headstart data."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,14 @@ def data(
     data: Annotated[
         str, typer.Argument(help="A table, a folder of train/valid/test tables, or a built-in name.")
     ],
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            "--pair",
+            metavar="SOURCE-TARGET",
+            help="DATA is parallel text, from one language to another: en-de.",
+        ),
+    ] = None,
     tokenizer: o.TokenizerName = None,
     length: Annotated[int, typer.Option("--length", help="Tokens after which a text would be cut.")] = 256,
     labels: o.Labels = None,
@@ -22,7 +30,7 @@ def data(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Audit labelled data before anything is trained: counts, balance, lengths, duplicates and leaks."""
+    """Audit labelled data, or parallel text with --pair, before training: counts, lengths, duplicates and leaks."""
     settings = o.gather(
         None,
         assignments,
@@ -31,9 +39,14 @@ def data(
         data__strict=strict,
         data__labels=labels,
     )
-    from headstart.workflows.inspect import inspect_data
+    from headstart.workflows.inspect import inspect_data, inspect_parallel
 
-    found = inspect_data(data, tokenizer=tokenizer, length=length, seed=seed, settings=settings)
+    found: Any
+    if pair is None:
+        found = inspect_data(data, tokenizer=tokenizer, length=length, seed=seed, settings=settings)
+    else:
+        _refuse_labels(labels, text_column, label_column)
+        found = inspect_parallel(data, pair, tokenizer=tokenizer, length=length, settings=settings)
     if as_json:
         from headstart.cli.listener import print_json
 
@@ -41,10 +54,23 @@ def data(
         return
     from rich.console import Console
 
+    from headstart.views.parallel_audit import parallel_tables
     from headstart.views.terminal import audit_lines, audit_tables
 
     console = Console()
-    for part in audit_tables(found.to_dict()):
+    for part in (audit_tables if pair is None else parallel_tables)(found.to_dict()):
         console.print(part)
     for line in audit_lines(found.to_dict()):
         console.print(line, highlight=False)
+
+
+def _refuse_labels(labels: int | None, text_column: str | None, label_column: str | None) -> None:
+    from headstart.errors import ConfigError
+
+    flags = {"--labels": labels, "--text-column": text_column, "--label-column": label_column}
+    for flag, value in flags.items():
+        if value is not None:
+            raise ConfigError(
+                f"{flag} goes with labelled data, not with --pair",
+                hint="the columns of a parallel table are called by their languages",
+            )

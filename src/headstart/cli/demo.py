@@ -10,10 +10,10 @@ from headstart.cli import options as o
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="The new folder to write to.")] = Path("runs/demo"),
-    minutes: Annotated[float, typer.Option("--minutes", help="Minutes of pretraining.")] = 4.5,
+    minutes: Annotated[float, typer.Option("--minutes", help="Minutes of pretraining.")] = 6,
     seeds: Annotated[int, typer.Option("--seeds", help="Models to train of each arm.")] = 3,
     labels: Annotated[int, typer.Option("--labels", help="Labelled reviews to learn from.")] = 1600,
-    epochs: Annotated[float, typer.Option("--epochs", help="Epochs of fine-tuning.")] = 6,
+    epochs: Annotated[float, typer.Option("--epochs", help="Epochs of fine-tuning.")] = 3,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
     as_json: o.Json = False,
     quiet: o.Quiet = False,

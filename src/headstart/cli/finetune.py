@@ -14,6 +14,14 @@ def finetune(
         str, typer.Argument(help="A table, a folder of train/valid/test tables, or a built-in name.")
     ],
     out: o.Out,
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            "--pair",
+            metavar="SOURCE-TARGET",
+            help="Learn to translate from one language to the other: en-de, …",
+        ),
+    ] = None,
     preset: o.Preset = None,
     tokenizer: o.TokenizerName = None,
     labels: o.Labels = None,
@@ -40,7 +48,8 @@ def finetune(
 ) -> None:
     """Put a new head on BASE and train it on DATA.
 
-    With `scratch` as BASE the same model starts from fresh weights: the twin to compare with.
+    With `scratch` as BASE the same model starts from fresh weights: the twin to compare with. With --pair DATA holds
+    texts and their translations (train.en, train.de, …), and an encoder-decoder learns to translate.
     """
     settings = o.gather(
         config,
@@ -66,7 +75,7 @@ def finetune(
     from headstart.workflows.finetune import finetune as run
 
     with Listener(quiet or as_json or not o.speaks()) as listener:
-        result = run(base, data, out, preset=preset, settings=settings, on_event=listener)
+        result = run(base, data, out, pair=pair, preset=preset, settings=settings, on_event=listener)
     if not o.speaks():
         return
     if as_json:
@@ -76,15 +85,19 @@ def finetune(
 
 
 def show(result: object) -> None:
-    """A finished classifier in words."""
+    """A finished classifier or translator in words."""
     from headstart.cli.evaluate import show_score
     from headstart.cli.listener import clock
     from headstart.workflows.finetune import Finetuned
+    from headstart.workflows.translate import FinishedTranslator
 
-    assert isinstance(result, Finetuned)
+    assert isinstance(result, Finetuned | FinishedTranslator)
+    is_translator = isinstance(result, FinishedTranslator)
+    kind = "translator" if is_translator else "classifier"
     print(
-        f"classifier ready in {result.path}: {result.parameters:,} parameters, trained in {clock(result.seconds)},"
+        f"{kind} ready in {result.path}: {result.parameters:,} parameters, trained in {clock(result.seconds)},"
     )
     print(f"weights of epoch {result.best_epoch:g}")
     show_score(result.score)
-    print(f"next: headstart predict {result.path} FILE, or headstart evaluate {result.path} DATA")
+    use = "translate {} FILE" if is_translator else "predict {} FILE"
+    print(f"next: headstart {use.format(result.path)}, or headstart evaluate {result.path} DATA")

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 import typer
 
 Out = Annotated[Path, typer.Option("--out", help="The new folder to write the run to.")]
-Preset = Annotated[str | None, typer.Option("--preset", help="Named settings: lab, tiny, small.")]
+Preset = Annotated[
+    str | None, typer.Option("--preset", help="Named settings: tiny, small, lab, bert, translate-tiny, …")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="The one number that all chance depends on.")]
 Tokens = Annotated[int | None, typer.Option("--tokens", help="Budget: stop after this many tokens.")]
 Steps = Annotated[int | None, typer.Option("--steps", help="Budget: stop after this many steps.")]
@@ -38,6 +40,10 @@ SaveEvery = Annotated[
 ]
 Force = Annotated[
     bool, typer.Option("--force", help="Train even when the plan says that memory will not do.")
+]
+LengthPenalty = Annotated[
+    float,
+    typer.Option("--length-penalty", help="Of a search: above 0 longer texts gain, below 0 shorter ones."),
 ]
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="The same bits each time, also on a GPU; slower there.")

@@ -27,6 +27,20 @@ def attention(
     run: Run,
     text: Annotated[str, typer.Argument(help="The text to read, in quotes.")],
     out: PictureOut = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", metavar="TEXT", help="Of a translator: the translation of TEXT; its own unless given."
+        ),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--part",
+            metavar="cross|encoder|decoder",
+            help="Of a translator: target to source (unless told), source to itself, target to itself.",
+        ),
+    ] = None,
     layer: Annotated[
         int | None, typer.Option("--layer", help="Draw this layer alone, counted from 1.")
     ] = None,
@@ -35,15 +49,23 @@ def attention(
     ] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Draw where each token of TEXT looks, in every layer and attention head."""
+    """Draw where each token of TEXT looks, in every layer and attention head.
+
+    For a translator: where the translation of TEXT looks in it.
+    """
     _check(out, as_json)
     from headstart.workflows.picture import picture_attention
 
-    maps, files = picture_attention(run, text, out, layer=layer, attention_head=attention_head)
+    maps, files = picture_attention(
+        run, text, out, target=target, part=part, layer=layer, attention_head=attention_head
+    )
     if as_json:
         print_arrays(maps.to_dict(layer, attention_head))
         return
-    print(f"{len(maps.queries)} tokens, {maps.layers} layers of {maps.attention_heads} attention heads")
+    looked = "" if maps.is_self else f" that look at {len(maps.keys)}"
+    print(
+        f"{len(maps.queries)} tokens{looked}, {maps.layers} layers of {maps.attention_heads} attention heads"
+    )
     _show(files)
 
 

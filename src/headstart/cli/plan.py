@@ -9,10 +9,14 @@ from headstart.cli import options as o
 
 
 def plan(
-    preset: Annotated[str, typer.Option("--preset", help="Named settings: lab, tiny, small.")] = "tiny",
+    preset: Annotated[
+        str, typer.Option("--preset", help="Named settings: tiny, small, lab, bert, translate-tiny, …")
+    ] = "tiny",
     objective: Annotated[
         str | None,
-        typer.Option("--objective", help="causal-lm, masked-lm, classify; the preset's unless given."),
+        typer.Option(
+            "--objective", help="causal-lm, masked-lm, classify, translate, …; the preset's unless given."
+        ),
     ] = None,
     classes: Annotated[
         int | None,

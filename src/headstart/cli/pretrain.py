@@ -14,7 +14,9 @@ def pretrain(
     ],
     out: o.Out,
     objective: Annotated[str | None, typer.Option("--objective", help="causal-lm or masked-lm.")] = None,
-    preset: Annotated[str, typer.Option("--preset", help="Named settings: lab, tiny, small.")] = "tiny",
+    preset: Annotated[
+        str, typer.Option("--preset", help="Named settings: tiny, small, lab, bert, translate-tiny, …")
+    ] = "tiny",
     tokenizer: o.TokenizerName = None,
     minutes: o.Minutes = None,
     steps: o.Steps = None,

@@ -24,11 +24,13 @@ def resume(
     """
     if o.launched(context, nproc, nodes, meet, max_restarts):
         return
-    from headstart.cli import compare, finetune, pretrain
+    from headstart.cli import compare, finetune, pretrain, tune
     from headstart.cli.listener import Listener, print_json
     from headstart.results import Comparison
     from headstart.workflows.finetune import Finetuned
     from headstart.workflows.resume import resume as go_on
+    from headstart.workflows.translate import FinishedTranslator
+    from headstart.workflows.tune import Tuned
 
     with Listener(quiet or as_json or not o.speaks()) as listener:
         result = go_on(run, listener)
@@ -40,7 +42,9 @@ def resume(
         print_json(result)
     elif isinstance(result, Comparison):
         compare.show(result, run)
-    elif isinstance(result, Finetuned):
+    elif isinstance(result, Finetuned | FinishedTranslator):
         finetune.show(result)
+    elif isinstance(result, Tuned):
+        tune.show(result)
     else:
         pretrain.show(result)

@@ -26,7 +26,7 @@ class Spread:
     p50: float
     p95: float
     p99: float
-    max: int
+    max: float  # whole for lengths
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def audit(
 ) -> Audit:
     """An account of `dataset`; `lengths` in tokens and shares of `unknown` tokens are by split."""
     exact = _places(dataset, text_hash)
-    near = _places(dataset, _near_hash)
+    near = _places(dataset, near_hash)
     splits = {}
     for name, examples in dataset.splits.items():
         counts = (lengths or {}).get(name)
@@ -90,8 +90,8 @@ def audit(
         splits[name] = SplitAudit(
             count=len(examples),
             classes=dataset.balance(name),
-            characters=_spread([len(example.text) for example in examples]),
-            tokens=None if counts is None else _spread(counts),
+            characters=spread([len(example.text) for example in examples]),
+            tokens=None if counts is None else spread(counts),
             truncated=None if counts is None or limit is None else _share_over(counts, limit),
             unknown=(unknown or {}).get(name),
             duplicates=duplicates,
@@ -104,7 +104,7 @@ def audit(
     return Audit(dataset.name, limit, splits, leaks, near_leaks, dataset.skips, dataset.notes, warnings)
 
 
-def _near_hash(text: str) -> int | None:
+def near_hash(text: str) -> int | None:
     """The hash of a text's letters and digits in lower case; None when it has neither."""
     bare = re.sub(r"[\W_]+", "", text.lower())
     return text_hash(bare) if bare else None
@@ -158,11 +158,12 @@ def _leak(hashed: int, found: dict[str, list[Example]]) -> Leak:
     return Leak(excerpt, f"{hashed:016x}", origins)
 
 
-def _spread(values: Sequence[int]) -> Spread:
+def spread(values: Sequence[float]) -> Spread:
+    """The mean, percentiles and largest of `values`; zeros when there are none."""
     if not len(values):
         return Spread(0.0, 0.0, 0.0, 0.0, 0.0, 0)
     p5, p50, p95, p99 = (float(value) for value in np.percentile(values, [5, 50, 95, 99]))
-    return Spread(float(np.mean(values)), p5, p50, p95, p99, int(max(values)))
+    return Spread(float(np.mean(values)), p5, p50, p95, p99, max(values))
 
 
 def _share_over(values: Sequence[int], limit: int) -> float:

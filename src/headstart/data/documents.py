@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 from headstart.config import DataConfig
-from headstart.data.example import Skip
+from headstart.data.example import ALIASES, Skip
 from headstart.data.lines import KINDS, kind_of, missing, names_beside, open_text, reading
 from headstart.data.records import iterate_rows
-from headstart.data.sources import ALIASES, SOURCES, load_dataset
+from headstart.data.sources import SOURCES, load_dataset
 from headstart.data.tables import iterate_table
 from headstart.errors import DataError, nearest
 from headstart.files import content_hash, file_hash

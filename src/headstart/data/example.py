@@ -10,6 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 SPLITS = ("train", "valid", "test")
+ALIASES = {
+    "val": "valid",
+    "dev": "valid",
+    "validation": "valid",
+    **{name: name for name in SPLITS},
+}  # in file names
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,11 @@ def decode_lines(handle: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
         yield number, line.removesuffix("\n").removesuffix("\r")
 
 
+def one_line(text: str) -> str:
+    """The text with every line break that any reader may know as a space, so that it stays on one line."""
+    return " ".join(text.splitlines())
+
+
 def missing(path: Path) -> DataError:
     """The error for a path that does not exist, offering the nearest name in its folder."""
     others = [name for name in names_beside(path) if name != path.name]

@@ -106,8 +106,13 @@ class BlockLoader:
         return rows
 
 
+def sides(row: Row) -> tuple[int, ...]:
+    """The lengths that a batch pads apart: of the text, and of its source where it has one."""
+    return (len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source))
+
+
 class TextLoader:
-    """Whole texts, those of like length together, as many as a token budget holds."""
+    """Whole texts, those of like length together, as many as a token budget holds; sources count too."""
 
     def __init__(
         self,
@@ -118,7 +123,7 @@ class TextLoader:
         shuffled: bool = True,
     ):
         self.rows, self.batch_tokens, self.batch_examples = rows, batch_tokens, batch_examples or len(rows)
-        self.lengths = np.array([len(row.tokens) for row in rows])
+        self.lengths = np.array([sides(row) for row in rows] or np.zeros((0, 1), int))  # (N, sides)
         self.seed, self.shuffled = seed, shuffled
         self.batches = lru_cache(maxsize=2)(self._batches)
 
@@ -128,29 +133,34 @@ class TextLoader:
 
     def _cut(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Consecutive batches, each within the budget (or a single text that is over it)."""
-        batches, start, longest = [], 0, 0
-        for at, number in enumerate(numbers):
-            grown = max(longest, int(self.lengths[number]))
+        batches, start, longest = [], 0, [0] * self.lengths.shape[1]
+        for at, own in enumerate(self.lengths[numbers].tolist()):
+            grown = list(map(max, longest, own))
             if at > start and (
-                grown * (at - start + 1) > self.batch_tokens or at - start >= self.batch_examples
+                sum(grown) * (at - start + 1) > self.batch_tokens or at - start >= self.batch_examples
             ):
                 batches.append(numbers[start:at])
-                start, grown = at, int(self.lengths[number])
+                start, grown = at, own
             longest = grown
         return [*batches, numbers[start:]] if len(numbers) else []
+
+    def _sorted(self, numbers: np.ndarray) -> np.ndarray:
+        """By the longer side, and those alike by the shorter: both sides of a batch stay close."""
+        lengths = self.lengths[numbers]
+        return numbers[np.lexsort((lengths.min(axis=1), lengths.max(axis=1)))]
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
         """Texts shuffled, sorted by length inside pools of many batches, cut, and the batches shuffled."""
         if not self.shuffled:
-            return self._cut(np.argsort(self.lengths, kind="stable"))
+            return self._cut(self._sorted(np.arange(len(self.rows))))
         chance = _chance(self.seed, epoch)
         numbers = chance.permutation(len(self.rows))
-        mean = max(1.0, float(self.lengths.mean()))
+        mean = max(1.0, float(self.lengths.sum(axis=1).mean()))
         pool = 20 * max(1, min(self.batch_examples, int(self.batch_tokens / mean)))
         batches: list[np.ndarray] = []
         for at in range(0, len(numbers), pool):
             part = numbers[at : at + pool]
-            batches += self._cut(part[np.argsort(self.lengths[part], kind="stable")])
+            batches += self._cut(self._sorted(part))
         return [batches[number] for number in chance.permutation(len(batches))]
 
     def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
@@ -162,7 +172,7 @@ def padding_share(loader: Loader, epoch: int = 0) -> float:
     """The share of computed positions that would be padding in an epoch."""
     computed = real = 0
     for numbers in loader.batches(epoch):
-        lengths = [len(row.tokens) for row in loader.fetch(numbers, epoch)]
-        computed += max(lengths) * len(lengths)
-        real += sum(lengths)
+        lengths = np.array([sides(row) for row in loader.fetch(numbers, epoch)])  # (N, sides)
+        computed += int(lengths.max(axis=0).sum()) * len(lengths)
+        real += int(lengths.sum())
     return 1 - real / max(1, computed)

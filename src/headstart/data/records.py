@@ -23,23 +23,41 @@ Row = tuple[int, list[Any] | str]
 QUOTING = 'write a quote inside a quoted field twice (""), or save the table as .jsonl'
 
 
-def iterate_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def iterate_rows(path: Path, columns: Sequence[str], has_labels: bool = True) -> Iterator[Row]:
     """The values in `columns` of each row, or the reason why that row has none, with its first line's number.
 
-    The first two columns are the text and the label. Blank lines are no rows, unless the table has one column.
+    The first column is the text and the second, where it `has_labels`, the label. Blank lines are no rows, unless the
+    table has one column.
     """
     if len(set(columns)) < len(columns):
         raise DataError(
             f"text and label are both read from column {columns[0]!r}",
             hint="give --text-column and --label-column different names",
         )
+    yield from _reader(path)(path, columns, has_labels)
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns that a table's header, or the first object of a .jsonl file, names; none when the table is empty."""
+    reader = _reader(path)
+    if reader is _read_objects:
+        objects = (_parsed(path, number, line) for number, line in open_text(path) if line.strip())
+        return list(next((content for content in objects if isinstance(content, dict)), {}))
+    _, line = next(open_text(path), (0, ""))
+    if reader is _read_tabs and not _is_quoted(header := _tab_header(line)):
+        return header if line else []
+    _, fields = next(_Records(path, "\t" if reader is _read_tabs else ","), (0, []))
+    return [name.strip() for name in fields]
+
+
+def _reader(path: Path) -> "Reader":
     reader = READERS.get(kind_of(path))
     if reader is None:
         raise DataError(
             f"{path} is no table: its name ends in none of {', '.join(TABLE_KINDS)} (also with .gz or .xz)",
             hint="give the file the ending of what it is",
         )
-    yield from reader(path, columns)
+    return reader
 
 
 def find_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> list[int]:
@@ -78,14 +96,22 @@ def _chosen(fields: list[str], places: list[int], width: int) -> list[Any] | str
     return [fields[place] for place in places]
 
 
-def _read_tabs(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _tab_header(line: str) -> list[str]:
+    return [name.strip() for name in line.split("\t")]
+
+
+def _is_quoted(header: list[str]) -> bool:
+    return all(len(name) > 1 and name[0] == name[-1] == '"' for name in header)
+
+
+def _read_tabs(path: Path, columns: Sequence[str], has_labels: bool) -> Iterator[Row]:
     lines = open_text(path)
     first = next(lines, None)
     if first is None:
         return
-    header = [name.strip() for name in first[1].split("\t")]
-    if all(len(name) > 1 and name[0] == name[-1] == '"' for name in header):
-        yield from _read_quoted(path, columns, "\t")
+    header = _tab_header(first[1])
+    if _is_quoted(header):
+        yield from _read_quoted(path, columns, "\t", has_labels)
         return
     places = find_columns(path, columns, header)
     for number, line in lines:
@@ -93,11 +119,11 @@ def _read_tabs(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             yield number, _chosen(line.split("\t"), places, len(header))
 
 
-def _read_commas(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    return _read_quoted(path, columns, ",")
+def _read_commas(path: Path, columns: Sequence[str], has_labels: bool) -> Iterator[Row]:
+    return _read_quoted(path, columns, ",", has_labels)
 
 
-def _read_quoted(path: Path, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
+def _read_quoted(path: Path, columns: Sequence[str], delimiter: str, has_labels: bool) -> Iterator[Row]:
     records = _Records(path, delimiter)
     first = next(records, None)
     if first is None:
@@ -109,7 +135,7 @@ def _read_quoted(path: Path, columns: Sequence[str], delimiter: str) -> Iterator
         if not fields and len(header) != 1:
             continue
         values = _chosen(fields or [""], places, len(header))
-        if len(places) > 1 and not isinstance(values, str):
+        if has_labels and len(places) > 1 and not isinstance(values, str):
             if len(seen) < KNOWN_LABELS and values[1].strip():
                 seen.add(values[1].strip())
             if any(
@@ -177,7 +203,7 @@ class _Records(Iterator[tuple[int, list[str]]]):
         return self.start + (text[: opened.start()].count("\n") if opened else 0)
 
 
-def _read_objects(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _read_objects(path: Path, columns: Sequence[str], has_labels: bool) -> Iterator[Row]:
     is_checked = False
     for number, line in open_text(path):
         if not line.strip():
@@ -203,7 +229,8 @@ def _parsed(path: Path, number: int, line: str) -> Any:
         ) from None
 
 
-READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]] = {
+Reader = Callable[[Path, Sequence[str], bool], Iterator[Row]]
+READERS: dict[str, Reader] = {
     ".tsv": _read_tabs,
     ".csv": _read_commas,
     ".jsonl": _read_objects,

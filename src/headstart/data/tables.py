@@ -7,14 +7,14 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from headstart.data.example import Example, Skip
 from headstart.data.lines import open_text, read_lines
 from headstart.data.records import iterate_rows
 from headstart.errors import DataError
 
-__all__ = ["iterate_table", "iterate_texts", "open_text", "read_lines", "read_table"]
+__all__ = ["iterate_table", "iterate_texts", "open_text", "read_lines", "read_table", "refuse", "text_fault"]
 
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # only JSON escapes can bring one in
 
@@ -24,7 +24,7 @@ def read_table(
 ) -> tuple[list[Example], list[Skip]]:
     """The examples of a table and the rows left out; with `strict` the first such row is an error."""
     skips: list[Skip] = []
-    examples = list(iterate_table(path, text_column, label_column, _refuse if strict else skips.append))
+    examples = list(iterate_table(path, text_column, label_column, refuse if strict else skips.append))
     return examples, skips
 
 
@@ -58,7 +58,7 @@ def iterate_texts(path: Path, text_column: str) -> Iterator[str]:
     """The text of each row of a table, empty ones too, so that answers line up; an unreadable row is an error."""
     is_empty = True
     for number, values in iterate_rows(path, [text_column]):
-        reason = values if isinstance(values, str) else _text_fault(values[0])
+        reason = values if isinstance(values, str) else text_fault(values[0])
         if reason:
             raise DataError(f"{path}:{number}: {reason}", hint="mend that row, or take it out")
         is_empty = False
@@ -67,7 +67,8 @@ def iterate_texts(path: Path, text_column: str) -> Iterator[str]:
         raise _without_rows(path)
 
 
-def _refuse(skip: Skip) -> None:
+def refuse(skip: Skip) -> NoReturn:
+    """Make an error of a row that would be skipped."""
     raise DataError(
         f"{skip.origin}: {skip.reason}", hint="mend the row, or leave out --strict to skip such rows"
     )
@@ -82,7 +83,7 @@ def _without_rows(path: Path) -> DataError:
 def _example(values: list[Any], origin: str) -> Example | str:
     """The example in a row's text and label, or the reason why there is none."""
     text = values[0]
-    fault = _text_fault(text)
+    fault = text_fault(text)
     if fault:
         return fault
     if not text.strip():
@@ -97,7 +98,8 @@ def _example(values: list[Any], origin: str) -> Example | str:
     return Example(text, label, origin)
 
 
-def _text_fault(text: Any) -> str:
+def text_fault(text: Any) -> str:
+    """Why a value cannot be a text, or ""."""
     if not isinstance(text, str):
         return f"the text is {_sort_of(text)}, no string"
     if HALF_CHARACTER.search(text):

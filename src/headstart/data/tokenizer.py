@@ -21,6 +21,7 @@ __all__ = ["KEEP", "TOKENIZERS", "Tokenizer", "open_tokenizer", "resolve_tokeniz
 FILE = "tokenizer.json"
 DICTIONARY = "dict.txt"
 MODEL = "sentencepiece.model"
+ROLES = "roles.json"  # beside a tokenizer of others: which token plays which part, and how many there are
 
 Ids = Sequence[int] | NDArray[np.integer]
 
@@ -47,6 +48,7 @@ class Engine(Protocol):
     kind: str
     size: int
     specials: dict[str, int | None]  # padding, unknown, first, last, mask
+    silent: frozenset[int]  # numbers below `size` that stand for nothing
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, without specials."""
@@ -85,7 +87,7 @@ class Tokenizer:
         self.padding, self.unknown = int(numbers["padding"] or 0), int(numbers["unknown"] or 0)
         self.first, self.last = int(numbers["first"] or 0), int(numbers["last"] or 0)
         self.mask = numbers["mask"]
-        self.special_ids = frozenset(number for number in numbers.values() if number is not None)
+        self.special_ids = engine.silent | {number for number in numbers.values() if number is not None}
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The token ids of each text, without specials and uncut; a text never becomes a special token but unknown."""
@@ -121,33 +123,37 @@ class Tokenizer:
         found = [end and number not in self.special_ids for number, end in enumerate(found)]
         return np.array(found)
 
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer into `folder`, `tokenizer.json` last."""
-        for name, content in self.engine.files().items():
-            write_bytes(folder / name, content)
+    def save(self, folder: Path, name: str = FILE) -> None:
+        """Write the tokenizer into `folder`, the file called `name` last."""
+        for part, content in self.engine.files().items():
+            write_bytes(folder / (name if part == FILE else part), content)
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
-        """The tokenizer saved in `folder`."""
-        return _from_json(folder / FILE)
+    def load(cls, folder: Path, name: str = FILE) -> "Tokenizer":
+        """The tokenizer saved in `folder` under that name."""
+        return _from_json(folder / name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.engine,)
 
 
 class _Learned:
-    """A tokenizer of the `tokenizers` package; its JSON text is kept as it is, so that it stays itself."""
+    """A tokenizer of the `tokenizers` package; its JSON text is kept as it is, so that it stays itself.
 
-    def __init__(self, content: str):
+    `roles` is the JSON text of special tokens (`specials`, by number) and of the vocabulary's `size`, for a tokenizer
+    whose tokens have names of their own, or whose model has room for more of them.
+    """
+
+    def __init__(self, content: str, roles: str = ""):
         from tokenizers import Tokenizer as Rust
 
-        self.content = content
+        self.content, self.roles = content, roles
         self.rust = Rust.from_str(content)
         self.rust.encode_special_tokens = True  # "[MASK]" in a text is text, not the mask
         self.rust.no_truncation()
         self.rust.no_padding()
         layout = json.loads(content)
-        self.kind = KINDS[layout["model"]["type"]]
+        self.kind = KINDS[type(self.rust.model).__name__]
         self.is_byte_level = (layout.get("decoder") or {}).get("type") == "ByteLevel"
         vocabulary = self.rust.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values()) + 1
@@ -155,6 +161,10 @@ class _Learned:
             role: next((vocabulary[name] for name in names if name in vocabulary), None)
             for role, names in NAMES.items()
         }
+        if roles:
+            told = json.loads(roles)
+            self.size, self.specials = max(self.size, told["size"]), dict.fromkeys(NAMES) | told["specials"]
+        self.silent = frozenset(range(self.size)) - set(vocabulary.values())
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [encoded.ids for encoded in self.rust.encode_batch_fast(texts, add_special_tokens=False)]
@@ -169,13 +179,15 @@ class _Learned:
         return bytes(BYTES[character] for character in piece).decode("utf-8", errors="backslashreplace")
 
     def files(self) -> dict[str, bytes]:
-        return {FILE: self.content.encode("utf-8")}
+        roles = {ROLES: self.roles.encode("utf-8")} if self.roles else {}
+        return {**roles, FILE: self.content.encode("utf-8")}
 
     def fingerprint(self) -> str:
-        return content_hash(json.loads(self.content))
+        layout = json.loads(self.content)
+        return content_hash([layout, json.loads(self.roles)] if self.roles else layout)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Learned, (self.content,)
+        return _Learned, (self.content, self.roles)
 
 
 class _Lab:
@@ -183,6 +195,7 @@ class _Lab:
 
     kind = "lab"
     specials: dict[str, int | None] = {"first": 0, "padding": 1, "last": 2, "unknown": 3, "mask": None}  # noqa: RUF012
+    silent: frozenset[int] = frozenset()
 
     def __init__(self, model: bytes, dictionary: bytes):
         try:
@@ -245,6 +258,11 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     )
 
 
+def tokenizer_of(content: str, roles: str = "") -> Tokenizer:
+    """A tokenizer from the text of its `tokenizer.json`, and of its `roles.json` where it has one."""
+    return Tokenizer(_Learned(content, roles))
+
+
 def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]]) -> Tokenizer:
     """The tokenizer that `--tokenizer KIND|PATH` asks for: learned from the texts, or opened."""
     if config.kind in TOKENIZERS:
@@ -274,7 +292,8 @@ def _from_json(path: Path) -> Tokenizer:
             return Tokenizer(
                 _Lab(_read(path.with_name(layout["model"])), _read(path.with_name(layout["dictionary"])))
             )
-        return Tokenizer(_Learned(content.decode("utf-8")))
+        roles = path.with_name(ROLES)
+        return tokenizer_of(content.decode("utf-8"), roles.read_text("utf-8") if roles.is_file() else "")
     except HeadstartError:
         raise
     except Exception as error:  # the package raises plain Exceptions

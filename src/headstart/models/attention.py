@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstart.config import BodyConfig
+from headstart.models.cache import Past
 from headstart.models.norm import make_norm
 
 
@@ -36,15 +37,16 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, way: int) -> Tensor:
 def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair of numbers by the angle of its position (Su et al., 2021); halves are paired as in Llama.
 
-    `x` is (B, T, …, D/A), with any number of dimensions between.
+    `x` is (B, T, …, D/A), with any number of dimensions between; `turns` are (T, D/A), or (B, T, D/A) where rows
+    stand at different positions.
     """
     half = x.shape[-1] // 2
-    shape = (x.shape[1], *(1,) * (x.ndim - 3), half)
-    cos, sin = (turn[:, :half].view(shape).to(x.dtype) for turn in turns)
+    between = (1,) * (x.ndim - 3)
+    cos, sin = (turn[..., :half].view(*turn.shape[:-1], *between, half).to(x.dtype) for turn in turns)
     if torch.compiler.is_compiling():  # the compiler fuses the plain form, and cannot follow the other
         first, second = x[..., :half], x[..., half:]
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return _Rotation.apply(x, cos, sin)
+    return _Rotation.apply(x, cos, sin) if x.requires_grad else _turned(x, cos, sin, 1)
 
 
 class Attention(nn.Module):
@@ -53,24 +55,30 @@ class Attention(nn.Module):
     def __init__(self, config: BodyConfig):
         super().__init__()
         self.attention_heads = config.attention_heads
+        self.key_value_heads = config.key_value_heads or config.attention_heads
         self.head_width = config.width // config.attention_heads
         self.dropout = config.attention_dropout
-        self.inward = nn.Linear(config.width, 3 * config.width, bias=config.biases)
+        inner = (config.attention_heads + 2 * self.key_value_heads) * self.head_width
+        self.inward = nn.Linear(config.width, inner, bias=config.biases)
         self.outward = nn.Linear(config.width, config.width, bias=config.biases)
         self.query_norm = make_norm(config, self.head_width) if config.qk_norm else None
         self.key_norm = make_norm(config, self.head_width) if config.qk_norm else None
 
     def _split(self, hidden: Tensor, turns: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = hidden.shape
-        merged = self.inward(hidden).view(batch, length, 3, self.attention_heads, self.head_width)
-        asking, value = merged.split((2, 1), dim=2)  # queries and keys turn together: (B, T, 2, A, D/A)
+        asked, shared = self.attention_heads, self.key_value_heads  # A, K
+        merged = self.inward(hidden).view(batch, length, asked + 2 * shared, self.head_width)
+        asking, value = merged.split((asked + shared, shared), dim=2)  # queries and keys turn together
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = asking.unbind(2)
-            asking = torch.stack((self.query_norm(query), self.key_norm(key)), dim=2)
+            query, key = asking.split((asked, shared), dim=2)
+            asking = torch.cat((self.query_norm(query), self.key_norm(key)), dim=2)
         if turns is not None:
             asking = rotate(asking, turns)
-        query, key = asking.to(value.dtype).transpose(1, 3).unbind(2)  # (B, A, T, D/A) each
-        return query, key, value[:, :, 0].transpose(1, 2)
+        query, key = asking.to(value.dtype).transpose(1, 2).split((asked, shared), dim=1)
+        value = value.transpose(1, 2)
+        if shared != asked:  # each of K serves A / K queries
+            key, value = (part.repeat_interleave(asked // shared, dim=1) for part in (key, value))
+        return query, key, value  # (B, A, T, D/A) each
 
     def _merge(self, mixed: Tensor) -> Tensor:
         return self.outward(mixed.transpose(1, 2).flatten(2))  # (B, A, T, D/A) -> (B, T, D)
@@ -89,12 +97,78 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """What `forward` gives without dropout, and the weights (B, A, T, T) behind it."""
         query, key, value = self._split(hidden, turns)
-        scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_width)  # (B, A, T, T)
-        seen = visible(hidden.shape[1], causal, mask, hidden.device)
-        if seen is not None:
-            scores = scores.masked_fill(~seen, float("-inf"))
-        weights = scores.softmax(dim=-1)
-        return self._merge(weights @ value), weights
+        mixed, weights = watched(query, key, value, visible(hidden.shape[1], causal, mask, hidden.device))
+        return self._merge(mixed), weights
+
+    def read(
+        self,
+        hidden: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        turns: tuple[Tensor, Tensor] | None,
+        past: Past,
+    ) -> Tensor:
+        """What `forward` gives at new positions alone, the keys and values of earlier ones being remembered."""
+        query, key, value = self._split(hidden, turns)
+        key, value = past.extend(key, value)
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+        return self._merge(mixed)
+
+
+class CrossAttention(nn.Module):
+    """Queries from one text, keys and values from another: how a decoder reads what the encoder made of the source."""
+
+    def __init__(self, config: BodyConfig):
+        super().__init__()
+        self.attention_heads = config.attention_heads
+        self.head_width = config.width // config.attention_heads
+        self.dropout = config.attention_dropout
+        self.asking = nn.Linear(config.width, config.width, bias=config.biases)
+        self.inward = nn.Linear(config.width, 2 * config.width, bias=config.biases)
+        self.outward = nn.Linear(config.width, config.width, bias=config.biases)
+        self.query_norm = make_norm(config, self.head_width) if config.qk_norm else None
+        self.key_norm = make_norm(config, self.head_width) if config.qk_norm else None
+
+    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, A, S, D/A) of the encoder's vectors (B, S, D)."""
+        batch, length, _ = memory.shape
+        merged = self.inward(memory).view(batch, length, 2, self.attention_heads, self.head_width)
+        key, value = merged.unbind(2)
+        if self.key_norm is not None:
+            key = self.key_norm(key).to(value.dtype)
+        return key.transpose(1, 2), value.transpose(1, 2)
+
+    def _query(self, hidden: Tensor, sources: int) -> Tensor:
+        """(B, A, T, D/A); several rows a source, as in beam search, stand one after the other in T."""
+        query = self.asking(hidden).view(sources, -1, self.attention_heads, self.head_width)
+        if self.query_norm is not None:
+            query = self.query_norm(query).to(hidden.dtype)
+        return query.transpose(1, 2)
+
+    def _merge(self, mixed: Tensor, shape: torch.Size) -> Tensor:
+        return self.outward(mixed.transpose(1, 2).reshape(shape))
+
+    def forward(self, hidden: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Each position's mixture of the source; `mask` (B, 1, 1, S) is True where a key may be read."""
+        query = self._query(hidden, key.shape[0])
+        dropout = self.dropout if self.training else 0.0
+        return self._merge(
+            F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout), hidden.shape
+        )
+
+    def watch(self, hidden: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What `forward` gives without dropout, and the weights (B, A, T, S) behind it."""
+        mixed, weights = watched(self._query(hidden, key.shape[0]), key, value, mask)
+        return self._merge(mixed, hidden.shape), weights
+
+
+def watched(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention written out: the mixture, and the weights (B, A, T, S) behind it."""
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # (B, A, T, S)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, float("-inf"))
+    weights = scores.softmax(dim=-1)
+    return weights @ value, weights
 
 
 def visible(length: int, causal: bool, mask: Tensor | None, device: torch.device) -> Tensor | None:
@@ -103,3 +177,11 @@ def visible(length: int, causal: bool, mask: Tensor | None, device: torch.device
         return mask
     square = torch.ones(length, length, dtype=torch.bool, device=device).tril()  # (T, T)
     return square if mask is None else square & mask
+
+
+def within(length: int, window: int, seen: Tensor | None, device: torch.device) -> Tensor:
+    """`seen`, at most `window` tokens away; every query reads itself, so that padding far from any text reads something."""
+    place = torch.arange(length, device=device)
+    distance = (place[:, None] - place[None, :]).abs()  # (T, T)
+    near = distance <= window
+    return near if seen is None else (near & seen) | (distance == 0)

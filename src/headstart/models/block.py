@@ -7,18 +7,23 @@ from torch.nn import functional as F
 
 from headstart.config import BodyConfig
 from headstart.errors import pick
-from headstart.models.attention import Attention
+from headstart.models.attention import Attention, CrossAttention
+from headstart.models.cache import Past
 from headstart.models.dropout import drop
 from headstart.models.norm import make_norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu2": lambda x: F.relu(x).square(),
     "swiglu": F.silu,
     "geglu": F.gelu,
 }
 GATED = ("swiglu", "geglu")
+Turns = tuple[Tensor, Tensor]  # cosines and sines of rotary positions
+View = tuple[Tensor | None, bool, Turns | None]  # what a layer may read, causal or not, its turns
+Source = tuple[Tensor, Tensor, Tensor | None]  # keys, values and mask of another text
 
 
 class FeedForward(nn.Module):
@@ -45,38 +50,83 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to what came in, with the norm before or after."""
+    """Attention and feed-forward, each added to what came in, with the norm before or after.
 
-    def __init__(self, config: BodyConfig):
+    A block that `crosses` also reads another text, between the two.
+    """
+
+    def __init__(self, config: BodyConfig, crosses: bool = False):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
         self.attention_norm = make_norm(config)
         self.feed_forward_norm = make_norm(config)
+        self.cross = CrossAttention(config) if crosses else None
+        self.cross_norm = make_norm(config) if crosses else None
         self.norm_first = config.norm_first
         self.dropout = config.dropout
 
     def _drop(self, hidden: Tensor) -> Tensor:
         return drop(hidden, self.dropout, self.training)
 
-    def _finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+    def _read(self, hidden: Tensor) -> Tensor:
+        return self.attention_norm(hidden) if self.norm_first else hidden
+
+    def _add(self, hidden: Tensor, mixed: Tensor, norm: nn.Module) -> Tensor:
         hidden = hidden + self._drop(mixed)
-        if self.norm_first:
-            return hidden + self._drop(self.feed_forward(self.feed_forward_norm(hidden)))
-        hidden = self.attention_norm(hidden)
-        return self.feed_forward_norm(hidden + self._drop(self.feed_forward(hidden)))
+        return hidden if self.norm_first else norm(hidden)
+
+    def _finish(self, hidden: Tensor) -> Tensor:
+        read = self.feed_forward_norm(hidden) if self.norm_first else hidden
+        return self._add(hidden, self.feed_forward(read), self.feed_forward_norm)
+
+    def _cross(self, hidden: Tensor, source: Source | None) -> Tensor:
+        """What the source says to each position, added."""
+        if self.cross is None or self.cross_norm is None:
+            return hidden
+        assert source is not None
+        read = self.cross_norm(hidden) if self.norm_first else hidden
+        return self._add(hidden, self.cross(read, *source), self.cross_norm)
 
     def forward(
-        self, hidden: Tensor, mask: Tensor | None, causal: bool, turns: tuple[Tensor, Tensor] | None
+        self,
+        hidden: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        turns: Turns | None,
+        source: Source | None = None,
     ) -> Tensor:
-        """(B, T, D) in, (B, T, D) out."""
-        read = self.attention_norm(hidden) if self.norm_first else hidden
-        return self._finish(hidden, self.attention(read, mask, causal, turns))
+        """(B, T, D) in, (B, T, D) out; `source` is what a block that crosses reads beside it."""
+        mixed = self.attention(self._read(hidden), mask, causal, turns)
+        return self._finish(self._cross(self._add(hidden, mixed, self.attention_norm), source))
+
+    def read(
+        self,
+        hidden: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        turns: Turns | None,
+        past: Past,
+        source: Source | None = None,
+    ) -> Tensor:
+        """What `forward` gives at new positions, the earlier ones being remembered in `past`."""
+        mixed = self.attention.read(self._read(hidden), mask, causal, turns, past)
+        return self._finish(self._cross(self._add(hidden, mixed, self.attention_norm), source))
 
     def watch(
-        self, hidden: Tensor, mask: Tensor | None, causal: bool, turns: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor]:
-        """What `forward` gives, and the attention weights (B, A, T, T)."""
-        read = self.attention_norm(hidden) if self.norm_first else hidden
-        mixed, weights = self.attention.watch(read, mask, causal, turns)
-        return self._finish(hidden, mixed), weights
+        self,
+        hidden: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        turns: Turns | None,
+        source: Source | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What `forward` gives, the attention weights (B, A, T, T), and those over the source (B, A, T, S)."""
+        mixed, weights = self.attention.watch(self._read(hidden), mask, causal, turns)
+        hidden, crossed = self._add(hidden, mixed, self.attention_norm), None
+        if self.cross is not None and self.cross_norm is not None:
+            assert source is not None
+            read = self.cross_norm(hidden) if self.norm_first else hidden
+            mixed, crossed = self.cross.watch(read, *source)
+            hidden = self._add(hidden, mixed, self.cross_norm)
+        return self._finish(hidden), weights, crossed

@@ -1,80 +1,29 @@
 """The bodies: what reads a batch and gives a vector for every token."""
 
-import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch import Tensor
 
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.block import Block
-from headstart.models.dropout import drop
+from headstart.models.attention import CrossAttention
+from headstart.models.block import Source, Turns, View
+from headstart.models.body import Body, Layered
+from headstart.models.cache import Cache, new_cache
 from headstart.models.embedding import Embedding
-from headstart.models.norm import make_norm
+from headstart.models.rivals import ConvolutionBody, RecurrentBody
 
 
-class Body(nn.Module):
-    """What every body has: a token table, layers one above the other, and perhaps a pooler."""
-
-    sees_ahead: bool
-    layer_names: tuple[str, ...] = ("blocks",)  # the module lists whose members are the layers
-
-    def __init__(self, config: BodyConfig, vocabulary: int):
-        super().__init__()
-        self.config = config
-        self.embedding = Embedding(config, vocabulary)
-        self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
-
-    @staticmethod
-    def _spread(config: BodyConfig) -> float:
-        return math.sqrt(2 / (5 * config.width))
-
-    def _start(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
-            nn.init.normal_(module.weight, std=self._spread(self.config))
-        if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-    @property
-    def table(self) -> Tensor:
-        """The token table (V, D), which a tied head reads."""
-        return self.embedding.tokens.weight
-
-    def pooled(self, hidden: Tensor) -> Tensor:
-        """The pooler's summary of each text (B, D)."""
-        if self.pooler is None:
-            raise ConfigError(
-                "this body has no pooler", hint="set objective.pooling=mean, or body.pooler=true"
-            )
-        return torch.tanh(self.pooler(hidden[:, 0]))
-
-    def layer_of(self, name: str) -> int:
-        """How deep the weight called `name` sits: 0 for the embedding, up to `layers` + 1 for what is above them."""
-        first, _, rest = name.partition(".")
-        if first in self.layer_names:
-            return int(rest.split(".")[0]) + 1
-        return 0 if first == "embedding" else self.config.layers + 1
-
-    def forward(self, batch: Batch) -> Tensor:
-        """A vector for every token (B, T, D)."""
-        raise NotImplementedError
-
-
-class TransformerBody(Body):
+class TransformerBody(Layered, Body):
     """A stack of blocks; whether a token sees those after it is the only difference between the two kinds."""
 
     def __init__(self, config: BodyConfig, vocabulary: int):
-        super().__init__(config, vocabulary)
-        blocks = [Block(config) for _ in range(config.layers)]
-        self.blocks = nn.ModuleList(blocks)
-        self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
+        Body.__init__(self, config, vocabulary)
+        self._stack(config, config.layers)
         self.apply(self._start)
-        for block in blocks:  # what is added to the stream shrinks with depth (Radford et al., 2019)
-            for outward in (block.attention.outward, block.feed_forward.narrow):
-                nn.init.normal_(outward.weight, std=self._spread(config) / math.sqrt(2 * config.layers))
+        self._shrink(self._spread(config))
 
     def is_causal(self, batch: Batch) -> bool:
         """Whether tokens are kept from seeing those after them."""
@@ -89,29 +38,37 @@ class TransformerBody(Body):
             return None
         return batch.real[:, None, None, :]
 
+    def views(self, batch: Batch, turns: Turns | None) -> list[View]:
+        """How each layer reads."""
+        far = (self.mask(batch), self.is_causal(batch), turns)
+        return self.looks(self.config, far, batch.tokens.shape, self.embedding)
+
     def forward(self, batch: Batch) -> Tensor:
         """A vector for every token (B, T, D)."""
         hidden, turns = self.embedding(batch)
-        mask, causal = self.mask(batch), self.is_causal(batch)
-        for block in self.blocks:
-            hidden = block(hidden, mask, causal, turns)
-        return self.final_norm(hidden)
+        return self.through(hidden, self.views(batch, turns))
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and each layer's attention weights (B, A, T, T)."""
         hidden, turns = self.embedding(batch)
-        mask, causal, weights = self.mask(batch), self.is_causal(batch), []
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            hidden, seen = block.watch(hidden, mask, causal, turns)
-            weights.append(seen)
-        return self.final_norm(hidden), weights
+        hidden, weights, _ = self.through_watched(hidden, self.views(batch, turns))
+        return hidden, weights
 
 
 class CausalBody(TransformerBody):
     """Each token sees itself and those before it."""
 
     sees_ahead = False
+
+    def begin(self, batch: Batch, room: int) -> Cache:
+        """A cache for the batch's rows, in which nothing has been read."""
+        return new_cache(len(self.blocks), room)
+
+    def read(self, tokens: Tensor, cache: Cache, real: Tensor | None = None) -> Tensor:
+        """The vectors (R, T, D) of each row's next tokens (R, T), which the cache then remembers."""
+        places = cache.advance(tokens, real)
+        hidden, turns = self.embedding.at(tokens, places, cache.length)
+        return self.through_read(hidden, turns, cache, places, self.config, self.embedding)
 
 
 class BidirectionalBody(TransformerBody):
@@ -120,73 +77,130 @@ class BidirectionalBody(TransformerBody):
     sees_ahead = True
 
 
-class RecurrentBody(Body):
-    """Layers of LSTM read from both ends, half the width each way (Hochreiter and Schmidhuber, 1997)."""
+class Stack(Layered):
+    """The layers of an encoder or of a decoder."""
 
-    sees_ahead = True
-    layer_names = ("recurrences", "norms")
-
-    def __init__(self, config: BodyConfig, vocabulary: int):
-        if config.width % 2:
-            raise ConfigError(
-                f"a bi-lstm needs an even body.width, not {config.width}", hint=f"try {config.width + 1}"
-            )
-        super().__init__(config, vocabulary)
-        self.recurrences = nn.ModuleList(
-            nn.LSTM(config.width, config.width // 2, batch_first=True, bidirectional=True)
-            for _ in range(config.layers)
-        )
-        self.norms = nn.ModuleList(make_norm(config) for _ in range(config.layers))
-        self.final_norm = make_norm(config)
-        self.apply(self._start)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """A vector for every token (B, T, D); padding is never stepped over."""
-        hidden, _ = self.embedding(batch)
-        lengths = batch.real.sum(dim=1).clamp(min=1).cpu()
-        for recurrence, norm in zip(self.recurrences, self.norms, strict=True):
-            packed = pack_padded_sequence(norm(hidden), lengths, batch_first=True, enforce_sorted=False)
-            read, _ = pad_packed_sequence(
-                recurrence(packed)[0], batch_first=True, total_length=hidden.shape[1]
-            )
-            hidden = hidden + drop(read, self.config.dropout, self.training)
-        return self.final_norm(hidden)
+    def __init__(self, config: BodyConfig, layers: int, crosses: bool = False):
+        super().__init__()
+        self._stack(config, layers, crosses)
 
 
-class ConvolutionBody(Body):
-    """Layers of convolution of `kernel` tokens; dilated, each looks twice as far as the one below (Oord et al., 2016)."""
+class EncoderDecoderBody(Body):
+    """An encoder reads the source; a decoder reads the target so far and, by cross-attention, the source.
 
-    sees_ahead = True
-    layer_names = ("convolutions", "norms")
+    As in Vaswani et al. (2017). Its vectors are those of the decoder, which never sees ahead. Both sides share one
+    token table, unless the source has a vocabulary of its own.
+    """
+
+    sees_ahead = False
 
     def __init__(self, config: BodyConfig, vocabulary: int):
-        if config.kernel % 2 == 0:
-            raise ConfigError(
-                f"a cnn needs an odd body.kernel, not {config.kernel}", hint=f"try {config.kernel + 1}"
-            )
         super().__init__(config, vocabulary)
-        steps = [2**layer if config.dilated else 1 for layer in range(config.layers)]
-        self.convolutions = nn.ModuleList(
-            nn.Conv1d(config.width, 2 * config.width, config.kernel, padding="same", dilation=step)
-            for step in steps
-        )
-        self.norms = nn.ModuleList(make_norm(config) for _ in range(config.layers))
-        self.final_norm = make_norm(config)
+        own = config.source_vocabulary
+        self.source_embedding = None if own is None else Embedding(config, own)
+        self.encoder = Stack(config, config.layers)
+        self.decoder = Stack(config, config.decoder_layers or config.layers, crosses=True)
         self.apply(self._start)
+        for stack in (self.encoder, self.decoder):
+            stack._shrink(self._spread(config))
+
+    def layer_of(self, name: str) -> int:
+        """Tables are at the bottom, then the encoder's layers, then the decoder's."""
+        first, _, rest = name.partition(".")
+        if first in ("embedding", "source_embedding"):
+            return 0
+        below = len(self.encoder.blocks) if first == "decoder" else 0
+        part, _, rest = rest.partition(".")
+        if part == "blocks":
+            return below + int(rest.split(".")[0]) + 1
+        return len(self.encoder.blocks) + (len(self.decoder.blocks) + 1 if first == "decoder" else 0)
+
+    @property
+    def depth(self) -> int:
+        """Layers of both stacks."""
+        return len(self.encoder.blocks) + len(self.decoder.blocks)
+
+    def _source(self, batch: Batch) -> Batch:
+        if batch.source is None or batch.source_real is None:
+            raise ConfigError(
+                "an encoder-decoder reads two texts, and one was given", hint="it translates: see --pair"
+            )
+        return Batch(batch.source, batch.source_real)
+
+    def encode(self, batch: Batch) -> list[Source]:
+        """What each decoder layer reads of the source: keys, values (B, A, S, D/A) and mask (B, 1, 1, S)."""
+        source = self._source(batch)
+        mask = source.real[:, None, None, :]
+        hidden, turns = (self.source_embedding or self.embedding)(source)
+        memory = self.encoder.through(hidden, self._looks(source, mask, turns))  # (B, S, D)
+        return self._crossing(memory, mask)
+
+    def _looks(self, read: Batch, mask: Tensor | None, turns: Turns | None) -> list[View]:
+        """How each layer reads: of the encoder where a padding mask is given, else of the decoder."""
+        stack = self.decoder if mask is None else self.encoder
+        table = self.embedding if mask is None else (self.source_embedding or self.embedding)
+        return stack.looks(self.config, (mask, mask is None, turns), read.tokens.shape, table)
+
+    def _crossing(self, memory: Tensor, mask: Tensor | None) -> list[Source]:
+        return [(*cross.remember(memory), mask) for cross in self._crosses()]
+
+    def _crosses(self) -> Iterator[CrossAttention]:
+        for block in self.decoder._each():
+            assert block.cross is not None
+            yield block.cross
 
     def forward(self, batch: Batch) -> Tensor:
-        """A vector for every token (B, T, D); padding counts as nothing at every layer."""
-        hidden, _ = self.embedding(batch)
-        real = batch.real[..., None]
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            read = convolution((norm(hidden) * real).transpose(1, 2)).transpose(1, 2)
-            hidden = hidden + drop(F.glu(read, dim=-1), self.config.dropout, self.training)
-        return self.final_norm(hidden)
+        """A vector for every target token (B, T, D), all in one pass: each is kept from seeing those after it."""
+        sources = self.encode(batch)
+        hidden, turns = self.embedding(batch)
+        return self.decoder.through(hidden, self._looks(batch, None, turns), sources)
+
+    def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """What `forward` gives, and the decoder's self-attention weights (B, A, T, T)."""
+        watched = self.watch_all(batch)
+        return watched.hidden, watched.target
+
+    def watch_all(self, batch: Batch) -> "Watched":
+        """What `forward` gives, with the weights of all three kinds of attention."""
+        source = self._source(batch)
+        mask = source.real[:, None, None, :]
+        hidden, turns = (self.source_embedding or self.embedding)(source)
+        memory, inside, _ = self.encoder.through_watched(hidden, self._looks(source, mask, turns))
+        hidden, turns = self.embedding(batch)
+        hidden, own, across = self.decoder.through_watched(
+            hidden, self._looks(batch, None, turns), self._crossing(memory, mask)
+        )
+        return Watched(hidden, inside, own, across)
+
+    def begin(self, batch: Batch, room: int) -> Cache:
+        """A cache for the batch's sources, read once; of the targets nothing has been read."""
+        sources = self.encode(batch)
+        cache = new_cache(len(self.decoder.blocks), room)
+        cache.sources = [(key, value) for key, value, _ in sources]
+        cache.source_mask = sources[0][2]
+        return cache
+
+    def read(self, tokens: Tensor, cache: Cache, real: Tensor | None = None) -> Tensor:
+        """The vectors (R, T, D) of each row's next tokens (R, T), which the cache then remembers."""
+        places = cache.advance(tokens, real)
+        hidden, turns = self.embedding.at(tokens, places, cache.length)
+        return self.decoder.through_read(hidden, turns, cache, places, self.config, self.embedding)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A decoder's vectors, and the attention weights behind them, a tensor a layer."""
+
+    hidden: Tensor  # (B, T, D)
+    source: list[Tensor]  # (B, A, S, S), the encoder's
+    target: list[Tensor]  # (B, A, T, T), the decoder's own
+    cross: list[Tensor]  # (B, A, T, S), the decoder's over the source
 
 
 BODIES: dict[str, type[Body]] = {
     "causal": CausalBody,
     "bidirectional": BidirectionalBody,
+    "encoder-decoder": EncoderDecoderBody,
     "bi-lstm": RecurrentBody,
     "cnn": ConvolutionBody,
 }

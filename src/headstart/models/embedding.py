@@ -24,7 +24,8 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 def rotary_turns(length: int, width: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines (T, D/A) of each position's rotation, the two halves alike."""
-    rate = base ** (-torch.arange(0, width, 2, dtype=torch.float) / width)
+    # the quotient is taken as `transformers` takes it: far out, the last bit of a rate turns into an angle
+    rate = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float) / width)
     angle = torch.outer(torch.arange(length, dtype=torch.float), rate).repeat(1, 2)
     return angle.cos(), angle.sin()
 
@@ -35,6 +36,8 @@ class Embedding(nn.Module):
     waves: Tensor  # (T, D), sinusoidal positions
     cos: Tensor  # (T, D/A), rotary positions
     sin: Tensor
+    near_cos: Tensor  # the same in layers that see a window
+    near_sin: Tensor
 
     def __init__(self, config: BodyConfig, vocabulary: int):
         super().__init__()
@@ -54,6 +57,11 @@ class Embedding(nn.Module):
             cos, sin = rotary_turns(length, config.width // config.attention_heads, config.rotary_base)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
+            if config.window is not None:
+                width = config.width // config.attention_heads
+                cos, sin = rotary_turns(length, width, config.window_rotary_base)
+                self.register_buffer("near_cos", cos, persistent=False)
+                self.register_buffer("near_sin", sin, persistent=False)
 
     def _reach(self, length: int) -> None:
         if length <= self.config.max_length:
@@ -67,22 +75,39 @@ class Embedding(nn.Module):
             return
         known = self.waves if self.config.positions == "sinusoidal" else self.cos
         if length > known.shape[0]:
-            self._fill(length)
+            self._fill(max(length, 2 * known.shape[0]))  # a text that grows token by token fills it seldom
             self.to(known.device)
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Vectors (B, T, D), and the rotary turns (T, D/A) if positions are rotary."""
-        tokens = batch.tokens
-        length = tokens.shape[1]
+        length = batch.tokens.shape[1]
         self._reach(length)
+        return self._place(batch.tokens, slice(0, length), batch.segments)
+
+    def at(
+        self, tokens: Tensor, places: slice | Tensor, reach: int
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Vectors and turns of tokens that stand at `places`, a range or (B, T), all of them below `reach`."""
+        if reach > self.config.max_length and isinstance(places, Tensor):
+            reach = int(places.max()) + 1  # padding between prompt and answer takes up no position
+        self._reach(reach)
+        return self._place(tokens, places, None)
+
+    def _place(
+        self, tokens: Tensor, places: slice | Tensor, segments: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         hidden = self.tokens(tokens) * self.scale if self.scale != 1.0 else self.tokens(tokens)  # (B, T, D)
         turns = None
         if self.config.positions == "sinusoidal":
-            hidden = hidden + self.waves[:length].to(hidden.dtype)
+            hidden = hidden + self.waves[places].to(hidden.dtype)
         elif self.places is not None:
-            hidden = hidden + self.places.weight[:length]
+            hidden = hidden + self.places.weight[places]
         elif self.config.positions == "rotary":
-            turns = (self.cos[:length], self.sin[:length])
+            turns = (self.cos[places], self.sin[places])
         if self.pairs is not None:
-            hidden = hidden + (self.pairs.weight[0] if batch.segments is None else self.pairs(batch.segments))
+            hidden = hidden + (self.pairs.weight[0] if segments is None else self.pairs(segments))
         return drop(self.norm(hidden), self.config.dropout, self.training), turns
+
+    def near_turns(self, places: slice | Tensor) -> tuple[Tensor, Tensor] | None:
+        """The rotary turns of layers that see a window; known for every length that was read."""
+        return (self.near_cos[places], self.near_sin[places]) if self.config.positions == "rotary" else None

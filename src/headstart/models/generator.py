@@ -29,7 +29,7 @@ class GeneratorHead(nn.Module):
         wide = body.width // body.attention_heads
         attention_heads = max(1, round(body.attention_heads * share))
         narrow = {"width": wide * attention_heads, "attention_heads": attention_heads, "positions": "rotary"}
-        narrow["feed_forward"] = max(1, round(body.feed_forward * share))
+        narrow |= {"feed_forward": max(1, round(body.feed_forward * share)), "key_value_heads": None}
         self.config = body.model_copy(
             update={**narrow, "layers": max(1, body.layers // 2), "norm_first": True}
         )

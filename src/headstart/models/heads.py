@@ -11,8 +11,10 @@ from torch.nn import functional as F
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import pick
+from headstart.models.block import ACTIVATIONS
 from headstart.models.dropout import drop
 from headstart.models.generator import GeneratorHead
+from headstart.models.norm import make_norm
 
 
 class Body(Protocol):
@@ -64,15 +66,40 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class LanguageHead(nn.Module):
-    """A score for every token of the vocabulary; when tied it reads the body's table and owns no matrix."""
+class HeadTransform(nn.Module):
+    """A dense layer, the body's activation and a norm between body and token scores (Devlin et al., 2018)."""
 
-    def __init__(self, body: BodyConfig, size: int):
+    def __init__(self, body: BodyConfig):
+        super().__init__()
+        self.dense = nn.Linear(body.width, body.width, bias=body.biases)
+        self.activation = pick(ACTIVATIONS, body.activation, "activation")
+        self.norm = make_norm(body)
+        nn.init.normal_(self.dense.weight, std=math.sqrt(2 / (5 * body.width)))
+        if self.dense.bias is not None:
+            nn.init.zeros_(self.dense.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(…, D) in, (…, D) out."""
+        return self.norm(self.activation(self.dense(hidden)))
+
+
+class LanguageHead(nn.Module):
+    """A score for every token of the vocabulary; when tied it reads the body's table and owns no matrix.
+
+    Without `bias` it has none even on a body with biases, as in Vaswani et al. (2017).
+    """
+
+    def __init__(self, body: BodyConfig, size: int, bias: bool = True):
         super().__init__()
         self.weight = None if body.tied else nn.Parameter(torch.empty(size, body.width))
-        self.bias = nn.Parameter(torch.zeros(size)) if body.biases else None
+        self.bias = nn.Parameter(torch.zeros(size)) if body.has_head_biases and bias else None
+        self.transform = HeadTransform(body) if body.lm_transform else None
         if self.weight is not None:
             nn.init.normal_(self.weight, std=math.sqrt(2 / (5 * body.width)))
+
+    def transformed(self, hidden: Tensor) -> Tensor:
+        """The vectors that are scored: the body's own, or what the transform makes of them."""
+        return hidden if self.transform is None else self.transform(hidden)
 
     def projection(self, table: Tensor) -> tuple[Tensor, Tensor | None]:
         """The matrix (V, D) and the bias (V,) with which vectors become scores."""
@@ -81,7 +108,7 @@ class LanguageHead(nn.Module):
     def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
         """Scores (B, T, V), or (N, V) at the asked positions alone."""
         weight, bias = self.projection(body.table)
-        return F.linear(asked(hidden, batch), weight, bias)
+        return F.linear(self.transformed(asked(hidden, batch)), weight, bias)
 
 
 def language_head(heads: nn.ModuleDict) -> LanguageHead:
@@ -109,7 +136,7 @@ class ClassHead(nn.Module):
         width = body.width * (2 if pooling == "mean+max" else 1)
         self.dense = nn.Linear(width, width) if projection == "dense" else None
         self.dropout = dropout
-        self.classifier = nn.Linear(width, size, bias=body.biases or projection == "dense")
+        self.classifier = nn.Linear(width, size, bias=body.has_head_biases or projection == "dense")
         for layer in (self.dense, self.classifier):
             if layer is not None:
                 nn.init.normal_(layer.weight, std=math.sqrt(2 / (5 * width)))

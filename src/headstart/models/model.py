@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import pick
-from headstart.models.bodies import BODIES, Body
+from headstart.models.bodies import BODIES
+from headstart.models.body import Body
 from headstart.models.heads import HEADS
 from headstart.results import Transfer
 
@@ -58,13 +59,23 @@ def with_heads(model: Model, heads: dict[str, nn.Module]) -> Model:
     return Model(deepcopy(model.body), heads)
 
 
-def transfer(base: Mapping[str, Tensor], model: Model, with_base_heads: bool = False) -> Transfer:
+def transfer(
+    base: Mapping[str, Tensor], model: Model, with_base_heads: bool = False, reset_layers: int = 0
+) -> Transfer:
     """Copy a base's body into `model` where name and shape agree, and account for every weight.
 
-    Heads stay behind unless `with_base_heads`: an old head could fit a new one by accident.
+    Heads stay behind unless `with_base_heads`: an old head could fit a new one by accident. So do the top
+    `reset_layers` layers and what is above them (Zhang et al., 2021).
     """
     new = model.state_dict()
-    may_cross = {name: weight for name, weight in base.items() if with_base_heads or name.startswith("body.")}
+    highest = model.body.depth + 1 if not reset_layers else model.body.depth - reset_layers
+
+    def crosses(name: str) -> bool:
+        if not name.startswith("body."):
+            return with_base_heads
+        return model.body.layer_of(name.removeprefix("body.")) <= highest
+
+    may_cross = {name: weight for name, weight in base.items() if crosses(name)}
     same = {
         name: weight for name, weight in may_cross.items() if name in new and new[name].shape == weight.shape
     }

@@ -15,7 +15,7 @@ from headstart.config import BodyConfig
 from headstart.errors import ConfigError, nearest
 from headstart.models.model import HeadSpec, Model
 
-Reads = Literal["blocks", "pairs", "texts"]
+Reads = Literal["blocks", "pairs", "texts", "translations"]
 
 
 class Alphabet(Protocol):
@@ -63,7 +63,9 @@ class Objective:
 
     name: ClassVar[str]
     bodies: ClassVar[tuple[str, ...]]  # kinds it can ask; the first is the default
-    reads: ClassVar[Reads]  # packed blocks of a corpus, pairs of sentences in it, or labelled texts
+    reads: ClassVar[
+        Reads
+    ]  # blocks of a corpus, pairs of sentences in it, labelled texts, texts with translations
     looks_past: ClassVar[int] = 0  # tokens needed beyond a block's end
     asks_by_row: ClassVar[bool] = (
         False  # True = what is asked of a row depends on no other row, nor on chance
@@ -85,6 +87,11 @@ class Objective:
     def asked_share(self) -> float:
         """The share of positions at which the whole vocabulary is scored."""
         return 0.0
+
+    @property
+    def passes(self) -> int:
+        """How often the body reads a batch in one training step."""
+        return 1
 
     def settle(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided, or an error when the kind cannot be asked this."""

@@ -49,6 +49,8 @@ class CausalLM(Objective):
         if not batch.is_full:
             marked = labels != IGNORE
             hidden, labels = hidden[marked], labels[marked]
-        weight, bias = language_head(model.heads).projection(model.body.table)
+        head = language_head(model.heads)
+        weight, bias = head.projection(model.body.table)
+        hidden = head.transformed(hidden)
         total, correct = token_loss(hidden, weight, bias, labels, self.smoothing if model.training else 0.0)
         return {"lm": Loss(total, labels.numel(), correct)}

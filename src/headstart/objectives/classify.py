@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 from torch.nn import functional as F
 
 from headstart.batch import Batch, Row, pad
@@ -27,9 +28,20 @@ class Classify(Objective):
     projection: Literal["auto", "linear", "dense"] = "auto"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    r_drop: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def passes(self) -> int:
+        """Two under R-Drop."""
+        return 2 if self.r_drop else 1
 
     def settle(self, body: BodyConfig) -> BodyConfig:
-        """The body settings with `kind` decided; a pooling that the body lacks is refused."""
+        """The body settings with `kind` decided; a pooling that the body lacks, or R-Drop without dropout, is refused."""
+        if self.r_drop and not (body.dropout or body.attention_dropout or self.dropout):
+            raise ConfigError(
+                "objective.r_drop compares two passes that differ by dropout, and there is no dropout",
+                hint="set body.dropout=0.1, or leave objective.r_drop out",
+            )
         if self.pooling == "pooler" and not body.pooler:
             raise ConfigError(
                 "this body has no pooler", hint="set objective.pooling=mean, or body.pooler=true"
@@ -52,10 +64,30 @@ class Classify(Objective):
         tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
         known = [row.label for row in rows if row.label is not None]
         labels = {"class": torch.tensor(known)} if len(known) == len(rows) else {}
+        if self.r_drop and labels:
+            labels["agreement"] = labels["class"]
         return Batch(tokens, real, labels, is_full=bool(real.all()))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """Cross-entropy over the classes."""
+        """Cross-entropy over the classes; under R-Drop of two passes in training, and how far they are apart."""
+        first = self._answer(model, batch)
+        if not (self.r_drop and model.training):
+            return {"class": first[1]}
+        second = self._answer(model, batch)
+        both = Loss((first[1].total + second[1].total) / 2, first[1].count, first[1].correct)
+        apart = Loss(divergence(first[0], second[0]), second[1].count, second[1].correct, weight=self.r_drop)
+        return {"class": both, "agreement": apart}
+
+    def _answer(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:
+        """One pass: the scores (B, C), and how they are marked."""
         scores, labels = model(batch)["class"].float(), batch.labels["class"]  # (B, C), (B,)
         total = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=self.smoothing)
-        return {"class": Loss(total, labels.numel(), (scores.argmax(dim=-1) == labels).sum())}
+        return scores, Loss(total, labels.numel(), (scores.argmax(dim=-1) == labels).sum())
+
+
+def divergence(first: Tensor, second: Tensor) -> Tensor:
+    """How far two answers (B, C) to the same texts are apart, summed over texts: the mean of both Kullback-Leibler
+    divergences, as in R-Drop (Liang et al., 2021).
+    """
+    one, other = first.log_softmax(dim=-1), second.log_softmax(dim=-1)
+    return ((one.exp() - other.exp()) * (one - other)).sum() / 2

@@ -92,6 +92,7 @@ class MaskedLM(Objective):
 
 def masked_loss(model: Model, hidden: Tensor, batch: Batch, labels: Tensor) -> Loss:
     """The language-model head's loss at the asked positions of `hidden` (B, T, D)."""
-    weight, bias = language_head(model.heads).projection(model.body.table)
-    total, correct = token_loss(asked(hidden, batch), weight, bias, labels)
+    head = language_head(model.heads)
+    weight, bias = head.projection(model.body.table)
+    total, correct = token_loss(head.transformed(asked(hidden, batch)), weight, bias, labels)
     return Loss(total, labels.numel(), correct)

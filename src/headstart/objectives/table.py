@@ -9,6 +9,7 @@ from headstart.objectives.hybrid import CausalAndMasked
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.next_sentence import MaskedAndNextSentence, NextSentence
 from headstart.objectives.replaced import ReplacedTokens
+from headstart.objectives.translate import Translate
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "causal-lm": CausalLM,
@@ -18,6 +19,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "causal+masked": CausalAndMasked,
     "replaced-token": ReplacedTokens,
     "classify": Classify,
+    "translate": Translate,
 }
 
 

@@ -2,13 +2,13 @@
 
 Counted: matrix products, two operations for each weight and token, and attention's two products, 4·D for each
 key that a token reads (T keys; (T + 1) / 2 on average in a causal body, whose fused attention skips the other
-half). A backward pass is two forward passes, so training is three. Norms, activations and the optimiser's
+half; S keys more where a decoder reads a source). A token of an encoder-decoder is the mean one of both sides. A backward pass is two forward passes, so training is three. Norms, activations and the optimiser's
 update are time but no matrix products: duration.py counts their bytes.
 """
 
 from dataclasses import dataclass
 
-from headstart.planning.load import Load
+from headstart.planning.load import Load, Stack
 from headstart.planning.memory import is_plain_attention
 
 EVERY_TOKEN = ("replaced", "generator")  # heads that answer at each token; the others do once a text
@@ -16,7 +16,7 @@ EVERY_TOKEN = ("replaced", "generator")  # heads that answer at each token; the 
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations of one forward pass, for each token."""
+    """Operations on the way forward, for each token of a batch (which R-Drop reads twice)."""
 
     body: float  # matrices of the layers
     attention: float
@@ -38,24 +38,32 @@ class Flops:
         return 3 * self.forward
 
 
-def keys_read(load: Load) -> float:
-    """Keys whose products with a query are computed, on average."""
-    is_halved = load.body.kind == "causal" and not is_plain_attention(load)
-    return (load.length + 1) / 2 if is_halved else load.length
+def keys_read(load: Load, stack: Stack) -> float:
+    """Keys whose products with a query are computed in a layer, on average."""
+    is_halved = stack.is_causal and not is_plain_attention(load)
+    return ((stack.length + 1) / 2 if is_halved else stack.length) + stack.source
 
 
 def count_flops(load: Load) -> Flops:
     """The operations of a forward pass for each token of this load."""
-    body = load.body
-    attends = any("attention" in block.name or block.name == "blocks" for block in load.account.body)
-    attention = 4 * body.width * keys_read(load) * body.layers if attends else 0.0
-    scores = 2 * load.vocabulary * body.width * load.asked
+    body, account, whole = load.body, load.account, load.span
+    attends = any("attention" in block.name or block.name == "blocks" for block in account.body)
+    looks = sum(stack.layers * stack.length * keys_read(load, stack) for stack in load.stacks)
+    attention = 4 * body.width * looks / whole if attends else 0.0
+    matrices = float(account.matrices)
+    if load.source_length:
+        sides = (("source", load.source_length), ("target", load.length))
+        matrices = sum(account.matrices_of(side) * length for side, length in sides) / whole
+    scores = 2 * load.vocabulary * body.width * load.asked * load.length / whole
     others = 0.0
     for block in load.account.heads:
         kind = _kind_of(block.name, load)
-        if kind != "lm":
+        if block.name.endswith(", transform"):
+            others += 2 * block.matrix * load.asked
+        elif kind != "lm":
             others += 2 * block.matrix * (1.0 if kind in EVERY_TOKEN else 1 / load.length)
-    return Flops(2.0 * load.account.matrices, attention, scores + others)
+    parts = (2.0 * matrices, attention, scores + others)
+    return Flops(*(load.passes * part for part in parts))
 
 
 def _kind_of(block: str, load: Load) -> str:

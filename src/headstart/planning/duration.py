@@ -7,7 +7,7 @@ so its step is the longer of the two; on a CPU all is added up. PACES are measur
 from dataclasses import dataclass
 
 from headstart.planning.cluster import ONE, Cluster, exchange
-from headstart.planning.cost import count_flops, keys_read
+from headstart.planning.cost import count_flops
 from headstart.planning.devices import Device
 from headstart.planning.load import Load
 from headstart.planning.memory import (
@@ -107,10 +107,7 @@ def _matrices(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
 
 def _attention(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
     """Two products forward; fused attention computes them again on the way back, plain attention stores them."""
-    if not count_flops(load).attention:
-        return 0.0
-    body, inner = load.body, load.body.width // load.body.attention_heads
-    work = 4 * body.width * keys_read(load) * body.layers * load.tokens
+    work, inner = count_flops(load).attention * load.tokens, load.body.width // load.body.attention_heads
     if is_plain_attention(load):
         return 3 * work / (rate * _share(inner, pace))  # its weights are counted with the activations
     return 3.5 * work / (rate * pace.attention * min(1.0, inner / 64))
@@ -132,24 +129,32 @@ def _scores(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
 
 def random_numbers(load: Load) -> float:
     """Numbers that dropout draws in one batch."""
-    body = load.body
-    drawn = body.layers * (2 * body.width + body.feed_forward) + body.width if body.dropout else 0
-    if is_plain_attention(load):
-        drawn += body.layers * body.attention_heads * load.length
-    return drawn * load.tokens
+    body, drawn = load.body, 0
+    for stack in load.stacks:
+        if body.dropout:
+            adds = 3 if stack.source else 2
+            drawn += stack.length * (stack.layers * (adds * body.width + body.feed_forward) + body.width)
+        if is_plain_attention(load):
+            drawn += stack.length * stack.layers * body.attention_heads * (stack.length + stack.source)
+    return drawn * load.passes * load.batch
 
 
 def muon_flops(load: Load) -> float:
     """Operations of making every matrix of the layers orthogonal."""
     body = load.body
+    layers = sum(stack.layers for stack in load.stacks)
+    crossing = sum(stack.layers for stack in load.stacks if stack.source)
     gates = 2 if body.activation in GATED else 1
-    shapes = [(body.width, body.width, 4), (body.width, gates * body.feed_forward, 1)]
-    shapes.append((body.width, body.feed_forward, 1))
+    shapes = [
+        (body.width, body.width, 4 * (layers + crossing)),
+        (body.width, gates * body.feed_forward, layers),
+        (body.width, body.feed_forward, layers),
+    ]
     work = 0.0
     for rows, columns, count in shapes:
         short, long = min(rows, columns), max(rows, columns)
         work += count * ROUNDS * (4 * short**2 * long + 2 * short**3)
-    return body.layers * work
+    return work
 
 
 def _update(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
@@ -167,6 +172,7 @@ def operations(load: Load) -> float:
     if load.asked:
         rows = max(1, PIECE.get(load.device, OTHER_PIECE) // load.vocabulary)
         pieces = -(-load.answers // rows)
-    batch = body.layers * layer + 60 + 25 * pieces
-    muon = (32 * body.layers + 140) if load.optimizer == "muon" else 0
+    layers = sum(stack.layers * (1.5 if stack.source else 1) for stack in load.stacks)  # crossing adds half
+    batch = load.passes * (layers * layer + 60 * len(load.stacks)) + 25 * pieces
+    muon = (32 * layers + 140) if load.optimizer == "muon" else 0
     return load.accumulate * batch + muon + 60

@@ -11,6 +11,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Layers of one shape, and what goes through them of each text."""
+
+    layers: int
+    length: int  # tokens that go through
+    is_causal: bool
+    source: int = 0  # tokens of another text, which each of them reads by cross-attention
+
+
+@dataclass(frozen=True)
 class Load:
     """What one batch of a step is made of; a step computes `accumulate` such batches."""
 
@@ -18,8 +28,8 @@ class Load:
     vocabulary: int
     heads: "dict[str, HeadSpec]"
     account: Account
-    batch: int  # texts (B)
-    length: int  # tokens of each (T)
+    batch: int  # texts, or pairs of texts (B)
+    length: int  # tokens of each (T), in a pair those of the target
     asked: float  # share of positions that a language-model head answers; 0 without one
     precision: str  # "float32" or "bfloat16"
     optimizer: str
@@ -27,26 +37,51 @@ class Load:
     accumulate: int = 1
     keeps_best: bool = False  # a copy of the best weights stands beside the model
     has_padding: bool = False
+    source_length: int = 0  # tokens of the source in each pair (S); 0 = there are no pairs
+    passes: int = 1  # readings of a batch in one step
+    averages: bool = False  # an average of the weights stands beside the model
     parts: int = 1  # processes over which a sharded model is cut
 
     @property
     def tokens(self) -> int:
-        """Positions in one batch (B·T)."""
-        return self.batch * self.length
+        """Positions in one batch (B·T, with a source B·(S + T))."""
+        return self.batch * self.span
 
     @property
     def answers(self) -> int:
         """Positions at which the vocabulary is scored in one batch."""
-        return round(self.asked * self.tokens)
+        return round(self.asked * self.batch * self.length)
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """The layers of the body: one stack, or an encoder and a decoder."""
+        if not self.source_length:
+            return [Stack(self.body.layers, self.length, self.body.kind == "causal")]
+        decoder = Stack(
+            self.body.decoder_layers or self.body.layers,
+            self.length,
+            is_causal=True,
+            source=self.source_length,
+        )
+        return [Stack(self.body.layers, self.source_length, is_causal=False), decoder]
 
     @property
     def low(self) -> int:
         """Bytes of a number in a matrix product."""
         return 2 if self.precision == "bfloat16" else 4
 
+    @property
+    def span(self) -> int:
+        """Tokens of one text, or of both texts of a pair."""
+        return self.length + self.source_length
+
     def with_(self, **changes: object) -> "Load":
         """The same load with some sizes changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+    def with_length(self, length: int) -> "Load":
+        """The same load with texts of another length, in a pair both of them."""
+        return self.with_(length=length, source_length=length if self.source_length else 0)
 
 
 def make_load(
@@ -64,15 +99,18 @@ def make_load(
     objective = make_objective(config.objective)
     body = objective.settle(config.body)
     size = vocabulary or config.tokenizer.vocabulary
+    if objective.reads == "translations" and not config.tokenizer.shared and body.source_vocabulary is None:
+        body = body.model_copy(update={"source_vocabulary": size})  # until it is learnt
     heads = objective.heads(body, size, classes)
     training = config.training
     tokens = length or training.length
+    is_pair = objective.reads == "translations"
     return Load(
         body=body,
         vocabulary=size,
         heads=heads,
         account=account(body, size, heads),
-        batch=batch or default_batch(config, tokens),
+        batch=batch or default_batch(config, (2 if is_pair else 1) * tokens),
         length=tokens,
         asked=objective.asked_share,
         precision=precision,
@@ -80,11 +118,14 @@ def make_load(
         device=device,
         accumulate=training.accumulate,
         keeps_best=training.keep == "best",
-        has_padding=objective.reads == "texts",
+        has_padding=objective.reads in ("texts", "translations"),
+        source_length=tokens if is_pair else 0,
+        passes=objective.passes,
+        averages=training.average != "none",
     )
 
 
 def default_batch(config: RunConfig, length: int) -> int:
-    """Texts in a batch when every one is `length` tokens long."""
+    """Texts in a batch when every one is `length` tokens long; of a pair, both sides together."""
     fits = max(1, config.training.batch_tokens // length)
     return fits if config.training.batch_examples is None else min(fits, config.training.batch_examples)

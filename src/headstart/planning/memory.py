@@ -8,7 +8,7 @@ moments of a step: scoring, its way back, the top layer's way back, the token ta
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headstart.planning.load import Load
+from headstart.planning.load import Load, Stack
 from headstart.planning.parameters import GATED
 
 MIB = 2**20
@@ -92,8 +92,14 @@ def _lasting(load: Load) -> dict[str, float]:
         "weights": weights,
         "optimiser": optimizer_bytes(load) / load.parts,
         "best weights": weights if load.keeps_best else 0,
-        "batch": 25 * load.tokens,  # tokens, which are real, labels
+        "averaged weights": weights if load.averages else 0,
+        "batch": 25 * load.tokens + window_mask(load),  # tokens, which are real, labels
     }
+
+
+def window_mask(load: Load) -> int:
+    """Bytes that say which token of its window each token may read."""
+    return 0 if load.body.window is None else load.tokens * load.length
 
 
 def optimizer_bytes(load: Load) -> float:
@@ -151,8 +157,11 @@ def activations(load: Load) -> float:
     width, extra = load.body.width, _noise(load) * load.body.width
     top = load.low * width + (_norm_input(load) if load.body.norm_first else 0)
     embedding = extra if load.body.dropout else 0
-    layers = load.body.layers + generator_layers(load)
-    return load.tokens * (layers * layer_activations(load) + top + embedding)
+    kept = 0.0
+    for stack in load.stacks:
+        layers = stack.layers + generator_layers(load)
+        kept += layers * layer_activations(load, stack) + stack.length * (top + embedding)
+    return load.passes * load.batch * kept
 
 
 def generator_layers(load: Load) -> float:
@@ -161,30 +170,30 @@ def generator_layers(load: Load) -> float:
     return sum(share * max(1, load.body.layers // 2) for share in shares)
 
 
-def layer_activations(load: Load) -> float:
-    """Bytes that autograd keeps of one layer, for each token."""
-    return KEPT.get(load.body.kind, _attention_layer)(load)
+def layer_activations(load: Load, stack: Stack) -> float:
+    """Bytes that autograd keeps of one layer, for each text."""
+    return KEPT.get(load.body.kind, _attention_layer)(load, stack)
 
 
-def _recurrent_layer(load: Load) -> float:
+def _recurrent_layer(load: Load, stack: Stack) -> float:
     """An LSTM both ways: what it read, what it gave, and its gates; torch's CPU kernel keeps a large workspace."""
     gates = 22 if load.device == "cpu" else 8
-    return _norm_input(load) + (2 * load.low + gates * FULL) * load.body.width
+    return stack.length * (_norm_input(load) + (2 * load.low + gates * FULL) * load.body.width)
 
 
-def _convolutional_layer(load: Load) -> float:
+def _convolutional_layer(load: Load, stack: Stack) -> float:
     """What a convolution read, and both halves of its gate."""
-    return _norm_input(load) + 3 * load.low * load.body.width
+    return stack.length * (_norm_input(load) + 3 * load.low * load.body.width)
 
 
-def _attention_layer(load: Load) -> float:
-    """Attention and feed-forward."""
+def _attention_layer(load: Load, stack: Stack) -> float:
+    """Attention and feed-forward, and what is read across between them."""
     body, low = load.body, load.low
     width, inner, heads = body.width, body.feed_forward, body.attention_heads
     linear = 3 * low * width  # what attention in, attention out and feed-forward in read
     noise = _noise(load) * (2 * width + inner) if body.dropout else 0
     if is_plain_attention(load):  # copies of query, key, value; weights, their dropout, the product
-        attention = 3 * low * width + 3 * low * heads * load.length
+        attention = 3 * low * width + 3 * low * heads * stack.length
     else:
         turned = 2 * low * width if body.positions == "rotary" or body.qk_norm else 0
         attention = 3 * low * width + turned + FULL * heads
@@ -194,7 +203,27 @@ def _attention_layer(load: Load) -> float:
             attention += low * width
     if body.qk_norm:
         attention += 2 * FULL * width * (2 if load.low == 2 else 1)
-    return 2 * _norm_input(load) + linear + attention + low * inner * _feed_forward_copies(load) + noise
+    own = 2 * _norm_input(load) + linear + attention + low * inner * _feed_forward_copies(load) + noise
+    return stack.length * own + _crossing(load, stack)
+
+
+def _crossing(load: Load, stack: Stack) -> float:
+    """What cross-attention keeps of a text: queries for each token, keys and values for each token of the source."""
+    if not stack.source:
+        return 0
+    body, low = load.body, load.low
+    width, heads = body.width, body.attention_heads
+    query = 3 * low * width + _norm_input(load)  # what the query's map and the last one read, and the query
+    memory = 2 * low * width
+    if is_plain_attention(load):
+        query += 3 * low * heads * stack.source
+    else:
+        query += FULL * heads
+    if body.qk_norm:
+        normed = FULL * width * (2 if load.low == 2 else 1) + low * width
+        query, memory = query + normed, memory + normed
+    noise = _noise(load) * width if body.dropout else 0
+    return stack.length * (query + noise) + stack.source * memory
 
 
 def _feed_forward_copies(load: Load) -> int:
@@ -260,12 +289,16 @@ def score_bytes(load: Load) -> tuple[float, float, float]:
 
 def layer_working(load: Load) -> float:
     """Bytes of slopes in flight on the way back through one layer."""
-    body, low = load.body, load.low
+    body, low, found = load.body, load.low, 0.0
     inner = low * body.feed_forward * (5 if body.activation in GATED else 2)
-    attention = 4 * low * body.width
-    if is_plain_attention(load):
-        attention += 3 * low * body.attention_heads * load.length
-    return load.tokens * (2 * FULL * body.width + max(inner, attention))
+    for stack in load.stacks:
+        attention = 4 * low * body.width
+        if is_plain_attention(load):
+            attention += 3 * low * body.attention_heads * max(stack.length, stack.source)
+        slopes = stack.length * (2 * FULL * body.width + max(inner, attention))
+        # All layers of a decoder add to the slope of what they read of the source.
+        found = max(found, slopes + 2 * FULL * stack.source * body.width)
+    return load.batch * found
 
 
 def update_working(load: Load) -> float:
@@ -279,13 +312,16 @@ def update_working(load: Load) -> float:
     wide = body.feed_forward * body.width * (2 if body.activation in GATED else 1)
     if load.parts > 1:
         return FULL * (block_matrices(load) / load.parts + 9 * max(3 * body.width**2, wide))
-    group = body.layers * max(4 * body.width**2, wide)
+    layers = sum(stack.layers for stack in load.stacks)
+    squares = 4 * sum(stack.layers * (2 if stack.source else 1) for stack in load.stacks)
+    group = max(squares * body.width**2, layers * wide)
     return FULL * (block_matrices(load) + 8 * group)
 
 
-KEPT: dict[str, Callable[[Load], float]] = {
+KEPT: dict[str, Callable[[Load, Stack], float]] = {
     "causal": _attention_layer,
     "bidirectional": _attention_layer,
+    "encoder-decoder": _attention_layer,
     "bi-lstm": _recurrent_layer,
     "cnn": _convolutional_layer,
 }

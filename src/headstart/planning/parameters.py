@@ -1,11 +1,12 @@
 """Exact parameters by block, each with its formula in symbols and in numbers.
 
-Symbols: V vocabulary, P longest text, D width, H = D / attention heads, F feed-forward, K kernel, C classes.
+Symbols: V vocabulary, U the source's own vocabulary, P longest text, D width, H = D / attention heads, G attention heads
+of keys and values where they are shared, F feed-forward, K kernel, C classes.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headstart.config import BodyConfig
@@ -28,6 +29,7 @@ class Block:
     each: int
     times: int = 1  # how often the block occurs
     matrix: int = 0  # of `each`, those that every token is multiplied by
+    reads: str = ""  # of an encoder-decoder: whether those tokens are the "source" or the "target"
 
     @property
     def total(self) -> int:
@@ -62,13 +64,17 @@ class Account:
         """Parameters of the body that every token is multiplied by."""
         return sum(block.matrix * block.times for block in self.body)
 
+    def matrices_of(self, side: str) -> int:
+        """Those of them that every token of one side of an encoder-decoder is multiplied by."""
+        return sum(block.matrix * block.times for block in self.body if block.reads == side)
+
 
 def account(body: BodyConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") -> Account:
     """The exact parameters of a body under these heads; what has no formulas is built without data and counted."""
     blocks = ACCOUNTS.get(body.kind, _built_body)(body, vocabulary)
     for name, spec in heads.items():
         blocks += HEAD_ACCOUNTS.get(spec.kind, _built_head)(name, body, spec)
-    return Account(body.kind, [block for block in blocks if block.each])
+    return Account(body.kind, [block for block in blocks if block.total])
 
 
 def formula(name: str, terms: list[str], values: Mapping[str, int], times: int = 1, matrix: int = 0) -> Block:
@@ -95,14 +101,17 @@ def _norm_terms(body: BodyConfig, letter: str) -> list[str]:
 def _values(body: BodyConfig, vocabulary: int) -> dict[str, int]:
     return {
         "V": vocabulary, "P": body.max_length, "D": body.width, "F": body.feed_forward,
-        "H": body.width // body.attention_heads, "K": body.kernel,
+        "H": body.width // body.attention_heads, "K": body.kernel, "U": body.source_vocabulary or vocabulary,
+        "G": body.key_value_heads or body.attention_heads,
     }  # fmt: skip
 
 
-def _embedding(body: BodyConfig, vocabulary: int) -> list[Block]:
+def _embedding(
+    body: BodyConfig, vocabulary: int, table: tuple[str, str] = ("token table", "VD")
+) -> list[Block]:
     """What every body has below its layers."""
     values = _values(body, vocabulary)
-    blocks = [formula("token table", ["VD"], values)]
+    blocks = [formula(table[0], [table[1]], values)]
     if body.positions == "learned":
         blocks.append(formula("positions", ["PD"], values))
     if body.segments:
@@ -121,28 +130,87 @@ def _top(body: BodyConfig, vocabulary: int, has_norm: bool) -> list[Block]:
     return blocks
 
 
-def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
-    """L layers of attention and feed-forward."""
-    values, layers = _values(body, vocabulary), body.layers
+def _biased(body: BodyConfig, term: str, bias: str) -> list[str]:
+    return [term, bias] if body.biases else [term]
+
+
+def _layers(body: BodyConfig, vocabulary: int, layers: int, crosses: bool = False) -> list[Block]:
+    """Layers of attention and feed-forward; those that cross read another text between the two."""
+    values = _values(body, vocabulary)
     width, inner = body.width, body.feed_forward
     gates = 2 if body.activation in GATED else 1
     wide, wide_bias = ("2DF", "2F") if gates == 2 else ("DF", "F")
-
-    def biased(term: str, bias: str) -> list[str]:
-        return [term, bias] if body.biases else [term]
-
+    norms = 2 * _norm_terms(body, "H")
     blocks = [
-        formula("attention in", biased("3D²", "3D"), values, layers, 3 * width**2),
-        formula("attention out", biased("D²", "D"), values, layers, width**2),
+        _attention_in(body, values, layers),
+        formula("attention out", _biased(body, "D²", "D"), values, layers, width**2),
     ]
     if body.qk_norm:
-        blocks.append(formula("query and key norms", 2 * _norm_terms(body, "H"), values, layers))
-    blocks += [
-        formula("feed-forward in", biased(wide, wide_bias), values, layers, gates * width * inner),
-        formula("feed-forward out", biased("FD", "D"), values, layers, width * inner),
-        formula("two norms", 2 * _norm_terms(body, "D"), values, layers),
+        blocks.append(formula("query and key norms", norms, values, layers))
+    if crosses:
+        both = formula("cross keys, values", _biased(body, "2D²", "2D"), values, layers, 2 * width**2)
+        blocks += [
+            formula("cross queries", _biased(body, "D²", "D"), values, layers, width**2),
+            replace(both, reads="source"),
+            formula("cross out", _biased(body, "D²", "D"), values, layers, width**2),
+        ]
+    if crosses and body.qk_norm:
+        blocks.append(formula("cross norms", norms, values, layers))
+    return [
+        *blocks,
+        formula("feed-forward in", _biased(body, wide, wide_bias), values, layers, gates * width * inner),
+        formula("feed-forward out", _biased(body, "FD", "D"), values, layers, width * inner),
+        *_block_norms(body, values, layers, crosses),
     ]
+
+
+def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
+    """L layers of attention and feed-forward."""
+    blocks = _layers(body, vocabulary, body.layers)
     return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, body.norm_first)]
+
+
+def _encoder_decoder(body: BodyConfig, vocabulary: int) -> list[Block]:
+    """Layers that read the source, layers that read the target and across, one table for both or one for each."""
+    norm = (
+        [formula("final norm", _norm_terms(body, "D"), _values(body, vocabulary))] if body.norm_first else []
+    )
+    sides = {
+        "source": ("encoder", [*_layers(body, vocabulary, body.layers), *norm]),
+        "target": (
+            "decoder",
+            [*_layers(body, vocabulary, body.decoder_layers or body.layers, crosses=True), *norm],
+        ),
+    }
+    blocks = _embedding(body, vocabulary)
+    if body.source_vocabulary is not None:
+        own = _embedding(body, vocabulary, ("token table", "UD"))
+        blocks += [replace(block, name=f"source {block.name}") for block in own]
+    for side, (name, stack) in sides.items():
+        blocks += [replace(block, name=f"{name} {block.name}", reads=block.reads or side) for block in stack]
+    return [*blocks, *_top(body, vocabulary, has_norm=False)]
+
+
+def _attention_in(body: BodyConfig, values: Mapping[str, int], layers: int) -> Block:
+    """Queries, keys and values; G of the last two where several queries share them."""
+    if body.key_value_heads is None:
+        terms, matrix = ["3D²", *(["3D"] if body.biases else [])], 3 * body.width**2
+    else:
+        terms = ["D²", "2GHD", *(["D", "2GH"] if body.biases else [])]
+        matrix = body.width**2 + 2 * values["G"] * values["H"] * body.width
+    return formula("attention in", terms, values, layers, matrix)
+
+
+def _block_norms(body: BodyConfig, values: Mapping[str, int], layers: int, crosses: bool) -> list[Block]:
+    """Two norms a layer, three where it crosses; perhaps one less in the first."""
+    terms, count = _norm_terms(body, "D"), 3 if crosses else 2
+    names = {1: "one norm", 2: "two norms", 3: "three norms"}
+    if body.first_norm:
+        return [formula(names[count], count * terms, values, layers)]
+    return [
+        formula(f"{names[count - 1]} in the first layer", (count - 1) * terms, values),
+        formula(names[count], count * terms, values, layers - 1),
+    ]
 
 
 def _recurrent(body: BodyConfig, vocabulary: int) -> list[Block]:
@@ -167,17 +235,24 @@ def _convolutional(body: BodyConfig, vocabulary: int) -> list[Block]:
 
 def _language_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
     values = {"V": spec.size, "D": body.width}
-    terms = [*([] if body.tied else ["VD"]), *(["V"] if body.biases else [])]
-    if not terms:
-        return []
-    return [formula(f"head {name}", terms, values, matrix=0 if body.tied else spec.size * body.width)]
+    blocks = []
+    if body.lm_transform:
+        dense = ["D²", *(["D"] if body.biases else [])]
+        inner = [*dense, *_norm_terms(body, "D")]
+        blocks.append(formula(f"head {name}, transform", inner, values, matrix=body.width**2))
+    has_bias = body.has_head_biases and spec.settings.get("bias", True)
+    terms = [*([] if body.tied else ["VD"]), *(["V"] if has_bias else [])]
+    if terms:
+        matrix = 0 if body.tied else spec.size * body.width
+        blocks.append(formula(f"head {name}", terms, values, matrix=matrix))
+    return blocks
 
 
 def _class_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
     pooled = body.width * (2 if spec.settings.get("pooling") == "mean+max" else 1)
     is_dense = spec.settings.get("projection") == "dense"
     values = {"D": pooled, "C": spec.size}
-    terms = ["DC", *(["C"] if body.biases or is_dense else [])]
+    terms = ["DC", *(["C"] if body.has_head_biases or is_dense else [])]
     blocks = [formula(f"head {name}, dense", ["D²", "D"], values, matrix=pooled**2)] if is_dense else []
     return [*blocks, formula(f"head {name}", terms, values, matrix=pooled * spec.size)]
 
@@ -215,6 +290,7 @@ def _counted(name: str, part: "Module") -> Block:
 ACCOUNTS: dict[str, Callable[[BodyConfig, int], list[Block]]] = {
     "causal": _transformer,
     "bidirectional": _transformer,
+    "encoder-decoder": _encoder_decoder,
     "bi-lstm": _recurrent,
     "cnn": _convolutional,
 }

@@ -109,6 +109,7 @@ class Plan:
                 "parts": {part.name: part.bytes for part in self.memory.parts},
                 "batch": load.batch,
                 "length": load.length,
+                "source_length": load.source_length,
                 "precision": load.precision,
             },
             "time": {
@@ -189,6 +190,8 @@ def make_plan(
 def precision_on(config: RunConfig, device: Device) -> str:
     """The precision that the settings mean on a device."""
     chosen = config.training.precision
+    if chosen == "fast":
+        return "bfloat16" if device.has_bfloat16 else "float32"
     return device.precision if chosen == "auto" else chosen
 
 
@@ -237,18 +240,18 @@ def advise(
     if 1 <= most < load.batch:
         rounds = -(-load.batch // most) * load.accumulate * cluster.count
         yield (
-            f"batches of {most} texts, {rounds} to a step: --set training.batch_tokens={most * load.length}"
+            f"batches of {most} texts, {rounds} to a step: --set training.batch_tokens={most * load.span}"
             f" --set training.accumulate={rounds}"
         )
     if device.has_bfloat16 and load.precision == "float32" and fits(load.with_(precision="bfloat16")):
         yield "half-wide numbers: --set training.precision=bfloat16"
     shorter = load.length
-    while shorter > 16 and not fits(load.with_(length=shorter)):
+    while shorter > 16 and not fits(load.with_length(shorter)):
         shorter //= 2
-    if shorter < load.length and fits(load.with_(length=shorter)):
+    if shorter < load.length and fits(load.with_length(shorter)):
         yield (
             f"shorter texts, as many: --set training.length={shorter}"
-            f" --set training.batch_tokens={step.batch * shorter}"
+            f" --set training.batch_tokens={step.batch * load.with_length(shorter).span}"
         )
     if not config.training.sharded and load.parts == 1 and fits(load.with_(parts=8)):
         yield "a part of the model in each of 8 processes: --nproc 8 --set training.sharded=true"
@@ -264,6 +267,8 @@ def smaller_preset(config: RunConfig, load: Load, device: Device) -> str:
         if config.job not in load_preset(name):
             continue
         other = make_load(resolve(config.job, name), device.kind, load.precision)
+        if bool(other.source_length) != bool(load.source_length):  # made for another kind of job
+            continue
         if other.account.total < load.account.total and predict_memory(other).peak <= device.usable:
             found.append((other.account.total, name))
     return max(found)[1] if found else ""

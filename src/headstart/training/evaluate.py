@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from headstart.batch import Row
 from headstart.data.loader import Loader, TextLoader
@@ -22,6 +23,19 @@ def predict_probabilities(
     batch_tokens: int,
 ) -> np.ndarray:
     """The probability of every class (N, C) for each text, in the order given."""
+    scores = class_scores(model, objective, rows, alphabet, runtime, batch_tokens)
+    return torch.from_numpy(scores).softmax(dim=-1).numpy().astype(np.float64)
+
+
+def class_scores(
+    model: Model,
+    objective: Objective,
+    rows: Sequence[Row],
+    alphabet: Alphabet,
+    runtime: Runtime,
+    batch_tokens: int,
+) -> np.ndarray:
+    """The score of every class (N, C) in float32 for each text, in the order given."""
     model.eval()
     loader = TextLoader(rows, batch_tokens, shuffled=False)
     batches = loader.batches(0)
@@ -30,25 +44,24 @@ def predict_probabilities(
         numbers = batches[index]
         batch = objective.collate(loader.fetch(numbers, 0), alphabet, generator_for(0)).to(runtime.device)
         with runtime.looking(), runtime.autocast():
-            scores = model(batch)["class"]  # (B, C)
-        probabilities = scores.float().softmax(dim=-1).cpu().numpy()
+            scores = model(batch)["class"].float().cpu().numpy()  # (B, C)
         if found is None:
-            found = np.zeros((len(rows), probabilities.shape[1]))
+            found = np.zeros((len(rows), scores.shape[1]), dtype=np.float32)
         if is_own:
-            found[numbers] = probabilities
+            found[numbers] = scores
     return _joined(found, len(rows), runtime)
 
 
 def _joined(found: np.ndarray | None, rows: int, runtime: Runtime) -> np.ndarray:
     """The rows that each process found as one table; every row was found by one of them."""
     if runtime.processes.is_alone:
-        return np.zeros((0, 0)) if found is None else found
+        return np.zeros((0, 0), dtype=np.float32) if found is None else found
     own = 0.0 if found is None else found.shape[1]
     sums = runtime.processes.add_up({"columns": own, "tables": float(found is not None)})
     if not sums["tables"]:
-        return np.zeros((0, 0))
+        return np.zeros((0, 0), dtype=np.float32)
     width = round(sums["columns"] / sums["tables"])
-    return runtime.processes.add_arrays(np.zeros((rows, width)) if found is None else found)
+    return runtime.processes.add_arrays(np.zeros((rows, width), np.float32) if found is None else found)
 
 
 def language_sums(

@@ -51,6 +51,14 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place:
     )
 
 
+def need_alone(what: str) -> None:
+    """Refuse to be one of many processes for work that one does alone."""
+    if find_place().count > 1:
+        error = ConfigError(f"{what} runs in one process", hint="give the command without torchrun")
+        error.is_shared = True  # every process finds the same
+        raise error
+
+
 def check_room(processes: int, device: str) -> None:
     """Refuse more processes than this machine has GPUs, or cores where there are none."""
     if processes < 1:

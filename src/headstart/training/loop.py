@@ -23,6 +23,7 @@ from headstart.data.loader import Loader
 from headstart.errors import RunError, Stopped
 from headstart.models.model import Model
 from headstart.objectives.base import Alphabet, Objective, counts
+from headstart.training.average import Average
 from headstart.training.events import Evaluated, Event, Saved, StepDone
 from headstart.training.optim import make_optimizer, thaw
 from headstart.training.replicas import make_copy
@@ -32,6 +33,7 @@ from headstart.training.shares import collate_share, shares
 from headstart.training.tally import Tally, nested
 
 TOLD_EVERY = 10  # steps between two StepDone events
+PARTS = ("model", "optimizer", "best", "average")  # of a checkpoint; the last two only where there are some
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class State:
     evaluated_progress: float = 0.0  # and the progress there
     best_rank: float = -math.inf
     best_step: int = -1
+    averaged: int = 0  # weights that the average was made of
     curve: list[dict[str, float]] = field(default_factory=list)
     since: dict[str, Any] = field(default_factory=dict)  # sums since the last telling
 
@@ -94,6 +97,7 @@ class Trainer:
         self.optimizer = make_optimizer(model, config.optimizer, self.copy if runtime.is_sharded else None)
         self.state = State()
         self.best: dict[str, Tensor] | None = None
+        self.average = Average(config.training)
         self.total_steps = self._total_steps()
         self._since = Tally()
         if config.training.compile:
@@ -106,8 +110,8 @@ class Trainer:
         if training.epochs is None:
             return None
         whole = int(training.epochs)
-        steps = sum(self.steps_in(epoch) for epoch in range(whole))
-        return max(1, steps + math.ceil((training.epochs - whole) * self.steps_in(whole)))
+        steps, rest = sum(self.steps_in(epoch) for epoch in range(whole)), training.epochs - whole
+        return max(1, steps + (math.ceil(rest * self.steps_in(whole)) if rest else 0))
 
     def steps_in(self, epoch: int) -> int:
         """Steps in an epoch; the last may gather fewer batches than the others."""
@@ -138,6 +142,7 @@ class Trainer:
                 done = self.progress >= 1
                 self._tell(done)
                 self._turn_epoch()
+                self._take_average(done)
                 self._evaluate_if_due()
                 self._look()
                 is_time = training.save_every is not None and self.state.step % training.save_every == 0
@@ -240,7 +245,8 @@ class Trainer:
         learning = [weight for weight in self.model.parameters() if weight.grad is not None]
         if self.config.optimizer.clip:
             torch.nn.utils.clip_grad_norm_(learning, self.config.optimizer.clip)
-        self.rate = self.config.optimizer.learning_rate * rate_at(self.progress, self.config.schedule)
+        share = rate_at(self.progress, self.config.schedule, state.step)
+        self.rate = self.config.optimizer.learning_rate * share
         self.optimizer.step(self.rate)
         state.step += 1
         state.batch = min(state.batch + training.accumulate, self.loader.count(state.epoch))
@@ -251,7 +257,7 @@ class Trainer:
         for part in parts:
             for name, count in counts(part).items():
                 own[f"count {name}"] = own.get(f"count {name}", 0) + count
-            own["tokens"] = own.get("tokens", 0) + (0 if part.is_idle else int(part.real.sum()))
+            own["tokens"] = own.get("tokens", 0) + (0 if part.is_idle else part.count)
         if self.runtime.processes.is_alone:
             found = own
         else:
@@ -265,9 +271,21 @@ class Trainer:
         if self.state.batch >= self.loader.count(self.state.epoch):
             self.state.epoch, self.state.batch = self.state.epoch + 1, 0
 
+    def _take_average(self, done: bool) -> None:
+        if self.average.kind == "none":
+            return
+        state, steps = self.state, self.steps_in(0)
+        left = (self.total_steps - state.step) / steps if self.total_steps is not None else 0.0
+        if self.config.training.epochs is not None:
+            left = self.config.training.epochs - self.epochs_done
+        is_end = done or state.batch == 0
+        state.averaged = self.average.take(self.model, state.step, steps, is_end, left, state.averaged)
+
     @property
     def epochs_done(self) -> float:
         """Epochs read so far, with the part of the current one."""
+        if not self.state.batch:  # an epoch that may never be read is not counted
+            return float(self.state.epoch)
         return self.state.epoch + self.state.batch / max(1, self.loader.count(self.state.epoch))
 
     def _tell(self, done: bool) -> None:
@@ -317,9 +335,13 @@ class Trainer:
     def _evaluate_if_due(self) -> None:
         if self.evaluate is None or not self._is_due():
             return
-        state = self.state
         self.model.eval()
-        found = self.copy.read(self.evaluate)
+        with self.average.shown(self.model):
+            self._mark(self.copy.read(self.evaluate))
+
+    def _mark(self, found: Evaluation) -> None:
+        """Write down the marks of the weights that stand in the model, and keep those if they are the best."""
+        state = self.state
         state.evaluated_at, state.evaluated_progress = state.step, self.progress
         is_best = found.rank > state.best_rank
         if is_best:
@@ -332,9 +354,11 @@ class Trainer:
         self.on_event(Evaluated(state.step, self.epochs_done, found.values, is_best))
 
     def finish(self) -> None:
-        """Put the weights to keep into the model: the best on validation, or the last."""
+        """Put the weights to keep into the model: the best on validation, or the last, averaged if that was asked."""
         if self.config.training.keep == "best" and self.best is not None:
             self.model.load_state_dict(self.best)
+        elif self.average.tensors:
+            self.model.load_state_dict(self.average.tensors)
         self.model.eval()
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
@@ -342,13 +366,15 @@ class Trainer:
         found = {"model": self.model.state_dict(), "optimizer": self.optimizer.tensors()}
         if self.best is not None:
             found["best"] = self.best
+        if self.average.tensors:
+            found["average"] = self.average.tensors
         return {name: self.copy.whole(tensors) for name, tensors in found.items()}
 
     def load(self, parts: Mapping[str, Mapping[str, Tensor]] | None, state: dict[str, Any]) -> None:
         """Take up what `parts` and the state gave; the main process has them, and hands them on."""
         processes, weights = self.runtime.processes, self.model.state_dict()
-        has_best = bool(processes.add_up({"best": float(parts is not None and "best" in parts)})["best"])
-        for name in ("model", "optimizer", *(["best"] if has_best else [])):
+        there = processes.add_up({name: float(name in (parts or {})) for name in PARTS})
+        for name in (name for name in PARTS if there[name]):
             found = {}
             for key, tensor in processes.send(None if parts is None else parts[name]):
                 like = self.optimizer.weight_of(key) if name == "optimizer" else weights[key]
@@ -358,5 +384,9 @@ class Trainer:
             elif name == "optimizer":
                 self.optimizer.load(found)
             else:
-                self.best = {key: tensor.to(self.runtime.device) for key, tensor in found.items()}
+                kept = {key: tensor.to(self.runtime.device) for key, tensor in found.items()}
+                if name == "best":
+                    self.best = kept
+                else:
+                    self.average.tensors = kept
         self.state = State.from_dict(state)

@@ -1,5 +1,6 @@
 """Optimisers: which weights change, how fast, and by which rule."""
 
+import re
 from typing import Any
 
 import torch
@@ -64,13 +65,13 @@ def _share(name: str, model: Model, config: OptimizerConfig) -> float:
     """A weight's rate as a share of the top block's: less below, `head_scale` for heads."""
     if not name.startswith("body."):
         return config.head_scale
-    top = model.body.config.layers
+    top = model.body.depth
     depth = min(model.body.layer_of(name.removeprefix("body.")), top)
     return config.layer_decay ** (top - depth)
 
 
 def _is_matrix_of_block(name: str, weight: nn.Parameter) -> bool:
-    return name.startswith("body.blocks.") and weight.ndim == 2
+    return re.match(r"body\.(encoder\.|decoder\.)?blocks\.", name) is not None and weight.ndim == 2
 
 
 def make_optimizer(model: Model, config: OptimizerConfig, holder: Holder | None = None) -> Optimizers:
@@ -100,7 +101,7 @@ def make_optimizer(model: Model, config: OptimizerConfig, holder: Holder | None 
 
 def thaw(model: Model, freeze: bool, unfreeze_every: float | None, epoch: float) -> None:
     """Say which weights learn: all, heads alone, or heads and as many top blocks as `epoch` has thawed."""
-    top = model.body.config.layers
+    top = model.body.depth
     lowest = 0
     if freeze:
         lowest = top + 2

@@ -2,49 +2,75 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from headstart.config import ScheduleConfig
 from headstart.errors import pick
 
 
-def _after_warmup(progress: float, warmup: float) -> float:
-    return (progress - warmup) / max(1 - warmup, 1e-12)
+@dataclass(frozen=True)
+class Moment:
+    """Where a run stands when it takes a step."""
+
+    progress: float  # share of the budget spent
+    warmup: float  # share of the budget that is for rising
+    risen: float  # the way so far as a multiple of the way up: 1 = at the top
+
+    @property
+    def fallen(self) -> float:
+        """The share spent of what is left after the warm-up."""
+        return min(1.0, max(0.0, (self.progress - self.warmup) / max(1 - self.warmup, 1e-12)))
 
 
-def constant(progress: float, config: ScheduleConfig) -> float:
+def constant(moment: Moment, config: ScheduleConfig) -> float:
     """Stay at the top."""
     return 1.0
 
 
-def linear(progress: float, config: ScheduleConfig) -> float:
+def linear(moment: Moment, config: ScheduleConfig) -> float:
     """Fall in a straight line."""
-    return 1 - (1 - config.final) * _after_warmup(progress, config.warmup)
+    return 1 - (1 - config.final) * moment.fallen
 
 
-def cosine(progress: float, config: ScheduleConfig) -> float:
+def cosine(moment: Moment, config: ScheduleConfig) -> float:
     """Fall along half a cosine."""
-    wave = 0.5 * (1 + math.cos(math.pi * _after_warmup(progress, config.warmup)))
+    wave = 0.5 * (1 + math.cos(math.pi * moment.fallen))
     return config.final + (1 - config.final) * wave
 
 
-def warmup_stable_decay(progress: float, config: ScheduleConfig) -> float:
+def warmup_stable_decay(moment: Moment, config: ScheduleConfig) -> float:
     """Stay at the top, then fall in a straight line over the last `decay` of the budget."""
-    left = (1 - progress) / max(config.decay, 1e-12)
+    left = (1 - moment.progress) / max(config.decay, 1e-12)
     return config.final + (1 - config.final) * min(1.0, left)
 
 
-SCHEDULES: dict[str, Callable[[float, ScheduleConfig], float]] = {
+def inverse_square_root(moment: Moment, config: ScheduleConfig) -> float:
+    """Fall with the square root of the steps taken (Vaswani et al., 2017); the budget's end is not looked at."""
+    return 1 / math.sqrt(max(1.0, moment.risen))
+
+
+SCHEDULES: dict[str, Callable[[Moment, ScheduleConfig], float]] = {
     "constant": constant,
     "linear": linear,
     "cosine": cosine,
     "slanted-triangular": linear,  # Howard and Ruder (2018): a short straight rise, a long straight fall
     "warmup-stable-decay": warmup_stable_decay,
+    "inverse-square-root": inverse_square_root,
 }
 
 
-def rate_at(progress: float, config: ScheduleConfig) -> float:
-    """The learning rate's share of its top at `progress`; the first step is never at zero."""
+def moment_at(progress: float, config: ScheduleConfig, step: int) -> Moment:
+    """Where a run stands at `progress`, before which `step` steps were taken."""
     progress = min(max(progress, 0.0), 1.0)
-    if progress < config.warmup:
-        return max(progress / config.warmup, 1e-3)
-    return max(0.0, pick(SCHEDULES, config.kind, "schedule")(progress, config))
+    if config.warmup_steps is None:
+        return Moment(progress, config.warmup, progress / config.warmup if config.warmup else math.inf)
+    share = progress * config.warmup_steps / max(1, step)  # steps as a share, at the pace so far
+    return Moment(progress, min(1.0, share), (step + 1) / config.warmup_steps)
+
+
+def rate_at(progress: float, config: ScheduleConfig, step: int = 0) -> float:
+    """The learning rate's share of its top at `progress`, after `step` steps; the first step is never at zero."""
+    moment = moment_at(progress, config, step)
+    if moment.risen < 1:
+        return max(moment.risen, 1e-3)
+    return max(0.0, pick(SCHEDULES, config.kind, "schedule")(moment, config))

@@ -37,7 +37,7 @@ class Tally:
                 count + loss.count,
                 correct + loss.correct.detach(),
             ]
-        self.tokens += int(part.real.sum())
+        self.tokens += part.count
         self.computed += part.size
 
     def sums(self) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from headstart.batch import Batch
 from headstart.errors import ConfigError
 from headstart.models.attention import visible
-from headstart.models.bodies import TransformerBody
+from headstart.models.bodies import EncoderDecoderBody, TransformerBody
 from headstart.models.model import Model
 from headstart.views.figure import FAINT, INK, STYLE
 
@@ -23,19 +23,35 @@ UNSEEN = "#e9ecf1"  # a key that the mask hides from the query; a key that is se
 RAMP = LinearSegmentedColormap.from_list(
     "weights", ["#ffffff", "#a9d3ec", "#0072b2", "#00304d"]
 ).with_extremes(bad=UNSEEN)
+HEADINGS = {
+    "self": "Where each token looks",
+    "cross": "Where a translation looks in its source",
+    "encoder": "Where each token of the source looks",
+    "decoder": "Where each token of the translation looks",
+}
 LONGEST_PIECE = 14  # characters of a token that stand on an axis
+TITLE = 1.9  # inches that a map's title takes
 MOST_LABELS = 90  # tokens on one axis; of more, every other, third ... is named
+
+
+# A text that looks at itself; of a translator, the target at the source, the source at itself, the target at itself.
+Part = Literal["self", "cross", "encoder", "decoder"]
+PARTS: tuple[Part, ...] = ("cross", "encoder", "decoder")
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """The attention weights of one text with its tokens; layers and attention heads are counted from 1."""
+    """The attention weights of one text with its tokens; layers and attention heads are counted from 1.
+
+    Where a translation looks at its source, a row is named for the token that is written there.
+    """
 
     weights: np.ndarray  # (L, A, T, S), every row adds up to one
     seen: np.ndarray  # (T, S), True = the query may read the key
     queries: list[str]  # T tokens that look
     keys: list[str]  # S tokens that are looked at
     title: str = ""
+    part: Part = "self"
 
     @property
     def layers(self) -> int:
@@ -46,6 +62,11 @@ class AttentionMaps:
     def attention_heads(self) -> int:
         """How many attention heads each layer has."""
         return int(self.weights.shape[1])
+
+    @property
+    def is_self(self) -> bool:
+        """Whether the tokens that look are those that are looked at."""
+        return self.part != "cross"
 
     def chosen(self, layer: int | None, attention_head: int | None) -> tuple[list[int], list[int]]:
         """The places of the layers and attention heads asked for, all of them where None is given."""
@@ -69,6 +90,7 @@ class AttentionMaps:
         ]
         return {
             "title": self.title,
+            "part": self.part,
             "queries": self.queries,
             "keys": self.keys,
             "seen": self.seen.astype(int).tolist(),
@@ -95,11 +117,42 @@ def attention_maps(model: Model, batch: Batch, pieces: Sequence[str], title: str
     )
 
 
+@torch.inference_mode()
+def translation_maps(
+    model: Model, batch: Batch, part: Part, sources: Sequence[str], targets: Sequence[str], title: str = ""
+) -> AttentionMaps:
+    """One kind of a translator's attention over the first pair of `batch`, which holds no padding.
+
+    `sources` are all tokens of the source, and `targets` those of the translation with both ends marked.
+    """
+    body = model.body
+    if not isinstance(body, EncoderDecoderBody):
+        raise ConfigError(
+            f"a {body.config.kind} body reads one text",
+            hint="only a translator's maps have parts and a target",
+        )
+    model.eval()
+    watched = body.watch_all(batch)
+    layers = {"cross": watched.cross, "encoder": watched.source, "decoder": watched.target}[part]
+    weights = torch.stack([layer[0] for layer in layers]).float().cpu().numpy()
+    read, written, source = (
+        [readable(piece) for piece in pieces] for pieces in (targets[:-1], targets[1:], sources)
+    )
+    queries = {"cross": written, "encoder": source, "decoder": read}[part]
+    keys = read if part == "decoder" else source
+    assert weights.shape[2:] == (len(queries), len(keys)), (weights.shape, len(queries), len(keys))
+    seen = np.tri(len(queries), dtype=bool) if part == "decoder" else np.ones(weights.shape[2:], dtype=bool)
+    return AttentionMaps(weights, seen, queries, keys, title, part)
+
+
 def attentive(model: Model) -> TransformerBody:
     """The model's body, or an error when it has no attention to look at."""
     if not isinstance(model.body, TransformerBody):
+        is_translator = isinstance(model.body, EncoderDecoderBody)
         raise ConfigError(
-            f"a {type(model.body).__name__} has no attention to draw",
+            "a translator reads two texts, and this looks at one"
+            if is_translator
+            else f"a {type(model.body).__name__} has no attention to draw",
             hint="choose a run with a causal or a bidirectional body",
         )
     return model.body
@@ -145,15 +198,17 @@ def draw_attention(
     size = min(8.0, 0.72 * 72 * panel / length)  # points
     has_labels = size >= 4.5
     left, top, gap, bottom = (1.25 if has_labels else 0.5), 0.95, 0.32, (0.95 if has_labels else 0.4)
-    width = left + len(heads) * (panel + gap)
-    height = top + len(layers) * (panel + gap) + bottom - gap
+    wide, high = panel * len(maps.keys) / length, panel * len(maps.queries) / length
+    pitch = wide if wide == panel else max(wide, TITLE)  # a narrow map leaves room for its title
+    width = left + len(heads) * (pitch + gap)
+    height = top + len(layers) * (high + gap) + bottom - gap
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(max(width, 4.2), height))
         for row, at in enumerate(layers):
             for column, head in enumerate(heads):
-                x, y = left + column * (panel + gap), height - top - row * (panel + gap) - panel
+                x, y = left + column * (pitch + gap), height - top - row * (high + gap) - high
                 axes = figure.add_axes(
-                    (x / max(width, 4.2), y / height, panel / max(width, 4.2), panel / height)
+                    (x / max(width, 4.2), y / height, wide / max(width, 4.2), high / height)
                 )
                 _heat(axes, maps, at, head)
                 _label(axes, maps, size, has_labels and column == 0, has_labels and row == len(layers) - 1)
@@ -166,17 +221,18 @@ def _enlarged(maps: AttentionMaps, layer: int, attention_head: int) -> Figure:
     length = max(len(maps.queries), len(maps.keys))
     panel = min(max(3.6, 0.27 * length), 20.0)
     left, top, right, bottom = 1.75, 0.95, 0.95, 1.7
-    width, height = left + panel + right, top + panel + bottom
+    wide, high = panel * len(maps.keys) / length, panel * len(maps.queries) / length
+    width, height = left + max(wide, TITLE) + right, top + high + bottom
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(width, height))
-        axes = figure.add_axes((left / width, bottom / height, panel / width, panel / height))
+        axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
         image = _heat(axes, maps, layer, attention_head)
         _label(axes, maps, min(10.0, 0.8 * 72 * panel / min(length, MOST_LABELS)), True, True)
         axes.set_title(f"layer {layer + 1} · attention head {attention_head + 1}", pad=8)
-        axes.set_ylabel("this token (query) …")
-        axes.set_xlabel("… looks at (key)")
-        bar_height = min(panel, 2.4)
-        where = ((left + panel + 0.18) / width, bottom / height, 0.13 / width, bar_height / height)
+        axes.set_ylabel("this token (query) …" if maps.is_self else "to write this token (query) …")
+        axes.set_xlabel("… looks at (key)" if maps.is_self else "… the source is looked at (key)")
+        bar_height = min(high, 2.4)
+        where = ((left + wide + 0.18) / width, bottom / height, 0.13 / width, bar_height / height)
         bar = figure.colorbar(image, cax=figure.add_axes(where))
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=8, length=2)
@@ -186,7 +242,7 @@ def _enlarged(maps: AttentionMaps, layer: int, attention_head: int) -> Figure:
 
 def _heading(figure: Figure, maps: AttentionMaps, height: float) -> None:
     words = maps.title if len(maps.title) <= 60 else f"{maps.title[:59]}…"
-    figure.text(0.02, 1 - 0.3 / height, f"Where each token looks{': ' if words else ''}{words}", fontsize=11)
+    figure.text(0.02, 1 - 0.3 / height, f"{HEADINGS[maps.part]}{': ' if words else ''}{words}", fontsize=11)
     hidden = "" if maps.seen.all() else "; grey: hidden by the mask"
     note = f"each row adds up to one, darkest = the map's largest weight{hidden}"
     figure.text(0.02, 1 - 0.5 / height, note, fontsize=8, color=FAINT)

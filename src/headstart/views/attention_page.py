@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from headstart.views.attention import AttentionMaps, entropy, mean_distance
+from headstart.views.attention import HEADINGS, AttentionMaps, entropy, mean_distance
 from headstart.views.attention_script import SCRIPT
 from headstart.views.page import page, section
 
@@ -62,15 +62,16 @@ def attention_page(maps: AttentionMaps, layer: int | None = None, attention_head
     It opens on the given layer and attention head, on the first of them unless told.
     """
     layers, heads = maps.chosen(layer, attention_head)
-    title = f"Where each token looks: {maps.title}" if maps.title else "Where each token looks"
+    heading = HEADINGS[maps.part]
+    title = f"{heading}: {maps.title}" if maps.title else heading
     kind = "layer" if maps.layers == 1 else "layers"
     parts = "attention head" if maps.attention_heads == 1 else "attention heads"
     about = (
-        f"{maps.layers} {kind} of {maps.attention_heads} {parts}, {len(maps.queries)} tokens. "
-        "▁ in a token is a space."
+        f"{maps.layers} {kind} of {maps.attention_heads} {parts}, {len(maps.queries)} tokens"
+        f"{'' if maps.is_self else f' that look at {len(maps.keys)}'}. ▁ in a token is a space."
     )
     header = (
-        f"<header>\n<p>{escape(maps.title)}</p>\n<h1>Where each token looks</h1>\n<p>{escape(about)}</p>\n"
+        f"<header>\n<p>{escape(maps.title)}</p>\n<h1>{heading}</h1>\n<p>{escape(about)}</p>\n"
         "<noscript><p class='worse'>This page draws with JavaScript, which is off. "
         "Switch it on, or ask for a .png or .svg instead.</p></noscript>\n</header>"
     )
@@ -115,7 +116,6 @@ def _thumbnails(maps: AttentionMaps) -> str:
 
 
 def _enlarged(maps: AttentionMaps) -> str:
-    is_self = maps.queries == maps.keys
     ways = (
         "<fieldset><legend>Direction</legend>"
         '<label><input type="radio" name="way" value="from" checked> where it looks</label>'
@@ -123,11 +123,13 @@ def _enlarged(maps: AttentionMaps) -> str:
     )
     scale = '<span class="scale" aria-hidden="true">0 <i></i> <span id="peak"></span></span>'
     second = (
-        "" if is_self else '<p class="soft">Tokens that are looked at:</p><div class="strip" id="keys"></div>'
+        ""
+        if maps.is_self
+        else '<p class="soft">Tokens that are looked at:</p><div class="strip" id="keys"></div>'
     )
     return (
         '<section aria-labelledby="which">\n<h2 id="which" aria-live="polite"></h2>\n'
-        f'<div class="bar">{ways if is_self else ""}{scale}</div>\n'
+        f'<div class="bar">{ways if maps.is_self else ""}{scale}</div>\n'
         '<p class="soft">Point at a token, or move with <kbd>←</kbd> <kbd>→</kbd>; a click keeps it.</p>\n'
         f'<div class="strip" id="queries" role="group" aria-label="tokens"></div>{second}\n'
         '<p class="said" id="said" aria-live="polite"></p>\n<ol class="looks" id="looks"></ol>\n'
@@ -145,7 +147,7 @@ def _script(maps: AttentionMaps, start: tuple[int, int]) -> str:
         "queries": maps.queries,
         "keys": maps.keys,
         "start": start,
-        "isSelf": maps.queries == maps.keys,
+        "isSelf": maps.is_self,
         "weights": base64.b64encode(whole.tobytes()).decode("ascii"),
         "seen": base64.b64encode(maps.seen.astype(np.uint8).tobytes()).decode("ascii"),
     }

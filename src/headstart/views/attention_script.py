@@ -1,17 +1,19 @@
-"""The script of the attention page: plain JavaScript, text set as text only, state in the address."""
+"""The attention explorer in plain JavaScript: text is set as text only; a page of its own keeps its state in the address.
 
-SCRIPT = """
-"use strict";
-(() => {
-  const find = (id) => document.getElementById(id);
-  const data = JSON.parse(find("data").textContent);
-  const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  const weights = new Uint16Array(bytes(data.weights).buffer), seen = bytes(data.seen);
+`exploreAttention(root, data, keepsAddress)` brings the thumbnails, tokens and map inside `root` (a document or a shadow
+root) to life, and gives a function that lets go of them. `data.weights` counts in 65535ths, a byte of `data.seen` is 1
+where a query may read a key.
+"""
+
+EXPLORER = """
+function exploreAttention(root, data, keepsAddress) {
+  const find = (id) => root.getElementById(id), life = new AbortController();
+  const { weights, seen } = data;
   const T = data.queries.length, S = data.keys.length;
   const at = (layer, head, q, k) => weights[((layer * data.heads + head) * T + q) * S + k] / 65535;
   const percent = (share) => (100 * share).toFixed(share < 0.0995 ? 1 : 0) + " %";
   const state = { layer: 0, head: 0, way: "from", pinned: 0, shown: 0, side: "queries", cell: null };
-  const thumbs = [...document.querySelectorAll(".thumb")];
+  const thumbs = [...root.querySelectorAll(".thumb")];
   let ramp = [], unseen = [], ink = "", soft = "", mark = "";
 
   function readColours() {
@@ -71,7 +73,7 @@ SCRIPT = """
     const found = looks(), isRow = data.isSelf ? state.way === "from" : state.side === "queries";
     const own = data[state.side][state.shown], target = find(data.isSelf || !isRow ? "queries" : "keys");
     const top = Math.max(1e-9, ...found.map((look) => look.share));
-    for (const button of document.querySelectorAll(".token")) {
+    for (const button of root.querySelectorAll(".token")) {
       button.style.background = button.style.color = ""; button.classList.remove("chosen", "unseen");
     }
     found.forEach((look) => {
@@ -147,7 +149,7 @@ SCRIPT = """
     find("which").textContent = name[0].toUpperCase() + name.slice(1);
     find("map").setAttribute("aria-label", "heat map of " + name + "; the tokens above say the same in words");
     find("peak").textContent = peakOf(layer, head).toFixed(2);
-    try { history.replaceState(null, "", "#" + (layer + 1) + "." + (head + 1)); } catch (error) { /* a sandboxed page */ }
+    if (keepsAddress) try { history.replaceState(null, "", "#" + (layer + 1) + "." + (head + 1)); } catch (error) { /* a sandboxed page */ }
     showToken(true);
   }
   function point(side, place, pin) {
@@ -193,7 +195,7 @@ SCRIPT = """
     const inside = (value, most) => Math.max(0, Math.min(most - 1, value));
     choose(inside(state.layer + move[0], data.layers), inside(state.head + move[1], data.heads), true);
   });
-  for (const radio of document.querySelectorAll("input[name=way]")) {
+  for (const radio of root.querySelectorAll("input[name=way]")) {
     radio.addEventListener("change", () => { state.way = radio.value; showToken(true); });
   }
   find("map").addEventListener("mousemove", (event) => {
@@ -207,16 +209,33 @@ SCRIPT = """
     drawMap();
   });
   find("map").addEventListener("mouseleave", () => { state.cell = null; find("said-cell").textContent = ""; drawMap(); });
-  window.addEventListener("resize", drawMap);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColours(); drawThumbs(); showToken(false); });
+  const whileAlive = { signal: life.signal };
+  window.addEventListener("resize", drawMap, whileAlive);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    readColours(); drawThumbs(); showToken(false);
+  }, whileAlive);
 
   readColours();
   buildStrip("queries");
   if (!data.isSelf) buildStrip("keys");
   drawThumbs();
-  const wanted = /^#(\\d+)\\.(\\d+)$/.exec(location.hash);
+  const wanted = keepsAddress ? /^#(\\d+)\\.(\\d+)$/.exec(location.hash) : null;
   const fits = wanted && wanted[1] >= 1 && wanted[1] <= data.layers && wanted[2] >= 1 && wanted[2] <= data.heads;
   state.pinned = state.shown = Math.min(1, T - 1);
   choose(fits ? wanted[1] - 1 : data.start[0], fits ? wanted[2] - 1 : data.start[1], false);
-})();
+  return () => life.abort();
+}
+"""
+
+# What stands on the page by itself: its data is JSON in the page, arrays are bytes in base64.
+SCRIPT = f"""
+"use strict";
+{EXPLORER}
+(() => {{
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  data.weights = new Uint16Array(bytes(data.weights).buffer);
+  data.seen = bytes(data.seen);
+  exploreAttention(document, data, true);
+}})();
 """

@@ -13,12 +13,14 @@ COUNTS = {
     "count": "texts",
     "duplicates": "repeats",
     "conflicts": "two labels",
+    "copies": "same on both sides",
+    "several": "several translations",
     "in_train": "also in train",
     "near_in_train": "nearly in train",
     "truncated": "cut short",
     "unknown": "unknown tokens",
 }
-KNOWN = {"name", "splits", "leaks", "near", "skips", "notes", "warnings", "limit"}
+KNOWN = {"name", "pair", "splits", "leaks", "near", "skipped", "skips", "notes", "warnings", "limit"}
 
 
 def audit_html(audit: Mapping[str, Any]) -> str:
@@ -32,7 +34,8 @@ def audit_html(audit: Mapping[str, Any]) -> str:
         and splits
         and all(isinstance(split, Mapping) for split in splits.values())
     ):
-        parts += [_counts(splits), _balance(splits), _lengths(splits, audit.get("limit"))]
+        rows = _with_sides(splits)
+        parts += [_counts(rows), _balance(splits), _lengths(rows, audit.get("limit"))]
     elif splits is not None:
         parts.append(_as_it_is({"splits": splits}))
     parts += [_leaks("the same text in two splits", audit.get("leaks"))]
@@ -68,6 +71,15 @@ def _counts(splits: Mapping[str, Mapping[str, Any]]) -> str:
     return table(["split", *(COUNTS[name] for name in names)], rows)
 
 
+def _with_sides(splits: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The splits, those of parallel text followed by each of their languages."""
+    rows: dict[str, Mapping[str, Any]] = {}
+    for name, part in splits.items():
+        rows[name] = part
+        rows |= {f"{name}, {language}": side for language, side in (part.get("sides") or {}).items()}
+    return rows
+
+
 def _balance(splits: Mapping[str, Mapping[str, Any]]) -> str:
     classes = {label: None for part in splits.values() for label in part.get("classes") or {}}
     if not classes:
@@ -91,7 +103,7 @@ def _lengths(splits: Mapping[str, Mapping[str, Any]], limit: Any) -> str:
     rows = [
         [f"{escape(name)}, {unit}", *(number(float(part[unit].get(key, 0))) for key in SPREAD)]
         for name, part in splits.items()
-        for unit in ("characters", "tokens")
+        for unit in ("words", "characters", "tokens")
         if isinstance(part.get(unit), Mapping)
     ]
     words = f"The model reads {limit:,} tokens of a text at most." if isinstance(limit, int) else ""
@@ -107,7 +119,8 @@ def _leaks(title: str, leaks: Any) -> str:
         origins = leak.get("origins", {}) if isinstance(leak, Mapping) else {}
         where = "; ".join(f"{split}: {', '.join(map(str, rows_of))}" for split, rows_of in origins.items())
         excerpt = leak.get("excerpt", leak) if isinstance(leak, Mapping) else leak
-        rows.append([escape(str(excerpt)), escape(where)])
+        side = f"{leak['side']}: " if isinstance(leak, Mapping) and "side" in leak else ""
+        rows.append([escape(f"{side}{excerpt}"), escape(where)])
     more = f"<p>and {len(leaks) - SHOWN:,} more</p>" if len(leaks) > SHOWN else ""
     return details(f"{escape(title)}: {len(leaks):,}", table(["text", "where"], rows, words=[1]) + more)
 

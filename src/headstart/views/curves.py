@@ -86,7 +86,7 @@ def accuracy_curves(comparison: Comparison, labels: int | None = None) -> CurveD
     colours = _colours(comparison)
     lines, levels = [], []
     for arm in comparison.arms:
-        if arm.labels != budget or not arm.results:
+        if arm.labels != budget or not arm.results or arm.kind == "ensemble":  # it is judged once, at the end
             continue
         if arm.kind != "classical" and all(len(result.curve) > 1 for result in arm.results):
             x, values = _on_one_grid(arm.results)
@@ -138,7 +138,7 @@ def draw_curves(data: CurveData) -> Figure:
         _accuracy_axis(axes, [*data.lines, *data.levels], data.mark)
         axes.set_xlabel("epoch")
         axes.set_ylabel("validation accuracy")
-        axes.xaxis.set_major_locator(MaxNLocator(10, integer=end >= 4))
+        axes.xaxis.set_major_locator(MaxNLocator(10, integer=end >= 2))
         ends = [(line.name, line.colour, float(line.mean[-1])) for line in [*data.lines, *data.levels]]
         _label_ends(axes, [*ends, ("mark", INK, data.mark)])
     return figure

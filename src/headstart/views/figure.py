@@ -15,7 +15,7 @@ from headstart.files import write_with
 INK, FAINT, PAPER = "#1f2430", "#8a93a3", "#ffffff"
 # Okabe and Ito (2008): told apart by colour-blind readers too; each kind of arm keeps its own.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#6b7280", "#cc79a7", "#56b4e9", "#b58900", "#7a5195")
-BY_KIND = {"fine-tuned": 0, "scratch": 1, "frozen": 2, "classical": 3}
+BY_KIND = {"fine-tuned": 0, "scratch": 1, "frozen": 2, "classical": 3, "ensemble": 4}
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",

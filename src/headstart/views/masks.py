@@ -17,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
-from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
 from headstart.views.attention import seen_by
 from headstart.views.figure import FAINT, INK, PALETTE, STYLE
 
@@ -107,10 +107,17 @@ def prefix(length: int, prompt: int) -> Mask:
 
 
 def cross(queries: int, keys: int, real: int) -> Mask:
-    """Every target token sees every real source token; `keys` source tokens, of which `real` are no padding."""
-    seen = np.broadcast_to((np.arange(keys) < real)[None, :], (queries, keys)).copy()
+    """What a decoder applies to `keys` source tokens, of which `real` are no padding: all target tokens see those."""
+    body = BODIES["encoder-decoder"](_smallest("encoder-decoder", max(queries, keys)), 1)
+    assert isinstance(body, EncoderDecoderBody)
+    tokens, source = (torch.zeros(1, length, dtype=torch.long) for length in (queries, keys))
+    batch = Batch(tokens, tokens == 0, source=source, source_real=torch.arange(keys)[None, :] < real)
+    mask = body.encode(batch)[0][2]
+    seen = np.ones((queries, keys), dtype=bool)
+    if mask is not None:
+        seen = mask[0, 0].expand(queries, keys).numpy().copy()
     words = "each target token sees all real source tokens"
-    return Mask("cross", seen, "definition", words, _padded(keys, real))
+    return Mask("cross", seen, "model", words, _padded(keys, real))
 
 
 def _padded(length: int, real: int) -> tuple[str, ...]:
@@ -119,11 +126,14 @@ def _padded(length: int, real: int) -> tuple[str, ...]:
 
 def _applied(kind: str, length: int, real: int) -> np.ndarray:
     """The mask that a body of this kind applies to a text of `real` tokens padded to `length`."""
-    smallest = BodyConfig(kind=kind, layers=1, width=2, attention_heads=1, feed_forward=1, max_length=length)
-    body = BODIES[kind](smallest, 1)
+    body = BODIES[kind](_smallest(kind, length), 1)
     assert isinstance(body, TransformerBody)
     batch = Batch(torch.zeros(1, length, dtype=torch.long), torch.arange(length)[None, :] < real)
     return seen_by(body, batch)
+
+
+def _smallest(kind: str, length: int) -> BodyConfig:
+    return BodyConfig(kind=kind, layers=1, width=2, attention_heads=1, feed_forward=1, max_length=length)
 
 
 def draw_masks(masks: list[Mask]) -> Figure:

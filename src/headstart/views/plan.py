@@ -29,9 +29,7 @@ def parameter_table(parameters: Mapping[str, Any]) -> Table:
             f"{block['times']:,}",
             f"{block['total']:,}",
         )
-    table.caption = (
-        "V vocabulary, P longest text, D width, H width of an attention head, F feed-forward, C classes"
-    )
+    table.caption = "V vocabulary, U the source's own, P longest text, D width, H width of an attention head, F feed-forward, C classes"
     table.caption_justify = "left"
     return table
 
@@ -39,7 +37,7 @@ def parameter_table(parameters: Mapping[str, Any]) -> Table:
 def memory_table(memory: Mapping[str, Any]) -> Table:
     """A row for each part alive at the peak."""
     title = (
-        f"{memory['peak_bytes'] / GIB:.2f} GiB at the peak: {memory['batch']:,} texts of {memory['length']:,} tokens, "
+        f"{memory['peak_bytes'] / GIB:.2f} GiB at the peak: {memory['batch']:,} {_texts(memory)} tokens, "
         f"{memory['precision']}"
     )
     table = _table(title, ["part", "MiB", "share"])
@@ -48,6 +46,12 @@ def memory_table(memory: Mapping[str, Any]) -> Table:
     table.caption = f"the peak is in the {memory['moment']}"
     table.caption_justify = "left"
     return table
+
+
+def _texts(memory: Mapping[str, Any]) -> str:
+    if not memory.get("source_length"):
+        return f"texts of {memory['length']:,}"
+    return f"pairs of {memory['source_length']:,} + {memory['length']:,}"
 
 
 def device_table(devices: Sequence[Mapping[str, Any]]) -> Table:
@@ -74,7 +78,9 @@ def plan_lines(content: Mapping[str, Any]) -> list[str]:
     flops, time, verdict = content["flops"], content["time"], content["verdict"]
     source = "measured here" if time["measured"] else "by the device's row and our constants"
     cost = "" if time["cost"] is None else f", cost {time['cost']:,.2f}"
+    noted = [escape(content["note"])] if content.get("note") else []
     lines = [
+        *noted,
         f"operations a token: {flops['forward_per_token'] / 1e6:,.2f} MFLOPs forward, "
         f"{flops['backward_per_token'] / 1e6:,.2f} backward; {flops['step'] / 1e12:,.3f} TFLOPs a step",
         f"time: {time['tokens_per_step']:,} tokens a step in {time['seconds_per_step']:.4g} s, "

@@ -17,7 +17,8 @@ COUNTS = ("count", "duplicates", "conflicts", "in_train", "near_in_train", "trun
 def summary_table(comparison: Comparison) -> Table:
     """The arms of a comparison with their marks, narrow enough for 80 columns."""
     leaks, several = wording.has_leaks(comparison), len(comparison.label_budgets) > 1
-    words = f"{comparison.data}, {comparison.scored_split} split, {comparison.scored_count:,} texts"
+    where = comparison.scored_split + ("" if "folds" in comparison.scored_split else " split")
+    words = f"{comparison.data}, {where}, {comparison.scored_count:,} texts"
     if not several:
         words += f", {comparison.label_budgets[0]:,} labels"
     table = Table(
@@ -82,8 +83,9 @@ def audit_lines(audit: Mapping[str, Any], most: int = 20) -> list[str]:
     for kind, title in (("leaks", "leak"), ("near", "near leak")):
         leaks = audit.get(kind, [])
         for leak in leaks[:most]:
+            side = f" in {leak['side']}" if "side" in leak else ""
             places = " = ".join(f"{split} {', '.join(rows)}" for split, rows in leak["origins"].items())
-            lines.append(f"[red]{title}[/] {escape(places)}: {escape(leak['excerpt'])}")
+            lines.append(f"[red]{title}{escape(side)}[/] {escape(places)}: {escape(leak['excerpt'])}")
         if len(leaks) > most:
             lines.append(f"[dim]… and {len(leaks) - most} more; --json lists them all[/]")
     return lines

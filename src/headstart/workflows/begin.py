@@ -50,6 +50,10 @@ def _own(path: Path, config: RunConfig, inputs: dict[str, Any], place: Place) ->
     if not place.may_take_up or not (path / "run.json").is_file():
         return ""
     info = RunFolder(path).info()
-    if info.config != config or any(info.inputs.get(name) != given for name, given in inputs.items()):
+    # A translator's second vocabulary is as large as its tokenizer became; the settings do not say it.
+    learnt = {"body": {"source_vocabulary": info.config.body.source_vocabulary}} if info.pair else {}
+    if info.config != config.with_(learnt) or any(
+        info.inputs.get(name) != given for name, given in inputs.items()
+    ):
         raise RunError(f"{path} holds a run with other settings", hint="choose another --out")
     return json.dumps(info.to_dict())

@@ -14,34 +14,36 @@ from typing import Any
 
 import numpy as np
 
-from headstart.baselines.classical import train_classical
-from headstart.batch import Row
 from headstart.config import merge
-from headstart.data.example import Dataset, hashes
+from headstart.data.example import Dataset
+from headstart.data.fresh_loader import check_dropout
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.files import content_hash, write_json
-from headstart.results import Comparison, CurvePoint, SeedResult, Transfer, comparison_from, plain
-from headstart.training.evaluate import predict_probabilities
+from headstart.results import Comparison, SeedResult, Transfer, comparison_from
 from headstart.training.events import Event, Stage
-from headstart.training.metrics import score
-from headstart.training.runtime import StopWish, start_runtime, stopping_gently
-from headstart.workflows.conclude import ARMS, Plan, conclude, write_comparison
-from headstart.workflows.finetune import (
-    MARK_TOKENS,
-    Task,
-    choose_tokenizer,
-    data_fingerprint,
-    encode_rows,
-    finetune_config,
-    make_classifier,
-    make_trainer,
-    marked_places,
+from headstart.training.launch import need_alone
+from headstart.training.runtime import stopping_gently
+from headstart.workflows.arms import (
+    Encoder,
+    Fit,
+    Part,
+    ensemble,
+    fold_parts,
+    join,
+    labels_in,
+    read_fit,
+    train_fit,
+    whole_part,
+    write_fit,
 )
+from headstart.workflows.conclude import ARMS, OPTIONAL_ARMS, Plan, conclude, write_comparison
+from headstart.workflows.finetune import data_fingerprint, finetune_config
 from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import RunFolder, Trained, load_trained
 from headstart.workflows.story import command_line
+from headstart.workflows.tokenizers import choose_tokenizer
 
 FROZEN_RATE = 10.0  # a head alone bears, and needs, a higher learning rate than a whole model
 
@@ -54,16 +56,22 @@ def compare(
     seeds: int = 3,
     first_seed: int = 0,
     labels: Sequence[int] | None = None,
+    folds: int | None = None,
     arms: Sequence[str] = ARMS,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     mark: float | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Comparison:
-    """Train every arm with every seed at every label budget, and report what differs beyond chance."""
+    """Train every arm with every seed at every label budget, and report what differs beyond chance.
+
+    With `folds`, train and valid are put together and every text is held out once; test is not read.
+    """
+    need_alone("a comparison")
+    known = (*ARMS, *OPTIONAL_ARMS)
     for name in arms:
-        if name not in ARMS:
-            raise ConfigError(f"no arm is called {name!r}", hint=nearest(name, ARMS))
+        if name not in known:
+            raise ConfigError(f"no arm is called {name!r}", hint=nearest(name, known))
     if seeds < 1:
         raise ConfigError(f"{seeds} seeds train nothing", hint="--seeds 3 or more tells luck from difference")
     inputs = {
@@ -72,6 +80,7 @@ def compare(
         "names": _names(bases),
         "seeds": list(range(first_seed, first_seed + seeds)),
         "labels": sorted(set(labels)) if labels else None,
+        "folds": folds,
         "arms": list(arms),
         "preset": preset,
         "settings": _with_whole_paths(json.loads(json.dumps(dict(settings or {})))),
@@ -112,6 +121,7 @@ def is_comparison(path: Path) -> bool:
 
 def resume_compare(path: Path, on_event: Callable[[Event], None]) -> Comparison | None:
     """Go on with a comparison; None when it was finished before."""
+    need_alone("a comparison")
     if (path / "report.html").exists():
         return None
     with RunFolder(path):
@@ -130,47 +140,102 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
         for path, name in zip(inputs["bases"], inputs["names"], strict=True)
     ]
     first, _ = finetune_config(bases[0] if bases else None, inputs["preset"], inputs["settings"])
-    whole = load_dataset(inputs["data"], first.data, with_test=True)
-    scored = "test" if whole.splits.get("test") else "valid"
-    budgets = inputs["labels"] or [first.data.labels or len(whole.train)]
+    folds = inputs.get("folds")
+    whole = load_dataset(inputs["data"], first.data, with_test=folds is None)
+    parts, judged = fold_parts(whole, folds) if folds is not None else (whole_part(whole), whole)
+    most = labels_in(parts)
+    budgets = inputs["labels"] or [first.data.labels or most]
     for seed in (inputs["seeds"][0], inputs["seeds"][-1]):
         first.with_({"training": {"seed": seed}})
     for budget in budgets:  # a budget that the data cannot meet is told before anything is trained
-        if budget != len(whole.train):
-            take_labels(whole, budget, inputs["seeds"][0])
-    plans = _plans(bases, inputs, whole, scored, on_event)
+        if budget != most:
+            take_labels(parts[0].dataset, budget, inputs["seeds"][0])
+    plans = _plans(bases, inputs, judged, parts[0].scored, on_event)
+    _check(plans, inputs, budgets, most)
+    for plan in plans:
+        if plan.kind != "classical":
+            check_dropout(plan.tokenizer, parts[0].dataset.texts("train"), plan.config.training)
+    notes = [*judged.notes, *_notes(parts, plans)]
+    _begin(out, inputs, whole, [content_hash(trained.info.to_dict()) for trained in bases])
+    results, transfers = _train_all(out, inputs, plans, parts, budgets, most, judged, on_event)
+    scored = parts[0].scored if folds is None else f"{folds} folds"
+    examples = [example for part in parts for example in part.examples]
+    truth = np.concatenate([part.dataset.targets(part.scored) for part in parts])
+    comparison = conclude(
+        inputs, whole, examples, truth, scored, budgets, plans, results, transfers, notes, started
+    )
+    write_comparison(out, comparison)
+    return comparison
+
+
+def _check(plans: list[Plan], inputs: dict[str, Any], budgets: list[int], most: int) -> None:
     if not plans:
         raise ConfigError(
             "there is nothing to train: these arms need a base", hint="add --base RUN, or other --arms"
         )
-    notes = [*whole.notes, *_notes(scored, plans)]
-    encoder = _Encoder(whole)
-    _begin(out, inputs, whole, [content_hash(trained.info.to_dict()) for trained in bases])
+    if "ensemble" not in inputs["arms"]:
+        return
+    if len(inputs["seeds"]) < 2 or not any(plan.kind == "ensemble" for plan in plans):
+        raise ConfigError(
+            "an ensemble is of the seeds of a fine-tuned base",
+            hint="add --base RUN and the arm fine-tuned, with two seeds or more",
+        )
+    if any(budget != most for budget in budgets):
+        raise ConfigError(
+            "each seed draws its own labels, so their ensemble would learn from more than the budget",
+            hint="leave out --labels, or the arm ensemble",
+        )
+
+
+def _train_all(
+    out: Path,
+    inputs: dict[str, Any],
+    plans: list[Plan],
+    parts: list[Part],
+    budgets: list[int],
+    most: int,
+    judged: Dataset,
+    on_event: Callable[[Event], None],
+) -> tuple[dict[tuple[str, int], list[SeedResult]], dict[str, Transfer | None]]:
+    """Every arm's results by name and budget, and what each carried over; what is on disk is not trained again."""
+    first_seed = inputs["seeds"][0]
     jobs = [
-        (plan, budget, seed)
+        (plan, budget, seed, number)
         for budget in budgets
         for seed in inputs["seeds"]
         for plan in plans
-        if not (plan.kind == "classical" and seed != inputs["seeds"][0] and budget == len(whole.train))
+        if plan.kind != "ensemble"
+        and not (plan.kind == "classical" and seed != first_seed and budget == most)
+        for number in range(len(parts))
     ]
-    results: dict[tuple[str, int], list[SeedResult]] = {}
+    encoder = Encoder([example for rows in judged.splits.values() for example in rows])
+    fits: dict[tuple[str, int, int], list[Fit]] = {}
     transfers: dict[str, Transfer | None] = {}
     try:
         with stopping_gently() as stop:
-            for number, (plan, budget, seed) in enumerate(jobs):
-                on_event(Stage(f"{plan.name}, {budget} labels, seed {seed}", number, len(jobs)))
-                path = out / "arms" / f"{_slug(plan.name)}-{budget}-{seed}.json"
-                result, moved = _read_result(path) or _train(
-                    plan, budget, seed, whole, scored, encoder, path, stop, on_event
-                )
-                results.setdefault((plan.name, budget), []).append(result)
-                transfers[plan.name] = moved
+            for done, (plan, budget, seed, number) in enumerate(jobs):
+                fold = f", fold {number + 1}" if len(parts) > 1 else ""
+                on_event(Stage(f"{plan.name}, {budget} labels{fold}, seed {seed}", done, len(jobs)))
+                name = f"{_slug(plan.name)}-{budget}-{seed}" + (f"-{number}" if len(parts) > 1 else "")
+                path = out / "arms" / f"{name}.json"
+                fit = read_fit(path)
+                if fit is None:
+                    own = None if budget == most else budget
+                    fit = train_fit(plan, parts[number], own, seed, encoder, stop, on_event)
+                    write_fit(path, fit)
+                fits.setdefault((plan.name, budget, seed), []).append(fit)
+                transfers[plan.name] = fit.transfer
     except Stopped as stopped:
         stopped.again = f"headstart resume {shlex.quote(str(out))}"
         raise
-    comparison = conclude(inputs, whole, scored, budgets, plans, results, transfers, notes, started)
-    write_comparison(out, comparison)
-    return comparison
+    for plan in plans:
+        for budget in budgets if plan.kind == "ensemble" else []:
+            members = [fits[plan.members, budget, seed] for seed in inputs["seeds"]]
+            fits[plan.name, budget, first_seed] = [ensemble(models) for models in zip(*members, strict=True)]
+    results: dict[tuple[str, int], list[SeedResult]] = {}
+    for (name, budget, seed), models in fits.items():
+        results.setdefault((name, budget), []).append(join(models, parts, seed))
+    return results, transfers
 
 
 def _begin(out: Path, inputs: dict[str, Any], whole: Dataset, bases: list[str]) -> None:
@@ -189,20 +254,20 @@ def _begin(out: Path, inputs: dict[str, Any], whole: Dataset, bases: list[str]) 
 def _plans(
     bases: list[Trained],
     inputs: dict[str, Any],
-    whole: Dataset,
+    judged: Dataset,
     scored: str,
     on_event: Callable[[Event], None],
 ) -> list[Plan]:
     """The arms, in the order of the report."""
     extra = {"training": {"keep": "last"}} if scored == "valid" else {}
     settings = merge(extra, inputs["settings"])
-    frozen = merge(settings, {"training": {"freeze": True}})
+    frozen = merge(settings, {"training": {"freeze": True, "reset_layers": 0}})
     plans: list[Plan] = []
     twins: dict[tuple[str, str], str] = {}
     starts: list[Trained | None] = [*bases] or [None]
     for trained in starts:
         config, objective = finetune_config(trained, inputs["preset"], settings)
-        tokenizer = choose_tokenizer(config, whole, trained, on_event)
+        tokenizer = choose_tokenizer(config, judged, trained, on_event)
         if not plans and "classical" in inputs["arms"]:
             plans.append(Plan("classical", "classical", config, objective, tokenizer))
         twin = (config.body.model_dump_json(), tokenizer.fingerprint)
@@ -218,13 +283,28 @@ def _plans(
             still = still.with_({"optimizer": {"learning_rate": still.optimizer.learning_rate * FROZEN_RATE}})
             plans.append(Plan(f"{trained.name} frozen", "frozen", still, *rest))
         if "fine-tuned" in inputs["arms"]:
-            plans.append(Plan(f"{trained.name} fine-tuned", "fine-tuned", config, *rest))
+            tuned = f"{trained.name} fine-tuned"
+            plans.append(Plan(tuned, "fine-tuned", config, *rest))
+            if "ensemble" in inputs["arms"]:
+                own = (objective, tokenizer, trained, trained.name, tuned, tuned)
+                plans.append(Plan(f"{trained.name} ensemble", "ensemble", config, *own))
     return plans
 
 
-def _notes(scored: str, plans: list[Plan]) -> list[str]:
+def _notes(parts: list[Part], plans: list[Plan]) -> list[str]:
     notes = []
-    if scored == "valid":
+    if len(parts) > 1:
+        notes.append(
+            f"train and valid were put together and cut into {len(parts)} folds; every text is scored by a model that "
+            "held it out, after its last epoch, and all arms have the same folds"
+        )
+        notes.append(
+            "models of different folds share most of their training texts, so the intervals speak of new seeds and "
+            "texts, not of new training sets"
+        )
+        if any(plan.trained is None and plan.kind != "classical" for plan in plans):
+            notes.append("vocabularies were learnt without labels from all folds' texts, or came with a base")
+    elif parts[0].scored == "valid":
         notes.append(
             "there is no test split, so the last epoch is scored on valid and nothing is selected on it"
         )
@@ -249,109 +329,11 @@ def _notes(scored: str, plans: list[Plan]) -> list[str]:
         )
     if any(plan.kind == "frozen" for plan in plans):
         notes.append(f"frozen arms train the head alone, at {FROZEN_RATE:g} times the learning rate")
+    if any(plan.kind == "ensemble" for plan in plans):
+        notes.append(
+            "an ensemble is one model made of all seeds of its arm: its interval speaks of texts, not of seeds"
+        )
     return notes
-
-
-class _Encoder:
-    """Each text tokenised once for each tokenizer and length."""
-
-    def __init__(self, whole: Dataset):
-        self.whole = whole
-        self.known: dict[tuple[str, int, str], dict[str, np.ndarray]] = {}
-
-    def task(self, dataset: Dataset, plan: Plan) -> Task:
-        """`dataset`, whose texts are all of the whole set's, as tokens."""
-        length, keep = plan.config.training.length, plan.config.data.keep
-        key = (plan.tokenizer.fingerprint, length, keep)
-        if key not in self.known:
-            examples = [example for rows in self.whole.splits.values() for example in rows]
-            rows = encode_rows(plan.tokenizer, examples, None, length, keep)
-            self.known[key] = {example.text: row.tokens for example, row in zip(examples, rows, strict=True)}
-        index = dataset.class_index
-        found = {
-            split: [Row(self.known[key][example.text], index[example.label or ""]) for example in examples]
-            for split, examples in dataset.splits.items()
-        }
-        return Task(dataset, plan.tokenizer, found)
-
-
-def _train(
-    plan: Plan,
-    budget: int,
-    seed: int,
-    whole: Dataset,
-    scored: str,
-    encoder: _Encoder,
-    path: Path,
-    stop: StopWish,
-    on_event: Callable[[Event], None],
-) -> tuple[SeedResult, Transfer | None]:
-    """One model of one arm, written down when it is done."""
-    dataset = whole if budget == len(whole.train) else take_labels(whole, budget, seed)
-    truth, start = np.array(dataset.targets(scored)), time.monotonic()
-    moved, curve, seen = None, [], hashes(dataset.texts("train"))
-    if plan.kind == "classical":
-        model = train_classical(
-            dataset.texts("train"), dataset.targets("train"), seed=seed, classes=len(dataset.classes)
-        )
-        found = model.predict_probabilities(dataset.texts(scored))
-        chosen = marked_places(len(dataset.valid), plan.config.training.marked)
-        on_valid = model.predict_probabilities([dataset.valid[place].text for place in chosen])
-        marks = score(np.array(dataset.targets("valid"))[chosen], on_valid, dataset.classes)
-        curve = [CurvePoint(0.0, 0, marks.accuracy, marks.macro_f1, marks.loss)]
-    else:
-        config = plan.config.with_({"training": {"seed": seed}})
-        runtime, task = start_runtime(config.training), encoder.task(dataset, plan)
-        network, moved = make_classifier(config, plan.objective, task, plan.trained)
-        trainer = make_trainer(network, plan.objective, task, config, runtime, on_event, stop)
-        trainer.run()
-        trainer.finish()
-        found = predict_probabilities(
-            network, plan.objective, task.rows[scored], task.tokenizer, runtime, MARK_TOKENS
-        )
-        curve = [_point(point) for point in trainer.state.curve]
-        if plan.trained is not None:
-            seen = np.concatenate([seen, plan.trained.seen])
-    if stop:
-        raise Stopped(stop.signal or 0)
-    marks = score(truth, found, dataset.classes, np.isin(hashes(dataset.texts(scored)), seen), scored)
-    result = SeedResult(
-        seed=seed,
-        accuracy=marks.accuracy,
-        macro_f1=marks.macro_f1,
-        loss=marks.loss,
-        calibration_error=marks.calibration_error,
-        leak_free_accuracy=marks.leak_free_accuracy,
-        seconds=round(time.monotonic() - start, 2),
-        predictions=found.argmax(axis=1).tolist(),
-        confidences=[round(float(value), 6) for value in found.max(axis=1)],
-        curve=curve,
-    )
-    write_json(
-        path, {"result": plain(result), "transfer": plain(moved) if moved else None, "leaked": marks.leaked}
-    )
-    return result, moved
-
-
-def _point(values: dict[str, float]) -> CurvePoint:
-    return CurvePoint(
-        epoch=values["epoch"],
-        step=int(values["step"]),
-        accuracy=values["accuracy"],
-        macro_f1=values["macro_f1"],
-        loss=values["loss"],
-    )
-
-
-def _read_result(path: Path) -> tuple[SeedResult, Transfer | None] | None:
-    """An arm that an earlier, interrupted comparison finished."""
-    if not path.exists():
-        return None
-    content = json.loads(path.read_text("utf-8"))
-    result = content["result"]
-    curve = [CurvePoint(**point) for point in result.pop("curve")]
-    moved = Transfer(**content["transfer"]) if content["transfer"] else None
-    return SeedResult(**result, curve=curve), moved
 
 
 def _slug(name: str) -> str:

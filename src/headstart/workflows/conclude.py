@@ -1,5 +1,6 @@
 """From trained arms to verdicts: intervals, paired tests, mistakes, and the files that show them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from headstart.config import RunConfig
 from headstart.data.audit import Audit, audit
-from headstart.data.example import Dataset
+from headstart.data.example import Dataset, Example
 from headstart.data.tokenizer import Tokenizer
 from headstart.files import write_json, write_text
 from headstart.objectives.base import Objective
@@ -39,6 +40,7 @@ from headstart.workflows.story import tell_story
 
 MISTAKES = 10
 ARMS: tuple[ArmKind, ...] = ("classical", "scratch", "frozen", "fine-tuned")
+OPTIONAL_ARMS: tuple[ArmKind, ...] = ("ensemble",)  # trained only when asked for
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,15 @@ class Plan:
     tokenizer: Tokenizer
     trained: Trained | None = None
     base: str = ""
-    twin: str = ""  # the arm from scratch that differs in its first weights alone
+    twin: str = ""  # the arm that differs in one thing alone: from scratch, or for an ensemble its members
+    members: str = ""  # the arm whose models an ensemble is made of
 
 
 def conclude(
     inputs: dict[str, Any],
     whole: Dataset,
+    judged: Sequence[Example],
+    truth: np.ndarray,
     scored: str,
     budgets: list[int],
     plans: list[Plan],
@@ -67,7 +72,6 @@ def conclude(
     started: float,
 ) -> Comparison:
     """All arms side by side, tested against each other, with the audit and the story."""
-    truth = np.array(whole.targets(scored))
     mark = inputs["mark"] if inputs["mark"] is not None else _mark(plans, results, max(budgets))
     arms = [
         _arm(plan, budget, results[plan.name, budget], truth, mark, transfers)
@@ -86,7 +90,7 @@ def conclude(
         mark=mark,
         arms=arms,
         tests=_tests(arms, truth),
-        mistakes=_mistakes(arms, whole, scored, max(budgets)),
+        mistakes=_mistakes(arms, whole.classes, judged, truth, max(budgets)),
         audit=_audit(whole, neural).to_dict(),
         settings={plan.name: plan.config.model_dump() for plan in plans if plan.kind != "classical"},
         notes=notes,
@@ -136,12 +140,16 @@ def _arm(
         base=plan.base,
         twin=plan.twin,
         transfer=transfers.get(plan.name),
-        passes_mark=[] if plan.kind == "classical" else [passes_mark(result.curve, mark) for result in found],
+        passes_mark=[
+            passes_mark(result.curve, mark)
+            for result in found
+            if plan.kind not in ("classical", "ensemble")  # these have no epochs
+        ],
     )
 
 
 def _tests(arms: list[Arm], truth: np.ndarray) -> list[PairedTest]:
-    """Every arm against its twin from scratch and against classical, at each budget, adjusted for their number."""
+    """Every arm against its twin and against classical, at each budget, adjusted for their number."""
     tests = []
     for arm in arms:
         for other in arms:
@@ -152,23 +160,23 @@ def _tests(arms: list[Arm], truth: np.ndarray) -> list[PairedTest]:
     return adjust(tests)
 
 
-def _mistakes(arms: list[Arm], whole: Dataset, scored: str, budget: int) -> list[Mistake]:
+def _mistakes(
+    arms: list[Arm], classes: list[str], examples: Sequence[Example], truth: np.ndarray, budget: int
+) -> list[Mistake]:
     """Texts that every seed of the best neural arm gets wrong, the most confident first."""
     neural = [arm for arm in arms if arm.kind != "classical" and arm.labels == budget]
     if not neural:
         return []
     best = max(neural, key=lambda arm: arm.accuracy.mean)
-    truth = np.array(whole.targets(scored))
     wrong = np.asarray(~_correct(best.results, truth).any(axis=0))
     sure = np.mean([result.confidences for result in best.results], axis=0)
     worst = [int(index) for index in np.argsort(-np.where(wrong, sure, -1.0)) if wrong[index]][:MISTAKES]
-    examples = whole.splits[scored]
     return [
         Mistake(
             arm=best.name,
             text=examples[index].text,
             label=examples[index].label or "",
-            predicted=whole.classes[best.results[0].predictions[index]],
+            predicted=classes[best.results[0].predictions[index]],
             confidence=float(sure[index]),
             origin=examples[index].origin,
         )

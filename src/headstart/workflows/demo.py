@@ -21,6 +21,7 @@ from headstart.workflows.resume import resume
 
 DATA = "imdb"
 LENGTH = 128
+PRECISION = "fast"
 MARKED = 1000  # validation reviews read after each epoch
 SHOWN = ("report.html", "curves.png", "curves.svg", "comparison.json")
 
@@ -28,10 +29,10 @@ SHOWN = ("report.html", "curves.png", "curves.svg", "comparison.json")
 def run_demo(
     out: str | Path,
     *,
-    minutes: float = 4.5,
+    minutes: float = 6,
     seeds: int = 3,
     labels: int = 1600,
-    epochs: float = 6,
+    epochs: float = 3,
     first_seed: int = 0,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Comparison:
@@ -113,7 +114,7 @@ def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], No
     if (base / "run.json").exists():
         resume(base, on_event)
     else:
-        training = {"minutes": inputs["minutes"], "seed": inputs["first_seed"]}
+        training = {"minutes": inputs["minutes"], "seed": inputs["first_seed"], "precision": PRECISION}
         pretrain([DATA], base, preset="tiny", settings={"training": training}, on_event=on_event)
     if (compared / "compare.json").exists():
         return resume_compare(compared, on_event) or read_comparison(compared)
@@ -126,7 +127,12 @@ def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], No
         labels=[inputs["labels"]],
         arms=("classical", "scratch", "fine-tuned"),
         settings={
-            "training": {"length": LENGTH, "epochs": inputs["epochs"], "marked": MARKED},
+            "training": {
+                "length": LENGTH,
+                "epochs": inputs["epochs"],
+                "marked": MARKED,
+                "precision": PRECISION,
+            },
             "data": {"keep": "both"},
         },
         on_event=on_event,

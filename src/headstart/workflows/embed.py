@@ -67,6 +67,7 @@ class Encoder:
     config: RunConfig
     runtime: Runtime
     pool: str
+    batch_tokens: int = MARK_TOKENS  # read together, padding included
 
     def rows(self, texts: list[str]) -> tuple[list[Row], int]:
         """The texts as framed tokens, and how many of them were cut."""
@@ -78,7 +79,7 @@ class Encoder:
     def vectors(self, rows: list[Row]) -> list[np.ndarray]:
         """Each row's vectors in float32, in the order given: (D,) pooled, or (T, D) for `token`."""
         found: list[np.ndarray] = [np.zeros(0)] * len(rows)
-        loader = TextLoader(rows, MARK_TOKENS, shuffled=False)
+        loader = TextLoader(rows, self.batch_tokens, shuffled=False)
         for numbers in loader.batches(0):
             hidden, real = self._read([rows[number] for number in numbers])
             if self.pool != TOKEN:

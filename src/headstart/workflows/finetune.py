@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -13,10 +13,10 @@ from headstart.batch import Row
 from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig, load_preset, resolve
 from headstart.data.example import Dataset, Example, hashes
-from headstart.data.loader import TextLoader
+from headstart.data.fresh_loader import check_dropout, training_loader
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
-from headstart.data.tokenizer import Tokenizer, open_tokenizer, resolve_tokenizer
+from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters, transfer
@@ -34,6 +34,10 @@ from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import absolute, fit_length
 from headstart.workflows.run import RunFolder, RunInfo, Trained, from_main, load_trained, train_in
 from headstart.workflows.story import tell_story
+from headstart.workflows.tokenizers import check_tokenizer, choose_tokenizer
+
+if TYPE_CHECKING:
+    from headstart.workflows.translate import FinishedTranslator
 
 SCRATCH = "scratch"
 
@@ -70,27 +74,36 @@ def finetune(
     data: str,
     out: str | Path,
     *,
+    pair: str | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
-) -> Finetuned:
+) -> "Finetuned | FinishedTranslator":
     """Train a classifier on DATA, from BASE (a run folder or a shipped base's name) or from `scratch`.
 
-    Under torchrun all its processes train one classifier together.
+    With a `pair` of languages ("en-de") DATA holds texts and their translations, and a translator is trained.
+    Under torchrun all its processes train one model together.
     """
+    if pair is not None:
+        from headstart.workflows.translate import train_translator
+
+        return train_translator(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
     with joined() as processes:
         with processes.together():
             trained = None if base == SCRATCH else load_trained(base)
             config, objective = finetune_config(trained, preset, settings or {})
+            if trained is None and config.training.reset_layers:
+                raise ConfigError(
+                    "from scratch every block starts fresh", hint="leave training.reset_layers out"
+                )
             runtime = start_runtime(config.training, processes)
         inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
         start = "" if trained is None else content_hash(trained.info.to_dict())
+        listen = heard(processes, on_event)
         with begun(Path(out), config, inputs, runtime, start) as (folder, known):
             if known is not None:
-                return resume_finetune(folder, known, runtime, heard(processes, on_event))
-            return _run(
-                folder, config, objective, data, base, trained, runtime, None, heard(processes, on_event)
-            )
+                return resume_finetune(folder, known, runtime, listen)
+            return _run(folder, config, objective, data, base, trained, runtime, None, listen)
 
 
 def resume_finetune(
@@ -119,7 +132,10 @@ def read_finetuned(folder: RunFolder) -> Finetuned:
 def finetune_config(
     trained: Trained | None, preset: str | None, settings: Mapping[str, Any]
 ) -> tuple[RunConfig, Objective]:
-    """The run's settings; a base brings its own body and tokenizer, of which only dropout may be changed."""
+    """The run's settings; a base brings its own body and tokenizer, of which only dropout may be changed.
+
+    A pooler may be added: it starts fresh, as a head does.
+    """
     if trained is None:
         config = resolve("finetune", preset or "tiny", settings)
     else:
@@ -130,7 +146,8 @@ def finetune_config(
         advice = load_preset(name).get("finetune", {}).get("body", {})
         wanted = {**advice, **settings.get("body", {})}
         for key, value in wanted.items():
-            if "dropout" not in key and getattr(own.body, key, value) != value:
+            may_change = "dropout" in key or (key == "pooler" and value is True)
+            if not may_change and getattr(own.body, key, value) != value:
                 raise ConfigError(
                     f"body.{key} of {trained.name} is {getattr(own.body, key)}, not {value}",
                     hint="a base's shape is fixed; fine-tune from scratch to change it",
@@ -139,11 +156,21 @@ def finetune_config(
         over = {**settings, "body": body, "tokenizer": own.tokenizer.model_dump()}
         config = resolve("finetune", name, over)
     objective = make_objective(config.objective)
+    if objective.reads == "translations":
+        raise ConfigError(
+            f"{objective.name} needs to know the languages of DATA",
+            hint="add --pair SOURCE-TARGET, such as en-de",
+        )
     if objective.reads != "texts":
         raise ConfigError(
             f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`"
         )
     config = config.with_({"body": objective.settle(config.body).model_dump()})
+    if config.training.reset_layers > config.body.layers:
+        raise ConfigError(
+            f"training.reset_layers {config.training.reset_layers} is more than the {config.body.layers} blocks there are",
+            hint=f"set it to {config.body.layers} or less; one or two is usual",
+        )
     return fit_length(config, settings), objective
 
 
@@ -171,6 +198,8 @@ def _run(
                 )
     else:
         tokenizer = from_main(processes, lambda: choose_tokenizer(config, dataset, trained, on_event))
+    with processes.together():
+        check_dropout(tokenizer, dataset.texts("train"), config.training)
     task = make_task(dataset, tokenizer, config, on_event)
     tokens = sum(len(row.tokens) for row in task.rows["train"])
     with processes.together():
@@ -266,29 +295,6 @@ def data_fingerprint(dataset: Dataset) -> str:
     )
 
 
-def choose_tokenizer(
-    config: RunConfig, dataset: Dataset, trained: Trained | None, on_event: Callable[[Event], None]
-) -> Tokenizer:
-    """The base's tokenizer; from scratch the one the settings name, learnt from the training texts."""
-    if trained is not None:
-        return trained.tokenizer
-    on_event(Stage(f"tokenizer: {config.tokenizer.kind}"))
-    unlabelled = [example.text for example in dataset.unlabelled]
-    return resolve_tokenizer(config.tokenizer, lambda: [*dataset.texts("train"), *unlabelled])
-
-
-def check_tokenizer(trained: Trained, name: str) -> None:
-    """Refuse a tokenizer other than the base's."""
-    is_same = name == trained.info.config.tokenizer.kind
-    if not is_same and Path(name).exists():
-        is_same = open_tokenizer(name).fingerprint == trained.tokenizer.fingerprint
-    if not is_same:
-        raise RunError(
-            f"{trained.name} was trained with another tokenizer than {name}",
-            hint="leave --tokenizer out: a base brings its own",
-        )
-
-
 def encode_rows(
     tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, keep: str
 ) -> list[Row]:
@@ -323,7 +329,9 @@ def make_classifier(
     seed_everything(config.training.seed, 0, 3)
     specs = objective.heads(config.body, task.tokenizer.size, len(task.classes))
     model = build_model(config.body, task.tokenizer.size, specs)
-    return model, None if trained is None else transfer(trained.weights, model)
+    if trained is None:
+        return model, None
+    return model, transfer(trained.weights, model, reset_layers=config.training.reset_layers)
 
 
 def make_trainer(
@@ -337,7 +345,8 @@ def make_trainer(
 ) -> Trainer:
     """A trainer over the task's training rows that marks itself on the validation rows."""
     training = config.training
-    loader = TextLoader(task.rows["train"], training.batch_tokens, training.batch_examples, training.seed)
+    texts = task.dataset.texts("train")
+    loader = training_loader(task.rows["train"], texts, task.tokenizer, training, config.data)
     chosen = marked_places(len(task.rows["valid"]), training.marked)
     truth = np.array(task.dataset.targets("valid"))[chosen]
     rows = [task.rows["valid"][place] for place in chosen]

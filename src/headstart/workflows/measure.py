@@ -1,7 +1,7 @@
 """A few real training steps on made-up tokens: what this machine needs for them, measured."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ class MadeUp:
     batch: int
     length: int
     classes: int
+    source_size: int = 0  # of the vocabulary in which sources are written; 0 = there are none
     padding: int = 0
     mask: int | None = 1
     special_ids: frozenset[int] = frozenset({0, 1})
@@ -46,10 +47,15 @@ class MadeUp:
         chance = np.random.default_rng(int(numbers[0]))
         lengths = [self.length - (index == 0 and self.classes > 0) for index in range(len(numbers))]
         label = (lambda index: index % self.classes) if self.classes else (lambda index: None)
-        return [
+        rows = [
             Row(chance.integers(2, self.size, length, dtype=np.int32), label(index))
             for index, length in enumerate(lengths)
         ]
+        if not self.source_size:
+            return rows
+        shape = (len(rows), self.length - 1)  # a target is read without its last token
+        sources = chance.integers(2, self.source_size, shape, dtype=np.int32)
+        return [replace(row, source=source) for row, source in zip(rows, sources, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,11 @@ def measure_steps(
     seed_everything(0)
     model = build_model(body, vocabulary, objective.heads(body, vocabulary, classes))
     texts = MadeUp(
-        vocabulary, batch, length + objective.looks_past, classes if objective.reads == "texts" else 0
+        vocabulary,
+        batch,
+        length + objective.looks_past,
+        classes if objective.reads == "texts" else 0,
+        (body.source_vocabulary or vocabulary) if objective.reads == "translations" else 0,
     )
     trainer = Trainer(model, objective, texts, texts, config, runtime, lambda model: Evaluation({}, 0.0))
     trainer._evaluate_if_due()

@@ -16,14 +16,22 @@ from headstart.batch import Batch, Row
 from headstart.config import RunConfig
 from headstart.data.example import Example
 from headstart.data.sources import SOURCES, load_for_scoring, load_texts
-from headstart.errors import ConfigError, DataError, RunError, nearest
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.files import write_text
+from headstart.generation.beam import Beam
 from headstart.models.embedding import Embedding
 from headstart.models.model import Model
 from headstart.training.evaluate import EVALUATION_SEED
 from headstart.training.events import Event, Stage
 from headstart.training.runtime import Runtime, generator_for, start_runtime
-from headstart.views.attention import AttentionMaps, attention_maps, draw_attention
+from headstart.views.attention import (
+    PARTS,
+    AttentionMaps,
+    attention_maps,
+    draw_attention,
+    translation_maps,
+)
 from headstart.views.attention_heads import (
     AttentionHeadStudy,
     LossByPart,
@@ -35,9 +43,10 @@ from headstart.views.figure import inline_svg, save_figure
 from headstart.views.masks import Mask, all_masks, draw_masks
 from headstart.views.page import bullets, page, table
 from headstart.views.positions import PositionMap, draw_positions, model_map, sinusoidal_map
+from headstart.workflows.decoding import write_translations
 from headstart.workflows.embed import plain_batch
 from headstart.workflows.finetune import encode_rows
-from headstart.workflows.run import Trained, load_trained
+from headstart.workflows.run import Trained, load_trained, need_heads
 
 KINDS = (".png", ".svg", ".html")
 PART = 4  # texts whose loss is summed before parts are compared
@@ -54,12 +63,27 @@ class Drawing:
 
 
 def picture_attention(
-    run: str, text: str, out: Path | None, *, layer: int | None = None, attention_head: int | None = None
+    run: str,
+    text: str,
+    out: Path | None,
+    *,
+    target: str | None = None,
+    part: str | None = None,
+    layer: int | None = None,
+    attention_head: int | None = None,
 ) -> tuple[AttentionMaps, list[Path]]:
-    """Where each token of `text` looks in every layer and attention head, and the files that show it."""
+    """Where each token of `text` looks in every layer and attention head, and the files that show it.
+
+    A translator's `part` is cross, encoder or decoder; `target` is the translation, its own one unless given.
+    """
     trained = load_trained(run)
-    batch, pieces = read_text(trained, text)
-    maps = attention_maps(trained.model(), batch, pieces, title=Path(run).name)
+    if trained.objective.reads == "translations":
+        maps = _translation_maps(trained, text, target, part or "cross")
+    elif target is not None or part is not None:
+        raise ConfigError(f"{run} is no translator", hint="--target and --part go with a run for a --pair")
+    else:
+        batch, pieces = read_text(trained, text)
+        maps = attention_maps(trained.model(), batch, pieces, title=Path(run).name)
     maps.chosen(layer, attention_head)
     drawing = Drawing(
         "attention",
@@ -69,20 +93,41 @@ def picture_attention(
     return maps, write_pictures(out, drawing)
 
 
+def _translation_maps(trained: Trained, text: str, target: str | None, part: str) -> AttentionMaps:
+    """One kind of attention of a translator over a source and a translation of it."""
+    kind = pick({name: name for name in PARTS}, part, "part of a translator")
+    model, runtime = trained.model(), start_runtime(trained.info.config.training)
+    source = framed(trained, trained.source_tokenizer, text)
+    if target is None:
+        own = write_translations(model.to(runtime.device), [source], trained.tokenizer, runtime, Beam())[0]
+        tokens = trained.tokenizer.frame(own.tokens, len(own.tokens) + 2)
+    else:
+        tokens = framed(trained, trained.tokenizer, target)
+    batch = trained.objective.collate([Row(tokens, source=source)], trained.tokenizer, generator_for(0))
+    pieces = trained.source_tokenizer.pieces(source), trained.tokenizer.pieces(tokens)
+    title = Path(trained.name).name
+    return translation_maps(model, batch.to(runtime.device), kind, *pieces, title)
+
+
 def read_text(trained: Trained, text: str) -> tuple[Batch, list[str]]:
     """One text as a batch with its tokens as words; an empty or over-long one is refused."""
+    tokens = framed(trained, trained.tokenizer, text)
+    row = torch.from_numpy(tokens).long()[None, :]  # (1, T)
+    return Batch(row, torch.ones_like(row, dtype=torch.bool), is_full=True), trained.tokenizer.pieces(tokens)
+
+
+def framed(trained: Trained, tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """One text as tokens with both ends marked; an empty or over-long one is refused."""
     if not text.strip():
         raise DataError("the text is empty", hint="give a sentence in quotes")
     limit = trained.info.config.body.max_length
-    ids = trained.tokenizer.encode([text])[0]
+    ids = tokenizer.encode([text])[0]
     if len(ids) + 2 > limit:
         raise DataError(
             f"the text has {len(ids) + 2:,} tokens with both ends marked, and {trained.name} reads {limit:,} at most",
             hint="give a shorter text: a sentence or two draw best",
         )
-    tokens = trained.tokenizer.frame(ids, limit)
-    row = torch.from_numpy(tokens).long()[None, :]  # (1, T)
-    return Batch(row, torch.ones_like(row, dtype=torch.bool), is_full=True), trained.tokenizer.pieces(tokens)
+    return tokenizer.frame(ids, limit)
 
 
 def picture_masks(out: Path | None, *, length: int = 8) -> tuple[list[Mask], list[Path]]:
@@ -135,6 +180,7 @@ def picture_attention_heads(
 ) -> tuple[AttentionHeadStudy, list[Path]]:
     """What each attention head of `run` does on the first `texts` of a file, and the files that show it."""
     trained = load_trained(run)
+    need_heads(trained)
     config = trained.info.config.with_(settings or {})
     runtime = start_runtime(config.training)
     rows = _study_rows(trained, file, config, texts)

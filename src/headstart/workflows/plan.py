@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headstart.config import RunConfig, resolve
+from headstart.config import RunConfig, load_preset, resolve
 from headstart.errors import ConfigError
 from headstart.objectives.table import OBJECTIVES
 from headstart.planning.cluster import Cluster
@@ -24,10 +24,11 @@ class Planned:
 
     plan: Plan
     devices: list[Fit]
+    note: str = ""  # what the preset says of itself
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return {**self.plan.to_dict(), "devices": [vars(fit) for fit in self.devices]}
+        return {**self.plan.to_dict(), "note": self.note, "devices": [vars(fit) for fit in self.devices]}
 
 
 def plan(
@@ -60,14 +61,21 @@ def plan(
         first = make_plan(config, device, **asked, seconds_per_step=_measured(config, first))
     sizes = {name: asked.get(name) for name in ("vocabulary", "batch", "length")}
     sizes["classes"] = asked.get("classes", 2)
-    return Planned(first, [] if gpu else fits_everywhere(config, first, **sizes))
+    note = load_preset(preset).get("note", "")
+    return Planned(first, [] if gpu else fits_everywhere(config, first, **sizes), note)
 
 
 def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:
-    """The settings of the job to which the objective belongs: texts are fine-tuned on, blocks pretrained on."""
+    """The settings of the job to which the objective belongs: labels and translations are fine-tuned on.
+
+    Without one a preset made for translation is planned as that, and any other as pretraining.
+    """
+    tuning = load_preset(preset).get("finetune", {}).get("objective", {}).get("name")
     name = settings.get("objective", {}).get("name")
-    job = "finetune" if name in OBJECTIVES and OBJECTIVES[name].reads == "texts" else "pretrain"
-    return resolve(job, preset, settings)  # type: ignore[arg-type]
+    if name is None and tuning in OBJECTIVES and OBJECTIVES[tuning].reads == "translations":
+        name = tuning
+    is_tuned = name in OBJECTIVES and OBJECTIVES[name].reads in ("texts", "translations")
+    return resolve("finetune" if is_tuned else "pretrain", preset, settings)
 
 
 def check_room(plan: Plan, force: bool = False) -> None:

@@ -80,10 +80,18 @@ def pretrain_config(preset: str, settings: Mapping[str, Any]) -> tuple[RunConfig
             f"{objective.name} needs labels, so it cannot pretrain",
             hint="--objective causal-lm or masked-lm can",
         )
+    if objective.reads == "translations":
+        raise ConfigError(
+            f"{objective.name} needs translations, so it cannot pretrain",
+            hint="`headstart finetune scratch DATA --pair en-de` learns from them",
+        )
     if config.training.freeze or config.training.unfreeze_every is not None:
         raise ConfigError(
             "a base has nothing to freeze before it is trained", hint="leave training.freeze out"
         )
+    for name in ("reset_layers", "bpe_dropout", "cutoff"):
+        if getattr(config.training, name):
+            raise ConfigError(f"training.{name} is for fine-tuning", hint="leave it out when you pretrain")
     return fit_length(config.with_({"body": objective.settle(config.body).model_dump()}), settings), objective
 
 

@@ -6,23 +6,27 @@ from pathlib import Path
 from headstart.results import Comparison
 from headstart.training.events import Event
 from headstart.training.processes import joined
-from headstart.training.runtime import start_runtime
+from headstart.training.runtime import Runtime, start_runtime
 from headstart.workflows.begin import heard
 from headstart.workflows.compare import is_comparison, resume_compare
 from headstart.workflows.finetune import Finetuned, resume_finetune
 from headstart.workflows.pretrain import Pretrained, resume_pretrain
-from headstart.workflows.run import RunFolder
+from headstart.workflows.run import RunFolder, RunInfo
+from headstart.workflows.translate import FinishedTranslator, resume_translator
+from headstart.workflows.tune import Tuned, is_search, resume_tune
 
 
 def resume(
     run: str | Path, on_event: Callable[[Event], None] = lambda event: None
-) -> Pretrained | Finetuned | Comparison | None:
+) -> Pretrained | Finetuned | FinishedTranslator | Comparison | Tuned | None:
     """The outcome of the run, once it is finished; None when it was finished before.
 
     It may go on with another number of processes than it was begun with.
     """
     if is_comparison(Path(run)):
         return resume_compare(Path(run), on_event)
+    if is_search(Path(run)):
+        return resume_tune(Path(run), on_event)
     with joined() as processes:
         folder = RunFolder.open(Path(run), processes)
         with folder, processes.minding():
@@ -31,5 +35,14 @@ def resume(
                 return None
             with processes.together():
                 runtime = start_runtime(info.config.training, processes)
-            go_on = resume_pretrain if info.config.job == "pretrain" else resume_finetune
-            return go_on(folder, info, runtime, heard(processes, on_event))
+            return _go_on(folder, info, runtime, heard(processes, on_event))
+
+
+def _go_on(
+    folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
+) -> Pretrained | Finetuned | FinishedTranslator:
+    if info.config.job == "pretrain":
+        return resume_pretrain(folder, info, runtime, on_event)
+    if info.pair:
+        return resume_translator(folder, info, runtime, on_event)
+    return resume_finetune(folder, info, runtime, on_event)

@@ -5,7 +5,7 @@ import shlex
 import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,17 +20,19 @@ from headstart.config import RunConfig, parse
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped, nearest
 from headstart.files import write_json, write_text, write_with, writing
-from headstart.models.model import Model, build_model
+from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.results import Transfer
-from headstart.training.events import Evaluated, Event, StepDone
+from headstart.training.events import Event
 from headstart.training.loop import Trainer
 from headstart.training.processes import ALONE, Processes
 from headstart.views.run_report import render_run
+from headstart.workflows.run_log import RunLog
 from headstart.workflows.tensorboard import TensorBoardLog
 
 FORMAT = 1  # of run.json; a newer one is refused with a word
+TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class RunInfo:
     inputs: dict[str, Any]  # what the command was given: data, corpora, base
     story: dict[str, Any]
     transfer: dict[str, Any] | None = None
+    pair: list[str] = field(default_factory=list)  # the languages of a translator: from, to
+    source_fingerprint: str = ""  # of the source's tokenizer, where it has its own
+    has_heads: bool = True  # False for a body that came in without any
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with the format's number first."""
@@ -184,11 +189,18 @@ class RunFolder:
 
     def tokenizer(self, info: RunInfo) -> Tokenizer:
         """The run's tokenizer, which must be the one it was trained with."""
-        tokenizer = from_main(self.processes, lambda: Tokenizer.load(self.path))
-        if tokenizer.fingerprint != info.fingerprint:
+        return self._tokenizer(TOKENIZER, info.fingerprint)
+
+    def source_tokenizer(self, info: RunInfo) -> Tokenizer | None:
+        """The tokenizer of what a translator reads, where it is another than that of what it writes."""
+        return self._tokenizer(SOURCE_TOKENIZER, info.source_fingerprint) if info.source_fingerprint else None
+
+    def _tokenizer(self, name: str, fingerprint: str) -> Tokenizer:
+        tokenizer = from_main(self.processes, lambda: Tokenizer.load(self.path, name))
+        if tokenizer.fingerprint != fingerprint:
             raise RunError(
-                f"the tokenizer in {self.path} is not the one this run was trained with",
-                hint=f"put back the tokenizer whose fingerprint is {info.fingerprint[:12]}…",
+                f"the {name.removesuffix('.json')} in {self.path} is not the one this run was trained with",
+                hint=f"put back the tokenizer whose fingerprint is {fingerprint[:12]}…",
             )
         return tokenizer
 
@@ -249,47 +261,20 @@ def from_main(processes: Processes, make: Callable[[], Tokenizer]) -> Tokenizer:
 
 
 # What a run writes before run.json: if that is all there is, the run died before it began.
-LEFTOVERS = (".lock", "tokenizer.json", "dict.txt", "sentencepiece.model", "seen.npy")
+LEFTOVERS = (
+    ".lock",
+    TOKENIZER,
+    SOURCE_TOKENIZER,
+    "roles.json",
+    "dict.txt",
+    "sentencepiece.model",
+    "seen.npy",
+)
 
 
 def _is_leftover(path: Path) -> bool:
     is_bare = not (path.parent / "run.json").exists() and not (path.parent / "compare.json").exists()
     return is_bare and (path.name in LEFTOVERS or (path.name.startswith(".") and path.name.endswith(".part")))
-
-
-class RunLog:
-    """The run's JSONL log; after a resume it goes on from the step that was saved."""
-
-    def __init__(self, path: Path, from_step: int):
-        self.path = path
-        kept = []
-        if path.exists():
-            for line in path.read_text("utf-8", errors="replace").splitlines():
-                try:
-                    entry = json.loads(line)
-                except ValueError:  # the line being written when the run died
-                    continue
-                if entry.get("step", 0) <= from_step and from_step > 0:
-                    kept.append(line)
-        with writing(path):
-            path.write_text("".join(line + "\n" for line in kept), "utf-8")
-            self._handle = open(path, "a", encoding="utf-8")  # noqa: SIM115
-
-    def __call__(self, event: Event) -> None:
-        """Write an event down."""
-        if isinstance(event, StepDone):
-            content = {"event": "step", **event.__dict__}
-        elif isinstance(event, Evaluated):
-            content = {"event": "evaluation", "step": event.step, "epoch": event.epoch, **event.values}
-        else:
-            return
-        with writing(self.path):
-            self._handle.write(json.dumps(content) + "\n")
-            self._handle.flush()
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._handle.close()
 
 
 @dataclass(frozen=True)
@@ -302,12 +287,23 @@ class Trained:
     tokenizer: Tokenizer
     weights: dict[str, Tensor]
     seen: np.ndarray
+    own_source_tokenizer: Tokenizer | None = None  # of a translator with a vocabulary for each side
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        """What splits the texts that a translator reads."""
+        return self.own_source_tokenizer or self.tokenizer
+
+    @property
+    def specs(self) -> dict[str, HeadSpec]:
+        """The heads of the model; none for a body that came in without any."""
+        if not self.info.has_heads:
+            return {}
+        return self.objective.heads(self.info.config.body, self.info.vocabulary, len(self.info.classes))
 
     def model(self) -> Model:
         """The model with its weights."""
-        body = self.info.config.body
-        specs = self.objective.heads(body, self.info.vocabulary, len(self.info.classes))
-        model = build_model(body, self.info.vocabulary, specs)
+        model = build_model(self.info.config.body, self.info.vocabulary, self.specs)
         model.load_state_dict(self.weights)
         return model.eval()
 
@@ -337,7 +333,17 @@ def load_trained(name: str) -> Trained:
         tokenizer=folder.tokenizer(info),
         weights=load_weights(path / "model.safetensors"),
         seen=folder.seen(),
+        own_source_tokenizer=folder.source_tokenizer(info),
     )
+
+
+def need_heads(trained: Trained) -> None:
+    """Refuse to ask a body that has no head to answer with."""
+    if not trained.info.has_heads:
+        raise RunError(
+            f"{trained.name} came in without a language-model head, so it can be asked nothing",
+            hint=f"`headstart finetune {trained.name} DATA --out RUN` gives it a head; `headstart embed` needs none",
+        )
 
 
 def train_in(

@@ -1,0 +1,391 @@
+"""Each way to get more from few labels against plain fine-tuning of the same base, on the same texts and seeds.
+
+    python benchmarks/few_labels.py --base-fr RUN --base-en RUN --processes 2
+
+Two tasks: the folds of a folder of French book reviews ($DATA/cls-books-fr: train.tsv and valid.tsv with the columns
+text and label), and 1,600 labels of the embedded IMDB reviews scored on their test part, with several seeds. A base that
+is not given leaves its task out. Finished fits are kept in --work, so the same command goes on after a stop; each
+process computes with one thread. Writes benchmarks/results/few-labels.md and few-labels.json.
+"""
+
+import argparse
+import multiprocessing
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstart.config import TrainingConfig, merge, parse_assignments
+from headstart.data.bpe_dropout import MergeDropout
+from headstart.data.splits import take_labels
+from headstart.errors import ConfigError
+from headstart.files import content_hash, write_json, write_text
+from headstart.results import Interval, SeedResult, Story, plain
+from headstart.training.runtime import start_runtime
+from headstart.training.significance import adjust, interval, paired_test
+from headstart.views.wording import p_words, points, points_range, range_words
+from headstart.workflows.arms import (
+    Encoder,
+    Fit,
+    Part,
+    ensemble,
+    fold_parts,
+    join,
+    read_fit,
+    train_fit,
+    whole_part,
+    write_fit,
+)
+from headstart.workflows.conclude import Plan
+from headstart.workflows.finetune import (
+    SCRATCH,
+    data_fingerprint,
+    finetune_config,
+    load_labelled,
+)
+from headstart.workflows.run import load_trained
+from headstart.workflows.story import tell_story
+from headstart.workflows.tokenizers import choose_tokenizer
+
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bpe-dropout": {"training": {"bpe_dropout": 0.1}},
+    "cut-off": {"training": {"cutoff": 0.15}},
+    "r-drop": {"objective": {"r_drop": 1.0}},
+    "reset": {"training": {"reset_layers": 1}},
+    "ema": {"training": {"average": "ema", "average_epochs": 1.0}},
+    "last": {"training": {"average": "last", "average_epochs": 5.0}},
+    "smoothing": {"objective": {"smoothing": 0.1}},
+    "layer decay": {"optimizer": {"layer_decay": 0.8}},
+    "together": {"training": {"bpe_dropout": 0.1, "cutoff": 0.15, "average": "ema", "average_epochs": 1.0}},
+    "ensemble": {},  # of plain models
+    "classical": {},  # no network: where the task stands without one
+}
+MEMBER = 1000  # what parts the seeds of an ensemble's members
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One set of labelled texts, the base that is fine-tuned on it, and how it is cut."""
+
+    name: str
+    data: str
+    base: str
+    seeds: int
+    folds: int | None
+    labels: int | None
+    length: int
+    epochs: float | None
+    settings: tuple[tuple[str, str, Any], ...]  # section, key, value
+
+
+@dataclass(frozen=True)
+class Job:
+    """One fit: a method, the seed of its labels, the part it holds out, and the seed of its training."""
+
+    task: Task
+    method: str
+    label_seed: int
+    part: int
+    seed: int
+
+
+def settings_of(task: Task, method: str) -> dict[str, Any]:
+    """Nothing is selected on validation texts: the last epoch counts, and only it is marked."""
+    shared: dict[str, Any] = {
+        "training": {"length": task.length, "keep": "last", "evaluate_every": 10**9, "marked": 100}
+    }
+    if task.epochs is not None:
+        shared["training"]["epochs"] = task.epochs
+    for section, key, value in task.settings:
+        shared.setdefault(section, {})[key] = value
+    return merge(shared, METHODS[method])
+
+
+@lru_cache(maxsize=4)
+def base_of(task: Task) -> Any:
+    return None if task.base == SCRATCH else load_trained(task.base)
+
+
+@lru_cache(maxsize=4)
+def parts_of(task: Task) -> tuple[list[Part], Encoder]:
+    config, _ = finetune_config(base_of(task), None, settings_of(task, "plain"))
+    dataset = load_labelled(task.data, config, with_test=task.folds is None)
+    parts = whole_part(dataset) if task.folds is None else fold_parts(dataset, task.folds)[0]
+    splits = dict(parts[0].dataset.splits)
+    if task.labels is not None:  # of many labelled texts few are read
+        seeds = range(task.seeds)
+        splits["train"] = [e for s in seeds for e in take_labels(dataset, task.labels, s).train]
+    return parts, Encoder([example for rows in splits.values() for example in rows])
+
+
+@lru_cache(maxsize=32)
+def plan_of(task: Task, method: str) -> Plan:
+    config, objective = finetune_config(base_of(task), None, settings_of(task, method))
+    tokenizer = choose_tokenizer(config, parts_of(task)[0][0].dataset, base_of(task), lambda event: None)
+    kind = "classical" if method == "classical" else "fine-tuned"
+    return Plan(method, kind, config, objective, tokenizer, base_of(task))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=4)
+def print_of(task: Task) -> str:
+    """What a kept fit must agree with, beside its settings: the data, how it is cut, and the base."""
+    parts, base = parts_of(task)[0], base_of(task)
+    cut = [task.folds, task.labels, base and content_hash(base.info.to_dict())]
+    return content_hash([*cut, *(data_fingerprint(part.dataset) for part in parts)])
+
+
+def path_of(job: Job, work: Path) -> Path:
+    plan = plan_of(job.task, job.method)
+    config = "" if plan.kind == "classical" else plan.config.model_dump()
+    mark = content_hash([print_of(job.task), config])[:10]
+    name = f"{job.method.replace(' ', '-')}-{job.label_seed}-{job.part}-{job.seed}-{mark}.json"
+    return work / job.task.name / name
+
+
+def run(job: Job, work: Path) -> str:
+    """Train one model unless it was trained before."""
+    path = path_of(job, work)
+    if read_fit(path) is None:
+        parts, encoder = parts_of(job.task)
+        part = parts[job.part]
+        if job.task.labels is not None:
+            part = replace(part, dataset=take_labels(part.dataset, job.task.labels, job.label_seed))
+        plan = plan_of(job.task, job.method)
+        encoder.task(part.dataset, plan)  # tokenised once for all fits, so it is not in their seconds
+        write_fit(path, train_fit(plan, part, None, job.seed, encoder))
+    return path.name
+
+
+def usable(task: Task, methods: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The methods that this base can take, and why it cannot take the others."""
+    kept, left_out = [], {}
+    for name in methods:
+        try:
+            plan = plan_of(task, name)
+            if plan.config.training.bpe_dropout:
+                MergeDropout(plan.tokenizer)
+            kept.append(name)
+        except ConfigError as error:
+            left_out[name] = str(error)
+    return kept, left_out
+
+
+def jobs_of(task: Task, methods: list[str], members: int) -> Iterator[Job]:
+    """Every fit that the methods need, plain ones first."""
+    for method in ["plain", *(name for name in methods if name not in ("plain", "ensemble"))]:
+        for seed in range(task.seeds):
+            for part in range(len(parts_of(task)[0])):
+                yield Job(task, method, seed, part, seed)
+    if "ensemble" in methods:
+        for seed in range(task.seeds):
+            for part in range(len(parts_of(task)[0])):
+                yield from (Job(task, "plain", seed, part, seed + MEMBER * n) for n in range(1, members))
+
+
+def results_of(task: Task, method: str, members: int, work: Path) -> list[SeedResult]:
+    """One result a seed, over all scored texts."""
+    parts, found = parts_of(task)[0], []
+    own, count = ("plain", members) if method == "ensemble" else (method, 1)
+    for seed in range(task.seeds):
+        fits = []
+        for part in range(len(parts)):
+            models = [
+                read_fit(path_of(Job(task, own, seed, part, seed + MEMBER * n), work)) for n in range(count)
+            ]
+            kept: list[Fit] = [fit for fit in models if fit is not None]
+            assert len(kept) == count, f"{task.name}, {method}: a fit is missing"
+            fits.append(kept[0] if count == 1 else ensemble(kept))
+        found.append(join(fits, parts, seed))
+    return found
+
+
+def measure(task: Task, methods: list[str], members: int, work: Path) -> dict[str, Any]:
+    """Every method's accuracy, and its difference to plain fine-tuning, adjusted for the number of methods."""
+    names = ["plain", *(name for name in methods if name != "plain")]
+    results = {name: results_of(task, name, members, work) for name in names}
+    parts = parts_of(task)[0]
+    truth = np.concatenate([part.dataset.targets(part.scored) for part in parts])
+    right = {name: np.array([np.array(r.predictions) == truth for r in own]) for name, own in results.items()}
+    labels = task.labels or min(len(part.dataset.train) for part in parts)
+    tests = adjust([paired_test(name, "plain", labels, right[name], right["plain"]) for name in names[1:]])
+    by_name = {test.arm: test for test in tests}
+    return {
+        "task": {
+            **asdict(task),
+            "settings": {f"{s}.{k}": v for s, k, v in task.settings},
+            "base": Path(task.base).name,
+            "data": Path(task.data).name,
+        },
+        "scored": len(truth),
+        "labels": labels,
+        "base_fingerprint": base_of(task) and content_hash(base_of(task).info.to_dict()),
+        "data_fingerprint": content_hash([data_fingerprint(part.dataset) for part in parts]),
+        "methods": {
+            name: {
+                "settings": METHODS[name],
+                "accuracy": plain(interval([result.accuracy for result in own], right[name])),
+                "by_seed": [result.accuracy for result in own],
+                "loss": float(np.mean([result.loss for result in own])),
+                "calibration_error": float(np.mean([result.calibration_error for result in own])),
+                "seconds": float(np.mean([result.seconds for result in own])),
+                "against_plain": plain(by_name[name]) if name in by_name else None,
+            }
+            for name, own in results.items()
+        },
+    }
+
+
+def page(found: list[dict[str, Any]], story: Story, members: int) -> str:
+    """The measurement as Markdown."""
+    lines = [
+        "# More from few labels",
+        "",
+        f"Each method against plain fine-tuning of the same base. `{story.command}`, commit {story.commit or 'unknown'}, "
+        f"{story.machine}, {story.started}.",
+        "",
+        "The last epoch is scored; nothing is selected on validation texts. Differences are paired by seed and text; the",
+        "95 % interval resamples both (texts alone when there is one seed), and p is adjusted (Holm) over a task's methods.",
+        "",
+    ]
+    for one in found:
+        task = one["task"]
+        cut = f"{task['folds']} folds, each text held out once" if task["folds"] else "its test part"
+        seeds = ", ".join(str(seed) for seed in range(task["seeds"]))
+        lines += [
+            f"## {task['name']}",
+            "",
+            f"{one['labels']:,} labels; seeds {seeds}; base `{task['base']}`; {task['length']} tokens a text; scored on "
+            f"{one['scored']:,} texts ({cut}).",
+            "",
+            "| method | settings | accuracy | 95 % interval | against plain, points | p | verdict | loss | seconds |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *(table_row(name, row, members) for name, row in one["methods"].items()),
+            "",
+            *(f"Left out: {name} ({reason})." for name, reason in one["left_out"].items()),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def table_row(name: str, row: dict[str, Any], members: int) -> str:
+    """One method as a row of the table."""
+    settings = ", ".join(f"`{s}.{k}={v}`" for s, part in row["settings"].items() for k, v in part.items())
+    if name == "ensemble":
+        settings = f"the mean of {members} plain models"
+    accuracy, test = Interval(**row["accuracy"]), row["against_plain"]
+    told = ["", "", ""]
+    if test is not None:
+        difference = Interval(**test["difference"])
+        told = [
+            f"{points(difference.mean)} ({points_range(difference)})",
+            p_words(test["p_value"]),
+            test["verdict"],
+        ]
+    marks = [f"{accuracy.mean:.4f} ± {accuracy.spread:.4f}", range_words(accuracy)]
+    return f"| {' | '.join([name, settings, *marks, *told])} | {row['loss']:.4f} | {row['seconds']:.0f} |"
+
+
+def start_worker() -> None:
+    """One thread each, so that processes do not wait for one another."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def main() -> None:
+    """Train what is missing, compare, write the result and print it."""
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--base-fr", help="the base for the French book reviews, or scratch")
+    words.add_argument("--base-en", help="the base for the IMDB reviews, or scratch")
+    words.add_argument("--cls", default=os.path.expandvars("$DATA/cls-books-fr"))
+    words.add_argument("--folds", type=int, default=5)
+    words.add_argument("--cls-seeds", type=int, default=1)
+    words.add_argument("--labels", type=int, default=1600)
+    words.add_argument("--seeds", type=int, default=3, help="of the IMDB task, each with its own labels")
+    words.add_argument("--length", type=int, default=256)
+    words.add_argument("--epochs", type=float, help="those of the base's preset unless given")
+    words.add_argument("--members", type=int, default=3, help="models in an ensemble")
+    words.add_argument(
+        "--methods", default=",".join(METHODS), help="with commas between; plain is always there"
+    )
+    words.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for every method"
+    )
+    words.add_argument("--processes", type=int, default=1, help="each with one thread")
+    words.add_argument(
+        "--work", type=Path, default=Path("runs/few-labels"), help="where finished fits are kept"
+    )
+    words.add_argument("--out", type=Path, default=RESULTS)
+    given = words.parse_args()
+    methods = [name.strip() for name in given.methods.split(",")]
+    strange = [name for name in methods if name not in METHODS]
+    if strange:
+        words.error(f"no method is called {strange[0]!r}: choose from {', '.join(METHODS)}")
+    own = tuple((s, k, v) for s, content in parse_assignments(given.set).items() for k, v in content.items())
+    tasks = []
+    if given.base_fr:
+        tasks.append(
+            Task(
+                "cls-books-fr",
+                given.cls,
+                given.base_fr,
+                given.cls_seeds,
+                given.folds,
+                None,
+                given.length,
+                given.epochs,
+                own,
+            )
+        )
+    if given.base_en:
+        tasks.append(
+            Task(
+                "imdb",
+                "imdb",
+                given.base_en,
+                given.seeds,
+                None,
+                given.labels,
+                given.length,
+                given.epochs,
+                own,
+            )
+        )
+    if not tasks:
+        print("nothing to measure: give --base-fr RUN, --base-en RUN or both")
+        return
+    story = tell_story(
+        start_runtime(TrainingConfig(device="cpu")), list(range(max(task.seeds for task in tasks)))
+    )
+    chosen = {task.name: usable(task, methods) for task in tasks}
+    for task in tasks:
+        for name, reason in chosen[task.name][1].items():
+            print(f"{task.name}: {name} is left out: {reason}")
+    jobs = [job for task in tasks for job in jobs_of(task, chosen[task.name][0], given.members)]
+    missing = [job for job in jobs if read_fit(path_of(job, given.work)) is None]
+    print(f"{len(jobs)} fits, {len(jobs) - len(missing)} of them kept from before", flush=True)
+    with multiprocessing.get_context("spawn").Pool(given.processes, start_worker) as pool:
+        done = [pool.apply_async(run, (job, given.work)) for job in missing]
+        for number, fit in enumerate(done, start=1):
+            print(f"{number}/{len(missing)} {fit.get()}", flush=True)
+    found = [
+        {**measure(task, kept, given.members, given.work), "left_out": left_out}
+        for task in tasks
+        for kept, left_out in [chosen[task.name]]
+    ]
+    write_json(
+        given.out / "few-labels.json", {"story": plain(story), "members": given.members, "tasks": found}
+    )
+    text = page(found, story, given.members)
+    write_text(given.out / "few-labels.md", text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""How fast translations are written: headstart, transformers and CTranslate2 with the same weights, on a CPU.
+
+    python benchmarks/speed_translate.py [--run RUN --file FILE] [--preset PRESET] [--lines N] [--batch N] [--threads N]
+
+With a run, its translations of FILE end where the model ends them, and how many are alike is told. Without one a translator
+of PRESET's shape is made up, and every translation has 30 tokens, so that all do the same work. Time is that of the
+processor, which other work on the machine disturbs least. Writes benchmarks/results/speed-translate.{md,json}.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import headstart as hs
+from headstart.batch import Row
+from headstart.data.loader import TextLoader
+from headstart.generation.beam import Beam, beam_search
+from headstart.generation.decode import Rules
+from headstart.generation.reader import sources
+from headstart.workflows.translating import Translator, open_translator
+
+RESULTS = Path(__file__).parent / "results"
+FIXED, LONGER = 30, 50
+Way = Callable[[int, float], list[list[int]]]  # width and length penalty -> tokens of each translation
+
+
+def made_up(folder: Path, preset: str, lines: int) -> tuple[Path, list[str]]:
+    """A translator of the preset's shape that has learnt nothing, and lines for it."""
+    chance = random.Random(0)
+    words = [
+        "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(6000)
+    ]
+
+    def text() -> str:
+        return " ".join(words[int(len(words) * chance.random() ** 2)] for _ in range(chance.randint(4, 24)))
+
+    (folder / "pairs").mkdir()
+    for split, count in (("train", 3000), ("valid", 20)):
+        for language in ("one", "two"):
+            (folder / "pairs" / f"{split}.{language}").write_text(
+                "".join(f"{text()}\n" for _ in range(count))
+            )
+    settings = {
+        "training": {"steps": 1, "batch_tokens": 512, "marked": 1, "device": "cpu"},
+        "objective": {"best": "loss"},
+        "tokenizer": {"vocabulary": 8000},
+    }
+    hs.finetune(
+        "scratch", str(folder / "pairs"), folder / "run", pair="one-two", preset=preset, settings=settings
+    )
+    return folder / "run", [text() for _ in range(lines)]
+
+
+class Systems:
+    """The three systems over the same sources, sorted by length into the same batches."""
+
+    def __init__(
+        self, run: Path, folder: Path, lines: list[str], batch: int, threads: int, fixed: int | None
+    ):
+        self.translator: Translator = open_translator(str(run), {"training": {"device": "cpu"}})
+        tokenizer = self.translator.source_tokenizer
+        self.rows = [tokenizer.frame(ids, 512) for ids in tokenizer.encode(lines)]
+        loader = TextLoader([Row(row) for row in self.rows], 10**9, batch, shuffled=False)
+        self.batches = [numbers.tolist() for numbers in loader.batches(0)]
+        self.batch, self.threads, self.fixed = batch, threads, fixed
+        self.folder, self.run = folder, run
+        self.last = self.translator.tokenizer.last
+        self.banned = tuple(sorted(self.translator.tokenizer.special_ids - {self.last}))
+
+        self.most = fixed or max(map(len, self.rows)) + LONGER  # one limit for all, which all systems know
+
+    def ours(self) -> Way:
+        tokenizer = self.translator.tokenizer
+
+        def write(width: int, penalty: float) -> list[list[int]]:
+            found: dict[int, list[int]] = {}
+            for numbers in self.batches:
+                batch = sources([self.rows[number] for number in numbers], tokenizer.padding, tokenizer.first)
+                rules = Rules(self.last, self.most, self.fixed or 0, self.banned)
+                best = beam_search(self.translator.reader, batch, rules, Beam(width, 1, penalty))
+                found.update({number: each[0].tokens for number, each in zip(numbers, best, strict=True)})
+            return [found[number] for number in range(len(self.rows))]
+
+        return write
+
+    def transformers(self) -> Way:
+        from transformers import AutoModelForSeq2SeqLM
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        hs.export(str(self.run), "transformers", self.folder / "marian")
+        model = AutoModelForSeq2SeqLM.from_pretrained(self.folder / "marian").eval()
+
+        @torch.inference_mode()
+        def write(width: int, penalty: float) -> list[list[int]]:
+            found: dict[int, list[int]] = {}
+            for numbers in self.batches:
+                batch = sources(
+                    [self.rows[number] for number in numbers], self.translator.tokenizer.padding, 0
+                )
+                given = {"min_new_tokens": self.most} if self.fixed else {}
+                tokens = model.generate(
+                    input_ids=batch.source, attention_mask=batch.source_real.long(), num_beams=width,
+                    do_sample=False, length_penalty=penalty, max_new_tokens=self.most, **given,
+                )  # fmt: skip
+                found.update(zip(numbers, (self._inner(row[1:]) for row in tokens.tolist()), strict=True))
+            return [found[number] for number in range(len(self.rows))]
+
+        return write
+
+    def ctranslate2(self) -> Way:
+        import ctranslate2
+
+        hs.export(str(self.run), "ctranslate2", self.folder / "ct2")
+        engine = ctranslate2.Translator(
+            str(self.folder / "ct2"), compute_type="float32", inter_threads=1, intra_threads=self.threads
+        )
+        names = json.loads((self.folder / "ct2" / "shared_vocabulary.json").read_text("utf-8"))
+        numbers = {name: number for number, name in enumerate(names)}
+        texts = [[names[token] for token in row] for row in self.rows]
+
+        def write(width: int, penalty: float) -> list[list[int]]:
+            found = engine.translate_batch(
+                texts, max_batch_size=self.batch, beam_size=width, length_penalty=penalty,
+                max_decoding_length=self.most, min_decoding_length=self.fixed or 1,
+                suppress_sequences=[[names[number]] for number in self.banned],
+            )  # fmt: skip
+            return [[numbers[name] for name in each.hypotheses[0]] for each in found]
+
+        return write
+
+    def _inner(self, tokens: list[int]) -> list[int]:
+        return tokens[: tokens.index(self.last)] if self.last in tokens else tokens
+
+
+def measure(systems: Systems, names: list[str], repeats: int, penalty: float) -> list[dict[str, object]]:
+    """Processor seconds of each system at each width, in turns; the least of some rounds."""
+    ways = {name: getattr(systems, name)() for name in names}
+    rows: list[dict[str, object]] = []
+    for width in (5, 1):
+        found = {name: way(width, penalty) for name, way in ways.items()}  # and all is warm
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(repeats):
+            for name, way in ways.items():
+                start = time.process_time()
+                way(width, penalty)
+                times[name].append(time.process_time() - start)
+        for name in ways:
+            alike = np.mean([one == other for one, other in zip(found[name], found["ours"], strict=True)])
+            tokens = sum(map(len, found[name]))
+            rows.append({
+                "system": name, "beam": width, "seconds": min(times[name]), "tokens": tokens,
+                "times_ours": min(times[name]) / min(times["ours"]), "alike": float(alike),
+            })  # fmt: skip
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def write(rows: list[dict[str, object]], words: argparse.Namespace, what: str) -> None:
+    from headstart.training.runtime import Runtime
+    from headstart.workflows.story import commit
+
+    names = {"ours": "headstart", "transformers": "transformers", "ctranslate2": "CTranslate2"}
+    lines = [
+        f"| {row['beam']} | {names[str(row['system'])]} | {row['seconds']:.2f} | {row['tokens']:,} | "
+        f"{row['times_ours']:.2f} | {row['alike']:.0%} |"
+        for row in rows
+    ]
+    machine = Runtime(torch.device("cpu"), torch.float32).describe()
+    name = f"speed-translate{'-run' if words.run else ''}"
+    text = f"""# Speed of translating
+
+| | |
+|---|---|
+| command | `python benchmarks/speed_translate.py {words.told}` |
+| commit | {commit()} |
+| machine | {machine}; other work was on it: read the ratios, not the seconds |
+| what | {what}; batches of {words.batch} sources of like length for all; processor time, the least of {words.repeats} rounds |
+
+The third column of numbers says how many times as long a system takes as headstart; above 1 headstart is faster. The last
+is the share of translations that are headstart's, token for token.
+
+| beam | system | seconds | tokens | times headstart's | alike |
+|---|---|---|---|---|---|
+{chr(10).join(lines)}
+"""
+    (RESULTS / f"{name}.md").write_text(text, "utf-8")
+    (RESULTS / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run")
+    parser.add_argument("--file")
+    parser.add_argument("--preset", default="translate-small")
+    parser.add_argument("--lines", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--penalty", type=float, default=0.0)
+    parser.add_argument("--systems", nargs="+", default=["ours", "transformers", "ctranslate2"])
+    words = parser.parse_args()
+    words.told = " ".join(
+        f"--{name} {value}" for name, value in vars(words).items()
+        if value is not None and name not in ("systems", "run", "file")
+    )  # fmt: skip
+    torch.set_num_threads(words.threads)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        if words.run:
+            run = Path(words.run)
+            lines = Path(words.file).read_text("utf-8").splitlines()[: words.lines]
+            what = f"{len(lines)} lines, translated to their end"
+            words.told = f"--run RUN --file FILE {words.told}"
+        else:
+            run, lines = made_up(folder, words.preset, words.lines)
+            what = f"a translator of the shape of `{words.preset}`, {len(lines)} lines, {FIXED} tokens each"
+        body = open_translator(str(run)).reader.body.config
+        what += f"; {body.layers} + {body.decoder_layers or body.layers} layers of width {body.width}"
+        systems = Systems(run, folder, lines, words.batch, words.threads, None if words.run else FIXED)
+        write(measure(systems, words.systems, words.repeats, words.penalty), words, what)
+
+
+if __name__ == "__main__":
+    main()

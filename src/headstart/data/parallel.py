@@ -1,0 +1,300 @@
+"""Parallel text: sentences and their translations, from aligned files or from tables with one column a language.
+
+Every line or row becomes a `PairExample` or a counted `Skip`; order and alignment stay as they are in the files.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations, zip_longest
+from pathlib import Path
+
+from headstart.config import DataConfig
+from headstart.data.example import SPLITS, Skip, text_hash
+from headstart.data.languages import find_language, language_files, parse_pair
+from headstart.data.lines import TABLE_KINDS, kind_of, missing, open_text
+from headstart.data.records import column_names, iterate_rows
+from headstart.data.sources import split_files
+from headstart.data.splits import split_of
+from headstart.data.tables import refuse, text_fault
+from headstart.errors import DataError
+
+__all__ = [
+    "PairExample",
+    "ParallelText",
+    "available_languages",
+    "available_pairs",
+    "load_pairs_for_scoring",
+    "load_parallel",
+    "parse_pair",
+]
+
+SHORTEST = 5  # characters that a side counts as at least, so that "OK" may be "Einverstanden"
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PairExample:
+    """A text, its translation, and where they stand ("train.en:17")."""
+
+    source: str
+    target: str
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Texts and their translations by split, and an account of what was left out."""
+
+    name: str
+    pair: Pair
+    splits: dict[str, list[PairExample]]  # keys among SPLITS
+    skips: list[Skip] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def train(self) -> list[PairExample]:
+        """The pairs to learn from."""
+        return self.splits["train"]
+
+    @property
+    def valid(self) -> list[PairExample]:
+        """The pairs to tune on."""
+        return self.splits.get("valid", [])
+
+    @property
+    def test(self) -> list[PairExample]:
+        """The pairs to judge on; empty unless they were loaded with the test split."""
+        return self.splits.get("test", [])
+
+    def sources(self, split: str) -> list[str]:
+        """The texts of one split to translate, in order."""
+        return [example.source for example in self.splits.get(split, [])]
+
+    def targets(self, split: str) -> list[str]:
+        """The translations of one split, in order."""
+        return [example.target for example in self.splits.get(split, [])]
+
+
+Rows = Callable[[], Iterator[PairExample | Skip]]  # the lines or rows of one split, read when called
+
+
+def load_parallel(data: str, pair: Pair, config: DataConfig, *, with_test: bool = False) -> ParallelText:
+    """The pairs of a folder of train.en, train.de, valid.en, …, of a table, or of a folder of tables.
+
+    What has no valid split is cut by a hash of the source, into train, valid and, where it has no test split either,
+    test. The test split is shown only `with_test`; shown or not, it is never part of train.
+    """
+    places, notes = _places(data, pair)
+    if "train" not in places:
+        raise _without_train(data, pair, list(places))
+    shown, skips = SPLITS if with_test else SPLITS[:2], list[Skip]()
+    found = {
+        name: _read(places[name], f"{name} of {data}", config, skips) for name in shown if name in places
+    }
+    if "valid" not in places:
+        names = [name for name in SPLITS if name == "train" or name not in places]
+        found |= _cut(found["train"], names, data)
+        parts = " and ".join(names[1:])
+        notes.append(
+            f"no {parts} given: a tenth of train {'each ' * (len(names) > 2)}stands in, by a hash of the source"
+        )
+    found["train"] = _within_ratio(found["train"], config, skips)
+    splits = {name: found[name] for name in shown if name in found}
+    return ParallelText(Path(data).resolve().name.split(".")[0], pair, splits, skips, notes)
+
+
+def load_pairs_for_scoring(
+    data: str, pair: Pair, config: DataConfig
+) -> tuple[str, list[PairExample], list[Skip]]:
+    """What to judge a translator on: the test split where there is one, else valid, else a table whole ("all")."""
+    places, skips = _places(data, pair)[0], list[Skip]()
+    if not os.path.isdir(data):
+        return "all", _read(places["train"], data, config, skips), skips
+    for name in ("test", "valid"):
+        if name in places:
+            return name, _read(places[name], f"{name} of {data}", config, skips), skips
+    held_out = load_parallel(data, pair, config, with_test=True)
+    return "test", held_out.test, held_out.skips
+
+
+def available_languages(data: str) -> list[str]:
+    """The languages that a folder's files are called by, or the columns of a table, in the order of the alphabet."""
+    if not os.path.isdir(data):
+        return sorted(column_names(_table(data)))
+    folder = Path(data)
+    names = {language for files in language_files(folder).values() for language in files}
+    return sorted(names.union(*(column_names(path) for path in split_files(folder).values())))
+
+
+def available_pairs(data: str) -> list[Pair]:
+    """Every two of the available languages."""
+    return list(combinations(available_languages(data), 2))
+
+
+def _places(data: str, pair: Pair) -> tuple[dict[str, Rows], list[str]]:
+    """Where the pairs of each split are read from, a lone table counting as train, and notes on what is not."""
+    if not os.path.isdir(data):
+        return {"train": partial(_table_rows, _table(data), pair)}, []
+    folder, notes = Path(data), []
+    tables = split_files(folder)
+    places: dict[str, Rows] = {name: partial(_table_rows, path, pair) for name, path in tables.items()}
+    for name, files in language_files(folder).items():
+        where = f"{name} of {folder}"
+        spelled = [spelling for language in pair if (spelling := find_language(language, files, where))]
+        if len(spelled) == 1:
+            notes.append(f"{files[spelled[0]].name} has no twin in the other language and is not read")
+        if len(spelled) < 2:
+            continue
+        if name in tables:
+            raise DataError(
+                f"{folder} has {name} twice: as {files[spelled[0]].name} and as {tables[name].name}",
+                hint="keep one of them",
+            )
+        places[name] = partial(_aligned_rows, files[spelled[0]], files[spelled[1]])
+    return places, notes
+
+
+def _table(data: str) -> Path:
+    path = Path(data)
+    if not os.path.exists(data):
+        raise missing(path)
+    if kind_of(path) not in TABLE_KINDS:
+        raise DataError(
+            f"{path} is no table: its name ends in none of {', '.join(TABLE_KINDS)} (also with .gz or .xz)",
+            hint="of aligned files, such as train.en and train.de, give the folder that holds them",
+        )
+    return path
+
+
+def _without_train(data: str, pair: Pair, splits: Sequence[str]) -> DataError:
+    languages = ", ".join(available_languages(data)) or "no file called train.LANGUAGE"
+    held = f" in train, only in {' and '.join(splits)}" if splits else f"; it has {languages}"
+    return DataError(
+        f"{data} has no {pair[0]} and {pair[1]} side by side{held}",
+        hint=f"name its files train.{pair[0]} and train.{pair[1]}, or give a --pair that it has",
+    )
+
+
+def _aligned_rows(source: Path, target: Path) -> Iterator[PairExample]:
+    """Line by line; files of different length are refused, once both are counted."""
+    counts, surplus_is_blank = [0, 0], True
+    for number, lines in enumerate(zip_longest(open_text(source), open_text(target)), start=1):
+        first, second = lines
+        counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
+        if first and second:
+            yield PairExample(first[1], second[1], f"{source.name}:{number}")
+        else:
+            surplus_is_blank = surplus_is_blank and not any(line and line[1].strip() for line in lines)
+    if counts[0] != counts[1]:
+        longer = (source if counts[0] > counts[1] else target).name
+        raise DataError(
+            f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}, so they are not aligned",
+            hint=f"what {longer} has more are empty lines at its end: take them out"
+            if surplus_is_blank
+            else f"line n of one must translate line n of the other; look for what {longer} has more",
+        )
+
+
+def _table_rows(path: Path, pair: Pair) -> Iterator[PairExample | Skip]:
+    names = column_names(path)
+    columns = [find_language(language, names, str(path)) or language for language in pair]
+    absent = [column for column in columns if column not in names]
+    if absent and names:
+        raise DataError(
+            f"{path} has no column {absent[0]!r}; it has {', '.join(repr(name[:40]) for name in names[:12])}",
+            hint="its first line names the language of each column, and --pair SOURCE-TARGET two of them",
+        )
+    for number, values in iterate_rows(path, columns, has_labels=False):
+        origin = f"{path.name}:{number}"
+        if isinstance(values, str):
+            yield Skip(origin, values)
+            continue
+        faults = (
+            fault and f"{language}: {fault}"
+            for language, fault in zip(pair, map(text_fault, values), strict=True)
+        )
+        reason = next(filter(None, faults), "")
+        yield Skip(origin, reason) if reason else PairExample(values[0], values[1], origin)
+
+
+def _read(rows: Rows, where: str, config: DataConfig, skips: list[Skip]) -> list[PairExample]:
+    """The pairs of one split that have a text on both sides."""
+    first, kept = Skip("", "it is empty"), list[PairExample]()
+    for row in rows():
+        reason = row.reason if isinstance(row, Skip) else _empty_sides(row)
+        if isinstance(row, PairExample) and not reason:
+            kept.append(row)
+            continue
+        skip = Skip(row.origin, reason)
+        first = first if first.origin else skip
+        _leave_out(skip, config, skips)
+    if not kept:
+        named = f"{first.origin}: " * bool(first.origin)
+        raise DataError(
+            f"no pair of {where} can be used; {named}{first.reason}",
+            hint="a pair has a text in both languages, on the same line or in the same row",
+        )
+    return kept
+
+
+def _empty_sides(pair: PairExample) -> str:
+    sides = {"source": pair.source, "target": pair.target}
+    empty = [name for name, text in sides.items() if not text.strip()]
+    return f"{' and '.join(empty)} {'is' if len(empty) == 1 else 'are'} empty" if empty else ""
+
+
+def _leave_out(skip: Skip, config: DataConfig, skips: list[Skip]) -> None:
+    if config.strict:
+        refuse(skip)
+    skips.append(skip)
+
+
+def _within_ratio(pairs: list[PairExample], config: DataConfig, skips: list[Skip]) -> list[PairExample]:
+    """The pairs of train of which neither side is absurdly longer than the other."""
+    if not config.max_ratio:
+        return pairs
+    kept = []
+    for pair in pairs:
+        if length_ratio(pair) <= config.max_ratio:
+            kept.append(pair)
+        else:
+            reason = (
+                f"one side has over {config.max_ratio:g} times the characters of the other (data.max_ratio)"
+            )
+            _leave_out(Skip(pair.origin, reason), config, skips)
+    if not kept:
+        raise DataError(
+            f"in no pair of train are the sides within {config.max_ratio:g} times each other's length",
+            hint="check that the files belong together, or set data.max_ratio higher (0 = any)",
+        )
+    return kept
+
+
+def length_ratio(pair: PairExample) -> float:
+    """How many times the characters of its shorter side the longer one has; short texts count as `SHORTEST`."""
+    shorter, longer = sorted((len(pair.source.strip()), len(pair.target.strip())))
+    return max(longer, SHORTEST) / max(shorter, SHORTEST)
+
+
+def _cut(pairs: list[PairExample], names: Sequence[str], data: str) -> dict[str, list[PairExample]]:
+    """Pairs split by the hash of their source; where a split would be empty, the source of lowest hash goes there."""
+    hashed = [text_hash(pair.source) for pair in pairs]
+    place = {key: split if (split := split_of(key)) in names else "train" for key in sorted(hashed)}
+    for rank, name in enumerate(names):
+        counts = Counter(place.values())
+        spare = [key for key, split in place.items() if counts[split] > 1 or names.index(split) > rank]
+        if not counts[name] and spare:
+            place[spare[0]] = name
+    splits: dict[str, list[PairExample]] = {name: [] for name in names}
+    for key, pair in zip(hashed, pairs, strict=True):
+        splits[place[key]].append(pair)
+    if not splits["train"] or not splits["valid"]:
+        raise DataError(
+            f"{data} has too few different sources to set any aside for valid",
+            hint="give two or more, or files for valid",
+        )
+    return splits

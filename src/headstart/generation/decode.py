@@ -1,0 +1,218 @@
+"""One text a row, token by token: the likeliest each time, or drawn; and the probability of a text that is given."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstart.batch import Batch
+from headstart.errors import DataError
+from headstart.generation.reader import Reader, start
+from headstart.generation.sampling import GREEDY, Sampling, choose, stream_of, uniform
+
+OnToken = Callable[[int, int], None]  # told the row and its next token, as soon as it is there
+LEAVING = 8  # finished rows leave when they are one in so many: leaving copies what the others remember
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a text may be: where it ends, how long it gets, and which tokens it never holds."""
+
+    last: int  # the token that ends a text
+    most: int  # tokens at most, `last` included; a text without `last` by then is cut
+    least: int = 0  # tokens before `last` may come
+    banned: tuple[int, ...] = ()  # tokens that never come
+
+    def bar(self, scores: Tensor, step: int) -> Tensor:
+        """The scores (R, V), with those of tokens that may not come at this step put out of reach."""
+        for token in (*self.banned, *((self.last,) if step < self.least else ())):
+            scores[:, token] = -torch.inf
+        return scores
+
+
+@dataclass(frozen=True)
+class Text:
+    """What was written after a prompt or for a source, without the token that ends it."""
+
+    tokens: list[int]
+    is_cut: bool  # True = the length ran out before the text ended
+    log_probabilities: list[float] | None = (
+        None  # the model's, of each token, and of the end unless it is cut
+    )
+
+
+def rooms(reader: Reader, batch: Batch, rules: Rules, most: Sequence[int] | None) -> Tensor:
+    """How many tokens each row may still get (R,): its own limit, the rules', and what positions there are."""
+    lengths = batch.real.sum(dim=1).to(reader.device)
+    room = torch.full_like(lengths, rules.most)
+    if most is not None:
+        room = torch.minimum(room, torch.tensor(most, device=room.device))
+    if reader.positions is not None:
+        room = torch.minimum(room, reader.positions + 1 - lengths)  # the last one is written, never read
+        full = int(lengths.max())
+        if full > reader.positions:
+            raise DataError(
+                f"a prompt of {full} tokens is longer than the {reader.positions} positions of this model",
+                hint="shorten the prompt, or use a model with rotary or sinusoidal positions",
+            )
+    return room.clamp(min=0)
+
+
+@torch.inference_mode()
+def decode(
+    reader: Reader,
+    batch: Batch,
+    rules: Rules,
+    sampling: Sampling = GREEDY,
+    *,
+    most: Sequence[int] | None = None,
+    streams: Sequence[int] | None = None,
+    scored: bool = False,
+    on_token: OnToken | None = None,
+) -> list[Text]:
+    """A text for every row of the batch, in its order; what a row gets does not depend on the others.
+
+    `most` limits rows one by one; `streams` are what their chance depends on beside the seed: the prompt unless told.
+    """
+    batch = batch.to(reader.device)
+    room = rooms(reader, batch, rules, most)
+    if streams is None:
+        streams = [stream_of(*_own(batch, row)) for row in range(len(room))]
+    work = _Decoding(reader, batch, rules, sampling, room, streams, scored, on_token)
+    work.run()
+    return work.texts()
+
+
+def _own(batch: Batch, row: int) -> tuple[np.ndarray, int]:
+    """What a row has of its own: its source or its prompt."""
+    tokens, real = (batch.tokens, batch.real) if batch.source is None else (batch.source, batch.source_real)
+    assert real is not None
+    return tokens[row][real[row]].cpu().numpy(), 0
+
+
+class _Decoding:
+    """The rows that are still being written, and what all have got so far."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        batch: Batch,
+        rules: Rules,
+        sampling: Sampling,
+        room: Tensor,
+        streams: Sequence[int],
+        scored: bool,
+        on_token: OnToken | None,
+    ):
+        self.reader, self.batch, self.rules, self.sampling = reader, batch, rules, sampling
+        self.on_token, self.room = on_token, room
+        self.limits = room  # (R,), of the rows still written
+        self.gone = int((room == 0).sum())  # how many of those are done
+        longest = int(room.max())
+        self.written = torch.full((len(room), longest), rules.last, device=room.device)
+        self.scores = torch.zeros((len(room), longest), device=room.device) if scored else None
+        self.counts = torch.zeros_like(room)  # tokens of each row, its end included
+        self.is_ended = torch.zeros_like(room, dtype=torch.bool)
+        self.owners = torch.arange(len(room), device=room.device)  # (R,), numbers of the rows still written
+        is_random = not sampling.is_greedy
+        own = np.array([stream % 2**64 for stream in streams], dtype=np.uint64)
+        self.draws = uniform(sampling.seed, own, longest if is_random else 0).to(room.device)
+        self.history: Tensor | None = None  # (R, T), what is not to be repeated
+        if sampling.repetition_penalty != 1:  # padding counts as the first token, which is in it anyhow
+            self.history = torch.where(batch.real, batch.tokens, batch.tokens[:, :1])
+
+    def run(self) -> None:
+        """Write until every row has ended or has no room left."""
+        if not self.written.shape[1]:
+            return
+        memory, vectors = start(self.reader, self.batch, self.written.shape[1])
+        step, done = 0, self.room == 0
+        while True:
+            tokens = self._next(vectors, step)
+            if self.on_token is not None:
+                self._tell(tokens, ~done)
+            ended = tokens == self.rules.last
+            before, done = done, done | ended | (self.limits <= step + 1)
+            step, gone = step + 1, int(done.sum())
+            if gone > self.gone:
+                self._record(done & ~before, ended, step)
+            self.gone = gone
+            if gone == len(done):
+                return
+            if self._leave_now(len(done)):
+                tokens, done = self._leave(memory, tokens, done)
+            vectors = self.reader.read(tokens[:, None], memory)[:, 0]
+
+    def _next(self, vectors: Tensor, step: int) -> Tensor:
+        """The next token (R,) of each row, written down also for rows that are done: their counts stand."""
+        scores = self.reader.score(vectors)
+        whole = None if self.scores is None else scores.logsumexp(dim=-1)
+        draws = self.draws[self.owners, step] if self.draws.shape[1] else self.draws
+        tokens = choose(self.rules.bar(scores, step), self.sampling, self.history, draws)
+        self.written[self.owners, step] = tokens
+        if self.history is not None:
+            self.history = torch.cat((self.history, tokens[:, None]), dim=1)
+        if self.scores is not None and whole is not None:
+            found = scores.gather(1, tokens[:, None])[:, 0] - whole
+            self.scores[self.owners, step] = found.clamp(max=0)
+        return tokens
+
+    def _tell(self, tokens: Tensor, live: Tensor) -> None:
+        assert self.on_token is not None
+        for row, token in zip(self.owners[live].tolist(), tokens[live].tolist(), strict=True):
+            self.on_token(row, token)
+
+    def _record(self, now: Tensor, ended: Tensor, count: int) -> None:
+        """Note the rows that are done now (R,), with so many tokens."""
+        owners = self.owners[now]
+        self.counts[owners] = count
+        self.is_ended[owners] = ended[now]
+
+    def _leave_now(self, rows: int) -> bool:
+        """Whether it pays to let the rows that are done leave; those without positions must."""
+        return self.gone * LEAVING >= rows or (self.gone > 0 and self.reader.positions is not None)
+
+    def _leave(self, memory: Any, tokens: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+        kept = (~done).nonzero()[:, 0]
+        memory.select(kept, kept)
+        self.owners, self.limits, self.gone = self.owners[kept], self.limits[kept], 0
+        self.history = None if self.history is None else self.history[kept]
+        return tokens[kept], done[kept]
+
+    def texts(self) -> list[Text]:
+        """What every row got."""
+        found = []
+        scores: list[Any] = [None] * len(self.counts) if self.scores is None else self.scores.tolist()
+        ended = self.is_ended.tolist()
+        for row, (tokens, count) in enumerate(zip(self.written.tolist(), self.counts.tolist(), strict=True)):
+            own = None if scores[row] is None else scores[row][:count]
+            found.append(Text(tokens[: count - ended[row]], not ended[row], own))
+        return found
+
+
+@torch.inference_mode()
+def log_probabilities(reader: Reader, batch: Batch, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+    """The log-probability of every token of a text given after each row's prompt; all in one pass.
+
+    A text that should be marked on where it ends has `last` as its last token.
+    """
+    batch = batch.to(reader.device)
+    lengths = batch.real.sum(dim=1).tolist()
+    rows = [
+        torch.cat((batch.tokens[row, :length], torch.tensor(text, dtype=torch.long, device=reader.device)))
+        for row, (length, text) in enumerate(zip(lengths, texts, strict=True))
+    ]
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    sizes = torch.tensor([len(row) for row in rows], device=reader.device)
+    real = torch.arange(tokens.shape[1], device=reader.device)[None, :] < sizes[:, None]
+    memory = reader.begin(batch, tokens.shape[1])
+    vectors = reader.read(tokens[:, :-1], memory, real[:, :-1])
+    found = []
+    for row, (length, text) in enumerate(zip(lengths, texts, strict=True)):
+        asked = vectors[row, length - 1 : length - 1 + len(text)]
+        scores = reader.score(asked).log_softmax(dim=-1).clamp_(max=0)  # (T, V), one text at a time
+        found.append(scores.gather(1, rows[row][length:, None])[:, 0].tolist())
+    return found

@@ -1,0 +1,111 @@
+"""What generation asks of a model, and the ranking of its answers."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstart.batch import Batch, pad
+from headstart.errors import ConfigError
+from headstart.models.bodies import CausalBody, EncoderDecoderBody
+from headstart.models.heads import LanguageHead
+from headstart.models.model import Model
+from headstart.models.packed import PackedLinear, packed
+
+
+class Memory(Protocol):
+    """What a reader remembers of each row, and of each source if it has any."""
+
+    def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows in this order, and of the sources those named (all by default)."""
+        ...
+
+
+class Reader(Protocol):
+    """A model that reads on where it left off and scores what may come next."""
+
+    @property
+    def positions(self) -> int | None:
+        """The most tokens it can read; None = no end."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    def begin(self, batch: Batch, room: int) -> Any:
+        """A memory for the batch's rows, in which no token has been read; `room` tokens are expected."""
+        ...
+
+    def read(self, tokens: Tensor, memory: Any, real: Tensor | None = None) -> Tensor:
+        """A vector for each row's next tokens (R, T), which the memory then holds."""
+        ...
+
+    def score(self, vectors: Tensor) -> Tensor:
+        """The score of every token of the vocabulary (…, V) after these vectors; float32, the caller's to change."""
+        ...
+
+
+class ModelReader:
+    """A model of ours behind that protocol; it keeps the weights that the model has now."""
+
+    def __init__(self, model: Model):
+        body, head = model.body, dict(model.heads.items()).get("lm")
+        if not isinstance(body, CausalBody | EncoderDecoderBody) or not isinstance(head, LanguageHead):
+            raise ConfigError(
+                f"a {body.config.kind} body with heads {', '.join(model.heads) or 'none'} writes no text",
+                hint="text comes from a causal or encoder-decoder body under a language-model head",
+            )
+        self.body = packed(body)
+        self.transform = None if head.transform is None else packed(head.transform)
+        self.head = PackedLinear(*head.projection(body.table))
+        self.positions = body.config.max_length if body.config.positions == "learned" else None
+        self.device = body.table.device
+
+    def begin(self, batch: Batch, room: int) -> Any:
+        """A cache for the batch's rows; sources are read at once, tokens are not."""
+        return self.body.begin(batch, room)
+
+    def read(self, tokens: Tensor, memory: Any, real: Tensor | None = None) -> Tensor:
+        """Vectors (R, T, D) of each row's next tokens."""
+        return self.body.read(tokens, memory, real)
+
+    def score(self, vectors: Tensor) -> Tensor:
+        """Scores (…, V) of the token that comes next."""
+        return self.head(vectors if self.transform is None else self.transform(vectors)).float()
+
+
+def prompts(rows: Sequence[np.ndarray], padding: int) -> Batch:
+    """Texts to go on with as a batch; each begins with the tokenizer's `first` and has no `last`."""
+    tokens, real = pad([torch.from_numpy(np.asarray(row)).long() for row in rows], padding)
+    return Batch(tokens, real, is_full=bool(real.all()))
+
+
+def sources(rows: Sequence[np.ndarray], padding: int, first: int) -> Batch:
+    """Framed texts for an encoder, and for the decoder the one token with which every answer begins."""
+    source, real = pad([torch.from_numpy(np.asarray(row)).long() for row in rows], padding)
+    tokens = torch.full((len(rows), 1), first)
+    return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), source=source, source_real=real)
+
+
+def start(reader: Reader, batch: Batch, room: int) -> tuple[Any, Tensor]:
+    """The memory after reading the batch's prompts, and the vector of each prompt's last token (R, D)."""
+    memory = reader.begin(batch, batch.tokens.shape[1] + room)
+    vectors = reader.read(batch.tokens, memory, None if batch.tokens.shape[1] == 1 else batch.real)
+    places = batch.real.sum(dim=1) - 1
+    return memory, vectors[torch.arange(len(places), device=places.device), places]
+
+
+def ranked(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Each row's `count` largest scores from the top, and their places; of equal scores the first place wins."""
+    size = scores.shape[-1]
+    if count < size:
+        values, places = scores.topk(count + 1, dim=-1)
+        tied = (values[..., 1:] == values[..., :-1]) & (values[..., 1:] > -torch.inf)
+        if not tied.any():  # so there is one order only, and one choice of the last
+            return values[..., :count], places[..., :count]
+    values, places = scores.sort(dim=-1, descending=True, stable=True)
+    return values[..., :count], places[..., :count]

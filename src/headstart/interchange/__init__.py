@@ -1,0 +1,1 @@
+"""How a model leaves, and comes in."""

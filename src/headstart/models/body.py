@@ -1,0 +1,148 @@
+"""What every body has, and the stack of blocks of which Transformer bodies are made."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from headstart.batch import Batch
+from headstart.config import BodyConfig
+from headstart.errors import ConfigError
+from headstart.models.attention import visible, within
+from headstart.models.block import Block, Source, Turns, View
+from headstart.models.cache import Cache
+from headstart.models.embedding import Embedding
+from headstart.models.norm import make_norm
+
+
+class Body(nn.Module):
+    """What every body has: a token table, layers one above the other, and perhaps a pooler."""
+
+    sees_ahead: bool
+    layer_names: tuple[str, ...] = ("blocks",)  # the module lists whose members are the layers
+
+    def __init__(self, config: BodyConfig, vocabulary: int):
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config, vocabulary)
+        self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
+
+    @staticmethod
+    def _spread(config: BodyConfig) -> float:
+        return math.sqrt(2 / (5 * config.width))
+
+    def _start(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
+            nn.init.normal_(module.weight, std=self._spread(self.config))
+        if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    @property
+    def table(self) -> Tensor:
+        """The token table (V, D), which a tied head reads."""
+        return self.embedding.tokens.weight
+
+    def pooled(self, hidden: Tensor) -> Tensor:
+        """The pooler's summary of each text (B, D)."""
+        if self.pooler is None:
+            raise ConfigError(
+                "this body has no pooler", hint="set objective.pooling=mean, or body.pooler=true"
+            )
+        return torch.tanh(self.pooler(hidden[:, 0]))
+
+    @property
+    def depth(self) -> int:
+        """How many layers stand one above the other."""
+        return self.config.layers
+
+    def layer_of(self, name: str) -> int:
+        """How deep the weight called `name` sits: 0 for the embedding, up to `depth` + 1 for what is above them."""
+        first, _, rest = name.partition(".")
+        if first in self.layer_names:
+            return int(rest.split(".")[0]) + 1
+        return 0 if first == "embedding" else self.depth + 1
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A vector for every token (B, T, D)."""
+        raise NotImplementedError
+
+
+class Layered(nn.Module):
+    """Blocks one above the other, with a norm at the end if norms come first."""
+
+    blocks: nn.ModuleList
+    final_norm: nn.Module
+
+    def _stack(self, config: BodyConfig, layers: int, crosses: bool = False) -> None:
+        self.blocks = nn.ModuleList(Block(config, crosses) for _ in range(layers))
+        self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
+        if not config.first_norm:
+            next(self._each()).attention_norm = nn.Identity()
+
+    def _each(self) -> Iterator[Block]:
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield block
+
+    def _shrink(self, spread: float) -> None:
+        """What is added to the stream starts the smaller the deeper the stack (Radford et al., 2019)."""
+        for block in self._each():
+            added = [block.attention.outward, block.feed_forward.narrow]
+            added += [] if block.cross is None else [block.cross.outward]
+            for outward in added:
+                nn.init.normal_(outward.weight, std=spread / math.sqrt(len(added) * len(self.blocks)))
+
+    def looks(
+        self, config: BodyConfig, far: View, shape: torch.Size | tuple[int, int], table: Embedding
+    ) -> list[View]:
+        """How each layer reads: all of them alike, but for local ones, which see their window by turns of their own."""
+        if config.window is None:
+            return [far] * len(self.blocks)
+        mask, causal, _ = far
+        device = table.tokens.weight.device
+        seen = visible(shape[1], causal, mask, device)
+        near = (within(shape[1], config.window, seen, device), False, table.near_turns(slice(0, shape[1])))
+        return [near if config.is_local(layer) else far for layer in range(len(self.blocks))]
+
+    def through(
+        self, hidden: Tensor, views: Sequence[View], sources: Sequence[Source] | None = None
+    ) -> Tensor:
+        """Vectors (B, T, D) through all blocks; `sources` holds what each block that crosses reads beside them."""
+        for layer, (block, view) in enumerate(zip(self.blocks, views, strict=True)):
+            hidden = block(hidden, *view, None if sources is None else sources[layer])
+        return self.final_norm(hidden)
+
+    def through_watched(
+        self, hidden: Tensor, views: Sequence[View], sources: Sequence[Source] | None = None
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """What `through` gives, each layer's weights (B, A, T, T), and those over the source (B, A, T, S)."""
+        weights, crossed = [], []
+        for layer, (block, view) in enumerate(zip(self._each(), views, strict=True)):
+            source = None if sources is None else sources[layer]
+            hidden, seen, across = block.watch(hidden, *view, source)
+            weights.append(seen)
+            crossed += [] if across is None else [across]
+        return self.final_norm(hidden), weights, crossed
+
+    def through_read(
+        self,
+        hidden: Tensor,
+        turns: Turns | None,
+        cache: Cache,
+        places: slice | Tensor,
+        config: BodyConfig,
+        table: Embedding,
+    ) -> Tensor:
+        """What `through` gives at the last positions, which stand at `places`; earlier ones are remembered."""
+        far = (*cache.mask(hidden.shape[1], hidden.device), turns)
+        near = (
+            far
+            if config.window is None
+            else (cache.near(places, config.window, hidden.device), False, table.near_turns(places))
+        )
+        for layer, block in enumerate(self._each()):
+            mask, causal, own = near if config.is_local(layer) else far
+            source = (*cache.sources[layer], cache.source_mask) if cache.sources else None
+            hidden = block.read(hidden, mask, causal, own, cache.pasts[layer], source)
+        return self.final_norm(hidden)

@@ -1,0 +1,76 @@
+"""Bodies that read without attention: recurrence and convolution."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from headstart.batch import Batch
+from headstart.config import BodyConfig
+from headstart.errors import ConfigError
+from headstart.models.body import Body
+from headstart.models.dropout import drop
+from headstart.models.norm import make_norm
+
+
+class RecurrentBody(Body):
+    """Layers of LSTM read from both ends, half the width each way (Hochreiter and Schmidhuber, 1997)."""
+
+    sees_ahead = True
+    layer_names = ("recurrences", "norms")
+
+    def __init__(self, config: BodyConfig, vocabulary: int):
+        if config.width % 2:
+            raise ConfigError(
+                f"a bi-lstm needs an even body.width, not {config.width}", hint=f"try {config.width + 1}"
+            )
+        super().__init__(config, vocabulary)
+        self.recurrences = nn.ModuleList(
+            nn.LSTM(config.width, config.width // 2, batch_first=True, bidirectional=True)
+            for _ in range(config.layers)
+        )
+        self.norms = nn.ModuleList(make_norm(config) for _ in range(config.layers))
+        self.final_norm = make_norm(config)
+        self.apply(self._start)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A vector for every token (B, T, D); padding is never stepped over."""
+        hidden, _ = self.embedding(batch)
+        lengths = batch.real.sum(dim=1).clamp(min=1).cpu()
+        for recurrence, norm in zip(self.recurrences, self.norms, strict=True):
+            packed = pack_padded_sequence(norm(hidden), lengths, batch_first=True, enforce_sorted=False)
+            read, _ = pad_packed_sequence(
+                recurrence(packed)[0], batch_first=True, total_length=hidden.shape[1]
+            )
+            hidden = hidden + drop(read, self.config.dropout, self.training)
+        return self.final_norm(hidden)
+
+
+class ConvolutionBody(Body):
+    """Layers of convolution of `kernel` tokens; dilated, each looks twice as far as the one below (Oord et al., 2016)."""
+
+    sees_ahead = True
+    layer_names = ("convolutions", "norms")
+
+    def __init__(self, config: BodyConfig, vocabulary: int):
+        if config.kernel % 2 == 0:
+            raise ConfigError(
+                f"a cnn needs an odd body.kernel, not {config.kernel}", hint=f"try {config.kernel + 1}"
+            )
+        super().__init__(config, vocabulary)
+        steps = [2**layer if config.dilated else 1 for layer in range(config.layers)]
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(config.width, 2 * config.width, config.kernel, padding="same", dilation=step)
+            for step in steps
+        )
+        self.norms = nn.ModuleList(make_norm(config) for _ in range(config.layers))
+        self.final_norm = make_norm(config)
+        self.apply(self._start)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A vector for every token (B, T, D); padding counts as nothing at every layer."""
+        hidden, _ = self.embedding(batch)
+        real = batch.real[..., None]
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            read = convolution((norm(hidden) * real).transpose(1, 2)).transpose(1, 2)
+            hidden = hidden + drop(F.glu(read, dim=-1), self.config.dropout, self.training)
+        return self.final_norm(hidden)

@@ -1,0 +1,73 @@
+// The attention explorer: a grid of layers and attention heads, one of them enlarged.
+
+import { post } from "/api.js";
+import { el, fillModels, find, onSend } from "/elements.js";
+import { exploreAttention } from "/explorer.js";
+
+const letGo = new WeakMap(); // of what was shown before in the same place
+
+function thumbnails(found, layers, heads) {
+  const words = (map) => "layer " + map.layer + ", attention head " + map.attention_head + ": looks " + map.distance.toFixed(1) +
+    " tokens away on average, entropy " + map.entropy.toFixed(1) + " bits";
+  const cell = (map) => el("td", {}, el("button", {
+    type: "button", class: "thumb", "data-layer": map.layer - 1, "data-head": map.attention_head - 1,
+    "aria-pressed": "false", "aria-label": words(map), title: words(map),
+  }, el("canvas")));
+  const rows = Array.from({ length: layers }, (_, layer) => el("tr", {},
+    el("th", { scope: "row" }, "layer " + (layer + 1)), ...found.maps.slice(layer * heads, (layer + 1) * heads).map(cell)));
+  return el("table", { class: "heads" + (heads > 8 ? " many" : ""), id: "heads" },
+    el("thead", {},
+      el("tr", {}, el("td"), el("th", { scope: "colgroup", colspan: heads }, "attention head")),
+      el("tr", {}, el("td"), ...Array.from({ length: heads }, (_, head) => el("th", { scope: "col" }, String(head + 1))))),
+    el("tbody", {}, ...rows));
+}
+
+function enlarged(isSelf, hint) {
+  const way = (value, words) => el("label", {}, el("input", { type: "radio", name: "way", value, checked: value === "from" }), " " + words);
+  const ways = el("fieldset", {}, el("legend", {}, "Direction"), way("from", "where it looks"), way("to", "who looks at it"));
+  return el("section", { "aria-labelledby": "which" },
+    el("h2", { id: "which", "aria-live": "polite" }),
+    el("div", { class: "bar" }, isSelf ? ways : null,
+      el("span", { class: "scale", "aria-hidden": "true" }, "0 ", el("i"), " ", el("span", { id: "peak" }))),
+    el("p", { class: "soft" }, hint),
+    el("div", { class: "strip", id: "queries", role: "group", "aria-label": "tokens that look" }),
+    ...(isSelf ? [] : [el("p", { class: "soft" }, "… at these:"), el("div", { class: "strip", id: "keys", role: "group", "aria-label": "tokens that are looked at" })]),
+    el("p", { class: "said", id: "said", "aria-live": "polite" }), el("ol", { class: "looks", id: "looks" }),
+    el("p", { class: "soft", id: "said-cell" }),
+    el("div", { class: "map", tabindex: "0", role: "group", "aria-label": "enlarged map" }, el("canvas", { id: "map", role: "img" })));
+}
+
+// Ids and styles of the explorer live in a shadow tree, so that two of them can stand on one page.
+export async function show(place, found, hint) {
+  if (letGo.has(place)) letGo.get(place)();
+  const layers = new Set(found.maps.map((map) => map.layer)).size, heads = found.maps.length / layers;
+  const isSelf = found.queries.length === found.keys.length && found.queries.every((word, i) => word === found.keys[i]);
+  const host = el("div"), root = host.attachShadow({ mode: "open" });
+  const sheets = ["/page.css", "/attention.css", "/playground.css"].map((href) => el("link", { rel: "stylesheet", href }));
+  const loaded = sheets.map((sheet) => new Promise((resolve) => { sheet.onload = sheet.onerror = resolve; }));
+  root.append(...sheets,
+    el("section", {}, el("h2", {}, "Choose a map"),
+      el("p", { class: "soft" }, "A row of a map is a token that looks, a column a token that it looks at. Click one, or move with the arrow keys."),
+      el("div", { class: "wide" }, thumbnails(found, layers, heads))),
+    enlarged(isSelf, hint));
+  place.replaceChildren(host);
+  await Promise.all(loaded); // a map is as large as its style says
+  const weights = new Uint16Array(found.maps.length * found.queries.length * found.keys.length);
+  let at = 0;
+  for (const map of found.maps) for (const row of map.weights) for (const weight of row) weights[at++] = Math.round(65535 * weight);
+  const data = {
+    layers, heads, isSelf, queries: found.queries, keys: found.keys, start: [0, 0], weights, seen: Uint8Array.from(found.seen.flat()),
+  };
+  letGo.set(place, exploreAttention(root, data, false));
+}
+
+export function start(models) {
+  fillModels(find("attention-model"), models);
+  onSend(find("attention-form"), async (signal) => {
+    const asked = { model: find("attention-model").value, text: find("attention-text").value };
+    const found = await post("/v1/attention", asked, signal);
+    find("attention-about").textContent = found.queries.length + " tokens, " + found.maps.length + " maps" +
+      (found.cut ? "; the text was cut to what the run reads" : "") + ". ▁ in a token is a space.";
+    await show(find("attention-maps"), found, "Point at a token, or move with ← and →; a click keeps it.");
+  });
+}

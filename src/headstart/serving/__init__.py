@@ -1,0 +1,1 @@
+"""Runs behind HTTP: bounds, batching, endpoints and the server; `headstart serve` opens it."""

@@ -1,0 +1,70 @@
+"""The web application: the table of endpoints and the playground's files behind the guard."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from headstart.playground import FILES, Asset
+from headstart.serving.call import read_body
+from headstart.serving.endpoints import ENDPOINTS, Endpoint
+from headstart.serving.guard import ENDPOINT, TEXTS, Guard
+from headstart.serving.reading import parse_request, read_json
+from headstart.serving.service import Service
+
+# Scripts and styles from this server alone, none of them inline; nobody may frame the page.
+PLAYGROUND_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def make_app(service: Service) -> ASGIApp:
+    """The application that a server runs."""
+    routes = [
+        Route(each.path, _endpoint(service, each), methods=[each.method], name=each.path)
+        for each in ENDPOINTS
+    ]
+    routes += [Route(path, _asset(path, asset), methods=["GET"]) for path, asset in FILES.items()]
+    router = Router(routes, redirect_slashes=False)
+    is_open = frozenset([*FILES, *(each.path for each in ENDPOINTS if each.is_open)])
+    return Guard(router, service, is_open)
+
+
+def _endpoint(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        request.scope[ENDPOINT] = endpoint.path
+        asked: Any = None
+        if endpoint.asked is not None:
+            asked = parse_request(endpoint.asked, read_json(await read_body(request, service.bounds)))
+            if service.log.with_texts:
+                request.scope[TEXTS] = _texts(asked)
+        return await endpoint.handle(service, request, asked)
+
+    return answer
+
+
+def _texts(asked: Any) -> list[str]:
+    single = [getattr(asked, name) for name in ("text", "prompt") if hasattr(asked, name)]
+    return [*getattr(asked, "texts", []), *single]
+
+
+def _asset(path: str, asset: Asset) -> Callable[[Request], Awaitable[Response]]:
+    """A file of the playground; which ones there are is fixed, so no client names a file."""
+    headers = {
+        "Content-Type": asset.kind,
+        "ETag": asset.tag,
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": PLAYGROUND_POLICY,
+    }
+
+    async def answer(request: Request) -> Response:
+        request.scope[ENDPOINT] = path
+        if request.headers.get("if-none-match") == asset.tag:
+            return Response(status_code=304, headers=headers)
+        return Response(asset.content, headers=headers)
+
+    return answer

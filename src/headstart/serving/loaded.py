@@ -1,0 +1,204 @@
+"""A finished run in memory, answering batches; one thread at a time uses it."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from headstart.batch import Row
+from headstart.errors import RunError
+from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models.model import count_parameters
+from headstart.objectives.hybrid import CausalAndMasked
+from headstart.serving.bounds import Bounds
+from headstart.serving.maps import check_size, shown_maps
+from headstart.serving.refusal import Refusal
+from headstart.serving.schema import Ability, GenerateRequest
+from headstart.serving.translation import translations
+from headstart.serving.writing import write
+from headstart.training.evaluate import class_scores
+from headstart.training.runtime import start_runtime
+from headstart.views.attention import attention_maps, readable
+from headstart.workflows.embed import Encoder, plain_batch, usual_length
+from headstart.workflows.explain import leave_one_out
+from headstart.workflows.finetune import MARK_TOKENS
+from headstart.workflows.generate import Writer, open_writer
+from headstart.workflows.run import Trained
+from headstart.workflows.translating import Translator, open_translator
+
+CHARACTERS_A_TOKEN = 3  # a guess that is good enough to share out work by
+SEARCHED = (
+    20  # readings that a token of a source costs: as many hypotheses as a search is wide, each step by step
+)
+ON_CPU = 1024  # tokens read together there: in parts of like length, padding is less and caches hold them
+
+
+class Loaded:
+    """A run that answers: its model, its tokenizer, and what it can do."""
+
+    def __init__(self, trained: Trained, bounds: Bounds):
+        self.trained, self.bounds = trained, bounds
+        self.config, self.tokenizer = trained.info.config, trained.tokenizer
+        self.runtime = start_runtime(self.config.training)
+        self.model = trained.model().to(self.runtime.device)
+        self.parameters = count_parameters(self.model)
+        self.reach = usual_length(trained)
+        self.together = ON_CPU if self.runtime.device.type == "cpu" else MARK_TOKENS
+        self._ways: dict[str, Callable[..., Sequence[Any]]] = {
+            "classify": self._classify,
+            "embed": self._embed,
+            "attention": self._attention,
+            "translate": self._translate,
+        }
+        self.writer: Writer | None = None if self.why_not("generate") else open_writer(trained)
+        self.translator: Translator | None = None if self.why_not("translate") else open_translator(trained)
+
+    def why_not(self, ability: Ability) -> str:
+        """Why the run cannot do this; empty when it can."""
+        return _REASONS[ability](self.trained)
+
+    @property
+    def can(self) -> list[Ability]:
+        """All that the run can do."""
+        return [ability for ability in _REASONS if not self.why_not(ability)]
+
+    def length(self, ability: Ability) -> int:
+        """Tokens read of a text at most."""
+        return self.config.training.length if ability == "classify" else self.reach
+
+    def cost(self, ability: Ability, text: str, explained: bool = False) -> int:
+        """About how many tokens of work a text is."""
+        tokens = min(len(text) // CHARACTERS_A_TOKEN + 2, self.length(ability))
+        if ability == "translate":
+            return SEARCHED * tokens + len(text) // 64
+        return tokens * (min(tokens, self.bounds.explained) if explained else 1) + len(text) // 64
+
+    def work(self, kind: Hashable, items: Sequence[Any]) -> Sequence[Any]:
+        """The answers to items of one kind; a kind is an ability and its settings."""
+        assert isinstance(kind, tuple)
+        ability, *settings = kind
+        return self._ways[ability](items, *settings)
+
+    def write(self, asked: GenerateRequest, most: int, name: str) -> Iterator[dict[str, Any]]:
+        """At most `most` tokens after a prompt, piece by piece."""
+        assert self.writer is not None
+        return write(self.writer, self.config.body.max_length, asked, most, name)
+
+    def _rows(self, ability: Ability, texts: Sequence[str]) -> tuple[list[Row], list[bool]]:
+        """The texts as framed tokens, and which of them were cut."""
+        length, encoded = self.length(ability), self.tokenizer.encode(texts)
+        rows = [Row(self.tokenizer.frame(ids, length, self.config.data.keep)) for ids in encoded]
+        return rows, [len(ids) + 2 > length for ids in encoded]
+
+    def _scores(self, rows: Sequence[Row]) -> np.ndarray:
+        objective = self.trained.objective
+        return class_scores(self.model, objective, rows, self.tokenizer, self.runtime, self.together)
+
+    def _classify(self, texts: Sequence[str], explained: bool) -> list[dict[str, Any]]:
+        rows, cut = self._rows("classify", texts)
+        scores = self._scores(rows).astype(np.float64)  # (N, C)
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        answers = []
+        for row, was_cut, found in zip(rows, cut, shares, strict=True):
+            best = int(found.argmax())
+            answer = {
+                "label": self.trained.info.classes[best],
+                "probability": round(float(found[best]), 6),
+                "probabilities": dict(
+                    zip(self.trained.info.classes, np.round(found, 6).tolist(), strict=True)
+                ),
+                "tokens": len(row.tokens),
+                "cut": was_cut,
+            }
+            answers.append({**answer, "explanation": self._parts(row, best)} if explained else answer)
+        return answers
+
+    def _parts(self, row: Row, label: int) -> dict[str, Any]:
+        if len(row.tokens) > self.bounds.explained:
+            raise Refusal(
+                422,
+                f"the text has {len(row.tokens)} tokens, and {self.bounds.explained} are the most that are explained",
+                hint="send a shorter text",
+            )
+        found = leave_one_out(row, label, self._scores)
+        return {
+            "method": "leave-one-out",
+            "pieces": self._pieces(row.tokens[1:-1]),
+            "parts": np.round(found.parts, 6).tolist(),
+            "whole": round(found.whole, 6),
+        }
+
+    def _pieces(self, tokens: np.ndarray) -> list[str]:
+        return [readable(piece) for piece in self.tokenizer.pieces(tokens)]
+
+    def _embed(self, texts: Sequence[str], pool: str) -> list[tuple[list[float], bool]]:
+        if pool == "cls" and self.config.body.kind == "causal":
+            raise RunError(
+                f"the first token of {self.trained.name} sees only itself, so its vector is the same for every text",
+                hint="use the pool mean, or last: the last token of a causal model has seen the whole text",
+            )
+        rows, cut = self._rows("embed", texts)
+        encoder = Encoder(self.model, self.tokenizer, self.config, self.runtime, pool, self.together)
+        vectors = np.stack(encoder.vectors(rows)).astype(np.float64)  # (N, D)
+        return list(zip(np.round(vectors, 6).tolist(), cut, strict=True))
+
+    def _attention(
+        self, texts: Sequence[str], layer: int | None, attention_head: int | None
+    ) -> list[dict[str, Any]]:
+        rows, cut = self._rows("attention", texts)
+        return [
+            self._maps(row, was_cut, layer, attention_head) for row, was_cut in zip(rows, cut, strict=True)
+        ]
+
+    def _maps(self, row: Row, cut: bool, layer: int | None, attention_head: int | None) -> dict[str, Any]:
+        asked = (
+            ("layer", layer, self.config.body.layers),
+            ("attention head", attention_head, self.config.body.attention_heads),
+        )
+        for name, number, most in asked:
+            if number is not None and number > most:
+                raise Refusal(404, f"there is no {name} {number} in this run", hint=f"it has {most}")
+        count = (1 if layer else asked[0][2]) * (1 if attention_head else asked[1][2])
+        check_size(count, len(row.tokens), len(row.tokens), self.bounds.attention)
+        batch = plain_batch([row], self.tokenizer.padding).to(self.runtime.device)
+        maps = attention_maps(self.model, batch, self.tokenizer.pieces(row.tokens))
+        return {**shown_maps(maps, layer, attention_head), "cut": cut}
+
+    def _translate(self, texts: Sequence[str], attention: bool) -> list[dict[str, Any]]:
+        assert self.translator is not None
+        return translations(
+            self.translator, self.trained, self.model, texts, attention, self.bounds.attention
+        )
+
+
+def _classifies(trained: Trained) -> str:
+    return "" if trained.objective.reads == "texts" else "is a language model and names no classes"
+
+
+def _embeds(trained: Trained) -> str:
+    return "" if trained.info.config.body.kind != "encoder-decoder" else "reads two texts at once"
+
+
+def _attends(trained: Trained) -> str:
+    kind = trained.info.config.body.kind
+    return "" if issubclass(BODIES[kind], TransformerBody) else f"has a {kind} body without attention to show"
+
+
+def _writes(trained: Trained) -> str:
+    kind, reads = trained.info.config.body.kind, trained.objective.reads
+    can = reads == "blocks" and (kind == "causal" or isinstance(trained.objective, CausalAndMasked))
+    return "" if can else f"was trained with {trained.objective.name} and writes no text"
+
+
+def _translates(trained: Trained) -> str:
+    return "" if trained.objective.reads == "translations" else "was not trained to translate"
+
+
+_REASONS: dict[Ability, Callable[[Trained], str]] = {
+    "classify": _classifies,
+    "embed": _embeds,
+    "attention": _attends,
+    "generate": _writes,
+    "translate": _translates,
+}

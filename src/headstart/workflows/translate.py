@@ -1,0 +1,314 @@
+"""An encoder-decoder trained on texts and their translations: fine-tuning with another head."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from headstart.checkpoint import has_checkpoint
+from headstart.config import RunConfig
+from headstart.data.example import hashes
+from headstart.data.loader import padding_share
+from headstart.data.parallel import parse_pair
+from headstart.data.tokenizer import Tokenizer
+from headstart.data.translation_loader import translation_loader
+from headstart.errors import ConfigError, RunError
+from headstart.files import content_hash
+from headstart.models.model import Model, build_model, count_parameters
+from headstart.objectives.table import make_objective
+from headstart.objectives.translate import Translate
+from headstart.results import Transfer, TranslationScore, plain
+from headstart.training.events import Event, Note
+from headstart.training.loop import Evaluation, Trainer
+from headstart.training.processes import Processes, joined
+from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
+from headstart.training.translation_metrics import score_translations
+from headstart.workflows.begin import begun, heard
+from headstart.workflows.decoding import write_translations
+from headstart.workflows.finetune import SCRATCH, marked_places
+from headstart.workflows.plan import announce
+from headstart.workflows.pretrain import absolute
+from headstart.workflows.run import (
+    SOURCE_TOKENIZER,
+    RunFolder,
+    RunInfo,
+    Trained,
+    from_main,
+    load_trained,
+    train_in,
+)
+from headstart.workflows.score_translation import mark_losses, mark_translations
+from headstart.workflows.story import tell_story
+from headstart.workflows.translation_task import (
+    TranslationTask,
+    choose_tokenizers,
+    load_pairs,
+    make_translation_task,
+    pairs_fingerprint,
+)
+from headstart.workflows.warm_start import translator_config, warm_start
+
+
+@dataclass(frozen=True)
+class FinishedTranslator:
+    """A finished translator and its marks on the validation part."""
+
+    path: Path
+    pair: str
+    score: TranslationScore
+    curve: list[dict[str, float]]
+    best_epoch: float
+    transfer: Transfer | None
+    parameters: int
+    seconds: float
+
+
+def train_translator(
+    base: str,
+    data: str,
+    pair: str,
+    out: str | Path,
+    *,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> FinishedTranslator:
+    """Train a translator on DATA, around the layers of BASE (a run folder or a shipped base's name) or from `scratch`.
+
+    Under torchrun all its processes train one translator together.
+    """
+    with joined() as processes:
+        with processes.together():
+            trained = None if base == SCRATCH else load_trained(base)
+            config, _ = translator_config(trained, preset, settings or {})
+            languages = parse_pair(pair)
+            runtime = start_runtime(config.training, processes)
+        inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+        inputs["pair"] = "-".join(languages)
+        start = "" if trained is None else content_hash(trained.info.to_dict())
+        listen = heard(processes, on_event)
+        with begun(Path(out), config, inputs, runtime, start) as (folder, known):
+            if known is not None:
+                return resume_translator(folder, known, runtime, listen)
+            return _run(folder, config, data, pair, base, trained, runtime, None, listen)
+
+
+def resume_translator(
+    folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
+) -> FinishedTranslator:
+    """Go on with an unfinished run; the folder is held by the caller."""
+    if info.status == "finished":
+        return read_translator(folder)
+    base, processes = info.inputs["base"], runtime.processes
+    has_state = processes.from_main(lambda: str(has_checkpoint(folder.checkpoints))) == "True"
+    with processes.together():
+        trained = None if base == SCRATCH or has_state else load_trained(base)
+    pair = "-".join(info.pair)
+    return _run(folder, info.config, info.inputs["data"], pair, base, trained, runtime, info, on_event)
+
+
+def read_translator(folder: RunFolder) -> FinishedTranslator:
+    """What a finished run found."""
+    result = folder.result()
+    names = [name for name in FinishedTranslator.__dataclass_fields__ if name in result]
+    return TypeAdapter(FinishedTranslator).validate_python(
+        {name: result[name] for name in names} | {"path": folder.path}
+    )
+
+
+def _run(
+    folder: RunFolder,
+    config: RunConfig,
+    data: str,
+    pair: str,
+    base: str,
+    trained: Trained | None,
+    runtime: Runtime,
+    known: RunInfo | None,
+    on_event: Callable[[Event], None],
+) -> FinishedTranslator:
+    started = time.time()
+    _need_whole_copies(runtime)
+    task, fingerprint = _prepare(folder, config, data, pair, trained, runtime.processes, known, on_event)
+    config = config.with_(
+        {"body": {"source_vocabulary": None if task.is_shared else task.source_tokenizer.size}}
+    )
+    with runtime.processes.together():
+        announce(config, runtime, task.tokenizer.size, 0, task.tokens, on_event)
+    objective = make_objective(config.objective)
+    assert isinstance(objective, Translate)
+    model, moved = _build(config, objective, task, trained)
+    inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+    inputs |= {"pair": "-".join(task.text.pair), "fingerprint": fingerprint}
+    info = known or _begin(folder, config, inputs, task, trained, moved, runtime)
+    runtime.processes.start(runtime.device, config.training.timeout)
+    if moved is not None:
+        on_event(Note(f"from {base}: {moved.summary()}"))
+    with stopping_gently() as stop:
+        trainer = make_translation_trainer(model, objective, task, config, runtime, on_event, stop)
+        share = padding_share(trainer.loader)
+        on_event(
+            Note(
+                f"{count_parameters(model):,} parameters; {len(task.rows['train']):,} pairs to learn from, "
+                f"{task.tokens:,} tokens on both sides, {share:.0%} padding beside them"
+            )
+        )
+        train_in(folder, trainer, known is not None, on_event)
+    seen = folder.seen()
+    score, _ = trainer.copy.read(
+        lambda model: mark_translations(
+            model, objective, task, "valid", runtime, seen, measures=("bleu", "chrf")
+        )
+    )
+    curve, best = trainer.state.curve, trainer.state.best_step
+    epoch = next((point["epoch"] for point in curve if point["step"] == best), trainer.epochs_done)
+    finished = FinishedTranslator(
+        path=folder.path,
+        pair=pair,
+        score=score,
+        curve=curve,
+        best_epoch=epoch if config.training.keep == "best" else trainer.epochs_done,
+        transfer=Transfer(**info.transfer) if info.transfer else None,
+        parameters=count_parameters(model),
+        seconds=trainer.state.seconds,
+    )
+    story = plain(tell_story(runtime, [config.training.seed], started, info.story["command"]))
+    folder.finish(info, trainer, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
+    return finished
+
+
+def _need_whole_copies(runtime: Runtime) -> None:
+    if runtime.is_sharded:
+        error = ConfigError(
+            "a translator is trained with a whole copy in each process, not with a part",
+            hint="leave training.sharded out",
+        )
+        error.is_shared = True  # every process finds the same
+        raise error
+
+
+def _prepare(
+    folder: RunFolder,
+    config: RunConfig,
+    data: str,
+    pair: str,
+    trained: Trained | None,
+    processes: Processes,
+    known: RunInfo | None,
+    on_event: Callable[[Event], None],
+) -> tuple[TranslationTask, str]:
+    """The pairs as tokens, the same on every process, and the fingerprint of the pairs as they were read."""
+    with processes.together():
+        text = load_pairs(data, pair, config, on_event)
+    fingerprint = pairs_fingerprint(text)
+    processes.agree({"pairs": fingerprint}, "data")
+    if known is None:
+        tokenizers = _same_tokenizers(processes, lambda: choose_tokenizers(config, text, trained, on_event))
+    else:
+        own = folder.tokenizer(known)
+        tokenizers = own, folder.source_tokenizer(known) or own
+        with processes.together():
+            if known.inputs["fingerprint"] != fingerprint:
+                raise RunError(
+                    f"the data of {folder.path} has changed since the run began",
+                    hint="put the old pairs back",
+                )
+    with processes.together():
+        task = make_translation_task(text, tokenizers, config, on_event)
+    return task, fingerprint
+
+
+def _same_tokenizers(
+    processes: Processes, choose: Callable[[], tuple[Tokenizer, Tokenizer]]
+) -> tuple[Tokenizer, Tokenizer]:
+    """The two tokenizers that `choose` gives on the main process, on every process; they may be one."""
+    chosen: list[Tokenizer] = []
+
+    def first() -> Tokenizer:
+        chosen.extend(choose())
+        return chosen[0]
+
+    own = from_main(processes, first)
+    if processes.from_main(lambda: str(chosen[0] is chosen[1])) == "True":
+        return own, own
+    return own, from_main(processes, lambda: chosen[1])
+
+
+def _build(
+    config: RunConfig, objective: Translate, task: TranslationTask, trained: Trained | None
+) -> tuple[Model, Transfer | None]:
+    """A translator with the base's layers in it, and the account of what crossed; all fresh without a base."""
+    seed_everything(config.training.seed, 0, 3)
+    specs = objective.heads(config.body, task.tokenizer.size, 0)
+    model = build_model(config.body, task.tokenizer.size, specs)
+    return model, None if trained is None else warm_start(trained, model)
+
+
+def _begin(
+    folder: RunFolder,
+    config: RunConfig,
+    inputs: dict[str, str],
+    task: TranslationTask,
+    trained: Trained | None,
+    moved: Transfer | None,
+    runtime: Runtime,
+) -> RunInfo:
+    """Write all that a resume needs, run.json last: from then on the run can be taken up."""
+    info = RunInfo(
+        config=config,
+        status="running",
+        vocabulary=task.tokenizer.size,
+        classes=[],
+        fingerprint=task.tokenizer.fingerprint,
+        inputs=inputs,
+        story=plain(tell_story(runtime, [config.training.seed])),
+        transfer=plain(moved) if moved is not None else None,
+        pair=list(task.text.pair),
+        source_fingerprint="" if task.is_shared else task.source_tokenizer.fingerprint,
+    )
+    seen = hashes(task.text.sources("train"))
+    with runtime.processes.together():
+        if runtime.processes.is_main:
+            task.tokenizer.save(folder.path)
+            if not task.is_shared:
+                task.source_tokenizer.save(folder.path, SOURCE_TOKENIZER)
+            folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
+            folder.write_info(info)
+    return info
+
+
+def make_translation_trainer(
+    model: Model,
+    objective: Translate,
+    task: TranslationTask,
+    config: RunConfig,
+    runtime: Runtime,
+    on_event: Callable[[Event], None] = lambda event: None,
+    stop: StopWish | None = None,
+) -> Trainer:
+    """A trainer over the pairs to learn from that marks itself on those to tune on, by loss and by real decoding."""
+    training = config.training
+    tokenizers = task.tokenizer, task.source_tokenizer
+    loader = translation_loader(task.rows["train"], task.text.train, tokenizers, training)
+    chosen = marked_places(len(task.rows["valid"]), training.marked)
+    rows, sources = task.rows["valid"], task.sources("valid")
+    rows, sources = [rows[place] for place in chosen], [sources[place] for place in chosen]
+    references = [task.text.valid[place].target for place in chosen]
+
+    def marks(model: Model) -> Evaluation:
+        loss, accuracy = mark_losses(model, objective, rows, task.tokenizer, runtime)
+        values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": accuracy}
+        if objective.best == "loss":
+            return Evaluation(values, rank=-loss)
+        written = write_translations(model, sources, task.tokenizer, runtime)
+        found = [task.tokenizer.decode(each.tokens) for each in written]
+        language = task.text.pair[1]
+        values["bleu"] = score_translations(found, references, language, measures=("bleu",)).bleu
+        return Evaluation(values, rank=values["bleu"] - 1e-6 * min(loss, 100.0))
+
+    return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)

@@ -1,0 +1,189 @@
+"""One trial of a search: values that are asked for, models trained with them, and marks on the way."""
+
+import json
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from headstart.config import merge
+from headstart.errors import ConfigError, RunError
+from headstart.training.events import Evaluated, Event
+from headstart.training.runtime import StopWish, seed_for, start_runtime
+from headstart.workflows.arms import Encoder, Part
+from headstart.workflows.conclude import Plan
+from headstart.workflows.finetune import finetune_config, make_classifier, make_trainer
+from headstart.workflows.search import Row, as_settings, standing
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna import Trial as Asked
+
+STARTUP = 8  # trials at random before the sampler learns from them
+PARTS = 10  # marks of one fold that a trial is judged by on its way
+METRICS: dict[str, Literal["maximize", "minimize"]] = {
+    "accuracy": "maximize",
+    "macro_f1": "maximize",
+    "loss": "minimize",
+}
+
+
+def _median(most: int) -> Any:
+    from optuna.pruners import MedianPruner
+
+    return MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=2, n_min_trials=3)
+
+
+def _hyperband(most: int) -> Any:
+    from optuna.pruners import HyperbandPruner
+
+    return HyperbandPruner(min_resource=2, max_resource=most, reduction_factor=3)
+
+
+def _never(most: int) -> Any:
+    from optuna.pruners import NopPruner
+
+    return NopPruner()
+
+
+PRUNERS: dict[str, Callable[[int], Any]] = {"median": _median, "hyperband": _hyperband, "none": _never}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One set of values, and the marks of the models trained with it."""
+
+    number: int
+    state: str  # "finished", "pruned" (given up early) or "failed", which has a reason
+    value: float | None  # the mean over folds after the last epoch; of a pruned trial, its last mark
+    values: dict[str, Any]  # by section.key
+    marks: dict[str, float]  # on the way: tenths of the work of a fold -> the mean so far
+    folds: list[float]
+    seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a trial needs."""
+
+    path: Path
+    inputs: dict[str, Any]
+    rows: list[Row]
+    plan: Plan
+    parts: list[Part]
+    encoder: Encoder
+    on_event: Callable[[Event], None]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the search and of every model in it."""
+        return self.plan.config.training.seed
+
+    @property
+    def sign(self) -> int:
+        """1 when more is better."""
+        return 1 if METRICS[self.inputs["metric"]] == "maximize" else -1
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """The trials that were run, in order."""
+    files = sorted((path / "trials").glob("[0-9]*.json"))
+    return [Trial(**json.loads(file.read_text("utf-8"))) for file in files]
+
+
+def _study(job: Job, history: list[Trial]) -> "Study":
+    """A study in memory with these trials; what it asks next depends on them and on the seed alone."""
+    import optuna
+    from optuna.trial import TrialState, create_trial
+
+    states = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(
+            seed=seed_for(job.seed, len(history)) % 2**32, multivariate=True, n_startup_trials=STARTUP
+        )
+    study = optuna.create_study(
+        sampler=sampler,
+        pruner=PRUNERS[job.inputs["prune"]](PARTS * len(job.parts)),
+        direction=METRICS[job.inputs["metric"]],
+        study_name="headstart",  # hyperband draws its brackets by name
+    )
+    for trial in history:
+        study.add_trial(
+            create_trial(
+                state=states[trial.state],
+                value=None if trial.state == "failed" else trial.value,
+                params=trial.values,
+                distributions={row.name: row.distribution() for row in job.rows},
+                intermediate_values={int(step): mark for step, mark in trial.marks.items()},
+            )
+        )
+    return study
+
+
+class _GivenUp(Exception):
+    """A trial that is worse than others were at this point."""
+
+
+def run_trial(job: Job, history: list[Trial], stop: StopWish) -> Trial:
+    """The next trial, run; the first one takes the settings as they stand."""
+    study, start = _study(job, history), time.monotonic()
+    if not history:
+        study.enqueue_trial(standing(job.plan.config, job.rows))
+    asked = study.ask({row.name: row.distribution() for row in job.rows})
+    values = {row.name: asked.params[row.name] for row in job.rows}
+    marks: dict[str, float] = {}
+    folds: list[float] = []
+    state, reason = "finished", ""
+    try:
+        for number in range(len(job.parts)):
+            folds.append(_fit(job, values, number, asked, folds, marks, stop))
+    except _GivenUp:
+        state = "pruned"
+    except (RunError, ConfigError) as error:  # it diverged, or its values do not go together
+        state, reason = "failed", str(error)
+    value = list(marks.values())[-1] if marks else None
+    if state == "finished":
+        value = sum(folds) / len(folds)
+    seconds = round(time.monotonic() - start, 2)
+    return Trial(len(history), state, value, values, marks, folds, seconds, reason)
+
+
+def _fit(
+    job: Job,
+    values: dict[str, Any],
+    number: int,
+    asked: "Asked",
+    before: list[float],
+    marks: dict[str, float],
+    stop: StopWish,
+) -> float:
+    """The mark of one model after its last epoch; raises _GivenUp when the pruner has seen enough."""
+    part = job.parts[number]
+    over = merge(merge({"training": {"keep": "last"}}, job.inputs["settings"]), as_settings(values))
+    config, objective = finetune_config(job.plan.trained, job.inputs["preset"], over)
+    task = job.encoder.task(part.dataset, replace(job.plan, config=config))
+    runtime = start_runtime(config.training)
+    model, _ = make_classifier(config, objective, task, job.plan.trained)
+    metric, last = job.inputs["metric"], len(job.parts) - 1
+
+    def listen(event: Event) -> None:
+        if not isinstance(event, Evaluated):
+            job.on_event(event)
+            return
+        if event.step == 0:
+            return
+        step = number * PARTS + int(PARTS * trainer.progress + 1e-9)
+        if str(step) in marks:
+            return
+        marks[str(step)] = (sum(before) + event.values[metric]) / (len(before) + 1)
+        asked.report(marks[str(step)], step)
+        if (number, step) != (last, (last + 1) * PARTS) and asked.should_prune():
+            raise _GivenUp
+
+    trainer = make_trainer(model, objective, task, config, runtime, listen, stop)
+    trainer.run()
+    return trainer.state.curve[-1][metric]

@@ -1,0 +1,122 @@
+"""From a base to a translator: which settings it brings, and which of its weights go where."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from headstart.config import RunConfig, load_preset, merge, resolve
+from headstart.errors import ConfigError
+from headstart.models.model import Model, transfer
+from headstart.objectives.table import make_objective
+from headstart.objectives.translate import Translate
+from headstart.results import Transfer
+from headstart.workflows.pretrain import fit_length
+from headstart.workflows.run import Trained
+from headstart.workflows.tokenizers import check_tokenizer
+
+PRESET = "translate-tiny"  # whose recipe is followed when none is named
+# The stack that a base of each kind can warm up, and the settings that say how deep the two stacks are.
+STACKS = {"bidirectional": "encoder", "causal": "decoder"}
+DEPTHS = {"encoder": ("layers", "decoder_layers"), "decoder": ("decoder_layers", "layers")}
+LABELLED = {"data": ("labels", "text_column", "label_column"), "training": ("cutoff", "reset_layers")}
+FREE = ("dropout", "attention_dropout", "kind", "pooler", "tied")  # settings in which a translator may differ
+
+
+def translator_config(
+    trained: Trained | None, preset: str | None, settings: Mapping[str, Any]
+) -> tuple[RunConfig, Translate]:
+    """The run's settings; a base brings the shape of its body, and its tokenizer."""
+    _refuse_what_is_for_labels(settings)
+    asked = {"objective": {"name": settings.get("objective", {}).get("name", Translate.name)}}
+    wanted = merge(asked, settings)
+    if trained is not None:
+        wanted = merge(wanted, _from_base(trained, preset, settings))
+    config = resolve("finetune", preset or PRESET, wanted)
+    objective = make_objective(config.objective)
+    if not isinstance(objective, Translate):
+        raise ConfigError(
+            f"{objective.name} reads no translations",
+            hint="leave --pair out, or set objective.name=translate",
+        )
+    if trained is None and config.body.source_vocabulary is not None:
+        raise ConfigError(
+            "body.source_vocabulary follows from the tokenizer that is learnt",
+            hint="set tokenizer.shared=false, and tokenizer.vocabulary for both sides",
+        )
+    if config.body.tied and (config.training.freeze or config.training.unfreeze_every is not None):
+        raise ConfigError(
+            "the head of this translator is its token table, so with a frozen body nothing could learn",
+            hint="leave training.freeze and training.unfreeze_every out, or set body.tied=false",
+        )
+    config = config.with_({"body": objective.settle(config.body).model_dump()})
+    return fit_length(config, settings), objective
+
+
+def _refuse_what_is_for_labels(settings: Mapping[str, Any]) -> None:
+    """Settings that a translator has no use for are told, not passed over."""
+    for section, names in LABELLED.items():
+        for name in names:
+            if settings.get(section, {}).get(name):
+                raise ConfigError(
+                    f"{section}.{name} is for labelled texts, not for --pair",
+                    hint=f"leave {section}.{name} out",
+                )
+
+
+def _from_base(trained: Trained, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The body and tokenizer of a base, once all that is asked of them fits."""
+    own, tokenizer = trained.info.config, settings.get("tokenizer", {})
+    if tokenizer.get("kind") is not None:
+        check_tokenizer(trained, tokenizer["kind"])
+    is_shared = trained.own_source_tokenizer is None
+    if tokenizer.get("shared", is_shared) != is_shared:
+        words = "one vocabulary for both sides" if is_shared else "a vocabulary for each side"
+        raise ConfigError(f"{trained.name} has {words}", hint="leave tokenizer.shared out")
+    raw = load_preset(preset or PRESET)
+    shape = raw.get("body", {}) if preset else {}  # a recipe alone asks for no shape
+    wanted = {**shape, **raw.get("finetune", {}).get("body", {}), **settings.get("body", {})}
+    body = _fitted(trained, wanted)
+    return {"body": body, "tokenizer": {**own.tokenizer.model_dump(), "shared": is_shared}}
+
+
+def _fitted(trained: Trained, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a translator around the base's layers."""
+    own = trained.info.config.body
+    kept = own.model_dump()
+    free: set[str] = set(FREE)
+    if own.kind in STACKS:
+        warm, fresh = DEPTHS[STACKS[own.kind]]
+        kept |= {"kind": "auto", "pooler": False, warm: own.layers, fresh: own.layers}
+        free.add(fresh)
+    elif own.kind != "encoder-decoder":
+        raise ConfigError(
+            f"a {own.kind} body has nothing that a translator could start from",
+            hint="choose a bidirectional base (for the encoder), a causal one (for the decoder), or scratch",
+        )
+    for key, value in wanted.items():
+        if key not in free and kept.get(key, value) != value:
+            raise ConfigError(
+                f"body.{key} of {trained.name} is {kept[key]}, not {value}",
+                hint="a base's shape is fixed: leave that setting and --preset out, or start from scratch",
+            )
+    return {**kept, **wanted}
+
+
+def warm_start(trained: Trained, model: Model) -> Transfer:
+    """Copy a base into a translator, and account for every weight; another translator crosses whole."""
+    kind = trained.info.config.body.kind
+    return transfer(renamed(trained.weights, kind), model, with_base_heads=kind not in STACKS)
+
+
+def renamed(weights: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """A base's weights by the names that they have in an encoder-decoder."""
+    if kind not in STACKS:
+        return dict(weights)
+    found = {}
+    for name, weight in weights.items():
+        for part in ("blocks", "final_norm"):
+            if name.startswith(f"body.{part}."):
+                name = name.replace("body.", f"body.{STACKS[kind]}.", 1)
+        found[name] = weight
+    return found

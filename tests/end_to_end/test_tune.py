@@ -1,0 +1,175 @@
+"""A search: the same for one seed, the same after a kill, and its best settings are an ordinary settings file."""
+
+import json
+import random
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import headstart as hs
+from headstart.cli.app import app
+from headstart.config import merge
+from headstart.errors import ConfigError, RunError
+from tests.end_to_end.test_resume import killed_after
+from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+
+pytestmark = pytest.mark.slow  # whole trainings
+
+SETTINGS = {"training": {"length": 32, "batch_tokens": 2048}}
+SEARCH = [
+    "optimizer.learning_rate=1e-4:3e-2:log",
+    "training.epochs=1:2:int",
+    "objective.smoothing=0.0:0.2",
+    "optimizer.kind=adamw,adam",
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A base, a table, and a search that was never stopped."""
+    folder = tmp_path_factory.mktemp("tune")
+    write_labelled(folder / "table.tsv", 60)
+    corpus = write_corpus(folder / "corpus.txt", 60)
+    base = merge(QUICK, {"training": {"steps": 5}, "objective": {"name": "masked-lm"}})
+    hs.pretrain([str(corpus)], folder / "base", settings=base)
+    search(folder, folder / "whole")
+    return folder
+
+
+def search(world, out, **asked):
+    wanted = {"trials": 10, "folds": 2, "search": SEARCH, "only": True, "settings": SETTINGS, **asked}
+    return hs.tune(str(world / "base"), str(world / "table.tsv"), out, **wanted)
+
+
+def trials(out):
+    """All that a stop must not change."""
+    content = [json.loads(path.read_text()) for path in sorted((out / "trials").glob("[0-9]*.json"))]
+    return [{key: value for key, value in trial.items() if key != "seconds"} for trial in content]
+
+
+def test_a_search_finds_what_it_says_and_keeps_it(world):
+    out = world / "whole"
+    found = json.loads((out / "result.json").read_text())
+    assert [trial["number"] for trial in found["trials"]] == list(range(10))
+    finished = [trial for trial in found["trials"] if trial["state"] == "finished"]
+    assert found["best"]["value"] == max(trial["value"] for trial in finished)
+    assert all(trial["value"] == pytest.approx(sum(trial["folds"]) / 2) for trial in finished)
+    assert {trial["state"] for trial in found["trials"]} <= {"finished", "pruned"}
+    first = found["trials"][0]["values"]
+    assert first["optimizer.learning_rate"] == 1e-3  # tiny's own
+    assert first["training.epochs"] == 2  # the nearest to tiny's 15
+    assert found["texts"] == 60
+    assert found["scored"] == "2 folds"
+    assert found["story"]["command"]
+    assert (out / "trials.png").stat().st_size > 1000
+    assert (out / "trials.svg").read_text().startswith("<?xml")
+
+
+def test_a_search_that_died_goes_on_to_the_same_end(world, tmp_path):
+    out = tmp_path / "died"
+    for stop in (3, 4, 9):
+
+        def die(event, stop=stop):
+            if getattr(event, "name", "") == f"trial {stop}":
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            search(world, out, on_event=die)
+        assert len(trials(out)) == stop
+    hs.resume(out)
+    assert trials(out) == trials(world / "whole")
+    assert (out / "best.toml").read_bytes() == (world / "whole" / "best.toml").read_bytes()
+    assert hs.resume(out) is None
+
+
+@pytest.mark.slow
+def test_a_search_killed_at_random_moments_ends_as_if_it_never_stopped(world, tmp_path):
+    chance, kills = random.Random(3), 0
+    out = tmp_path / "killed"
+    while kills < 8 and killed_after(lambda: search(world, out), chance.uniform(0.05, 1.5)):
+        kills += 1
+    search(world, out)
+    assert trials(out) == trials(world / "whole")
+    assert (out / "best.toml").read_bytes() == (world / "whole" / "best.toml").read_bytes()
+
+
+def test_more_trials_go_on_where_fewer_ended(world, tmp_path):
+    search(world, tmp_path / "short", trials=3)
+    before = trials(tmp_path / "short")
+    search(world, tmp_path / "short", trials=5)
+    assert trials(tmp_path / "short")[:3] == before == trials(world / "whole")[:3]
+    assert trials(tmp_path / "short") == trials(world / "whole")[:5]
+
+
+def test_the_best_settings_are_a_settings_file(world, tmp_path):
+    best = world / "whole" / "best.toml"
+    words = ["finetune", str(world / "base"), str(world / "table.tsv"), "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, [*words, "--config", str(best), "--quiet"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    own = hs.load_trained(str(tmp_path / "run")).info.config
+    values = json.loads((world / "whole" / "result.json").read_text())["best"]["values"]
+    assert own.optimizer.learning_rate == values["optimizer.learning_rate"]
+    assert own.training.epochs == values["training.epochs"]
+    assert own.training.length == 32
+
+
+def test_another_search_into_the_same_folder_is_refused(world):
+    with pytest.raises(RunError, match="a search with another metric and prune") as caught:
+        search(world, world / "whole", metric="loss", prune="none")
+    assert "the very same command" in caught.value.hint
+    assert len(trials(world / "whole")) == 10
+
+
+def test_the_command_shows_a_table_and_json(world, tmp_path):
+    words = ["tune", str(world / "base"), str(world / "table.tsv"), "--out", str(tmp_path / "t"), "--trials", "2",
+             "--metric", "loss", "--prune", "hyperband", "--only", "--search", SEARCH[0], "--epochs", "1",
+             "--length", "32", "--labels", "20", "--folds", "2"]  # fmt: skip
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "optimizer.learning_rate" in result.stdout
+    assert "so it flatters" in " ".join(result.stdout.split())
+    again = CliRunner().invoke(app, [*words, "--json"])
+    found = json.loads(again.stdout)
+    assert found["texts"] == 20  # folds of the labels alone
+    assert found["direction"] == "minimize"
+    assert found["best"]["value"] == min(
+        trial["value"] for trial in found["trials"] if trial["state"] == "finished"
+    )
+
+
+def test_a_trial_that_diverges_is_written_down_and_the_search_goes_on(world, tmp_path):
+    found = search(
+        world, tmp_path / "t", trials=3, folds=None, search=["optimizer.learning_rate=1e-3:1e30:log"],
+        settings={"training": {**SETTINGS["training"], "epochs": 2}},
+    )  # fmt: skip
+    states = [trial.state for trial in found.trials]
+    assert "failed" in states
+    assert all("diverged" in trial.reason for trial in found.trials if trial.state == "failed")
+    assert found.best.state == "finished"
+
+
+def test_values_that_cannot_be_are_told_before_anything_is_trained(world, tmp_path):
+    for row, words in (
+        ("optimizer.learning_rat=1:2", "no setting is called"),
+        ("body.layers=1,2", "body.layers of"),
+        ("training.batch_examples=1.5:9.5", "cannot be 1.5"),
+        ("optimizer.kind=adamw,sgd", "cannot be 'sgd'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            search(world, tmp_path / "t", search=[row])
+        assert not (tmp_path / "t").exists()
+    for asked, words in (
+        ({"metric": "acuracy"}, "no metric"),
+        ({"prune": "median "}, "no way to prune"),
+        ({"trials": 0}, "search nothing"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            search(world, tmp_path / "t", **asked)
+
+
+def test_without_optuna_one_sentence_says_what_to_install(world, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match="needs the optuna package") as caught:
+        search(world, tmp_path / "t")
+    assert "headstart[tune]" in caught.value.hint

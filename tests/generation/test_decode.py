@@ -1,0 +1,165 @@
+"""Texts one by one: what a row gets is its own, cached or not, in a batch or alone."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstart.batch import Batch
+from headstart.errors import ConfigError, DataError
+from headstart.generation.decode import Rules, decode, log_probabilities
+from headstart.generation.reader import ModelReader
+from headstart.generation.sampling import GREEDY, Sampling
+from headstart.models.bodies import BODIES
+from headstart.models.heads import ClassHead, LanguageHead
+from headstart.models.model import Model
+from tests.generation.toys import TableReader, alone, body_batch, body_reader, toy_batch
+from tests.worlds import SHAPES, small_body
+
+CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
+WAYS = {
+    "greedy": GREEDY,
+    "drawn": Sampling(temperature=1.5, seed=4),
+    "short": Sampling(temperature=1.2, top_k=9, top_p=0.9, min_p=0.02, seed=5),
+    "new": Sampling(temperature=0, repetition_penalty=1.7),
+}
+RULES = Rules(last=3, most=9, banned=(0, 1))
+
+
+def uncached(reader, batch, row, rules):
+    """The likeliest text, each token found by reading everything again; and its log-probabilities."""
+    one, found, marks = alone(batch, row), [], []
+    tokens = one.tokens
+    while len(found) < rules.most:
+        real = torch.ones_like(tokens, dtype=torch.bool)
+        with torch.no_grad():
+            hidden = reader.body(Batch(tokens, real, source=one.source, source_real=one.source_real))
+            scores = reader.score(hidden[:, -1]).log_softmax(dim=-1)[0]
+        allowed = scores.clone()
+        allowed[list(rules.banned)] = -torch.inf
+        best = int(allowed.argmax())
+        found.append(best)
+        marks.append(float(scores[best]))
+        if best == rules.last:
+            break
+        tokens = torch.cat((tokens, torch.tensor([[best]])), dim=1)
+    return found, marks
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", CACHED)
+def test_cached_decoding_equals_reading_everything_again(kind, shape):
+    reader, batch = body_reader(kind, shape), body_batch(kind, [4, 1, 6, 3])
+    texts = decode(reader, batch, RULES, scored=True)
+    for row, text in enumerate(texts):
+        tokens, marks = uncached(reader, batch, row, RULES)
+        assert [*text.tokens, RULES.last][: len(tokens)] == tokens
+        assert text.is_cut == (tokens[-1] != RULES.last)
+        assert text.log_probabilities == pytest.approx(marks, abs=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", CACHED)
+@settings(max_examples=10, deadline=None)
+@given(lengths=st.lists(st.integers(1, 6), min_size=2, max_size=9), seed=st.integers(0, 99))
+def test_a_batch_gives_what_each_row_gives_alone(kind, way, lengths, seed):
+    reader, batch = body_reader(kind, vocabulary=12, seed=seed), body_batch(kind, lengths, 12, seed)
+    together = decode(reader, batch, RULES, WAYS[way], scored=True)
+    for row in range(len(lengths)):
+        (one,) = decode(reader, alone(batch, row), RULES, WAYS[way], scored=True)
+        assert one.tokens == together[row].tokens
+        assert one.is_cut == together[row].is_cut
+        assert one.log_probabilities == pytest.approx(together[row].log_probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_probability_of_a_text_is_that_with_which_it_was_written(kind, way):
+    reader, batch = body_reader(kind), body_batch(kind, [4, 1, 6, 3])
+    texts = decode(reader, batch, RULES, WAYS[way], scored=True)
+    whole = [text.tokens + ([] if text.is_cut else [RULES.last]) for text in texts]
+    for text, marks in zip(texts, log_probabilities(reader, batch, whole), strict=True):
+        assert text.log_probabilities == pytest.approx(marks, abs=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    vocabulary=st.integers(2, 5),
+    most=st.integers(0, 7),
+    least=st.integers(0, 4),
+    own=st.lists(st.integers(0, 7), min_size=1, max_size=12),
+    way=st.sampled_from(sorted(WAYS)),
+)
+def test_texts_keep_to_the_rules(seed, vocabulary, most, least, own, way):
+    reader = TableReader(vocabulary, seed)
+    rules = Rules(last=seed % vocabulary, most=most, least=least)
+    rows = [row % 8 for row in range(len(own))]
+    told = {row: [] for row in range(len(own))}
+    texts = decode(
+        reader,
+        toy_batch(rows),
+        rules,
+        WAYS[way],
+        most=own,
+        on_token=lambda row, token: told[row].append(token),
+    )
+    for row, text in enumerate(texts):
+        room = min(most, own[row])
+        assert rules.last not in text.tokens
+        assert text.is_cut == (len(text.tokens) == room)
+        assert text.is_cut or least <= len(text.tokens) < room
+        assert told[row] == text.tokens + ([] if text.is_cut else [rules.last])
+
+
+def test_tokens_are_told_row_by_row_as_they_come():
+    told = []
+    texts = decode(
+        TableReader(4, seed=2), toy_batch([0, 1]), Rules(1, 4), on_token=lambda *pair: told.append(pair)
+    )
+    steps = [pair for step in range(4) for pair in [(row, step) for row in range(2)]]
+    written = [text.tokens + ([] if text.is_cut else [1]) for text in texts]
+    assert told == [(row, written[row][step]) for row, step in steps if step < len(written[row])]
+
+
+def test_finished_rows_leave_the_batch():
+    reader, rules = TableReader(3, seed=5), Rules(1, 30)
+    texts = decode(reader, toy_batch([row % 8 for row in range(64)]), rules)
+    needed = sum(len(text.tokens) + 1 - text.is_cut for text in texts)
+    longest = max(len(text.tokens) + 1 - text.is_cut for text in texts)
+    assert needed <= reader.read_rows < 1.4 * needed < 64 * longest
+
+
+@pytest.mark.parametrize("kind", CACHED)
+def test_learned_positions_end_a_text_and_not_the_others(kind):
+    reader = body_reader(kind, "learned-geglu", max_length=8)
+    batch = body_batch(kind, [6, 2, 8, 5])
+    texts = decode(reader, batch, Rules(last=3, most=50, least=50))
+    prompt = batch.real.sum(dim=1).tolist()
+    assert [len(text.tokens) for text in texts] == [9 - length for length in prompt]
+    assert all(text.is_cut for text in texts)
+    for row in range(4):
+        assert decode(reader, alone(batch, row), Rules(3, 50, 50))[0] == texts[row]
+
+
+def test_a_prompt_longer_than_the_learned_positions_is_refused():
+    reader = body_reader("causal", "learned-geglu", max_length=8)
+    with pytest.raises(DataError, match="prompt of 9 tokens is longer than the 8 positions"):
+        decode(reader, body_batch("causal", [3, 9]), Rules(3, 5))
+
+
+@pytest.mark.parametrize("head", ["lm", "class"])
+@pytest.mark.parametrize("kind", BODIES)
+def test_only_a_body_that_sees_no_future_under_a_language_head_writes(kind, head):
+    config = small_body(kind)
+    heads = (
+        {"lm": LanguageHead(config, 40)}
+        if head == "lm"
+        else {"class": ClassHead(config, 2, "mean", "linear")}
+    )
+    model = Model(BODIES[kind](config, 40), heads)
+    if kind in CACHED and head == "lm":
+        assert ModelReader(model).score(torch.zeros(1, 16)).shape == (1, 40)
+    else:
+        with pytest.raises(ConfigError, match="writes no text"):
+            ModelReader(model)

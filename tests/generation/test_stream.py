@@ -1,0 +1,37 @@
+import pytest
+
+from headstart.generation.decode import Rules, decode
+from headstart.generation.reader import ModelReader, prompts
+from headstart.generation.sampling import GREEDY, Sampling
+from headstart.generation.stream import stream
+from headstart.models.model import HeadSpec, build_model
+from tests.worlds import ALPHABET, random_rows, small_body
+
+SAMPLINGS = [GREEDY, Sampling(seed=3), Sampling(temperature=0.7, top_k=5, repetition_penalty=1.3, seed=9)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "drawn", "shortened"])
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_a_stream_gives_what_decode_gives(sampling, positions):
+    model = build_model(
+        small_body("causal", positions=positions), ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)}
+    )
+    reader, rules = ModelReader(model), Rules(ALPHABET.last, 30, banned=(0, 1, 2))
+    for row in random_rows([3, 9, 50], seed=5):
+        batch = prompts([row.tokens[:-1]], ALPHABET.padding)
+        found = list(stream(reader, batch, rules, sampling))
+        [known] = decode(reader, batch, rules, sampling)
+        assert found == known.tokens + ([] if known.is_cut else [ALPHABET.last])
+
+
+def test_two_streams_side_by_side_are_each_what_they_are_alone():
+    model = build_model(small_body("causal"), ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)})
+    reader, rules = ModelReader(model), Rules(ALPHABET.last, 12, banned=(0, 1, 2))
+    batches = [prompts([row.tokens[:-1]], ALPHABET.padding) for row in random_rows([4, 8])]
+    alone = [list(stream(reader, batch, rules, Sampling())) for batch in batches]
+    first, second = (stream(reader, batch, rules, Sampling()) for batch in batches)
+    together = [[], []]
+    for _ in range(12):
+        for found, each in zip(together, (first, second), strict=True):
+            found += [token for token in [next(each, None)] if token is not None]
+    assert together == alone

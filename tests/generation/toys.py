@@ -1,0 +1,99 @@
+"""Readers that are small enough to know all about: a table of scores, and real bodies with a handful of tokens."""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstart.batch import Batch
+from headstart.generation.reader import ModelReader, prompts, sources
+from headstart.models.bodies import BODIES
+from headstart.models.heads import LanguageHead
+from headstart.models.model import Model
+from tests.worlds import small_body
+
+STATES = 997  # a table's row is found by a hash of all tokens so far
+
+
+@dataclass
+class ToyMemory:
+    states: Tensor  # (R,)
+    sources: Tensor  # (B,), each read by R / B rows that stand together
+
+    def select(self, rows, sources=None):
+        self.states = self.states[rows]
+        if sources is not None:
+            self.sources = self.sources[sources]
+
+
+class TableReader:
+    """Scores that depend on the source and on every token so far, looked up in a table."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, vocabulary, seed=0, scale=2.0, sources=8, positions=None):
+        rng = torch.Generator().manual_seed(seed)
+        self.table = scale * torch.randn(sources * STATES, vocabulary, generator=rng)
+        self.positions, self.read_rows = positions, 0
+
+    def begin(self, batch, room):
+        ids = torch.zeros(len(batch.tokens), dtype=torch.long) if batch.source is None else batch.source[:, 0]
+        return ToyMemory(torch.zeros(len(batch.tokens), dtype=torch.long), ids)
+
+    def read(self, tokens, memory, real=None):
+        self.read_rows += len(tokens)
+        found = []
+        for place in range(tokens.shape[1]):
+            moved = (memory.states * 31 + tokens[:, place] + 7) % STATES
+            memory.states = moved if real is None else torch.where(real[:, place], moved, memory.states)
+            each = len(memory.states) // len(memory.sources)
+            found.append(memory.states + STATES * memory.sources.repeat_interleave(each))
+        return torch.stack(found, dim=1)
+
+    def score(self, vectors):
+        return self.table[vectors].clone()
+
+
+def toy_batch(sources, first=0):
+    tokens = torch.full((len(sources), 1), first)
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    return Batch(tokens, real, source=torch.tensor(sources)[:, None], source_real=real)
+
+
+def body_reader(kind, shape="modern", vocabulary=40, seed=1, sharpness=6.0, **changes):
+    """A random body under a head of its own, so that the likeliest token is far from even and not the last one."""
+    torch.manual_seed(seed)
+    config = small_body(kind, shape, **{**changes, "tied": False})
+    model = Model(BODIES[kind](config, vocabulary), {"lm": LanguageHead(config, vocabulary)}).eval()
+    with torch.no_grad():
+        model.heads["lm"].weight.mul_(sharpness)
+    return ModelReader(model)
+
+
+def body_batch(kind, lengths, vocabulary=40, seed=0):
+    """Prompts of these lengths; for a body that reads two texts, sources of them, and a prompt of one token."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(0, vocabulary, length) for length in lengths]
+    return sources(rows, 0, 2 % vocabulary) if kind == "encoder-decoder" else prompts(rows, 0)
+
+
+def alone(batch, row):
+    """One row of a batch as a batch of its own, without padding."""
+    own = slice(row, row + 1)
+    length = int(batch.real[row].sum())
+    source = {}
+    if batch.source is not None:
+        long = int(batch.source_real[row].sum())
+        source = {"source": batch.source[own, :long], "source_real": batch.source_real[own, :long]}
+    return Batch(batch.tokens[own, :length], batch.real[own, :length], **source)
+
+
+def every_text(vocabulary, rules):
+    """All texts that the rules allow, ended ones with `last` and cut ones without."""
+    inner = [token for token in range(vocabulary) if token != rules.last and token not in rules.banned]
+    for length in range(rules.most):
+        if length >= rules.least:
+            yield from ([*text, rules.last] for text in product(inner, repeat=length))
+    yield from (list(text) for text in product(inner, repeat=rules.most))

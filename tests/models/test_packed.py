@@ -1,0 +1,45 @@
+"""Packed maps give what plain ones give."""
+
+import pytest
+import torch
+from torch import nn
+
+from headstart.models import packed as module
+from headstart.models.bodies import BODIES
+from headstart.models.packed import PackedLinear, packed
+from tests.contracts.test_bodies import make_batch, make_body
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 300])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("into", "out"), [(512, 300), (8, 8)])
+def test_a_packed_map_gives_what_the_plain_one_gives(rows, bias, into, out):
+    torch.manual_seed(rows)
+    plain = nn.Linear(into, out, bias=bias)
+    x = torch.randn(2, rows, into)
+    with torch.inference_mode():
+        found = PackedLinear(plain.weight, plain.bias)(x)
+        assert found.shape == (2, rows, out)
+        assert torch.allclose(found, plain(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_packed_body_reads_as_before_and_the_first_one_stays_as_it_was(kind, monkeypatch):
+    monkeypatch.setattr(module, "LEAST", 1)
+    body, batch = make_body(kind, "modern").train(), make_batch([7, 4])
+    names = set(body.state_dict())
+    other = packed(body)
+    assert body.training
+    assert set(body.state_dict()) == names
+    assert not any(isinstance(part, PackedLinear) for part in body.modules())
+    with torch.inference_mode():
+        assert torch.allclose(other(batch)[batch.real], body.eval()(batch)[batch.real], atol=1e-5)
+    assert other.embedding.tokens.weight.data_ptr() == body.embedding.tokens.weight.data_ptr()
+
+
+def test_what_cannot_be_packed_stays_plain(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    plain = nn.Linear(512, 300)
+    found = PackedLinear(plain.weight, plain.bias)
+    assert found.packed is None
+    assert torch.equal(found(torch.ones(2, 512)), plain(torch.ones(2, 512)))

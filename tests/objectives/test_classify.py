@@ -1,0 +1,123 @@
+"""R-Drop: two passes, one gradient, both parts of the loss told apart."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstart.config import RunConfig
+from headstart.data.loader import TextLoader
+from headstart.errors import ConfigError
+from headstart.models.model import build_model
+from headstart.objectives.base import counts
+from headstart.objectives.classify import Classify, divergence
+from headstart.training.events import StepDone
+from headstart.training.loop import Trainer
+from headstart.training.runtime import Runtime
+from tests.worlds import ALPHABET, generator, random_rows, small_body
+
+CPU = Runtime(torch.device("cpu"), torch.float32)
+
+
+def make_model(kind="bidirectional", dropout=0.0):
+    torch.manual_seed(0)
+    body = small_body(kind, dropout=dropout)
+    return build_model(body, ALPHABET.size, Classify().heads(body, ALPHABET.size, 3))
+
+
+@pytest.fixture
+def _passes_differ(monkeypatch):
+    """Each second pass scales its answers, so that two passes differ and still no chance is drawn."""
+    number = iter(range(10**6))
+    forward = torch.nn.Module.__call__
+
+    def call(self, *args, **kinds):
+        found = forward(self, *args, **kinds)
+        if type(self).__name__ == "Model":
+            return {name: score * (1 + 0.5 * (next(number) % 2)) for name, score in found.items()}
+        return found
+
+    monkeypatch.setattr(torch.nn.Module, "__call__", call)
+
+
+@pytest.mark.usefixtures("_passes_differ")
+@pytest.mark.parametrize("kind", ["bidirectional", "causal", "bi-lstm", "cnn"])
+def test_parts_of_a_step_give_the_gradient_of_one_big_batch(kind):
+    objective, model = Classify(r_drop=2.0), make_model(kind).train()
+    whole = objective.collate(random_rows([9, 4, 12, 7, 5, 3]), ALPHABET, generator())
+    losses = objective.losses(model, whole)
+    assert losses["agreement"].total.detach() > 0
+    sum(loss.weight * loss.total / loss.count for loss in losses.values()).backward()
+    expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    for part in (whole.rows(0, 2), whole.rows(2, 6)):
+        found = objective.losses(model, part)
+        assert counts(part) == {name: loss.count for name, loss in found.items()}
+        sum(loss.weight * loss.total / counts(whole)[name] for name, loss in found.items()).backward()
+    for name, weight in model.named_parameters():
+        assert torch.allclose(weight.grad, expected[name], atol=1e-5), name
+
+
+def test_passes_that_agree_cost_what_one_pass_costs():
+    batch = Classify(r_drop=3.0).collate(random_rows([9, 4]), ALPHABET, generator())
+    model = make_model().train()  # no dropout, so both passes say the same
+    both, one = Classify(r_drop=3.0).losses(model, batch), Classify().losses(model, batch)
+    assert torch.equal(both["class"].total, one["class"].total)
+    assert float(both["agreement"].total.detach()) == 0
+    assert list(one) == ["class"]
+
+
+def test_nothing_is_passed_twice_when_a_model_is_marked():
+    objective, model = Classify(r_drop=1.0), make_model(dropout=0.5).eval()
+    batch = objective.collate(random_rows([9, 4]), ALPHABET, generator())
+    found = objective.losses(model, batch)
+    assert list(found) == ["class"]
+    assert torch.equal(found["class"].total, Classify().losses(model, batch)["class"].total)
+
+
+scores = st.lists(st.floats(-20, 20), min_size=6, max_size=6).map(lambda row: torch.tensor(row).view(2, 3))
+
+
+@settings(deadline=None)
+@given(scores, scores)
+def test_divergence_is_symmetric_and_zero_only_for_like_answers(first, second):
+    found = divergence(first, second)
+    assert found >= -1e-6
+    assert torch.allclose(found, divergence(second, first), atol=1e-5)
+    one, other = (score.double().softmax(-1) for score in (first, second))
+    expected = ((one * (one / other).log()).sum() + (other * (other / one).log()).sum()) / 2
+    assert torch.allclose(found.double(), expected, atol=1e-4, rtol=1e-4)
+    assert divergence(first, first) == 0
+
+
+def test_the_parts_of_the_loss_are_told_apart():
+    told = []
+    body, objective = small_body("bidirectional", dropout=0.3), Classify(r_drop=1.0)
+    config = RunConfig(job="finetune", body=body, training={"steps": 2, "keep": "last"})
+    loader = TextLoader(random_rows([9] * 8), batch_tokens=40)
+    Trainer(make_model(dropout=0.3), objective, loader, ALPHABET, config, CPU, on_event=told.append).run()
+    last = [event for event in told if isinstance(event, StepDone)][-1]
+    assert set(last.losses) == {"class", "agreement"}
+    assert last.losses["agreement"] > 0
+    assert 0 <= last.accuracy <= 1
+
+
+def test_r_drop_without_dropout_is_refused():
+    with pytest.raises(ConfigError, match="there is no dropout"):
+        Classify(r_drop=1.0).settle(small_body("auto"))
+    assert Classify(r_drop=1.0, dropout=0.1).settle(small_body("auto")).kind == "bidirectional"
+
+
+def test_r_drop_reads_twice_and_the_plan_knows():
+    from headstart.config import resolve
+    from headstart.planning.cost import count_flops
+    from headstart.planning.load import make_load
+    from headstart.planning.memory import activations
+
+    plain, twice = (
+        make_load(resolve("finetune", "tiny", {"objective": {"r_drop": weight}}), "cpu", "float32")
+        for weight in (0.0, 1.0)
+    )
+    assert activations(twice) == 2 * activations(plain)
+    assert count_flops(twice).training == 2 * count_flops(plain).training
+    assert twice.batch == plain.batch

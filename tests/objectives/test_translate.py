@@ -1,0 +1,99 @@
+"""What a translator is asked: all tokens at once is the same as one after the other."""
+
+import numpy as np
+import pytest
+import torch
+
+from headstart.batch import IGNORE
+from headstart.models.model import build_model
+from headstart.objectives.translate import Translate
+from tests.worlds import ALPHABET, SHAPES, generator, random_rows, small_body
+
+LENGTHS = [9, 4, 12, 2]
+
+
+def make_model(shape="lab", **changes):
+    torch.manual_seed(0)
+    body, objective = small_body("encoder-decoder", shape, **changes), Translate()
+    return build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 0)).eval()
+
+
+def make_batch(lengths=LENGTHS):
+    rows = random_rows(lengths, sources=True)
+    return rows, Translate().collate(rows, ALPHABET, generator())
+
+
+def test_a_decoder_reads_a_translation_without_its_end_and_is_asked_for_it_without_its_start():
+    rows, batch = make_batch()
+    for number, row in enumerate(rows):
+        length = len(row.tokens) - 1
+        np.testing.assert_array_equal(batch.tokens[number, :length], row.tokens[:-1])
+        np.testing.assert_array_equal(batch.labels["lm"][number, :length], row.tokens[1:])
+        assert (batch.labels["lm"][number, length:] == IGNORE).all()
+        assert batch.real[number].sum() == length
+        np.testing.assert_array_equal(batch.source[number, : len(row.source)], row.source)
+        assert batch.source_real[number].sum() == len(row.source)
+    assert batch.count == sum(len(row.tokens) - 1 + len(row.source) for row in rows)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_masked_pass_gives_the_loss_of_predicting_word_by_word(shape):
+    model = make_model(shape)
+    rows, batch = make_batch()
+    total, count = 0.0, 0
+    with torch.no_grad():
+        marks = Translate().losses(model, batch)["lm"]
+        for number in range(len(rows)):
+            row = rows[number]
+            alone = Translate().collate([row], ALPHABET, generator())
+            cache = model.body.begin(alone, room=1)
+            weight, bias = model.heads["lm"].projection(model.body.table)
+            for before, wanted in zip(row.tokens[:-1].tolist(), row.tokens[1:].tolist(), strict=True):
+                hidden = model.body.read(torch.tensor([[before]]), cache)[0, -1]
+                scores = torch.nn.functional.linear(hidden, weight, bias)
+                total -= float(scores.log_softmax(dim=-1)[wanted])
+                count += 1
+    assert marks.count == count
+    assert float(marks.total) == pytest.approx(total, rel=1e-5)
+
+
+def test_smoothing_is_for_learning_alone():
+    model, (_, batch) = make_model(), make_batch()
+    with torch.no_grad():
+        marked = [Translate(smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
+        model.train()
+        learnt = [Translate(smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
+    assert marked[0] == marked[1] == learnt[0]
+    assert learnt[0] != learnt[1]
+
+
+def test_the_smoothed_loss_is_that_of_torch_over_all_marked_tokens():
+    model, (_, batch) = make_model(), make_batch()
+    model.train()
+    with torch.no_grad():
+        marks = Translate(smoothing=0.1).losses(model, batch)["lm"]
+        scores = model(batch)["lm"].flatten(0, 1)
+        expected = torch.nn.functional.cross_entropy(
+            scores, batch.labels["lm"].flatten(), ignore_index=IGNORE, label_smoothing=0.1
+        )
+    assert float(marks.total / marks.count) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_one_table_is_read_by_encoder_decoder_and_head():
+    model = make_model("lab", tied=True)
+    assert [name for name in model.state_dict() if name.endswith("tokens.weight")] == [
+        "body.embedding.tokens.weight"
+    ]
+    assert not [name for name in model.state_dict() if name.startswith("heads.")]  # nor a bias
+    _, batch = make_batch()
+    Translate().losses(model, batch)["lm"].total.backward()
+    slopes = model.body.table.grad.abs().sum(dim=1)
+    only_read = set(batch.source[batch.source_real].tolist()) - set(batch.labels["lm"].flatten().tolist())
+    assert only_read
+    assert all(slopes[token] > 0 for token in only_read)
+
+
+def test_two_vocabularies_are_two_tables():
+    model = make_model("lab", source_vocabulary=ALPHABET.size + 7)
+    assert model.state_dict()["body.source_embedding.tokens.weight"].shape[0] == ALPHABET.size + 7
+    assert model.body.table.shape[0] == ALPHABET.size

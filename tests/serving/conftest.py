@@ -1,0 +1,72 @@
+"""Small runs to serve, made once."""
+
+import io
+import json
+
+import pytest
+from starlette.testclient import TestClient
+
+import headstart
+from headstart.serving.app import make_app
+from headstart.serving.bounds import Bounds
+from headstart.serving.log import Log
+from headstart.serving.service import make_service
+from headstart.workflows.finetune import finetune
+from headstart.workflows.pretrain import pretrain
+from tests.parallel_worlds import TASKS, write_aligned
+from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """A causal base, a classifier and a translator of a few steps, a run that is still training, and a finished comparison."""
+    folder = tmp_path_factory.mktemp("served")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADSTART_CACHE", str(folder / "cache"))
+        corpus = str(write_corpus(folder / "corpus.txt"))
+        settings = {**QUICK, "objective": {"name": "causal-lm"}}
+        settings["training"] = {**QUICK["training"], "steps": 12}
+        pretrain([corpus], folder / "base", settings=settings)
+        short = {**QUICK, "body": {**QUICK["body"], "layers": 2}}
+        short["training"] = {"steps": 4, "length": 32}
+        data = str(write_labelled(folder / "labelled.tsv"))
+        finetune("scratch", data, folder / "classifier", settings=short)
+        write_aligned(folder / "pairs", TASKS["number-words"], count=60)
+        translator = {
+            "body": {**QUICK["body"], "max_length": 40, "positions": "sinusoidal"},
+            "tokenizer": {"kind": "bpe", "vocabulary": 300},
+            "training": {"length": 40, "batch_tokens": 1024, "steps": 3},
+            "schedule": {"warmup_steps": 10},
+        }
+        headstart.finetune(
+            "scratch", str(folder / "pairs"), folder / "translator", pair="src-trg", settings=translator
+        )
+    unfinished = folder / "unfinished"
+    unfinished.mkdir()
+    about = json.loads((folder / "base" / "run.json").read_text("utf-8"))
+    (unfinished / "run.json").write_text(json.dumps({**about, "status": "running"}), "utf-8")
+    (unfinished / "log.jsonl").write_bytes((folder / "base" / "log.jsonl").read_bytes())
+    comparison = folder / "comparison"
+    comparison.mkdir()
+    (comparison / "compare.json").write_text("{}", "utf-8")
+    (comparison / "report.html").write_text("<!doctype html><title>what it bought</title>", "utf-8")
+    return folder
+
+
+@pytest.fixture
+def serve(runs):
+    """A function that gives a client of a server over the small runs, and its service."""
+    opened = []
+
+    def open_client(*names, token=None, hosts=frozenset(), log=None, **bounds):
+        names = names or ("classifier", "base", "unfinished", "comparison")
+        log = log or Log(out=io.StringIO())
+        words = [str(runs / name) for name in names]
+        service = make_service(words, Bounds(**bounds), log, token=token, hosts=hosts)
+        service.library.load()
+        opened.append(service)
+        return TestClient(make_app(service), raise_server_exceptions=True), service
+
+    yield open_client
+    for service in opened:
+        service.library.close()

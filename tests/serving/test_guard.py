@@ -1,0 +1,229 @@
+"""The door: tokens, hosts, paths, sizes, and the wish to stop."""
+
+import pytest
+
+from headstart.errors import ConfigError, RunError
+from headstart.serving.app import make_app
+from headstart.serving.endpoints import ENDPOINTS
+from headstart.serving.guard import HEADERS
+from headstart.serving.server import listen
+from headstart.serving.start import make_bounds, read_token
+from headstart.serving.start import serve as start_server
+
+TOKEN = "correct-horse-battery-staple"
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+CLOSED = [each for each in ENDPOINTS if not each.is_open]
+
+
+@pytest.mark.parametrize("endpoint", CLOSED, ids=lambda each: each.path)
+def test_nothing_is_told_without_the_token(serve, endpoint):
+    client, _ = serve(token=TOKEN)
+    path = endpoint.path.format(name="base")
+    for headers in (
+        {},
+        bearer("wrong"),
+        bearer(TOKEN[:-1]),
+        bearer(TOKEN + "x"),
+        bearer(""),
+        {"Authorization": TOKEN},
+    ):
+        answer = client.request(endpoint.method, path, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert set(answer.json()) == {"error", "hint"}
+        assert TOKEN not in answer.text
+    assert client.request(endpoint.method, path, headers=bearer(TOKEN)).status_code in (200, 415)
+
+
+def test_a_path_that_is_not_there_tells_nothing_without_the_token_either(serve):
+    client, _ = serve(token=TOKEN)
+    assert client.get("/v1/nothing").status_code == 401
+    assert client.get("/v1/nothing", headers=bearer(TOKEN)).status_code == 404
+
+
+def test_the_page_and_the_health_of_the_server_need_no_token(serve):
+    client, _ = serve(token=TOKEN)
+    assert client.get("/healthz").json() == {"status": "ready"}
+    assert client.get("/").status_code == 200
+
+
+def test_a_report_is_opened_by_its_ticket_alone_and_by_no_other(serve):
+    client, service = serve(token=TOKEN)
+    runs = {
+        run["name"]: run["report"] for run in client.get("/v1/runs", headers=bearer(TOKEN)).json()["runs"]
+    }
+    assert client.get(runs["comparison"]).status_code == 200
+    ticket = runs["comparison"].partition("?")[2]
+    assert client.get(f"/v1/runs/base/report?{ticket}").status_code == 401
+    assert client.get(f"/v1/runs/comparison?{ticket}").status_code == 401
+    assert client.get("/v1/runs/comparison/report?ticket=").status_code == 401
+    old = service.ticket("comparison", now=0.0)
+    assert client.get(f"/v1/runs/comparison/report?ticket={old}").status_code == 401
+    assert service.is_ticket("comparison", service.ticket("comparison", now=7199.0), now=7201.0)
+
+
+def test_another_host_in_the_request_is_refused_where_no_token_guards(serve):
+    client, _ = serve(hosts=frozenset(["127.0.0.1", "localhost", "::1"]))
+    for host in ("127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:8000"):
+        assert client.get("/healthz", headers={"Host": host}).status_code == 200
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", "", "[::1"):
+        expected = 200 if host == "[::1" else 403
+        assert client.get("/healthz", headers={"Host": host}).status_code == expected
+
+
+PATHS = [
+    "/../etc/passwd",
+    "/..%2f..%2fetc/passwd",
+    "/%2e%2e/%2e%2e/etc/passwd",
+    "/static/../../errors.py",
+    "/index.html/../__init__.py",
+    "//etc/passwd",
+    "/v1/runs/..%2f..%2fetc",
+    "/v1/runs/../../etc/report",
+    "/v1/runs/%2e%2e/report",
+    "/v1/runs/base%00/report",
+    "/__init__.py",
+    "/playground/index.html",
+    "/healthz/",
+    "/\\windows\\win.ini",
+    "/%00",
+    "/" + "a" * 5000,
+]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=range(len(PATHS)))
+def test_no_path_of_a_clients_choosing_is_opened(serve, path):
+    client, _ = serve()
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert set(answer.json()) == {"error", "hint"}
+
+
+def test_every_answer_carries_the_headers_that_keep_a_browser_safe(serve):
+    client, _ = serve()
+    for answer in (
+        client.get("/"),
+        client.get("/v1/models"),
+        client.get("/nothing"),
+        client.post("/v1/embed"),
+    ):
+        for name in HEADERS:
+            assert name in answer.headers
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert "server" not in answer.headers
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "GET"])
+def test_a_method_that_is_not_ours_is_refused(serve, method):
+    client, _ = serve()
+    answer = client.request(method, "/v1/classify")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "POST"
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json", "Content-Encoding": "gzip"}],
+)
+def test_a_body_that_is_not_said_to_be_plain_json_is_refused(serve, headers):
+    client, _ = serve()
+    answer = client.post("/v1/classify", content=b'{"texts": ["a"]}', headers=headers)
+    assert answer.status_code == 415
+
+
+def test_a_body_over_the_bound_is_refused(serve):
+    client, _ = serve(body=1024)
+    answer = client.post("/v1/classify", json={"texts": ["a" * 2000]})
+    assert answer.status_code == 413
+    assert "1,024 bytes" in answer.json()["error"]
+    assert client.post("/v1/classify", json={"texts": ["a" * 900]}).status_code == 200
+
+
+def test_a_server_that_is_stopping_takes_nothing_new(serve):
+    client, service = serve()
+    service.gate.is_stopping = True
+    for answer in (
+        client.post("/v1/classify", json={"texts": ["a"]}),
+        client.get("/"),
+        client.get("/healthz"),
+    ):
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+    assert client.get("/metrics").status_code == 200
+
+
+def test_more_requests_than_the_bound_are_asked_to_come_back(serve):
+    client, service = serve(requests=1)
+    service.gate.under_way = 1
+    answer = client.get("/v1/models")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert service.gate.under_way == 1
+
+
+def test_a_mistake_of_ours_is_not_told_to_the_client(serve):
+    client, service = serve()
+    service.library.entries["classifier"].loaded.trained = None
+    answer = client.post("/v1/classify", json={"texts": ["my secret"]})
+    assert answer.status_code == 500
+    assert set(answer.json()) == {"error", "hint"}
+    assert "Traceback" not in answer.text
+    said = service.log.out.getvalue()
+    assert "AttributeError" in said
+    assert "secret" not in said
+    assert client.get("/healthz").status_code == 200
+
+
+def test_a_port_that_is_taken_is_told(runs):
+    with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError) as caught:
+        start_server([str(runs / "base")], port=taken.getsockname()[1])
+    assert "--port" in caught.value.hint
+
+
+def test_a_run_that_is_not_there_is_told_before_anything_is_loaded(tmp_path):
+    with pytest.raises(RunError):
+        start_server([str(tmp_path / "nothing")])
+
+
+def test_an_open_host_needs_a_token(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        start_server([str(tmp_path)], host="0.0.0.0")
+    assert "--token-file" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "content", ["", "short\n", "with space in it and long enough\n", "ä" * 20, "\n" + "a" * 20]
+)
+def test_a_token_must_be_worth_the_name(tmp_path, content):
+    path = tmp_path / "token"
+    path.write_text(content, "utf-8")
+    with pytest.raises(ConfigError):
+        read_token(path)
+    with pytest.raises(ConfigError):
+        read_token(tmp_path / "nothing")
+
+
+def test_the_first_line_of_the_file_is_the_token(tmp_path):
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\nnot this\n", "utf-8")
+    assert read_token(path) == TOKEN
+
+
+def test_a_bound_that_is_not_there_is_answered_with_the_nearest_one():
+    with pytest.raises(ConfigError) as caught:
+        make_bounds({"bounds": {"text": 3}})
+    assert "texts" in caught.value.hint
+    with pytest.raises(ConfigError):
+        make_bounds({"training": {"steps": 3}})
+    assert make_bounds({"bounds": {"texts": 3}}).texts == 3
+
+
+def test_an_app_can_be_made_twice(serve):
+    _, service = serve()
+    assert make_app(service) is not make_app(service)

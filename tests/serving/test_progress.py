@@ -1,0 +1,83 @@
+import json
+
+from headstart.serving.progress import KEPT, SENT, Progress
+
+
+def step(number, **values):
+    return json.dumps(
+        {"event": "step", "step": number, "progress": number / 100, "loss": 1.0, "seconds_left": 5, **values}
+    )
+
+
+def write(path, *lines, mode="a"):
+    with open(path, mode, encoding="utf-8") as handle:
+        handle.write("".join(line + "\n" for line in lines))
+
+
+def test_a_log_that_is_not_there_yet_is_an_empty_curve(tmp_path):
+    assert Progress(tmp_path / "log.jsonl").look() == {
+        "progress": None, "seconds_left": None, "steps": [], "evaluations": [],
+    }  # fmt: skip
+
+
+def test_what_was_written_since_the_last_look_is_added(tmp_path):
+    path = tmp_path / "log.jsonl"
+    progress = Progress(path)
+    write(path, step(10), json.dumps({"event": "evaluation", "step": 10, "epoch": 1.0, "accuracy": 0.5}))
+    assert [point["step"] for point in progress.look()["steps"]] == [10]
+    write(path, step(20))
+    found = progress.look()
+    assert [point["step"] for point in found["steps"]] == [10, 20]
+    assert found["evaluations"] == [{"step": 10, "epoch": 1.0, "values": {"accuracy": 0.5}}]
+    assert found["progress"] == 0.2
+    assert [point["step"] for point in progress.look(after=10)["steps"]] == [20]
+
+
+def test_a_line_that_is_being_written_waits_until_it_is_whole(tmp_path):
+    path, whole = tmp_path / "log.jsonl", step(10) + "\n"
+    progress = Progress(path)
+    path.write_text(whole[:20], "utf-8")
+    assert progress.look()["steps"] == []
+    path.write_text(whole, "utf-8")
+    assert len(progress.look()["steps"]) == 1
+
+
+def test_torn_lines_and_numbers_that_are_none_do_no_harm(tmp_path):
+    path = tmp_path / "log.jsonl"
+    write(path, "{", "[]", "null", '{"event": "step"}', step(10, loss=float("nan")), step(20))
+    found = Progress(path).look()["steps"]
+    assert [point["loss"] for point in found] == [None, 1.0]
+
+
+def test_a_resume_that_cuts_the_log_back_is_followed(tmp_path):
+    path = tmp_path / "log.jsonl"
+    progress = Progress(path)
+    write(path, step(10), step(20), step(30))
+    progress.look()
+    write(path, step(10), step(15), mode="w")
+    assert [point["step"] for point in progress.look()["steps"]] == [10, 15]
+
+
+def test_a_step_that_was_taken_again_stands_once(tmp_path):
+    path = tmp_path / "log.jsonl"
+    progress = Progress(path)
+    write(path, step(10), step(20))
+    progress.look()
+    write(path, step(20, loss=2.0), step(30))
+    assert [(point["step"], point["loss"]) for point in progress.look()["steps"]] == [
+        (10, 1),
+        (20, 2),
+        (30, 1),
+    ]
+
+
+def test_a_long_run_is_thinned_but_its_newest_point_stays(tmp_path):
+    path = tmp_path / "log.jsonl"
+    write(path, *(step(number) for number in range(1, 3 * KEPT)))
+    progress = Progress(path)
+    found = [point["step"] for point in progress.look()["steps"]]
+    assert len(found) <= SENT + 1
+    assert found[0] == 1
+    assert found[-1] == 3 * KEPT - 1
+    assert found == sorted(set(found))
+    assert len(progress.steps.points) <= KEPT + 1

@@ -1,0 +1,116 @@
+"""Text piece by piece: whole characters, the right text, and nothing for clients that have left."""
+
+import json
+
+import numpy as np
+
+from headstart.serving import schema
+from headstart.workflows.generate import generate
+
+
+def lines(answer):
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def test_a_stream_of_pieces_ends_with_the_whole(serve):
+    client, _ = serve()
+    asked = {"prompt": "the film was", "tokens": 12, "seed": 4}
+    *pieces, last = lines(client.post("/v1/generate", json=asked))
+    found = schema.GenerateAnswer.model_validate(last)
+    assert "".join(piece["text"] for piece in pieces) == found.text
+    assert 0 < found.tokens <= 12
+    assert client.post("/v1/generate", json={**asked, "stream": False}).json() == last
+
+
+def test_the_text_is_that_of_the_command(serve, runs):
+    client, _ = serve()
+    for how in (
+        {"seed": 3},
+        {"temperature": 0.0},
+        {"top_k": 5, "temperature": 1.5},
+        {"top_p": 0.5, "seed": 8},
+    ):
+        asked = {"prompt": "the film was", "tokens": 12, **how}
+        found = client.post("/v1/generate", json={**asked, "stream": False}).json()
+        [known] = generate(str(runs / "base"), "the film was", tokens=12, **how)
+        assert (found["text"], found["tokens"]) == (known.text, known.tokens)
+        assert found["reason"] == ("length" if known.is_cut else "end")
+
+
+def test_chance_is_the_seeds_and_nothing_elses(serve):
+    client, _ = serve()
+    texts = [
+        client.post("/v1/generate", json={"prompt": "a", "stream": False, "seed": seed}).json()["text"]
+        for seed in (1, 2, 1)
+    ]
+    assert texts[0] == texts[2] != texts[1]
+    cold = [
+        client.post(
+            "/v1/generate", json={"prompt": "a", "stream": False, "temperature": 0, "seed": seed}
+        ).json()
+        for seed in (1, 2)
+    ]
+    assert cold[0] == cold[1]
+
+
+def test_of_a_long_prompt_the_end_is_read(serve):
+    client, _ = serve()
+    found = client.post("/v1/generate", json={"prompt": "word " * 500, "tokens": 4, "stream": False}).json()
+    assert found["cut"]
+    assert found["tokens"] <= 4
+
+
+def test_more_tokens_than_the_bound_are_refused(serve):
+    client, _ = serve(new_tokens=5)
+    answer = client.post("/v1/generate", json={"tokens": 6})
+    assert answer.status_code == 422
+    assert "5 new tokens" in answer.json()["error"]
+
+
+def test_a_classifier_writes_no_text(serve):
+    client, _ = serve()
+    answer = client.post("/v1/generate", json={"model": "classifier"})
+    assert answer.status_code == 409
+    assert "writes no text" in answer.json()["error"]
+
+
+def test_a_text_that_takes_too_long_ends_with_a_word(serve, monkeypatch):
+    client, service = serve()
+    entry = service.library.entries["base"]
+
+    def late(asked, most, name):
+        yield {"text": "a"}
+        entry.batcher.clock = lambda: float("inf")
+        yield {"text": "b"}
+
+    monkeypatch.setattr(entry.loaded, "write", late)
+    *_, last = lines(client.post("/v1/generate", json={}))
+    assert set(last) == {"error", "hint"}
+
+
+def test_what_breaks_in_the_middle_is_cut_off_and_noted(serve, monkeypatch):
+    client, service = serve()
+
+    def broken(asked, most, name):
+        yield {"text": "a"}
+        raise MemoryError(asked.prompt)
+
+    monkeypatch.setattr(service.library.entries["base"].loaded, "write", broken)
+    assert lines(client.post("/v1/generate", json={"prompt": "my secret"})) == [{"text": "a"}]
+    assert service.counters.gone.value() == 1
+    assert service.gate.under_way == 0
+    assert "MemoryError" in service.log.out.getvalue()
+    assert "secret" not in service.log.out.getvalue()
+    assert client.post("/v1/generate", json={"stream": False}).status_code == 500
+
+
+def test_more_texts_at_once_than_the_bound_are_asked_to_come_back(serve):
+    client, service = serve(streams=1)
+    batcher = service.library.entries["base"].batcher
+    flow = batcher.flow(iter(int, 1), lambda piece: None, 60)
+    answer = client.post("/v1/generate", json={"tokens": 2})
+    assert answer.status_code == 429
+    flow.cancel()
+    assert client.post("/v1/generate", json={"tokens": 2}).status_code == 200
+    assert np.isfinite(batcher.queued)

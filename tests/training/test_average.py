@@ -1,0 +1,133 @@
+"""Averaged weights: what is averaged, what is judged, and that training itself never notices."""
+
+import pytest
+import torch
+
+from headstart.config import RunConfig, TrainingConfig
+from headstart.data.loader import TextLoader
+from headstart.errors import ConfigError
+from headstart.models.model import build_model
+from headstart.objectives.classify import Classify
+from headstart.training.loop import Evaluation, Trainer
+from headstart.training.runtime import Runtime
+from tests.worlds import ALPHABET, random_rows, small_body
+
+CPU = Runtime(torch.device("cpu"), torch.float32)
+
+
+def run(evaluate=None, watch=None, **training):
+    """A finished trainer; `watch` sees it after each step's average was taken."""
+    torch.manual_seed(0)
+    body, objective = small_body("bidirectional", dropout=0.1), Classify()
+    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+    config = RunConfig(job="finetune", body=body, training={"keep": "last", **training})
+    loader = TextLoader(random_rows([8] * 12), batch_tokens=32, seed=0)
+    trainer = Trainer(model, objective, loader, ALPHABET, config, CPU, evaluate)
+    if watch is not None:
+        take = trainer._take_average
+        trainer._take_average = lambda done: (take(done), watch(trainer))
+    trainer.run()
+    return trainer
+
+
+def table(model):
+    return model.body.table.detach().clone()
+
+
+def test_training_is_the_same_whether_weights_are_averaged_or_not():
+    tables = {kind: [] for kind in ("none", "ema", "last")}
+    for kind, seen in tables.items():
+        marks = lambda model: Evaluation({"accuracy": 0.5}, 0.5)
+        run(marks, lambda trainer, seen=seen: seen.append(table(trainer.model)), epochs=4, average=kind)
+    for kind in ("ema", "last"):
+        assert all(torch.equal(a, b) for a, b in zip(tables["none"], tables[kind], strict=True))
+
+
+def test_the_moving_average_is_what_its_formula_says():
+    weights, averages = [], []
+
+    def watch(trainer):
+        weights.append(table(trainer.model))
+        averages.append(trainer.average.tensors["body.embedding.tokens.weight"].clone())
+
+    done = run(watch=watch, epochs=4, average="ema", average_epochs=2)
+    steps = done.steps_in(0)
+    expected = weights[0]
+    for step, weight in enumerate(weights, start=1):
+        decay = min(1 - 1 / (2 * steps), (1 + step) / (10 + step))
+        if step > 1:
+            expected = decay * expected + (1 - decay) * weight
+        assert torch.allclose(averages[step - 1], expected, atol=1e-6)
+    done.finish()
+    assert torch.equal(table(done.model), averages[-1])
+
+
+@pytest.mark.parametrize(
+    ("budget", "epochs", "expected"),
+    [
+        ({"epochs": 5}, 3.0, [3, 4, 5]),
+        ({"epochs": 5}, 1.0, [5]),
+        ({"epochs": 2.5}, 1.0, [2, 8 / 3]),
+        ({"epochs": 2}, 9.0, [1, 2]),
+        ({"steps": 10}, 2.0, [2, 3, 10 / 3]),
+    ],
+)  # fmt: skip  (an epoch has three steps)
+def test_the_ends_of_the_last_epochs_are_averaged(budget, epochs, expected):
+    taken, last = [], [0]
+
+    def watch(trainer):
+        if trainer.state.averaged > last[0]:
+            last[0] = trainer.state.averaged
+            taken.append((trainer.epochs_done, table(trainer.model)))
+
+    done = run(watch=watch, average="last", average_epochs=epochs, **budget)
+    assert [epoch for epoch, _ in taken] == pytest.approx(expected)
+    mean = torch.stack([weight for _, weight in taken]).mean(dim=0)
+    done.finish()
+    assert torch.allclose(table(done.model), mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["ema", "last"])
+def test_marks_and_the_best_weights_are_those_of_the_average(kind):
+    marked = []
+
+    def evaluate(model):
+        marked.append(table(model))
+        return Evaluation({"accuracy": len(marked)}, len(marked))
+
+    averages = []
+
+    def watch(trainer):
+        if trainer.state.batch == 0:
+            found = trainer.average.tensors.get("body.embedding.tokens.weight")
+            averages.append(table(trainer.model) if found is None else found.clone())
+
+    done = run(evaluate, watch, epochs=4, average=kind, average_epochs=2, keep="best")
+    assert all(torch.equal(a, b) for a, b in zip(marked[1:], averages, strict=True))
+    assert not torch.equal(table(done.model), averages[-1])  # training goes on from its own weights
+    done.finish()
+    assert torch.equal(table(done.model), averages[-1])
+
+
+def test_an_average_over_less_than_a_step_is_the_weights_themselves():
+    plain, short, one = run(epochs=3), run(epochs=3, average="ema", average_epochs=1e-6), run(
+        epochs=3, average="last", average_epochs=0.5
+    )  # fmt: skip
+    for trainer in (plain, short, one):
+        trainer.finish()
+    for name, weight in plain.model.state_dict().items():
+        assert torch.equal(weight, short.model.state_dict()[name])
+        assert torch.equal(weight, one.model.state_dict()[name])
+
+
+def test_frozen_weights_stay_bit_for_bit():
+    done = run(epochs=2, average="ema", freeze=True)
+    before = table(done.model)
+    done.finish()
+    assert torch.equal(table(done.model), before)
+
+
+@pytest.mark.parametrize("budget", [{"tokens": 100}, {"minutes": 1.0}])
+def test_the_last_epochs_of_an_open_budget_are_refused(budget):
+    with pytest.raises(ConfigError, match="budget in epochs or steps"):
+        TrainingConfig(average="last", **budget)

@@ -1,0 +1,31 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from headstart.config import TrainingConfig
+from headstart.training.runtime import peak_memory, start_runtime
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_only_fast_uses_the_half_wide_numbers_of_a_processor_that_multiplies_them(monkeypatch, is_native):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: is_native)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+    def chosen(precision):
+        return start_runtime(TrainingConfig(device="cpu", precision=precision)).precision
+
+    assert chosen("auto") == chosen("float32") == torch.float32
+    assert chosen("fast") == (torch.bfloat16 if is_native else torch.float32)
+    assert chosen("bfloat16") == torch.bfloat16
+
+
+def test_peak_memory_is_that_of_the_program_and_not_of_its_parent():
+    ballast = bytearray(400 * 2**20)
+    ballast[::4096] = b"x" * len(ballast[::4096])  # touched, so that it is held
+    assert peak_memory() >= 400 * 2**20
+    code = "from headstart.training.runtime import peak_memory; print(peak_memory())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 50 * 2**20 < int(done.stdout) < peak_memory() - 100 * 2**20
+    del ballast

@@ -1,0 +1,116 @@
+"""A base warms up the part of a translator that fits it, and every weight is accounted for."""
+
+import pytest
+import torch
+
+import headstart as hs
+from headstart.config import merge
+from headstart.errors import ConfigError, RunError
+from headstart.models.model import build_model
+from headstart.workflows.run import load_trained
+from headstart.workflows.warm_start import translator_config, warm_start
+from tests.parallel_worlds import TASKS, write_aligned
+from tests.worlds_of_text import QUICK, write_corpus
+
+BASES = {
+    "encoder": {"objective": {"name": "masked-lm"}},
+    "causal": {"objective": {"name": "causal-lm"}, "body": {"layers": 2, "norm_first": False}},
+    "bert": {
+        "objective": {"name": "masked-lm+next-sentence", "sentences": "document"},
+        "body": {
+            "pooler": True,
+            "segments": True,
+            "embedding_norm": True,
+            "biases": True,
+            "positions": "learned",
+        },
+    },
+    "replaced": {"objective": {"name": "replaced-token"}},
+    "cnn": {"objective": {"name": "masked-lm"}, "body": {"kind": "cnn"}},
+}
+SHORT = {"training": {"steps": 2, "length": 32, "batch_tokens": 512}}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Bases of every kind, and pairs to translate."""
+    folder = tmp_path_factory.mktemp("world")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADSTART_CACHE", str(folder / "cache"))
+        corpus = write_corpus(folder / "corpus.txt", 200)
+        for name, changes in BASES.items():
+            settings = merge(merge(QUICK, {"training": {"steps": 2}}), changes)
+            hs.pretrain([str(corpus)], folder / name, settings=settings)
+    write_aligned(folder / "pairs", TASKS["copy"], count=60)
+    return folder
+
+
+def warmed(world, name, settings=None, preset=None):
+    trained = load_trained(str(world / name))
+    config, objective = translator_config(trained, preset, merge(SHORT, settings or {}))
+    size = trained.tokenizer.size
+    torch.manual_seed(0)
+    model = build_model(config.body, size, objective.heads(config.body, size, 0))
+    fresh = {key: weight.clone() for key, weight in model.state_dict().items()}
+    return trained, config, model, fresh, warm_start(trained, model)
+
+
+@pytest.mark.parametrize(("name", "stack"), [("encoder", "encoder"), ("causal", "decoder"), ("bert", "encoder"), ("replaced", "encoder")])  # fmt: skip
+def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, stack):
+    trained, config, model, fresh, moved = warmed(world, name)
+    new = model.state_dict()
+    assert config.body.kind == "encoder-decoder"
+    for key, weight in trained.weights.items():
+        if key.startswith(("body.blocks.", "body.final_norm.")):
+            assert torch.equal(new[key.replace("body.", f"body.{stack}.", 1)], weight)
+        if key.startswith("body.embedding."):
+            assert torch.equal(new[key], weight)
+    for key in moved.fresh:
+        assert torch.equal(new[key], fresh[key])
+    assert [key for key in moved.fresh if ".cross." in key]
+    assert set(moved.reused) | set(moved.fresh) == set(new)
+    assert not set(moved.reused) & set(moved.fresh)
+    counted = sum(moved.reused.values()) + sum(moved.left.values())
+    assert counted == sum(weight.numel() for weight in trained.weights.values())
+    assert all(key.startswith(("heads.", "body.pooler.")) for key in moved.left)
+
+
+def test_the_stack_that_starts_fresh_may_be_of_another_depth(world):
+    _, config, model, _, _ = warmed(world, "encoder", {"body": {"decoder_layers": 3}})
+    assert (config.body.layers, config.body.decoder_layers) == (1, 3)
+    assert len(model.body.decoder.blocks) == 3
+    _, config, model, _, _ = warmed(world, "causal", {"body": {"layers": 3}})
+    assert (len(model.body.encoder.blocks), len(model.body.decoder.blocks)) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "preset", "problem"),
+    [
+        ("encoder", {"body": {"width": 32}}, None, "body.width"),
+        ("encoder", {"body": {"layers": 2}}, None, "body.layers"),
+        ("encoder", {"body": {"norm": "layer"}}, None, "body.norm"),
+        ("encoder", {}, "translate-tiny", "body"),
+        ("causal", {"body": {"decoder_layers": 3}}, None, "body.decoder_layers"),
+        ("cnn", {}, None, "nothing that a translator could start from"),
+        ("encoder", {"tokenizer": {"shared": False}}, None, "one vocabulary"),
+    ],
+)
+def test_what_does_not_fit_a_base_is_a_sentence_and_a_hint(world, name, settings, preset, problem):
+    with pytest.raises(ConfigError, match=problem) as caught:
+        warmed(world, name, settings, preset)
+    assert caught.value.hint
+
+
+def test_another_tokenizer_than_the_base_s_is_refused(world):
+    with pytest.raises(RunError, match="another tokenizer"):
+        warmed(world, "encoder", {"tokenizer": {"kind": "characters"}})
+
+
+def test_a_translator_is_trained_from_a_base_and_goes_on_from_a_translator(world, tmp_path):
+    pairs = str(world / "pairs")
+    first = hs.finetune(str(world / "encoder"), pairs, tmp_path / "first", pair="src-trg", settings=SHORT)
+    assert sum(first.transfer.reused.values()) > 0
+    assert load_trained(str(tmp_path / "first")).tokenizer.fingerprint == load_trained(str(world / "encoder")).tokenizer.fingerprint  # fmt: skip
+    again = hs.finetune(str(tmp_path / "first"), pairs, tmp_path / "again", pair="src-trg", settings=SHORT)
+    assert not again.transfer.fresh
+    assert not again.transfer.left
