@@ -3,6 +3,7 @@
 import pytest
 
 from headstart.config import resolve
+from headstart.errors import ConfigError
 from headstart.planning.cluster import LINK_DELAY, NETWORK_DELAY, Cluster, exchange, share_of
 from headstart.planning.devices import DEVICES, find_device
 from headstart.planning.load import make_load
@@ -111,3 +112,13 @@ def test_advice_for_many_processes_fits_them():
     better = make_plan(changed, device, length=1024, cluster=cluster)
     assert better.fits
     assert better.tokens_per_step >= plan.tokens_per_step
+
+
+def test_translators_are_planned_with_whole_copies_alone():
+    wide = {"body": {"width": 3072, "attention_heads": 24, "feed_forward": 12288}}
+    planned = run_plan("vaswani-base", gpu="rtx 3090", settings=wide, gpus=8, batch=8).plan
+    assert predict_memory(planned.load).peak > planned.device.usable
+    assert predict_memory(planned.load.with_(parts=8)).peak < planned.device.usable
+    assert not [line for line in planned.advice if "sharded" in line]
+    with pytest.raises(ConfigError, match="a whole copy in each process"):
+        run_plan("vaswani-base", gpu="rtx 3090", settings={"training": {"sharded": True}}, gpus=8)

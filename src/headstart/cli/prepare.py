@@ -52,6 +52,7 @@ def prepare(
         return
     for each in found:
         print(_line(each))
+    print(f"tokenizer: {found[0].tokenizer}")
 
 
 def _line(each: Any) -> str:

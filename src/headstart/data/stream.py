@@ -13,10 +13,8 @@ DOCUMENT = np.dtype(
     [("end", np.int64), ("hash", np.uint64), ("bytes", np.int64)]
 )  # one of a shard's documents
 
-
-MOST_OPEN = (
-    4096  # shards of a stream mapped at once: the system allows a process so many maps, not one for each
-)
+# Shards of a stream that are mapped at once: the system allows a process so many maps, not one for each.
+MOST_OPEN = 4096
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class TokenStream:
     def hashes(self) -> NDArray[np.uint64]:
         """The `text_hash` of each document, in order."""
         return np.concatenate(
-            [np.zeros(0, np.uint64), *(self._documents(shard)["hash"] for shard in self.shards)]
+            [np.zeros(0, np.uint64), *(np.array(self._documents(shard)["hash"]) for shard in self.shards)]
         )
 
     @staticmethod

@@ -253,11 +253,17 @@ def advise(
             f"shorter texts, as many: --set training.length={shorter}"
             f" --set training.batch_tokens={step.batch * load.with_length(shorter).span}"
         )
-    if not config.training.sharded and load.parts == 1 and fits(load.with_(parts=8)):
+    if load.parts == 1 and may_be_sharded(config, load) and fits(load.with_(parts=8)):
         yield "a part of the model in each of 8 processes: --nproc 8 --set training.sharded=true"
     smaller = smaller_preset(config, load, device)
     if smaller:
         yield f"a smaller model: --preset {smaller}"
+
+
+def may_be_sharded(config: RunConfig, load: Load) -> bool:
+    """Whether training takes `training.sharded` with these settings."""
+    training = config.training
+    return not (load.source_length or training.compile or training.unfreeze_every is not None)
 
 
 def smaller_preset(config: RunConfig, load: Load, device: Device) -> str:

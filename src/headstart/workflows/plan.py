@@ -48,6 +48,8 @@ def plan(
     cluster = Cluster(gpus, nodes, network, config.training.sharded and gpus * nodes > 1)
     asked["cluster"] = cluster
     first = make_plan(config, device, **asked)
+    if cluster.sharded and first.load.source_length:
+        raise no_parts()
     if measure:
         if cluster.count > 1:
             raise ConfigError(
@@ -63,6 +65,14 @@ def plan(
     sizes["classes"] = asked.get("classes", 2)
     note = load_preset(preset).get("note", "")
     return Planned(first, [] if gpu else fits_everywhere(config, first, **sizes), note)
+
+
+def no_parts() -> ConfigError:
+    """The refusal of a translator that is to be sharded."""
+    return ConfigError(
+        "a translator is trained with a whole copy in each process, not with a part",
+        hint="leave training.sharded out",
+    )
 
 
 def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from headstart.config import TokenizerConfig, resolve
@@ -10,7 +11,7 @@ from headstart.data.corpus import Corpus, default_cache, find_prepared, prepare,
 from headstart.data.documents import Documents, open_documents
 from headstart.data.tokenizer import TOKENIZERS, Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError
-from headstart.files import content_hash
+from headstart.files import content_hash, write_folder_once
 from headstart.training.events import Event, Note, Stage
 
 OnEvent = Callable[[Event], None]
@@ -25,6 +26,7 @@ class Prepared:
     own_pieces: int  # that were this job's
     tokens: int | None
     documents: int | None
+    tokenizer: str  # a path that `--tokenizer` takes
 
 
 def prepare_corpora(
@@ -39,25 +41,27 @@ def prepare_corpora(
     number, count = share
     if not 0 <= number < count:
         raise ConfigError(
-            f"there is no share {number} of {count}", hint=f"shares are 0/{count} to {count - 1}/{count}"
+            f"there is no share {number} of {count}",
+            hint=f"shares are 0/{count} to {count - 1}/{count}" if count else "for example --shard 0/4",
         )
     config = resolve("pretrain", preset, settings or {})
     documents = [open_documents(corpus, config.data) for corpus in corpora]
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
     tokenizer = learn_tokenizer(config.tokenizer, documents, on_event)
-    return [_prepared(each, tokenizer, number, count, on_event) for each in documents]
+    place = str(_tokenizer_place(config.tokenizer, documents))
+    return [_prepared(each, tokenizer, place, number, count, on_event) for each in documents]
 
 
 def _prepared(
-    documents: Documents, tokenizer: Tokenizer, number: int, count: int, on_event: OnEvent
+    documents: Documents, tokenizer: Tokenizer, place: str, number: int, count: int, on_event: OnEvent
 ) -> Prepared:
     own, pieces = prepare_documents_share(documents, tokenizer, number, count, on_event)
     ready = find_prepared(documents, tokenizer, default_cache())
     if ready is None:
-        return Prepared(documents.name, pieces, own, None, None)
+        return Prepared(documents.name, pieces, own, None, None, place)
     tokens = len(ready.train) + len(ready.valid)
-    return Prepared(documents.name, pieces, own, tokens, sum(ready.documents.values()))
+    return Prepared(documents.name, pieces, own, tokens, sum(ready.documents.values()), place)
 
 
 def learn_tokenizer(config: TokenizerConfig, documents: list[Documents], on_event: OnEvent) -> Tokenizer:
@@ -70,14 +74,20 @@ def learn_tokenizer(config: TokenizerConfig, documents: list[Documents], on_even
 
     if config.kind not in TOKENIZERS:
         return resolve_tokenizer(config, texts)
-    words = [version("tokenizers"), config.model_dump(), [each.fingerprint for each in documents]]
-    place = default_cache() / "tokenizers" / content_hash(words)[:32]
-    if (place / "tokenizer.json").is_file():
+    place = _tokenizer_place(config, documents)
+    if place.is_dir():
         on_event(Stage(f"taking the {config.kind} tokenizer that was learnt from this text before"))
-        return Tokenizer.load(place)
-    tokenizer = resolve_tokenizer(config, texts)
-    tokenizer.save(place)
-    return tokenizer
+    else:
+        write_folder_once(place, resolve_tokenizer(config, texts).save)
+    return Tokenizer.load(place)  # of several jobs that learn at once, all take the first one's
+
+
+def _tokenizer_place(config: TokenizerConfig, documents: list[Documents]) -> Path:
+    """Where the tokenizer of the settings is, or will be once it has been learnt from the documents."""
+    if config.kind not in TOKENIZERS:
+        return Path(config.kind)
+    words = [version("tokenizers"), config.model_dump(), [each.fingerprint for each in documents]]
+    return default_cache() / "tokenizers" / content_hash(words)[:32]
 
 
 def prepare_documents(documents: Documents, tokenizer: Tokenizer, on_event: OnEvent) -> Corpus:
