@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from threading import Thread
 
 from headstart.errors import ConfigError, LostError
+from headstart.training.patience import limited
 
 SAVING_SECONDS = 600  # that a stopped run has for its last checkpoint before torchrun kills it
 BY_US = "HEADSTART_LAUNCHED"  # set for processes that `--nproc` started
@@ -86,8 +87,12 @@ def launch(
     nodes: int = 1,
     meet: str | None = None,
     max_restarts: int = 0,
+    timeout: float = 10.0,
 ) -> int:
-    """Run `headstart WORDS` in many processes under torchrun, and return the exit code of the whole."""
+    """Run `headstart WORDS` in many processes under torchrun, and return the exit code of the whole.
+
+    A meeting place that does not answer for `timeout` minutes is lost.
+    """
     if nodes > 1 and meet is None:
         raise ConfigError(
             "--nodes needs a place where the machines meet",
@@ -102,10 +107,11 @@ def launch(
         is_taken = check_meeting(meet)
         options += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", meet]
         options += ["--rdzv-id", "headstart", "--local-addr", own_address(meet), "--rdzv-conf"]
-        if is_here(meet) and not is_taken:
-            with suppress(LostError):  # another on this machine was quicker
-                return _run([*options, "is_host=1", *program])
-        return _run([*options, "is_host=0", *program])
+        with limited(int(meet.rpartition(":")[2]), 60 * timeout):
+            if is_here(meet) and not is_taken:
+                with suppress(LostError):  # another on this machine was quicker
+                    return _run([*options, "is_host=1", *program])
+            return _run([*options, "is_host=0", *program])
 
 
 def _run(words: list[str]) -> int:

@@ -5,6 +5,7 @@ signs of life.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +19,13 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 
 from headstart.errors import LostError
 from headstart.training.launch import Place
+from headstart.training.patience import limit
 
 LONGEST_PAUSE = 0.25  # seconds between two looks for a word
 PULSE = 5.0  # seconds between two signs of life
 SILENCE = 120.0  # seconds without one after which a process is lost, before training
 JOINING = 600.0  # seconds for all processes to come
+LOST = 600.0  # seconds without an answer of the store after which its machine is lost
 CHUNK = 4 * 2**20  # bytes of one value in the store, which takes 8 MiB at most
 
 
@@ -35,6 +38,7 @@ class Meeting:
             corner = _meet(PrefixStore(name, store), place)
             self.store = PrefixStore(corner, store)
             self._pulse = _Pulse(PrefixStore(corner, store.clone()), place.rank)
+            limit(int(os.environ["MASTER_PORT"]), LOST)
         self._pulse.start()
 
     def end(self) -> None:
