@@ -35,7 +35,7 @@ def sbatch_words(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "path", sorted([*SLURM.glob("*.sbatch"), *EXAMPLES.glob("*/*.yaml")]), ids=lambda path: path.name
+    "path", sorted([*SLURM.glob("*.sbatch"), *EXAMPLES.glob("*/pre*.yaml")]), ids=lambda path: path.name
 )
 def test_every_flag_in_a_job_is_known(path):
     words = yaml_words(path) if path.suffix == ".yaml" else sbatch_words(path)
@@ -70,6 +70,13 @@ def test_manifests_name_what_they_hold():
     assert f"job-name: {job}" in manifest
     assert f"--rdzv-endpoint={job}-0.{service}:29500" in manifest
     assert len(set(re.findall(r"(?:completions: |parallelism: |--nnodes=)(\d+)", manifest))) == 1
+
+
+@pytest.mark.parametrize("name", ["prepare.yaml", "pretrain.yaml"])
+def test_jobs_claim_the_storage_that_is_there(name):
+    claim = (EXAMPLES / "kubernetes" / "claim.yaml").read_text()
+    claimed = re.findall(r"claimName: (\S+)", (EXAMPLES / "kubernetes" / name).read_text())
+    assert claimed == re.findall(r"kind: PersistentVolumeClaim\nmetadata:\n  name: (\S+)", claim)
 
 
 def program(path: Path, text: str) -> None:
