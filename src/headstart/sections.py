@@ -256,6 +256,12 @@ class TrainingConfig(Section):
             raise ConfigError(
                 "training.freeze and training.unfreeze_every exclude each other", hint="keep one of them"
             )
+        if self.sharded and (self.compile or self.unfreeze_every is not None):
+            other = "compile" if self.compile else "unfreeze_every"
+            raise ConfigError(
+                f"training.sharded and training.{other} exclude each other",
+                hint="keep one of them; without training.sharded each process holds the whole model",
+            )
         still = next((name for name in ("freeze", "unfreeze_every") if getattr(self, name)), None)
         if self.reset_layers and still:
             raise ConfigError(

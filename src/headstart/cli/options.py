@@ -1,5 +1,6 @@
 """Options that several commands share, and how they become nested settings."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,9 +105,13 @@ def launched(
                 hint="leave out --nproc, or torchrun",
             )
         return False
-    check_room(nproc, (settings or {}).get("training", {}).get("device", "auto"))
-    words = context.find_root().meta["words"]
-    code = launch(words, nproc, nodes, meet, max_restarts)
+    # What torch would log, with its stack, we tell in words.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    training = (settings or {}).get("training", {})
+    check_room(nproc, training.get("device", "auto"))
+    words, timeout = context.find_root().meta["words"], training.get("timeout")
+    known = {"timeout": timeout} if isinstance(timeout, int | float) and timeout > 0 else {}
+    code = launch(words, nproc, nodes, meet, max_restarts, **known)
     if code:
         raise typer.Exit(code)
     return True

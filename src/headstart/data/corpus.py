@@ -1,7 +1,8 @@
 """A corpus tokenised once into memory-mapped shards, so that the next run starts at once and memory stays small.
 
-A shard's files are renamed into place whole, and their content follows from the corpus and the tokenizer alone: a
-killed preparation goes on where it stopped, and two at once write the same bytes.
+A corpus is cut into pieces by its text alone, and each piece becomes shards of its own. Files are renamed into place
+whole, and their content follows from the corpus and the tokenizer: a killed preparation goes on where it stopped, two
+at once write the same bytes, and many may each prepare their share of the pieces.
 """
 
 import json
@@ -23,12 +24,21 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError, RunError
 from headstart.files import content_hash, file_hash, write_json, write_with
 
-__all__ = ["Corpus", "TokenStream", "default_cache", "join", "part_of", "prepare"]
+__all__ = [
+    "Corpus",
+    "TokenStream",
+    "default_cache",
+    "find_prepared",
+    "join",
+    "part_of",
+    "prepare",
+    "prepare_share",
+]
 
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.json"
 PARTS = ("train", "valid")
-SHARD_TOKENS = 4_000_000  # a shard is closed by the document that reaches this
+PIECE_CHARACTERS = 16_000_000  # a piece is closed by the document that reaches this
 BATCH_CHARACTERS = 2_000_000  # text encoded at a time
 HELD_OUT = 200  # one document in this many is held out
 
@@ -88,22 +98,46 @@ def prepare(
 
     `on_progress` hears of bytes of text done, and expected.
     """
-    key = content_hash([FORMAT, SHARD_TOKENS, HELD_OUT, documents.fingerprint, tokenizer.fingerprint])
-    folder = cache / key[:32]
+    folder = _folder(documents, tokenizer, cache)
     corpus = _opened(folder, documents)
     if corpus is not None and documents.strict and corpus.skips:
         for _ in documents:  # finds the row that was skipped when strictness was not asked for, and names it
             pass
     if corpus is None:
-        try:
-            _build(folder, documents, tokenizer, on_progress)
-        except RunError as error:
-            raise RunError(
-                str(error), hint="free some space there, or set HEADSTART_CACHE to another folder"
-            ) from error
+        _build(folder, documents, tokenizer, on_progress)
         corpus = _opened(folder, documents)
         assert corpus is not None, folder
     return corpus
+
+
+def prepare_share(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    cache: Path,
+    number: int,
+    count: int,
+    on_progress: OnProgress = lambda done, total: None,
+) -> tuple[int, int]:
+    """Tokenise the share called `number` of `count`: every `count`-th piece; how many pieces those are, and of how many.
+
+    Whoever finds all pieces there finishes the corpus.
+    """
+    folder = _folder(documents, tokenizer, cache)
+    if _opened(folder, documents) is None:
+        pieces = _build(folder, documents, tokenizer, on_progress, number, count)
+    else:
+        pieces = json.loads((folder / INDEX).read_text("utf-8"))["pieces"]
+    return len(range(number, pieces, count)), pieces
+
+
+def find_prepared(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Corpus | None:
+    """The corpus as it was prepared before; None unless all of it is there."""
+    return _opened(_folder(documents, tokenizer, cache), documents)
+
+
+def _folder(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Path:
+    key = content_hash([FORMAT, PIECE_CHARACTERS, HELD_OUT, documents.fingerprint, tokenizer.fingerprint])
+    return cache / key[:32]
 
 
 def _opened(folder: Path, documents: Documents) -> Corpus | None:
@@ -137,75 +171,151 @@ class _Document:
         return part_of(self.hashed)
 
 
-class _DisagreesError(Exception):
-    """Shards on disk hold other documents than the corpus."""
+def _build(
+    folder: Path,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    on_progress: OnProgress,
+    number: int = 0,
+    count: int = 1,
+) -> int:
+    """Write the pieces of a share that are missing, and the index when all are there; how many pieces there are."""
+    try:
+        pieces = _fill(folder, documents, tokenizer, on_progress, number, count)
+        found = [_read_piece(folder, piece) for piece in range(pieces)]
+        entries = [entry for piece in found if piece for entry in piece["shards"]]
+        if not pieces:
+            raise DataError(f"{documents.name} holds no documents", hint="check that its files are not empty")
+        if all(found):
+            ordered = [entry for part in PARTS for entry in entries if entry["part"] == part]
+            content = {"format": FORMAT, "name": documents.name, "pieces": pieces}
+            write_json(folder / INDEX, {**content, "skips": dict(documents.skips), "shards": ordered})
+    except RunError as error:
+        raise RunError(
+            str(error), hint="free some space there, or set HEADSTART_CACHE to another folder"
+        ) from error
+    return pieces
 
 
-class _Series:
-    """The shards of one part as they are written; documents of shards found whole on disk are passed over."""
+def _fill(
+    folder: Path,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    on_progress: OnProgress,
+    number: int,
+    count: int,
+) -> int:
+    """Write the share's missing pieces, one being read while another is encoded; how many pieces the corpus has."""
+    pieces = 0
+    pending: tuple[int, list[_Document], Future[list[NDArray[np.int32]]]] | None = None
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        for texts in _pieces(documents, on_progress):
+            pieces += 1
+            if (pieces - 1) % count != number:
+                continue
+            held = [_Document(text, text_hash(text), len(text.encode("utf-8"))) for text in texts]
+            known = _read_piece(folder, pieces - 1)
+            if known is not None and known["documents"] == _digest(held):
+                continue
+            encoded = pool.submit(_encoded, tokenizer, texts)
+            if pending:
+                _write_piece(folder, tokenizer, *pending)
+            pending = pieces - 1, held, encoded
+        if pending:
+            _write_piece(folder, tokenizer, *pending)
+    return pieces
 
-    def __init__(self, folder: Path, part: str, size: int):
-        self.folder, self.part = folder, part
-        self.dtype = np.uint16 if size <= 2**16 else np.uint32
-        self.shards: list[Shard] = []
-        while shard := Shard.found(self._path()):
-            self.shards.append(shard)
-        self.known = TokenStream(self.shards).hashes()
-        self.seen = self.tokens = 0
-        self.rows: list[NDArray[Any]] = []
-        self.records: list[tuple[int, int, int]] = []
 
-    def _path(self) -> Path:
-        return self.folder / f"{self.part}-{len(self.shards):05d}"
+def _pieces(documents: Documents, on_progress: OnProgress) -> Iterator[list[str]]:
+    """The corpus in pieces of consecutive documents, the same whoever reads it."""
+    done = told = size = 0
+    total, held = documents.expected_bytes, []
+    for text in documents:
+        held.append(text)
+        size += len(text)
+        done += len(text.encode("utf-8")) + 1
+        if done - told >= BATCH_CHARACTERS:
+            told = done
+            on_progress(min(done, total), total)
+        if size >= PIECE_CHARACTERS:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+    on_progress(total, total)
 
-    def passes_over(self, document: _Document) -> bool:
-        """Whether the next document is in a finished shard."""
-        place, self.seen = self.seen, self.seen + 1
-        if place < len(self.known) and int(self.known[place]) != document.hashed:
-            raise _DisagreesError
-        return place < len(self.known)
 
-    def add(self, document: _Document, row: NDArray[np.int32]) -> None:
-        """Take in the tokens of the next document."""
-        self.tokens += len(row)
-        self.rows.append(row.astype(self.dtype))
-        self.records.append((self.tokens, document.hashed, document.text_bytes))
-        if self.tokens >= SHARD_TOKENS:
-            self.close()
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[np.int32]]:
+    """The tokens of each text, encoded as many at a time as is worth while."""
+    found: list[NDArray[np.int32]] = []
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= BATCH_CHARACTERS:
+            found += tokenizer.encode(batch)
+            batch, characters = [], 0
+    return found + tokenizer.encode(batch)
 
-    def close(self) -> None:
-        """Write what is held as a shard, if anything is."""
-        if not self.rows:
-            return
-        records = np.array(self.records, dtype=DOCUMENT)
-        shard = Shard(self._path(), self.tokens, len(records), int(records["bytes"].sum()))
-        for path, array in zip(shard.files, (records, np.concatenate(self.rows)), strict=True):
-            write_with(path, partial(_save, array))
-        self.shards.append(shard)
-        self.rows, self.records, self.tokens = [], [], 0
+
+def _piece_path(folder: Path, number: int) -> Path:
+    return folder / f"piece-{number:05d}.json"
+
+
+def _digest(held: list[_Document]) -> str:
+    return content_hash([document.hashed for document in held])
+
+
+def _read_piece(folder: Path, number: int) -> dict[str, Any] | None:
+    """What is known of a piece; None unless all its files are there in their sizes."""
+    try:
+        piece = json.loads(_piece_path(folder, number).read_text("utf-8"))
+        for entry in piece["shards"]:
+            shard = Shard.found(folder / entry["name"])
+            sizes = {} if shard is None else {path.name: path.stat().st_size for path in shard.files}
+            if sizes != entry["sizes"] or _shard_digest(shard) != entry["hashes"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return piece
+
+
+def _shard_digest(shard: Shard | None) -> str:
+    return "" if shard is None else content_hash(TokenStream([shard]).hashes().tolist())
+
+
+def _write_piece(
+    folder: Path,
+    tokenizer: Tokenizer,
+    number: int,
+    held: list[_Document],
+    encoded: "Future[list[NDArray[np.int32]]]",
+) -> None:
+    """Write the shards of a piece, then what is known of it."""
+    dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
+    rows = [tokenizer.frame(ids, len(ids) + 2).astype(dtype) for ids in encoded.result()]
+    entries = []
+    for part in PARTS:
+        own = [(row, one) for row, one in zip(rows, held, strict=True) if one.part == part]
+        if not own:
+            continue
+        ends = np.cumsum([len(row) for row, _ in own])
+        records = np.array(
+            [(end, one.hashed, one.text_bytes) for end, (_, one) in zip(ends, own, strict=True)],
+            dtype=DOCUMENT,
+        )
+        path = folder / f"{part}-{number:05d}"
+        shard = Shard(path, int(ends[-1]), len(records), int(records["bytes"].sum()))
+        for file, array in zip(shard.files, (records, np.concatenate([row for row, _ in own])), strict=True):
+            write_with(file, partial(_save, array))
+        entries.append(_entry(shard, part))
+    write_json(_piece_path(folder, number), {"documents": _digest(held), "shards": entries})
 
 
 def _save(array: NDArray[Any], path: Path) -> None:
     with open(path, "wb") as handle:
         np.save(handle, array)
-
-
-def _build(folder: Path, documents: Documents, tokenizer: Tokenizer, on_progress: OnProgress) -> None:
-    """Write the missing shards and the index."""
-    series = {part: _Series(folder, part, tokenizer.size) for part in PARTS}
-    try:
-        _fill(series, documents, tokenizer, on_progress)
-    except _DisagreesError:
-        for path in (path for part in PARTS for shard in series[part].shards for path in shard.files):
-            path.unlink(missing_ok=True)
-        return _build(folder, documents, tokenizer, on_progress)
-    entries = [_entry(shard, part) for part in PARTS for shard in series[part].shards]
-    if not entries:
-        raise DataError(f"{documents.name} holds no documents", hint="check that its files are not empty")
-    write_json(
-        folder / INDEX,
-        {"format": FORMAT, "name": documents.name, "skips": dict(documents.skips), "shards": entries},
-    )
 
 
 def _entry(shard: Shard, part: str) -> dict[str, Any]:
@@ -215,49 +325,7 @@ def _entry(shard: Shard, part: str) -> dict[str, Any]:
         "tokens": shard.tokens,
         "documents": shard.documents,
         "text_bytes": shard.text_bytes,
+        "hashes": _shard_digest(shard),
         "sizes": {path.name: path.stat().st_size for path in shard.files},
         "checksums": {path.name: file_hash(path) for path in shard.files},
     }
-
-
-def _fill(
-    series: dict[str, _Series], documents: Documents, tokenizer: Tokenizer, on_progress: OnProgress
-) -> None:
-    """Stream the documents into their series; one batch is read while another is encoded."""
-    done, total = 0, documents.expected_bytes
-
-    def store(batch: list[_Document], encoded: "Future[list[NDArray[np.int32]]]") -> None:
-        for document, ids in zip(batch, encoded.result(), strict=True):
-            series[document.part].add(document, tokenizer.frame(ids, len(ids) + 2))
-
-    pending: tuple[list[_Document], Any] | None = None
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        for batch in _batches(documents):
-            fresh = [document for document in batch if not series[document.part].passes_over(document)]
-            encoded = pool.submit(tokenizer.encode, [document.text for document in fresh])
-            if pending:
-                store(*pending)
-            pending = fresh, encoded
-            done += sum(document.text_bytes + 1 for document in batch)
-            on_progress(min(done, total), total)
-        if pending:
-            store(*pending)
-    for one in series.values():
-        if one.seen < len(one.known):
-            raise _DisagreesError
-        one.close()
-    on_progress(total, total)
-
-
-def _batches(documents: Documents) -> Iterator[list[_Document]]:
-    """Documents in batches worth encoding together."""
-    batch: list[_Document] = []
-    characters = 0
-    for text in documents:
-        batch.append(_Document(text, text_hash(text), len(text.encode("utf-8"))))
-        characters += len(text)
-        if characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 DOCUMENT = np.dtype(
     [("end", np.int64), ("hash", np.uint64), ("bytes", np.int64)]
 )  # one of a shard's documents
+
+# Shards of a stream that are mapped at once: the system allows a process so many maps, not one for each.
+MOST_OPEN = 4096
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,16 @@ class TokenStream:
         self.starts = np.cumsum([0, *(shard.tokens for shard in self.shards)])
         self.documents = sum(shard.documents for shard in self.shards)
         self.text_bytes = sum(shard.text_bytes for shard in self.shards)
-        self._tokens = [np.load(shard.files[1], mmap_mode="r") for shard in self.shards]
+        self._tokens = lru_cache(maxsize=MOST_OPEN)(self._open)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenStream, (self.shards,)
+
+    def _open(self, at: int) -> NDArray[Any]:
+        return np.load(self.shards[at].files[1], mmap_mode="r")
 
     def slice(self, start: int, stop: int) -> NDArray[np.int32]:
         """A copy of the tokens from `start` up to `stop`, as far as there are any."""
@@ -71,7 +78,7 @@ class TokenStream:
         at = int(np.searchsorted(self.starts, start, side="right")) - 1
         while start < stop:
             offset = int(self.starts[at])
-            pieces.append(self._tokens[at][start - offset : stop - offset].astype(np.int32))
+            pieces.append(self._tokens(at)[start - offset : stop - offset].astype(np.int32))
             start, at = int(self.starts[at + 1]), at + 1
         return np.concatenate(pieces)
 
@@ -90,7 +97,7 @@ class TokenStream:
     def hashes(self) -> NDArray[np.uint64]:
         """The `text_hash` of each document, in order."""
         return np.concatenate(
-            [np.zeros(0, np.uint64), *(self._documents(shard)["hash"] for shard in self.shards)]
+            [np.zeros(0, np.uint64), *(np.array(self._documents(shard)["hash"]) for shard in self.shards)]
         )
 
     @staticmethod

@@ -40,6 +40,7 @@ class Load:
     source_length: int = 0  # tokens of the source in each pair (S); 0 = there are no pairs
     passes: int = 1  # readings of a batch in one step
     averages: bool = False  # an average of the weights stands beside the model
+    parts: int = 1  # processes over which a sharded model is cut
 
     @property
     def tokens(self) -> int:

@@ -64,15 +64,15 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
     """
     if processes is None:
         if find_place().count > 1:
-            raise ConfigError(
+            error = ConfigError(
                 "this runs in one process; only pretrain, finetune and resume run in many",
                 hint="give the command without torchrun",
             )
+            error.is_shared = True
+            raise error
         processes = ALONE
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS adds up in one order with it
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(True)
+        _repeat_exactly()
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,6 +94,15 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     return Runtime(device, precision, processes, config.sharded and not processes.is_alone)
+
+
+def _repeat_exactly() -> None:
+    """Make torch add numbers up in one order, for the rest of the program."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)  # these two go their own way on the way back
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _own_gpu(processes: Processes) -> str:

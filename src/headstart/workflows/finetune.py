@@ -206,6 +206,7 @@ def _run(
         announce(config, runtime, tokenizer.size, len(task.classes), tokens, on_event)
     model, moved = make_classifier(config, objective, task, trained)
     info = known or _begin(folder, config, data, base, task, trained, moved, runtime)
+    processes.start(runtime.device, config.training.timeout)
     if moved is not None:
         on_event(Note(f"from {base}: {moved.summary()}"))
     on_event(Note(f"{count_parameters(model):,} parameters; {len(dataset.train):,} texts to learn from"))

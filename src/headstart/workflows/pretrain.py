@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from socket import gethostname
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from headstart.config import RunConfig, TokenizerConfig, resolve
-from headstart.data.corpus import Corpus, default_cache, prepare
+from headstart.config import RunConfig, resolve
+from headstart.data.corpus import Corpus
 from headstart.data.documents import Documents, open_documents
 from headstart.data.loader import BlockLoader, Loader
 from headstart.data.pairs import PairLoader
 from headstart.data.stream import TokenStream, join
-from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
+from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives.base import Objective
@@ -25,12 +25,13 @@ from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.table import make_objective
 from headstart.results import LanguageScore, plain
 from headstart.training.evaluate import language_sums
-from headstart.training.events import Event, Note, Stage
+from headstart.training.events import Event, Note
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.processes import Processes, joined
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
 from headstart.workflows.begin import begun, heard
 from headstart.workflows.plan import announce
+from headstart.workflows.prepare import learn_tokenizer, prepare_documents, prepare_documents_share
 from headstart.workflows.run import RunFolder, RunInfo, from_main, train_in
 from headstart.workflows.story import tell_story
 
@@ -152,6 +153,10 @@ def _run(
                 f"this tokenizer has no mask token, so {objective.name} cannot hide anything",
                 hint="use causal-lm",
             )
+    if not processes.is_alone:
+        with processes.together():
+            for each in documents:
+                prepare_documents_share(each, tokenizer, processes.rank, processes.count, on_event)
     parts = processes.in_order(lambda: [prepare_documents(each, tokenizer, on_event) for each in documents])
     train = join([part.train for part in parts])
     valid = join([part.valid for part in parts])
@@ -160,6 +165,7 @@ def _run(
         announce(config, runtime, tokenizer.size, 0, len(train), on_event)
         loader = make_loader(train, config, objective, tokenizer)
     info = known or _begin(folder, config, corpora, fingerprints, tokenizer, parts, runtime)
+    processes.start(runtime.device, config.training.timeout)
     seed_everything(config.training.seed, 0, 3)
     model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
     marks = valid_marks(valid, config, objective, tokenizer, runtime)
@@ -239,32 +245,6 @@ def _same_text(documents: list[Documents], processes: Processes) -> list[str]:
 def absolute(names: Sequence[str]) -> list[str]:
     """Paths made absolute, so that a resume finds them from any folder; other names as they are."""
     return [str(Path(name).resolve()) if Path(name).exists() else name for name in names]
-
-
-def learn_tokenizer(
-    config: TokenizerConfig, documents: list[Documents], on_event: Callable[[Event], None]
-) -> Tokenizer:
-    """The tokenizer that the settings name: opened, or learnt from the documents."""
-
-    def texts() -> Iterator[str]:
-        on_event(Stage(f"learning a {config.kind} tokenizer"))
-        for each in documents:
-            yield from each
-
-    return resolve_tokenizer(config, texts)
-
-
-def prepare_documents(
-    documents: Documents, tokenizer: Tokenizer, on_event: Callable[[Event], None]
-) -> Corpus:
-    """The documents as cached shards, with what was skipped told."""
-    name = f"tokenising {documents.name}"
-    corpus = prepare(
-        documents, tokenizer, default_cache(), lambda done, total: on_event(Stage(name, done, total))
-    )
-    for reason, count in corpus.skips.items():
-        on_event(Note(f"{documents.name}: {count:,} rows skipped: {reason}"))
-    return corpus
 
 
 def _check_size(train: TokenStream, config: RunConfig) -> None:

@@ -35,7 +35,6 @@ def resume(
                 return None
             with processes.together():
                 runtime = start_runtime(info.config.training, processes)
-            processes.start(runtime.device, info.config.training.timeout)
             return _go_on(folder, info, runtime, heard(processes, on_event))
 
 

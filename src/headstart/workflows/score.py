@@ -20,7 +20,8 @@ from headstart.training.evaluate import predict_probabilities
 from headstart.training.metrics import score
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune import MARK_TOKENS, encode_rows
-from headstart.workflows.pretrain import prepare_documents, score_language
+from headstart.workflows.prepare import prepare_documents
+from headstart.workflows.pretrain import score_language
 from headstart.workflows.run import Trained, load_trained, need_heads
 from headstart.workflows.score_translation import TranslationDuel, evaluate_translator
 
