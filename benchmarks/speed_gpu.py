@@ -9,6 +9,7 @@ On a machine that lacks our dependencies, put src and a folder with pydantic on 
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -279,10 +280,8 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
     trainer = Watched(
         model, objective, loader, make_alphabet(size), config, runtime, on_event=listen, stop=stop
     )
-    try:
+    with contextlib.suppress(Stopped):
         trainer.run()
-    except Stopped:
-        pass
     seconds = seen["end"] - seen["start"]
     precision = str(runtime.precision).removeprefix("torch.")
     load = make_load(config, runtime.device.type, precision, size)
@@ -596,10 +595,8 @@ class Child:
 
     def end(self) -> None:
         """Stop it and all that it started."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         self.errors.close()
 
