@@ -1,6 +1,6 @@
 """How fast a GPU trains: headstart beside the Trainer of transformers, and how near both come to the GPU's own limit.
 
-    python benchmarks/speed_gpu.py [--seconds S] [--window S] [--only TEXT] [--out FOLDER] [--rehearse]
+    python benchmarks/speed_gpu.py [--seconds S] [--window S] [--only PATTERN] [--out FOLDER] [--add] [--rehearse]
 
 Each setting is a process of its own. All of them compile at the same time, which a GPU hardly notices; then they are
 measured one after the other, alone, the most important first, until the seconds are spent. What was found is written
@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -56,20 +57,22 @@ SETTINGS = [
     Setting("masked LM, 256 tokens", "headstart", "pretrain", "small", 256, MASKED),
     Setting("causal LM, 256 tokens", "headstart", "pretrain", "small", 256, CAUSAL),
     Setting("masked LM, 256 tokens", "BERT", "pretrain", "small", 256, MASKED, gib=26),
-    Setting("masked LM, 256 tokens", "ModernBERT", "pretrain", "small", 256, MASKED, gib=30),
     Setting("causal LM, 256 tokens", "Llama", "pretrain", "small", 256, CAUSAL, gib=34),
-    Setting("translation", "headstart", "finetune", "vaswani-base", 128, gib=24),
+    Setting("masked LM, 256 tokens", "ModernBERT", "pretrain", "small", 256, MASKED, gib=30),
     Setting("masked LM, 512 tokens", "headstart", "pretrain", "small", 512, MASKED),
     Setting("causal LM, 512 tokens", "headstart", "pretrain", "small", 512, CAUSAL),
+    Setting("translation", "headstart", "finetune", "vaswani-base", 128, gib=24),
     Setting("classification", "headstart", "finetune", "small", 512, gib=8),
+    Setting("masked LM, 512 tokens", "BERT", "pretrain", "small", 512, MASKED, gib=26),
     Setting("classification", "BERT", "finetune", "small", 512, is_compiled=False, gib=10),
     Setting("translation", "Marian", "finetune", "vaswani-base", 128, is_compiled=False, gib=30),
-    Setting("masked LM, 512 tokens", "BERT", "pretrain", "small", 512, MASKED, gib=26),
+    Setting("translation", "headstart", "finetune", "vaswani-base", 128, is_compiled=False, gib=24),
+    Setting("classification", "headstart", "finetune", "small", 512, is_compiled=False, gib=8),
+    Setting("masked LM, 256 tokens", "headstart", "pretrain", "small", 256, MASKED, is_compiled=False),
+    Setting("causal LM, 256 tokens", "headstart", "pretrain", "small", 256, CAUSAL, is_compiled=False),
     Setting("causal LM, 512 tokens", "Llama", "pretrain", "small", 512, CAUSAL, gib=34),
     Setting("masked LM, 512 tokens", "ModernBERT", "pretrain", "small", 512, MASKED, gib=30),
     Setting("causal LM, 256 tokens", "GPT-2", "pretrain", "small", 256, CAUSAL, gib=34),
-    Setting("masked LM, 256 tokens", "headstart", "pretrain", "small", 256, MASKED, is_compiled=False),
-    Setting("causal LM, 256 tokens", "headstart", "pretrain", "small", 256, CAUSAL, is_compiled=False),
     Setting("classification", "BERT", "finetune", "small", 512, gib=10),
     Setting("translation", "Marian", "finetune", "vaswani-base", 128, gib=30),
 ]
@@ -449,6 +452,7 @@ def measure_peer(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
         torch_compile=setting.is_compiled, optim="adamw_torch_fused", dataloader_num_workers=0 if rehearsed else 4,
         dataloader_persistent_workers=not rehearsed, logging_strategy="no", save_strategy="no", report_to="none",
         disable_tqdm=True, remove_unused_columns=False, logging_nan_inf_filter=False, use_cpu=rehearsed,
+        accelerator_config={"non_blocking": True},
         label_smoothing_factor=0.1 if objective.name == "translate" else 0.0,
     )  # fmt: skip
     trainer = Counting(
@@ -605,26 +609,29 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """All settings in waves that fit the GPU's memory; results are written after each."""
     began = time.monotonic()
     left: Callable[[], float] = lambda: options.seconds - (time.monotonic() - began)  # noqa: E731
-    settings = [setting for setting in SETTINGS if options.only in setting.name]
+    settings = [setting for setting in SETTINGS if re.search(options.only, setting.name)]
     cache, logs = Path(tempfile.mkdtemp(prefix="inductor-")), Path(tempfile.mkdtemp(prefix="speed-gpu-"))
     found: dict[str, Any] = {
         "command": " ".join(["python", "benchmarks/speed_gpu.py", *sys.argv[1:]]),
         "commit": commit(), "python": platform.python_version(), "rows": [], "machine": {},
     }  # fmt: skip
+    before = options.out / "speed-gpu.json"
+    if options.add and before.exists():
+        kept = [row for row in json.loads(before.read_text())["rows"] if "failed" not in row]
+        found["rows"] = kept
+        known = {(row["work"], row["system"], row["is_compiled"]) for row in kept}
+        settings = [each for each in settings if (each.work, each.system, each.is_compiled) not in known]
     waiting: list[Setting | None] = [None, *settings]
     number = 0
     while waiting and left() > 25:
         wave: list[Child] = []
-        memory = 0.0
-        while waiting and (
-            not wave
-            or (memory + (waiting[0].gib if waiting[0] else 2) <= options.gib and len(wave) < options.at_once)
-        ):
-            setting = waiting.pop(0)
-            memory += setting.gib if setting else 2
+        for setting in choose(waiting, options, left()):
+            waiting.remove(setting)
             log = logs / f"{number}.log"
             number += 1
             wave.append(Child(setting, options.window, options.rehearse, cache, log))
+        if not wave:
+            break
         try:
             patience = min(options.compiling, left() - 8 * len(wave))
             until = time.monotonic() + max(15.0, patience)
@@ -651,6 +658,22 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     found["seconds"] = time.monotonic() - began
     write(found, options.out)
     return found
+
+
+def choose(waiting: list[Setting | None], options: argparse.Namespace, left: float) -> list[Setting | None]:
+    """Who goes next: as many as memory and time allow, and none that must be compiled where time is short."""
+    chosen: list[Setting | None] = []
+    memory, has_time = 0.0, left >= options.compiling
+    for setting in waiting:
+        need = setting.gib if setting else 2.0
+        seconds = (options.compiling if has_time else 20.0) + (options.window + 3) * (len(chosen) + 1)
+        if setting is not None and setting.is_compiled and not has_time:
+            continue
+        if chosen and (memory + need > options.gib or len(chosen) >= options.at_once or seconds > left - 2):
+            break
+        memory += need
+        chosen.append(setting)
+    return chosen
 
 
 def take_turn(
@@ -778,11 +801,12 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=195.0, help="all of it")
-    parser.add_argument("--window", type=float, default=4.0, help="seconds that each setting is measured")
-    parser.add_argument("--compiling", type=float, default=75.0, help="seconds that a wave may compile")
-    parser.add_argument("--gib", type=float, default=250.0, help="of the settings that compile together")
-    parser.add_argument("--at-once", type=int, default=12, help="processes that compile together")
-    parser.add_argument("--only", default="", help="settings whose name holds this")
+    parser.add_argument("--window", type=float, default=3.5, help="seconds that each setting is measured")
+    parser.add_argument("--compiling", type=float, default=80.0, help="seconds that a wave may compile")
+    parser.add_argument("--gib", type=float, default=300.0, help="of the settings that compile together")
+    parser.add_argument("--at-once", type=int, default=13, help="processes that compile together")
+    parser.add_argument("--only", default="", help="settings whose name matches this")
+    parser.add_argument("--add", action="store_true", help="to what OUT already holds, measuring the rest")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with very small models")
     parser.add_argument("--child", help=argparse.SUPPRESS)
