@@ -26,10 +26,10 @@ class Tokens:
         return random_rows([150])[0].tokens[1:-1][start:stop]
 
 
-def make_trainer(name, **training):
+def make_trainer(name, dropout=0.0, **training):
     torch.manual_seed(0)
     objective = OBJECTIVES[name]()
-    body = small_body(objective.bodies[0])
+    body = small_body(objective.bodies[0], dropout=dropout)
     model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
     settings = {"epochs": 2, "keep": "last", **training}
     config = RunConfig(job="finetune", body=body, optimizer={"kind": "muon"}, training=settings)
@@ -61,6 +61,20 @@ def test_compiled_steps_are_the_plain_ones_and_are_compiled_once(name, graphs):
     assert not counters["graph_break"]
     for one, other in zip(plain.model.parameters(), swift.model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["masked-lm", "classify", "translate"])
+def test_dropout_is_compiled_with_the_rest(name):
+    from torch._dynamo.utils import counters
+
+    run = make_trainer(name, dropout=0.1)
+    torch._dynamo.reset()
+    counters.clear()
+    run.compiled = Compiled(run.model, run.objective, backend="aot_eager")
+    run.run()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
 
 
 def test_outside_of_a_step_the_body_reads_plainly():

@@ -44,7 +44,8 @@ class Compiled:
             if shape.numel() > self._shapes.get(batch.is_causal, torch.Size((0,))).numel():
                 self._shapes[batch.is_causal] = shape
             return shape == self._shapes[batch.is_causal]
-        sizes = [*shape, *(() if batch.source is None else batch.source.shape[1:])]
+        lengths = shape[1:] if batch.source is None else (shape[1], batch.source.shape[1])
+        sizes = [shape[0], *(_wide(length, self._body.config.max_length) for length in lengths)]
         # sizes that are equal at first, or one, are taken to be so for ever: a later batch would be compiled for anew
         self._is_begun = self._is_begun or len(set(sizes)) == len(sizes)
         return self._is_begun and min(sizes) > 1
@@ -69,6 +70,12 @@ class Compiled:
             del self._body.forward
 
 
+def _wide(length: int, most: int) -> int:
+    """The length to which a text is filled up; there are no more than `most` positions."""
+    wide = -(-length // MULTIPLE) * MULTIPLE
+    return wide if wide <= most else length
+
+
 def _widened(batch: Batch, most: int) -> Batch:
     """The batch with lengths that are multiples of MULTIPLE, and with padding even if it needs none.
 
@@ -79,9 +86,7 @@ def _widened(batch: Batch, most: int) -> Batch:
         own: Tensor | None = getattr(batch, name)
         if own is None:
             continue
-        more = -own.shape[1] % MULTIPLE
-        if more and own.shape[1] + more <= most:
-            changes[name] = F.pad(own, (0, more))
+        changes[name] = F.pad(own, (0, _wide(own.shape[1], most) - own.shape[1]))
     return replace(batch, is_full=False, **changes)  # type: ignore[arg-type]
 
 
