@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -812,6 +813,14 @@ if __name__ == "__main__":
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child is None:
+        has_gpu = shutil.which("nvidia-smi") or any(
+            Path(device).exists() for device in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
+        )
+        if not (has_gpu or given.rehearse):
+            print(
+                "there is no GPU here, so there is nothing to measure; --rehearse tries the script on a CPU"
+            )
+            sys.exit(0)
         run(given)
     else:
         content = json.loads(given.child)

@@ -77,6 +77,32 @@ def test_dropout_is_compiled_with_the_rest(name):
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
+def test_a_compiled_run_taken_up_ends_where_it_would_have_ended():
+    def compiled(**training):
+        run = make_trainer("masked-lm", keep="last", epochs=None, steps=6, **training)
+        run.compiled = Compiled(run.model, run.objective, backend="aot_eager")
+        return run
+
+    whole, first, second = compiled(), compiled(save_every=3), compiled()
+    whole.run()
+    kept = {}
+
+    def save():
+        parts = first.parts()
+        kept["parts"] = {
+            name: {key: tensor.clone() for key, tensor in part.items()} for name, part in parts.items()
+        }
+        kept["state"] = first.state.to_dict()
+
+    first.run(save)
+    second.load(kept["parts"], kept["state"])
+    assert second.state.step == 3
+    second.run()
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_outside_of_a_step_the_body_reads_plainly():
     run = make_trainer("masked-lm")
     compiled = Compiled(run.model, run.objective, backend="eager")
