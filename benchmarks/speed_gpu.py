@@ -460,7 +460,7 @@ def measure_peer(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
         model=model, args=arguments, train_dataset=Batches(), callbacks=[Measuring()],
         data_collator=make_collator(setting, objective, size),
     )  # fmt: skip
-    trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(trainer.train_dataset)  # type: ignore[method-assign]
+    trainer._get_train_sampler = lambda *_, **__: torch.utils.data.SequentialSampler(trainer.train_dataset)  # type: ignore[method-assign]
     trainer.train()
     seconds = seen["end"] - seen["start"]
     read = seen["steps"] * in_full if in_full else seen["read"]

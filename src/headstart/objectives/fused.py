@@ -86,21 +86,24 @@ def _marking(wants: bool) -> Callable[..., Any]:
     return torch.compile(slopes if wants else marks)
 
 
-def marks(scores: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy of scores (n, V), and how many are right."""
-    scores = scores.float()
-    log_sum = scores.logsumexp(dim=-1)  # (n,)
-    own = scores.gather(1, wanted[:, None])[:, 0]
+def _sums(full: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+    log_sum = full.logsumexp(dim=-1, keepdim=True)  # (n, 1)
+    own = full.gather(1, wanted[:, None])
     total = (log_sum - (1 - smoothing) * own).sum()
     if smoothing:
-        total = total - smoothing * scores.mean(dim=-1).sum()
-    return total, (scores.argmax(dim=-1) == wanted).sum()
+        total = total - smoothing * full.mean(dim=-1).sum()
+    return total, (full.argmax(dim=-1) == wanted).sum(), log_sum
+
+
+def marks(scores: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Summed cross-entropy of scores (n, V), and how many are right."""
+    return _sums(scores.float(), wanted, smoothing)[:2]
 
 
 def slopes(scores: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
     """What `marks` gives, and the loss's slope at every score, in the scores' own precision."""
-    total, correct = marks(scores, wanted, smoothing)
     full = scores.float()
-    share = (full - full.logsumexp(dim=-1, keepdim=True)).exp() - smoothing / scores.shape[-1]  # (n, V)
+    total, correct, log_sum = _sums(full, wanted, smoothing)
+    share = (full - log_sum).exp() - smoothing / scores.shape[-1]  # (n, V)
     is_wanted = torch.arange(scores.shape[-1], device=scores.device) == wanted[:, None]
     return total, correct, torch.where(is_wanted, share + (smoothing - 1), share).to(scores.dtype)
