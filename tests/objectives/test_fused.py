@@ -28,6 +28,25 @@ def test_the_fused_loss_is_the_plain_one_whatever_the_pieces(monkeypatch, smooth
             assert torch.allclose(fused.fused_loss(hidden, *given, labels, smoothing)[0], wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_the_marking_is_compiled_once_for_any_number_of_rows(monkeypatch):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    swift = torch.compile(fused.slopes, backend="aot_eager")
+    monkeypatch.setattr(fused, "_marking", lambda wants: swift)
+    weight = torch.randn(50, 8, requires_grad=True)
+    for rows in (30, 31, 47, 12):
+        hidden, labels = torch.randn(rows, 8), torch.randint(50, (rows,))
+        loss, correct = fused.fused_loss(hidden, weight, None, labels)
+        wanted, right = token_loss(hidden, weight, None, labels)
+        assert correct == right
+        assert torch.allclose(loss, wanted, rtol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
 def test_scores_are_fused_on_a_gpu_alone_and_only_where_asked():
     hidden = torch.zeros(3, 4)
     with fused.fused():
