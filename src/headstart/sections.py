@@ -206,7 +206,10 @@ class TrainingConfig(Section):
         "auto",
         description="auto = bfloat16 on a GPU with it; fast = also on a processor that multiplies it natively",
     )
-    compile: bool = Field(False, description="torch.compile the model")
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="torch.compile training steps, which costs about a minute; auto = for long runs on a GPU",
+    )
     sharded: bool = Field(
         False, description="many processes hold a part of the model each (FSDP2), not a copy each (DDP)"
     )

@@ -1,5 +1,6 @@
 """Tokens on disk as one long row that is read where it is asked for."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,6 +59,7 @@ class TokenStream:
     def __init__(self, shards: Sequence[Shard]):
         self.shards = tuple(shards)
         self.starts = np.cumsum([0, *(shard.tokens for shard in self.shards)])
+        self._ends = [int(start) for start in self.starts]  # quicker to look up than an array
         self.documents = sum(shard.documents for shard in self.shards)
         self.text_bytes = sum(shard.text_bytes for shard in self.shards)
         self._tokens = lru_cache(maxsize=MOST_OPEN)(self._open)
@@ -73,9 +75,11 @@ class TokenStream:
 
     def slice(self, start: int, stop: int) -> NDArray[np.int32]:
         """A copy of the tokens from `start` up to `stop`, as far as there are any."""
-        start, stop = max(start, 0), min(stop, len(self))
+        start, stop = max(start, 0), min(stop, self._ends[-1])
+        at = bisect_right(self._ends, start) - 1
+        if start < stop <= self._ends[at + 1]:  # most blocks lie in one shard
+            return np.array(self._tokens[at][start - self._ends[at] : stop - self._ends[at]], dtype=np.int32)
         pieces = [np.zeros(0, np.int32)]
-        at = int(np.searchsorted(self.starts, start, side="right")) - 1
         while start < stop:
             offset = int(self.starts[at])
             pieces.append(self._tokens(at)[start - offset : stop - offset].astype(np.int32))

@@ -62,7 +62,7 @@ class Classify(Objective):
 
     def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
         """Texts padded to the longest of them, with their classes where they are known."""
-        tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
+        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
         known = [row.label for row in rows if row.label is not None]
         labels = {"class": torch.tensor(known)} if len(known) == len(rows) else {}
         if self.r_drop and labels:

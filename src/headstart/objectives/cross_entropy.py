@@ -5,6 +5,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from headstart.objectives.fused import fused_loss, is_fused
+
 # How many scores are alive at once: on a CPU as many as its cache holds, on a GPU as many as keep it busy.
 PIECE = {"cpu": 2**22, "cuda": 2**27}
 
@@ -20,6 +22,8 @@ def token_loss(
     if torch.is_autocast_enabled(hidden.device.type):
         kind = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
+    if is_fused(hidden):
+        return fused_loss(hidden, weight, bias, labels, smoothing)
     if hidden.shape[0] * weight.shape[0] <= PIECE.get(hidden.device.type, 2**24):
         scores = F.linear(hidden, weight, bias).float()  # (N, V)
         loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from headstart.batch import IGNORE, Batch, Row, pad
+from headstart.batch import IGNORE, Batch, Row, marked_places, pad, rows_at
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
@@ -62,18 +62,20 @@ class Translate(Objective):
 
     def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
         """Framed sources beside framed translations: all tokens but the last as input, all but the first as labels."""
-        tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
-        sources = [torch.from_numpy(row.source).long() for row in rows if row.source is not None]
+        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
+        sources = [row.source for row in rows if row.source is not None]
         assert len(sources) == len(rows), "a row to translate has a source"
         source, source_real = pad(sources, alphabet.padding)
         labels = tokens[:, 1:].masked_fill(~real[:, 1:], IGNORE)
+        is_full = bool(real.all())
         return Batch(
-            tokens[:, :-1],
+            tokens[:, :-1].contiguous(),
             real[:, 1:],  # the last token of a text is no input, so what is read ends one earlier
             {"lm": labels, "agreement": labels} if self.r_drop else {"lm": labels},
-            is_full=bool(real.all()),
+            is_full=is_full,
             source=source,
             source_real=source_real,
+            marked=None if is_full else (labels.flatten() != IGNORE).nonzero()[:, 0],
         )
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
@@ -94,8 +96,8 @@ class Translate(Objective):
         hidden = model.body(batch).flatten(0, 1)  # (B * T, D)
         labels = batch.labels["lm"].flatten()  # (B * T,)
         if not batch.is_full:
-            marked = labels != IGNORE
-            hidden, labels = hidden[marked], labels[marked]
+            places = marked_places(batch, labels)
+            hidden, labels = rows_at(hidden, places), labels[places]
         weight, bias = language_head(model.heads).projection(model.body.table)
         total, correct = token_loss(hidden, weight, bias, labels, self.smoothing if model.training else 0.0)
         return hidden, labels, Loss(total, labels.numel(), correct)
