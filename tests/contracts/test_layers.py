@@ -15,6 +15,7 @@ LAYERS = [
     ["serving"],
     ["workflows", "playground"],
     ["training", "generation", "baselines", "planning", "views", "interchange"],
+    ["storage"],
     ["objectives", "checkpoint"],
     ["data", "models"],
     ["batch"],

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.data.example import hashes
-from headstart.errors import ConfigError, RunError
+from headstart.errors import ConfigError, DataError, RunError
 from headstart.training.events import Note
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
@@ -163,3 +163,26 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
     assert len(held) > 50
     assert not np.isin(held, seen).any()
     assert len(seen) > 200
+
+
+def test_a_finished_classifier_can_be_read_again_though_every_text_was_seen(world, tmp_path):
+    from headstart.workflows.finetune import finetune, read_finetuned
+    from headstart.workflows.run import RunFolder
+
+    table = write_labelled(tmp_path / "table.tsv")
+    rows = [line.split("\t")[0] for line in table.read_text().splitlines()[1:]]
+    (tmp_path / "rows.txt").write_text("\n".join(rows) + "\n")
+    pretrain([str(tmp_path / "rows.txt")], tmp_path / "base", settings=MASKED)
+    tuning = {"training": {"epochs": 1, "length": 32}}
+    done = finetune(str(tmp_path / "base"), str(table), tmp_path / "tuned", settings=tuning)
+    assert np.isnan(done.score.leak_free_accuracy)
+    assert np.isnan(read_finetuned(RunFolder.open(tmp_path / "tuned")).score.leak_free_accuracy)
+
+
+def test_fine_tuning_on_a_set_that_is_kept_apart_is_refused(world, tmp_path):
+    from headstart.workflows.finetune import finetune
+
+    table = str(write_labelled(tmp_path / "table.tsv"))
+    apart = {"data": {"apart": [table]}, "training": {"epochs": 1, "length": 32}}
+    with pytest.raises(DataError, match="leaves"):
+        finetune(str(world / "base"), table, tmp_path / "tuned", settings=apart)

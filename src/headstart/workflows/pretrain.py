@@ -58,6 +58,7 @@ def pretrain(
     out: str | Path,
     *,
     base: str | None = None,
+    tokenizer_corpora: Corpora | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
@@ -65,16 +66,17 @@ def pretrain(
     """Train a base on raw text; `settings` are nested by section and go over the preset's (`tiny` unless told).
 
     Corpora are names, "NAME=WEIGHT", or names with their weights: how many times a text is read for each pass over
-    one of weight 1. From a `base` (a run, or a shipped base's name) training goes on with its tokenizer, weights and
-    shape. Under torchrun all processes train one base together.
+    one of weight 1. A new tokenizer is learnt from them, or from the `tokenizer_corpora`. From a `base` (a run, or a
+    shipped base's name) training goes on with its tokenizer, weights and shape. Under torchrun all processes train one
+    base together.
     """
     with joined() as processes:
         with processes.together():
-            mix = [each.absolute() for each in portions(corpora)]
+            mix = portions(corpora)
             trained = None if base is None else load_trained(base)
             config, objective = pretrain_config(preset, settings or {}, trained)
             runtime = start_runtime(config.training, processes)
-        inputs = _inputs(mix, base)
+        inputs = pretrain_inputs(mix, base, portions(tokenizer_corpora or []))
         start = "" if trained is None else content_hash(trained.info.to_dict())
         with begun(Path(out), config, inputs, runtime, start) as (folder, known):
             if known is not None and known.status == "finished":
@@ -84,12 +86,14 @@ def pretrain(
             )
 
 
-def _inputs(mix: Sequence[Portion], base: str | None) -> dict[str, Any]:
-    """What run.json keeps of what a run is given."""
-    given = {
-        "corpora": [each.corpus for each in mix],
-        "mix": [each.to_dict() for each in mix],
+def pretrain_inputs(mix: Sequence[Portion], base: str | None, split_by: Sequence[Portion]) -> dict[str, Any]:
+    """What run.json keeps of what a run is given; `split_by` is what a new tokenizer is learnt from, if not the mix."""
+    given: dict[str, Any] = {
+        "corpora": [each.absolute().corpus for each in mix],
+        "mix": [each.absolute().to_dict() for each in mix],
     }
+    if split_by:
+        given["tokenizer_corpora"] = [each.absolute().to_dict() for each in split_by]
     return given if base is None else {**given, "base": absolute([base])[0]}
 
 
@@ -178,7 +182,8 @@ def _run(
     elif trained is not None:
         tokenizer = trained.tokenizer
     else:
-        texts = [spared(each, never) for each in documents]
+        others = [Portion(**each).open(config.data) for each in inputs.get("tokenizer_corpora", [])]
+        texts = [spared(each, never) for each in others or documents]
         tokenizer = from_main(processes, lambda: learn_tokenizer(config.tokenizer, texts, on_event))
     with processes.together():
         if isinstance(objective, MaskedLM) and tokenizer.mask is None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from headstart.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+from headstart.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from headstart.config import RunConfig, parse
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped, nearest
@@ -24,6 +24,7 @@ from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.results import Transfer
+from headstart.storage import WHOLE, read_weights
 from headstart.training.events import Event
 from headstart.training.loop import Trainer
 from headstart.training.processes import ALONE, Processes
@@ -33,6 +34,7 @@ from headstart.workflows.tensorboard import TensorBoardLog
 
 FORMAT = 1  # of run.json; a newer one is refused with a word
 TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
+RECIPE = "recipe.json"  # in the folder of a recipe's stages
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,11 @@ class RunFolder:
 
     @staticmethod
     def _find(path: Path) -> str:
+        if (path / RECIPE).is_file() and not (path / "run.json").is_file():
+            raise RunError(
+                f"the recipe in {path} is not finished",
+                hint=f"`headstart resume {shlex.quote(str(path))}` goes on with it",
+            )
         if not (path / "run.json").is_file():
             siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
             near = (
@@ -228,7 +235,7 @@ class RunFolder:
                 self._finish(info, weights, result)
 
     def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
-        save_weights(self.path / "model.safetensors", weights)
+        save_weights(self.path / WHOLE, weights)
         write_json(self.path / "result.json", result)
         moved = Transfer(**info.transfer).summary() if info.transfer else ""
         write_text(
@@ -331,7 +338,7 @@ def load_trained(name: str) -> Trained:
         info=info,
         objective=make_objective(info.config.objective),
         tokenizer=folder.tokenizer(info),
-        weights=load_weights(path / "model.safetensors"),
+        weights=read_weights(path),
         seen=folder.seen(),
         own_source_tokenizer=folder.source_tokenizer(info),
     )
