@@ -18,7 +18,10 @@ from headstart.workflows.run import load_trained
 from headstart.workflows.stages import run_recipe
 
 FILES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
-TOKENIZER = 400_000  # bytes that a compressed tokenizer takes at most
+BESIDE = {
+    "en": 900_000,
+    "fr": 1_900_000,
+}  # bytes of the tokenizer and of the hashes of what was read, compressed
 
 
 def lay_out(recipe, root):
@@ -53,13 +56,13 @@ def test_a_recipe_keeps_to_its_size(recipe):
         model = build_model(body, size, objective.heads(body, size, 0))
     limits = {"small": (24_000_000, 24 * 2**20), "tiny": (8_000_000, 8 * 2**20)}
     most, most_bytes = limits[name.partition("-")[2]]
-    assert 0.8 * most < count_parameters(model) <= most
+    assert 0.75 * most < count_parameters(model) <= most
     stored = sum(
         part.nbytes
         for weight in model.state_dict().values()
         for part in _encoded(torch.zeros(weight.shape), "int8").values()
     )
-    assert stored + TOKENIZER < most_bytes
+    assert stored + BESIDE[name[:2]] < most_bytes
     assert f"{count_parameters(model) / 1e6:.1f} M parameters" in found.config.title
 
 

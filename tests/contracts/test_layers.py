@@ -22,6 +22,7 @@ LAYERS = [
     ["results"],
     ["config", "presets"],
     ["sections"],
+    ["shipped"],
     ["files"],
     ["errors"],
 ]

@@ -54,9 +54,10 @@ class MixedLoader:
 
     def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
         """The rows with these numbers."""
-        rows = []
-        for each in numbers.tolist():
-            place, number = divmod(each, len(self.loaders))
-            turn, own = divmod(place, self.sizes[number])
-            rows += self.loaders[number].fetch(np.array([own]), turn)
-        return rows
+        places, owners = np.divmod(numbers, len(self.loaders))
+        turns, own = np.divmod(places, np.array(self.sizes)[owners])
+        rows: dict[int, Row] = {}
+        for owner, turn in sorted(set(zip(owners.tolist(), turns.tolist(), strict=True))):
+            at = np.flatnonzero((owners == owner) & (turns == turn))
+            rows.update(zip(at.tolist(), self.loaders[owner].fetch(own[at], turn), strict=True))
+        return [rows[at] for at in range(len(numbers))]

@@ -15,6 +15,7 @@ from headstart.config import RunConfig, load_preset, resolve
 from headstart.data.apart import without_apart
 from headstart.data.example import Dataset, Example, hashes
 from headstart.data.fresh_loader import check_dropout, training_loader
+from headstart.data.seen import seen_before
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.data.tokenizer import Tokenizer
@@ -384,5 +385,5 @@ def score_rows(
     probabilities = predict_probabilities(
         model, objective, task.rows[split], task.tokenizer, runtime, MARK_TOKENS
     )
-    was_seen = np.isin(hashes(task.dataset.texts(split)), seen)
+    was_seen = seen_before(hashes(task.dataset.texts(split)), seen)
     return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)

@@ -1,18 +1,23 @@
 """Prepared corpora as one thing to read: each document once if that is asked, each corpus at its own rate."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from socket import gethostname
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import DataConfig
 from headstart.data.corpus import Corpus
+from headstart.data.documents import Documents
 from headstart.data.loader import BlockLoader, Loader
 from headstart.data.mixed_loader import MixedLoader
 from headstart.data.pairs import PairLoader
 from headstart.data.stream import TokenStream, join, spare
+from headstart.errors import DataError
 from headstart.training.events import Event, Note
+from headstart.training.processes import Processes
 
 
 def without_repeats(
@@ -51,3 +56,21 @@ def make_mixed_loader(
     loaders = [make(stream) for stream, _ in read]
     first = loaders[0]
     return MixedLoader(loaders, [weight for _, weight in read], first.rows_per_batch, first.seed)
+
+
+def same_text(documents: list[Documents], processes: Processes) -> list[str]:
+    """The fingerprints of the corpora, read once on each machine, where they must be those of the main process."""
+    own: list[str] = []
+    with processes.together():
+        if processes.place.local_rank == 0:
+            own = [each.fingerprint for each in documents]
+    mains = json.loads(processes.from_main(lambda: json.dumps(own)))
+    with processes.together():
+        if own and own != mains:
+            raise DataError(
+                f"the corpus on {gethostname()} is not that of the main process",
+                hint="give every machine the same files",
+            )
+    for each, fingerprint in zip(documents, mains, strict=True):
+        each.__dict__["fingerprint"] = fingerprint
+    return mains

@@ -1,12 +1,10 @@
 """Raw text to a base: tokenizer, shards, language-model training."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 import numpy as np
@@ -30,13 +28,21 @@ from headstart.results import LanguageScore, Transfer, plain
 from headstart.training.evaluate import language_sums
 from headstart.training.events import Event, Note, Stage
 from headstart.training.loop import Evaluation, Trainer
-from headstart.training.processes import Processes, joined
+from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
 from headstart.workflows.begin import begun, heard
 from headstart.workflows.continued import base_for, continued_settings
-from headstart.workflows.mix import make_mixed_loader, tokens_a_pass, without_repeats
+from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
 from headstart.workflows.plan import announce
-from headstart.workflows.run import RunFolder, RunInfo, Trained, from_main, load_trained, train_in
+from headstart.workflows.run import (
+    RunFolder,
+    RunInfo,
+    Trained,
+    from_main,
+    load_trained,
+    shipped_bases,
+    train_in,
+)
 from headstart.workflows.story import tell_story
 
 MARKED_BATCHES = 50  # of the held-out part, at each look during training
@@ -171,7 +177,7 @@ def _run(
         never = apart_hashes(config.data.apart)
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
-    fingerprints = _same_text(documents, processes)
+    fingerprints = same_text(documents, processes)
     with processes.together():
         if known is not None and known.inputs["fingerprints"] != fingerprints:
             raise RunError(
@@ -269,27 +275,10 @@ def _begin(
     return info
 
 
-def _same_text(documents: list[Documents], processes: Processes) -> list[str]:
-    """The fingerprints of the corpora, read once on each machine, where they must be those of the main process."""
-    own: list[str] = []
-    with processes.together():
-        if processes.place.local_rank == 0:
-            own = [each.fingerprint for each in documents]
-    mains = json.loads(processes.from_main(lambda: json.dumps(own)))
-    with processes.together():
-        if own and own != mains:
-            raise DataError(
-                f"the corpus on {gethostname()} is not that of the main process",
-                hint="give every machine the same files",
-            )
-    for each, fingerprint in zip(documents, mains, strict=True):
-        each.__dict__["fingerprint"] = fingerprint
-    return mains
-
-
 def absolute(names: Sequence[str]) -> list[str]:
-    """Paths made absolute, so that a resume finds them from any folder; other names as they are."""
-    return [str(Path(name).resolve()) if Path(name).exists() else name for name in names]
+    """Paths made absolute, so that a resume finds them from any folder; names of bases and others as they are."""
+    known = shipped_bases()
+    return [str(Path(n).resolve()) if Path(n).exists() and n not in known else n for n in names]
 
 
 def learn_tokenizer(
