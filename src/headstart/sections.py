@@ -295,6 +295,18 @@ class DataConfig(Section):
     documents: Literal["auto", "line", "paragraph"] = Field(
         "auto", description="what parts documents in a .txt file"
     )
+    classes: dict[str, list[str]] = Field(
+        {},
+        description="classes made of a table's labels, e.g. {good = ['4', '5']}; rows with other labels are left out",
+    )
+    unique: bool = Field(
+        False,
+        description="pretraining: a document that stood before, in this text or another, is passed over",
+    )
+    apart: list[str] = Field(
+        [],
+        description="labelled sets whose validation and test texts are read by no training: built-in names or paths",
+    )
     max_ratio: float = Field(
         9.0,
         ge=0,

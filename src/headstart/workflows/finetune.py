@@ -12,8 +12,10 @@ from pydantic import TypeAdapter
 from headstart.batch import Row
 from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig, load_preset, resolve
+from headstart.data.apart import without_apart
 from headstart.data.example import Dataset, Example, hashes
 from headstart.data.fresh_loader import check_dropout, training_loader
+from headstart.data.seen import seen_before
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.data.tokenizer import Tokenizer
@@ -22,7 +24,7 @@ from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters, transfer
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
-from headstart.results import Score, Transfer, plain
+from headstart.results import Score, Transfer, plain, with_nan
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Event, Note, Stage
 from headstart.training.loop import Evaluation, Trainer
@@ -125,7 +127,7 @@ def read_finetuned(folder: RunFolder) -> Finetuned:
     result = folder.result()
     names = [name for name in Finetuned.__dataclass_fields__ if name in result]
     return TypeAdapter(Finetuned).validate_python(
-        {name: result[name] for name in names} | {"path": folder.path}
+        {name: with_nan(result[name], name) for name in names} | {"path": folder.path}
     )
 
 
@@ -281,6 +283,8 @@ def load_labelled(
     if dataset.skips:
         first = dataset.skips[0]
         on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
+    if config.data.apart:
+        dataset = without_apart(dataset, config.data.apart)
     if config.data.labels is not None:
         dataset = take_labels(dataset, config.data.labels, config.training.seed)
     for note in dataset.notes:
@@ -382,5 +386,5 @@ def score_rows(
     probabilities = predict_probabilities(
         model, objective, task.rows[split], task.tokenizer, runtime, MARK_TOKENS
     )
-    was_seen = np.isin(hashes(task.dataset.texts(split)), seen)
+    was_seen = seen_before(hashes(task.dataset.texts(split)), seen)
     return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)

@@ -6,7 +6,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headstart.config import TokenizerConfig, resolve
+from headstart.data.apart import apart_hashes, spared
 from headstart.data.corpus import Corpus, default_cache, find_prepared, prepare, prepare_share
 from headstart.data.documents import Documents, open_documents
 from headstart.data.tokenizer import TOKENIZERS, Tokenizer, resolve_tokenizer
@@ -15,6 +19,8 @@ from headstart.files import content_hash, write_folder_once
 from headstart.training.events import Event, Note, Stage
 
 OnEvent = Callable[[Event], None]
+Hashes = NDArray[np.uint64]
+NONE: Hashes = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,9 @@ def prepare_corpora(
     documents = [open_documents(corpus, config.data) for corpus in corpora]
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
-    tokenizer = learn_tokenizer(config.tokenizer, documents, on_event)
-    place = str(_tokenizer_place(config.tokenizer, documents))
+    never = apart_hashes(config.data.apart)
+    tokenizer = learn_tokenizer(config.tokenizer, documents, on_event, never)
+    place = str(_tokenizer_place(config.tokenizer, documents, never))
     return [_prepared(each, tokenizer, place, number, count, on_event) for each in documents]
 
 
@@ -64,17 +71,19 @@ def _prepared(
     return Prepared(documents.name, pieces, own, tokens, sum(ready.documents.values()), place)
 
 
-def learn_tokenizer(config: TokenizerConfig, documents: list[Documents], on_event: OnEvent) -> Tokenizer:
-    """The tokenizer that the settings name: opened, or learnt from the documents, once for the same text."""
+def learn_tokenizer(
+    config: TokenizerConfig, documents: list[Documents], on_event: OnEvent, never: Hashes = NONE
+) -> Tokenizer:
+    """The tokenizer that the settings name: opened, or learnt once for the same text from the documents but `never`."""
 
     def texts() -> Iterator[str]:
         on_event(Stage(f"learning a {config.kind} tokenizer"))
         for each in documents:
-            yield from each
+            yield from spared(each, never)
 
     if config.kind not in TOKENIZERS:
         return resolve_tokenizer(config, texts)
-    place = _tokenizer_place(config, documents)
+    place = _tokenizer_place(config, documents, never)
     if place.is_dir():
         on_event(Stage(f"taking the {config.kind} tokenizer that was learnt from this text before"))
     else:
@@ -82,11 +91,12 @@ def learn_tokenizer(config: TokenizerConfig, documents: list[Documents], on_even
     return Tokenizer.load(place)  # of several jobs that learn at once, all take the first one's
 
 
-def _tokenizer_place(config: TokenizerConfig, documents: list[Documents]) -> Path:
+def _tokenizer_place(config: TokenizerConfig, documents: list[Documents], never: Hashes) -> Path:
     """Where the tokenizer of the settings is, or will be once it has been learnt from the documents."""
     if config.kind not in TOKENIZERS:
         return Path(config.kind)
     words = [version("tokenizers"), config.model_dump(), [each.fingerprint for each in documents]]
+    words += [never.tolist()] if len(never) else []
     return default_cache() / "tokenizers" / content_hash(words)[:32]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from headstart.config import DataConfig, RunConfig, parse
 from headstart.data.documents import open_for_scoring
 from headstart.data.example import Dataset, Example, hashes
+from headstart.data.seen import seen_before
 from headstart.data.sources import load_for_scoring, load_texts
 from headstart.data.stream import join
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
@@ -127,7 +128,7 @@ def _evaluate_classifiers(
     dataset = Dataset(name=data, splits={split: examples}, classes=classes)
     found = vote([Voter(own, settings) for own in trained], examples)
     seen = np.concatenate([own.seen for own in trained])
-    was_seen = np.isin(hashes(dataset.texts(split)), seen)
+    was_seen = seen_before(hashes(dataset.texts(split)), seen)
     marks = score(np.array(dataset.targets(split)), found, classes, was_seen, split)
     return replace(marks, skipped=len(skips))
 
@@ -138,7 +139,7 @@ def _evaluate_language(trained: Trained, data: str, config: RunConfig) -> Langua
     stream = join([corpus.train, corpus.valid])
     if len(stream) <= trained.objective.looks_past:
         raise DataError(f"{data} holds almost no text", hint="give more or longer documents")
-    leaked = int(np.isin(corpus.hashes(), trained.seen).sum())
+    leaked = int(seen_before(corpus.hashes(), trained.seen).sum())
     model = trained.model().to(runtime.device)
     marks = score_language(model, trained.objective, stream, config, trained.tokenizer, runtime, leaked)
     return replace(marks, skipped=sum(corpus.skips.values()))
