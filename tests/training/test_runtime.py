@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from headstart.config import TrainingConfig
-from headstart.training.runtime import peak_memory, start_runtime
+from headstart.training.runtime import peak_memory, seed_everything, seed_for, start_runtime
 
 
 @pytest.mark.parametrize("is_native", [True, False])
@@ -30,3 +30,10 @@ def test_peak_memory_is_that_of_the_program_and_not_of_its_parent():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 50 * 2**20 < int(done.stdout) < peak_memory() - 100 * 2**20
     del ballast
+
+
+def test_chance_is_that_of_torch_s_own_seed():
+    seed_everything(3, 1, 4)
+    found = torch.rand(5)
+    torch.manual_seed(seed_for(3, 1, 4))
+    assert torch.equal(found, torch.rand(5))

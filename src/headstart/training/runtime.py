@@ -3,9 +3,10 @@
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,20 @@ def seed_for(*numbers: int) -> int:
 
 
 def seed_everything(*numbers: int) -> None:
-    """Make torch's chance a function of these numbers."""
-    torch.manual_seed(seed_for(*numbers))
+    """Make torch's chance a function of these numbers.
+
+    As torch.manual_seed does, but at every step: so devices that are not there are not asked, which takes it long.
+    """
+    seed = seed_for(*numbers)
+    torch.default_generator.manual_seed(seed)
+    for seed_device in _device_seeds():
+        seed_device(seed)
+
+
+@cache
+def _device_seeds() -> list[Callable[[int], object]]:
+    found: list[Callable[[int], object]] = [torch.cuda.manual_seed_all] if torch.cuda.is_available() else []
+    return found + ([torch.mps.manual_seed] if torch.backends.mps.is_available() else [])
 
 
 def generator_for(*numbers: int) -> torch.Generator:
