@@ -73,7 +73,10 @@ class Meeting:
             if sign != heard:
                 heard, since = sign, time.monotonic()
             if time.monotonic() - since > SILENCE:
-                raise LostError(f"nothing was heard of process {rank} for {SILENCE:.0f} seconds")
+                raise LostError(
+                    f"nothing was heard of process {rank} for {SILENCE:.0f} seconds",
+                    hint="see what it said on its own machine, and start the run again",
+                )
 
 
 class _Pulse(Thread):
