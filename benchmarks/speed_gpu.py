@@ -147,14 +147,14 @@ def make_texts(objective: Any, size: int, length: int, count: int) -> list[Any]:
     middle, spread = (24.0, 0.6) if is_pair else (230.0, 0.7)
     long = np.clip(np.exp(chance.normal(np.log(middle), spread, count)), 4, length - 1).astype(int)
     other = np.clip(long * chance.uniform(0.8, 1.25, count), 4, length - 1).astype(int)
-    return [
-        Row(
-            draw(chance, size, own + is_pair),
-            None if is_pair else number % 2,
-            source=draw(chance, size, beside) if is_pair else None,
-        )
-        for number, (own, beside) in enumerate(zip(long, other, strict=True))
-    ]
+
+    def texts(lengths: Any) -> list[Any]:
+        return np.split(draw(chance, size, int(lengths.sum())), np.cumsum(lengths)[:-1])
+
+    if is_pair:
+        both = zip(texts(long + 1), texts(other), strict=True)
+        return [Row(target, source=source) for target, source in both]
+    return [Row(text, number % 2) for number, text in enumerate(texts(long))]
 
 
 def make_loader(config: Any, objective: Any, size: int, folder: Path) -> Any:
@@ -167,8 +167,8 @@ def make_loader(config: Any, objective: Any, size: int, folder: Path) -> Any:
         return BlockLoader(
             stream, training.length, training.batch_tokens, training.seed, objective.looks_past
         )
-    count = 8 * training.batch_tokens // (20 if objective.reads == "translations" else 60)
-    rows = make_texts(objective, size, training.length, max(400, count))
+    mean = 55 if objective.reads == "translations" else 260
+    rows = make_texts(objective, size, training.length, max(400, 150 * training.batch_tokens // mean))
     return TextLoader(rows, training.batch_tokens, training.batch_examples, training.seed)
 
 
@@ -667,7 +667,8 @@ def choose(waiting: list[Setting | None], options: argparse.Namespace, left: flo
     memory, has_time = 0.0, left >= options.compiling
     for setting in waiting:
         need = setting.gib if setting else 2.0
-        seconds = (options.compiling if has_time else 20.0) + (options.window + 3) * (len(chosen) + 1)
+        compiles = any(each is not None and each.is_compiled for each in [*chosen, setting])
+        seconds = (options.compiling if compiles else 20.0) + (options.window + 3) * (len(chosen) + 1)
         if setting is not None and setting.is_compiled and not has_time:
             continue
         if chosen and (memory + need > options.gib or len(chosen) >= options.at_once or seconds > left - 2):
