@@ -28,8 +28,9 @@ class Rules:
 
     def bar(self, scores: Tensor, step: int) -> Tensor:
         """The scores (R, V), with those of tokens that may not come at this step put out of reach."""
-        for token in (*self.banned, *((self.last,) if step < self.least else ())):
-            scores[:, token] = -torch.inf
+        barred = (*self.banned, *((self.last,) if step < self.least else ()))
+        if barred:
+            scores.index_fill_(1, torch.tensor(barred, device=scores.device), -torch.inf)
         return scores
 
 
@@ -149,15 +150,14 @@ class _Decoding:
     def _next(self, vectors: Tensor, step: int) -> Tensor:
         """The next token (R,) of each row, written down also for rows that are done: their counts stand."""
         scores = self.reader.score(vectors)
-        whole = None if self.scores is None else scores.logsumexp(dim=-1)
+        known = None if self.scores is None else scores.log_softmax(dim=-1)
         draws = self.draws[self.owners, step] if self.draws.shape[1] else self.draws
         tokens = choose(self.rules.bar(scores, step), self.sampling, self.history, draws)
         self.written[self.owners, step] = tokens
         if self.history is not None:
             self.history = torch.cat((self.history, tokens[:, None]), dim=1)
-        if self.scores is not None and whole is not None:
-            found = scores.gather(1, tokens[:, None])[:, 0] - whole
-            self.scores[self.owners, step] = found.clamp(max=0)
+        if self.scores is not None and known is not None:
+            self.scores[self.owners, step] = known.gather(1, tokens[:, None])[:, 0].clamp_(max=0)
         return tokens
 
     def _tell(self, tokens: Tensor, live: Tensor) -> None:

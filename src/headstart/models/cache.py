@@ -28,6 +28,17 @@ class Past:
         self.length = stop
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """What `extend` gives for one new position (R, A, D/A), rows and attention heads in one: (R * A, length, D/A)."""
+        if self.keys is None or self.values is None or self.length == self.keys.shape[2]:
+            self._grow(key[:, :, None], max(self.length + 1, self.room, 2 * self.length))
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys.select(2, self.length).copy_(key)
+        self.values.select(2, self.length).copy_(value)
+        self.length += 1
+        return self.keys.flatten(0, 1)[:, : self.length], self.values.flatten(0, 1)[:, : self.length]
+
     def _grow(self, like: Tensor, room: int) -> None:
         shape = (like.shape[0], like.shape[1], room, like.shape[3])
         keys, values = like.new_empty(shape), like.new_empty(shape)
@@ -67,6 +78,8 @@ class Cache:
     real: Tensor | None = None  # (R, length), True = a real token was read there; None = everywhere
     sources: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # each layer's (B, A, S, D/A)
     source_mask: Tensor | None = None  # (B, 1, 1, S), True where the source may be read
+    _hidden: Tensor | None = None  # what `added_source_mask` gave, and of which mask
+    _hidden_of: Tensor | None = None
 
     def advance(self, tokens: Tensor, real: Tensor | None) -> slice | Tensor:
         """Note that `tokens` (R, T) are read next; gives their positions: a range for all rows, or (R, T)."""
@@ -103,6 +116,15 @@ class Cache:
         seen = (distance >= 0) & (distance <= window)
         return (seen if self.real is None else seen & self.real[:, None, :])[:, None]
 
+    def added_source_mask(self) -> Tensor | None:
+        """What is added to scores over the sources (B, 1, 1, S) to hide their padding; None = there is none."""
+        if self.source_mask is None or self.source_mask is not self._hidden_of:
+            self._hidden, self._hidden_of = None, self.source_mask
+            if self.source_mask is not None and not bool(self.source_mask.all()):
+                nothing = torch.zeros(self.source_mask.shape, device=self.source_mask.device)
+                self._hidden = nothing.masked_fill_(~self.source_mask, -torch.inf)
+        return self._hidden
+
     def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Keep these rows in this order, and of the sources those named (all by default)."""
         for past in self.pasts:
@@ -110,10 +132,17 @@ class Cache:
         self.places = None if self.places is None else self.places[rows]
         self.real = None if self.real is None else self.real[rows]
         if sources is not None:
-            self.sources = [(key[sources], value[sources]) for key, value in self.sources]
+            self.sources = [laid_out(key[sources], value[sources]) for key, value in self.sources]
             self.source_mask = None if self.source_mask is None else self.source_mask[sources]
 
 
 def new_cache(layers: int, room: int) -> Cache:
     """A cache in which nothing has been read."""
     return Cache([Past(room=room) for _ in range(layers)])
+
+
+def laid_out(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, A, S, D/A) in the order in which a CPU reads them at every step: keys column by column."""
+    if key.device.type != "cpu":
+        return key, value
+    return key.transpose(2, 3).contiguous().transpose(2, 3), value.contiguous()
