@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+Crossing = tuple[Tensor, Tensor, Tensor | None]  # keys (B * A, D/A, S), values (B * A, S, D/A), what hides padding
+
 
 @dataclass
 class Past:
@@ -78,8 +80,7 @@ class Cache:
     real: Tensor | None = None  # (R, length), True = a real token was read there; None = everywhere
     sources: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # each layer's (B, A, S, D/A)
     source_mask: Tensor | None = None  # (B, 1, 1, S), True where the source may be read
-    _hidden: Tensor | None = None  # what `added_source_mask` gave, and of which mask
-    _hidden_of: Tensor | None = None
+    _crossings: list[Crossing] | None = None  # what `crossings` gave
 
     def advance(self, tokens: Tensor, real: Tensor | None) -> slice | Tensor:
         """Note that `tokens` (R, T) are read next; gives their positions: a range for all rows, or (R, T)."""
@@ -116,14 +117,18 @@ class Cache:
         seen = (distance >= 0) & (distance <= window)
         return (seen if self.real is None else seen & self.real[:, None, :])[:, None]
 
-    def added_source_mask(self) -> Tensor | None:
-        """What is added to scores over the sources (B, 1, 1, S) to hide their padding; None = there is none."""
-        if self.source_mask is None or self.source_mask is not self._hidden_of:
-            self._hidden, self._hidden_of = None, self.source_mask
-            if self.source_mask is not None and not bool(self.source_mask.all()):
-                nothing = torch.zeros(self.source_mask.shape, device=self.source_mask.device)
-                self._hidden = nothing.masked_fill_(~self.source_mask, -torch.inf)
-        return self._hidden
+    def crossings(self) -> list[Crossing]:
+        """Each layer's sources for scores of one new position a row, laid out once for as long as they stay."""
+        if self._crossings is None:
+            mask = self.source_mask
+            hidden = None
+            if mask is not None and not bool(mask.all()):
+                hidden = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+            self._crossings = [
+                (key.transpose(2, 3).flatten(0, 1).contiguous(), value.flatten(0, 1).contiguous(), hidden)
+                for key, value in self.sources
+            ]
+        return self._crossings
 
     def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Keep these rows in this order, and of the sources those named (all by default)."""
@@ -132,17 +137,11 @@ class Cache:
         self.places = None if self.places is None else self.places[rows]
         self.real = None if self.real is None else self.real[rows]
         if sources is not None:
-            self.sources = [laid_out(key[sources], value[sources]) for key, value in self.sources]
+            self.sources = [(key[sources], value[sources]) for key, value in self.sources]
+            self._crossings = None
             self.source_mask = None if self.source_mask is None else self.source_mask[sources]
 
 
 def new_cache(layers: int, room: int) -> Cache:
     """A cache in which nothing has been read."""
     return Cache([Past(room=room) for _ in range(layers)])
-
-
-def laid_out(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values (B, A, S, D/A) in the order in which a CPU reads them at every step: keys column by column."""
-    if key.device.type != "cpu":
-        return key, value
-    return key.transpose(2, 3).contiguous().transpose(2, 3), value.contiguous()

@@ -15,7 +15,7 @@ from headstart.config import BodyConfig
 from headstart.models.attention import Attention, CrossAttention
 from headstart.models.block import Block, FeedForward, Turns
 from headstart.models.bodies import CausalBody, EncoderDecoderBody
-from headstart.models.cache import Cache, Past
+from headstart.models.cache import Cache, Crossing, Past
 from headstart.models.packed import PackedLinear
 
 Map = Callable[[Tensor], Tensor]
@@ -33,7 +33,7 @@ class Step:
     def __init__(self, body: CausalBody | EncoderDecoderBody):
         self.config, self.embedding = body.config, body.embedding
         stack = body.decoder if isinstance(body, EncoderDecoderBody) else body
-        self.layers = [_Layer(block, body.config) for block in stack._each()]
+        self.layers = [_Layer(block, body.config, number) for number, block in enumerate(stack._each())]
         self.final_norm = _norm(stack.final_norm)
 
     def __call__(self, tokens: Tensor, cache: Cache) -> Tensor:
@@ -47,19 +47,17 @@ class Step:
         if window is not None:
             near = (_added(cache.near(places, window, device)), _signed(self.embedding.near_turns(places)))
         hidden = hidden[:, 0]
-        source_mask = cache.added_source_mask()
-        for number, layer in enumerate(self.layers):
-            view = near if self.config.is_local(number) else far
-            source = (*cache.sources[number], source_mask) if cache.sources else None
-            hidden = layer(hidden, *view, cache.pasts[number], source)
+        sources = cache.crossings() or [None] * len(self.layers)
+        for layer, past, source in zip(self.layers, cache.pasts, sources, strict=True):
+            hidden = layer(hidden, *(near if layer.is_local else far), past, source)
         return self.final_norm(hidden)
 
 
 class _Layer:
     """A block whose every part is at hand."""
 
-    def __init__(self, block: Block, config: BodyConfig):
-        self.norm_first = block.norm_first
+    def __init__(self, block: Block, config: BodyConfig, number: int):
+        self.norm_first, self.is_local = block.norm_first, config.is_local(number)
         self.attention = _SelfAttention(block.attention, config)
         self.cross = None if block.cross is None else _Crossing(block.cross)
         self.attention_norm, self.feed_forward_norm = _norm(block.attention_norm), _norm(block.feed_forward_norm)
@@ -72,7 +70,7 @@ class _Layer:
         mask: Tensor | None,
         turns: Turns | None,
         past: Past,
-        source: tuple[Tensor, Tensor, Tensor | None] | None,
+        source: Crossing | None,
     ) -> Tensor:
         """(R, D) in, (R, D) out."""
         norm = self.attention_norm
@@ -103,14 +101,11 @@ class _SelfAttention:
         """(R, D) in, (R, D) out; `mask` (R, 1, 1, T) is added to the scores."""
         asked, shared, rows = self.asked, self.shared, hidden.shape[0]
         merged = self.inward(hidden).view(rows, asked + 2 * shared, self.head_width)
-        asking, value = merged.split((asked + shared, shared), dim=1)
+        query, key, value = torch.split_with_sizes(merged, (asked, shared, shared), dim=1)  # (R, A, D/A)
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = asking.split((asked, shared), dim=1)
-            asking = torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)
+            query, key = self.query_norm(query), self.key_norm(key)
         if turns is not None:
-            cos, sin = turns
-            asking = (asking * cos).addcmul_(asking.roll(self.head_width // 2, -1), sin)
-        query, key = asking.split((asked, shared), dim=1)  # (R, A, D/A)
+            query, key = self._turn(query, turns), self._turn(key, turns)
         if shared != asked:
             key, value = (part.repeat_interleave(asked // shared, dim=1) for part in (key, value))
         keys, values = past.append(key, value)  # (R * A, T, D/A)
@@ -119,6 +114,11 @@ class _SelfAttention:
         if mask is not None:
             scores.view(rows, asked, 1, -1).add_(mask)
         return self.outward(torch.bmm(scores.softmax(dim=-1), values).view(rows, self.width))
+
+
+    def _turn(self, x: Tensor, turns: Turns) -> Tensor:
+        cos, sin = turns
+        return (x * cos).addcmul_(x.roll(self.head_width // 2, -1), sin)
 
 
 class _Crossing:
@@ -131,19 +131,24 @@ class _Crossing:
         self.scale = 1 / math.sqrt(self.head_width)
         self.nothing = torch.zeros(1, 1, 1)
 
-    def __call__(self, hidden: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """(R, D) in, (R, D) out; `key` and `value` are (B, A, S, D/A), `mask` (B, 1, 1, S) is added to the scores."""
-        sources, each = key.shape[0], hidden.shape[0] // key.shape[0]
-        query = self.asking(hidden).view(sources, each, self.heads, self.head_width)
+    def __call__(self, hidden: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """(R, D) in, (R, D) out."""
+        heads = keys.shape[0]  # B * A
+        sources = heads // self.heads
+        each = hidden.shape[0] // sources
+        query = self.asking(hidden)
         if self.query_norm is not None:
-            query = self.query_norm(query)
-        query = query.transpose(1, 2).reshape(sources * self.heads, each, self.head_width)
-        keys, values = key.transpose(2, 3).flatten(0, 1), value.flatten(0, 1)
+            query = self.query_norm(query.view(-1, self.head_width))
+        if each > 1:
+            query = query.view(sources, each, self.heads, self.head_width).transpose(1, 2)
+        query = query.reshape(heads, each, self.head_width)
         scores = torch.baddbmm(self.nothing, query, keys, beta=0, alpha=self.scale)  # (B * A, R / B, S)
         if mask is not None:
             scores.view(sources, self.heads, each, -1).add_(mask)
-        mixed = torch.bmm(scores.softmax(dim=-1), values).view(sources, self.heads, each, self.head_width)
-        return self.outward(mixed.transpose(1, 2).reshape(hidden.shape))
+        mixed = torch.bmm(scores.softmax(dim=-1), values)
+        if each > 1:
+            mixed = mixed.view(sources, self.heads, each, self.head_width).transpose(1, 2)
+        return self.outward(mixed.reshape(hidden.shape))
 
 
 def _linear(linear: nn.Module) -> Map:
