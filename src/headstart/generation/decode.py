@@ -113,7 +113,9 @@ class _Decoding:
         self.limits = room.cpu().numpy()  # (R,), of the rows still written
         longest = int(self.limits.max())
         self.written = np.full((len(room), longest), rules.last)  # what is counted is kept off the device
-        self.marks: list[tuple[np.ndarray, Tensor]] = []  # at each step, whose log-probabilities (R,), and these
+        self.marks: list[
+            tuple[np.ndarray, Tensor]
+        ] = []  # at each step, whose log-probabilities (R,), and these
         self.counts = np.zeros(len(room), dtype=int)  # tokens of each row, its end included
         self.is_ended = np.zeros(len(room), dtype=bool)
         self.owners = np.arange(len(room))  # (R,), numbers of the rows still written
@@ -185,7 +187,9 @@ class _Decoding:
     def texts(self) -> list[Text]:
         """What every row got."""
         found, scores = [], self._scores()
-        for row, (count, is_ended) in enumerate(zip(self.counts.tolist(), self.is_ended.tolist(), strict=True)):
+        for row, (count, is_ended) in enumerate(
+            zip(self.counts.tolist(), self.is_ended.tolist(), strict=True)
+        ):
             own = None if scores is None else scores[row, :count].tolist()
             found.append(Text(self.written[row, : count - is_ended].tolist(), not is_ended, own))
         return found

@@ -75,7 +75,12 @@ class ModelReader:
 
     def read(self, tokens: Tensor, memory: Any, real: Tensor | None = None) -> Tensor:
         """Vectors (R, T, D) of each row's next tokens."""
-        if self.step is not None and tokens.shape[1] == 1 and real is None and not torch.is_autocast_enabled("cpu"):
+        if (
+            self.step is not None
+            and tokens.shape[1] == 1
+            and real is None
+            and not torch.is_autocast_enabled("cpu")
+        ):
             return self.step(tokens, memory)[:, None]
         return self.body.read(tokens, memory, real)
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-Crossing = tuple[Tensor, Tensor, Tensor | None]  # keys (B * A, D/A, S), values (B * A, S, D/A), what hides padding
+Crossing = tuple[
+    Tensor, Tensor, Tensor | None
+]  # keys (B * A, D/A, S), values (B * A, S, D/A), what hides padding
 
 
 @dataclass

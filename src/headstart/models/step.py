@@ -6,7 +6,7 @@ quicker than torch's attention. Prompts are read by `read`, and both share one c
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class Step:
         if window is not None:
             near = (_added(cache.near(places, window, device)), _signed(self.embedding.near_turns(places)))
         hidden = hidden[:, 0]
-        sources = cache.crossings() or [None] * len(self.layers)
+        sources: Sequence[Crossing | None] = cache.crossings() or [None] * len(self.layers)
         for layer, past, source in zip(self.layers, cache.pasts, sources, strict=True):
             hidden = layer(hidden, *(near if layer.is_local else far), past, source)
         return self.final_norm(hidden)
@@ -60,7 +60,10 @@ class _Layer:
         self.norm_first, self.is_local = block.norm_first, config.is_local(number)
         self.attention = _SelfAttention(block.attention, config)
         self.cross = None if block.cross is None else _Crossing(block.cross)
-        self.attention_norm, self.feed_forward_norm = _norm(block.attention_norm), _norm(block.feed_forward_norm)
+        self.attention_norm, self.feed_forward_norm = (
+            _norm(block.attention_norm),
+            _norm(block.feed_forward_norm),
+        )
         self.cross_norm = None if block.cross_norm is None else _norm(block.cross_norm)
         self.feed_forward = _feed_forward(block.feed_forward)
 
@@ -101,11 +104,14 @@ class _SelfAttention:
         """(R, D) in, (R, D) out; `mask` (R, 1, 1, T) is added to the scores."""
         asked, shared, rows = self.asked, self.shared, hidden.shape[0]
         merged = self.inward(hidden).view(rows, asked + 2 * shared, self.head_width)
-        query, key, value = torch.split_with_sizes(merged, (asked, shared, shared), dim=1)  # (R, A, D/A)
+        asking, value = torch.split_with_sizes(merged, (asked + shared, shared), dim=1)
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+            query, key = torch.split_with_sizes(asking, (asked, shared), dim=1)
+            asking = torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)
         if turns is not None:
-            query, key = self._turn(query, turns), self._turn(key, turns)
+            cos, sin = turns
+            asking = (asking * cos).addcmul_(asking.roll(self.head_width // 2, -1), sin)
+        query, key = torch.split_with_sizes(asking, (asked, shared), dim=1)  # (R, A, D/A)
         if shared != asked:
             key, value = (part.repeat_interleave(asked // shared, dim=1) for part in (key, value))
         keys, values = past.append(key, value)  # (R * A, T, D/A)
@@ -114,11 +120,6 @@ class _SelfAttention:
         if mask is not None:
             scores.view(rows, asked, 1, -1).add_(mask)
         return self.outward(torch.bmm(scores.softmax(dim=-1), values).view(rows, self.width))
-
-
-    def _turn(self, x: Tensor, turns: Turns) -> Tensor:
-        cos, sin = turns
-        return (x * cos).addcmul_(x.roll(self.head_width // 2, -1), sin)
 
 
 class _Crossing:
@@ -156,18 +157,18 @@ def _linear(linear: nn.Module) -> Map:
     if isinstance(linear, PackedLinear):
         return linear.forward
     assert isinstance(linear, nn.Linear)
-    turned, bias = linear.weight.detach().t(), linear.bias
-    if bias is None:
+    turned = linear.weight.detach().t()
+    if linear.bias is None:
         return lambda x: torch.mm(x, turned)
-    bias = bias.detach()
+    bias = linear.bias.detach()
     return lambda x: torch.addmm(bias, x, turned)
 
 
 def _norm(norm: nn.Module) -> Map:
     """A norm as a function; no norm gives what it is given."""
     if isinstance(norm, nn.LayerNorm):
-        shape, weight, bias, small = norm.normalized_shape, norm.weight.detach(), norm.bias, norm.eps
-        bias = None if bias is None else bias.detach()
+        shape, weight, small = norm.normalized_shape, norm.weight.detach(), norm.eps
+        bias = None if norm.bias is None else norm.bias.detach()
         return lambda x: torch.layer_norm(x, shape, weight, bias, small, False)
     if isinstance(norm, nn.RMSNorm):
         size, gain, least = norm.normalized_shape, norm.weight.detach(), norm.eps
