@@ -157,7 +157,7 @@ def _linear(linear: nn.Module) -> Map:
     if isinstance(linear, PackedLinear):
         return linear.forward
     assert isinstance(linear, nn.Linear)
-    turned = linear.weight.detach().t()
+    turned = linear.weight.detach().t().contiguous()  # the order that is read fastest for one row
     if linear.bias is None:
         return lambda x: torch.mm(x, turned)
     bias = linear.bias.detach()
