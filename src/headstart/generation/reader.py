@@ -16,6 +16,7 @@ from headstart.models.packed import PackedLinear, packed
 from headstart.models.step import make_step
 
 GROUP = 64  # scores whose largest is looked at first
+WORTH = 2**16  # scores from which that pays
 
 
 class Memory(Protocol):
@@ -132,7 +133,7 @@ def ranked(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """What `topk` gives, looked for on a CPU only in the `count` groups of tokens with the largest scores."""
     size = scores.shape[-1] // GROUP * GROUP
-    if scores.device.type != "cpu" or count * GROUP * 2 > size:
+    if scores.device.type != "cpu" or scores.numel() < WORTH or count * GROUP * 2 > size:
         return scores.topk(count, dim=-1)
     groups = scores[..., :size].unflatten(-1, (-1, GROUP))  # (…, V / GROUP, GROUP)
     chosen = groups.amax(dim=-1).topk(count, dim=-1, sorted=False).indices
