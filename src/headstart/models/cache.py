@@ -120,14 +120,14 @@ class Cache:
         return (seen if self.real is None else seen & self.real[:, None, :])[:, None]
 
     def crossings(self) -> list[Crossing]:
-        """Each layer's sources for scores of one new position a row, laid out once for as long as they stay."""
+        """Each layer's sources as products of matrices read them, for as long as they stay."""
         if self._crossings is None:
             mask = self.source_mask
             hidden = None
             if mask is not None and not bool(mask.all()):
                 hidden = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
             self._crossings = [
-                (key.transpose(2, 3).flatten(0, 1).contiguous(), value.flatten(0, 1).contiguous(), hidden)
+                (key.transpose(2, 3).flatten(0, 1), value.flatten(0, 1), hidden)
                 for key, value in self.sources
             ]
         return self._crossings
@@ -142,6 +142,13 @@ class Cache:
             self.sources = [(key[sources], value[sources]) for key, value in self.sources]
             self._crossings = None
             self.source_mask = None if self.source_mask is None else self.source_mask[sources]
+
+
+def laid_out(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, A, S, D/A) in the order in which a CPU reads them at every step, which indexing keeps."""
+    if key.device.type != "cpu":
+        return key, value
+    return key.transpose(2, 3).contiguous().transpose(2, 3), value.contiguous()
 
 
 def new_cache(layers: int, room: int) -> Cache:
