@@ -277,6 +277,8 @@ def test_a_disk_that_is_really_full_gets_its_sentence(table, tmp_path):
         (["compare", "{table}", "--out", "r", "--seed", "-1"], "training.seed"),
         (["compare", "{table}", "--out", "r", "--tokens", "5"], "go with --objectives"),
         (["compare", "{table}", "--out", "r", "--objectives", "causal-lm,masked-lm"], "needs text"),
+        (["compare", "{table}", "--pair", "en-fr", "--out", "r"], "not on parallel text"),
+        (["tune", "scratch", "{table}", "--pair", "en-fr", "--out", "r"], "not on parallel text"),
         (["data", "{table}", "--set", "tokenizer.vocabulary=2"], "vocabulary"),
         (["data", "{table}", "--set", "body.width=2"], "body"),
         (["demo", "--out", "r", "--labels", "500000"], "500,000 labels are asked for"),

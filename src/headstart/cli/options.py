@@ -64,6 +64,10 @@ Meet = Annotated[
 MaxRestarts = Annotated[
     int, typer.Option("--max-restarts", min=0, help="With --nproc: how often to start again when one dies.")
 ]
+NoPair = Annotated[
+    str | None,
+    typer.Option("--pair", hidden=True, help="Refused: for translators see finetune and evaluate."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 
@@ -79,6 +83,18 @@ def gather(config_file: Path | None, assignments: list[str] | None, **flags: Any
             given.setdefault(section, {})[key] = value
     settings = load_toml(config_file) if config_file is not None else {}
     return merge(merge(settings, given), parse_assignments(assignments or []))
+
+
+def refuse_pair(pair: str | None, command: str) -> None:
+    """`--pair` on a command that reads labelled data is answered with the commands for translators."""
+    from headstart.errors import ConfigError
+
+    if pair is not None:
+        raise ConfigError(
+            f"headstart {command} works on labelled data, not on parallel text",
+            hint=f"headstart finetune BASE PAIRS --pair {pair} --out RUN trains a translator, with any --set; "
+            "headstart evaluate RUN PAIRS --against OTHER sets two side by side with paired tests",
+        )
 
 
 def launched(
