@@ -64,7 +64,7 @@ def run_recipe(
     path = Path(out)
     if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
         raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
-    _begin(path, given, Path(data).resolve())
+    _begin(path, given, {"data": str(Path(data).resolve()), "text": Path(recipe).read_text("utf-8")})
     return _cook(path, ready, last_stage, on_event)
 
 
@@ -85,7 +85,7 @@ def _read(given: Mapping[str, Any], root: Path) -> Recipe:
     return read_recipe(given["recipe"], root, given["settings"], given["scale"])
 
 
-def _begin(path: Path, given: dict[str, Any], root: Path) -> None:
+def _begin(path: Path, given: dict[str, Any], beside: dict[str, Any]) -> None:
     """Write what a resume needs; a folder that holds another recipe, or anything else, is left as it is."""
     if path.is_file():
         raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
@@ -101,7 +101,7 @@ def _begin(path: Path, given: dict[str, Any], root: Path) -> None:
         raise RunError(f"{path} is not empty", hint="choose another --out")
     with writing(path):
         (path / STAGES).mkdir(parents=True, exist_ok=True)
-    write_json(path / RECIPE, {"format": FORMAT, **given, "data": str(root)})
+    write_json(path / RECIPE, {"format": FORMAT, **given, **beside})
 
 
 def _cook(
