@@ -26,6 +26,7 @@ from headstart.workflows.pretrain import (
 )
 from headstart.workflows.recipe import Recipe, Stage, open_recipe, read_recipe
 from headstart.workflows.run import RECIPE, RunFolder, RunInfo, load_trained
+from headstart.workflows.teaching import make_teaching
 
 FORMAT = 1
 STAGES = "stages"
@@ -137,13 +138,23 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
     is_tuned = stage.config.kind == "finetune"
     if not (run / "run.json").is_file():
         if is_tuned:
-            finetune(base, stage.table, run, preset=preset, settings=stage.settings, on_event=on_event)
+            finetune(
+                base,
+                stage.table,
+                run,
+                teacher=stage.teacher or None,
+                unlabelled=stage.unlabelled,
+                preset=preset,
+                settings=stage.settings,
+                on_event=on_event,
+            )
         else:
             pretrain(
                 stage.mix,
                 run,
                 base=base or None,
-                tokenizer_corpora=None if base else recipe.tokenizer_texts,
+                teacher=stage.teacher or None,
+                tokenizer_corpora=None if base or stage.teacher else recipe.tokenizer_texts,
                 preset=preset,
                 settings=stage.settings,
                 on_event=on_event,
@@ -151,7 +162,11 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
         return
     info = RunFolder.open(run).info()
     trained = load_trained(base) if base else None
-    config, _ = (finetune_config if is_tuned else _pretrain_config)(trained, preset, stage.settings)
+    teaching = make_teaching(stage.teacher or None, stage.unlabelled)
+    if is_tuned:
+        config, _ = finetune_config(trained, preset, stage.settings)
+    else:
+        config, _ = pretrain_config(preset, stage.settings, trained, teaching)
     if _essence(info.config) != _essence(config) or _weights(info) != [each.weight for each in stage.mix]:
         raise RunError(
             f"{run} was trained with other settings than the recipe's stage {stage.number}",
@@ -165,13 +180,10 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
         if is_tuned
         else pretrain_inputs(stage.mix, base or None, recipe.tokenizer_texts if not base else [])
     )
+    now |= {} if teaching is None else teaching.inputs()
     moved = info.config.with_({"data": {"apart": config.data.apart}})
     RunFolder(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
     resume_run(run, on_event)
-
-
-def _pretrain_config(trained: Any, preset: str, settings: Mapping[str, Any]) -> tuple[RunConfig, Any]:
-    return pretrain_config(preset, settings, trained)
 
 
 def _essence(config: RunConfig) -> dict[str, Any]:
