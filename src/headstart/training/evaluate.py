@@ -92,8 +92,8 @@ def language_sums(
     }
 
 
-def evenly(count: int, most: int | None) -> np.ndarray:
-    """Which of `count` validation texts are read at each evaluation: `most` of them, evenly spread."""
+def marked_places(count: int, most: int | None) -> np.ndarray:
+    """Which of `count` validation texts are read at each evaluation: `most` of them, marked_places spread."""
     if most is None or most >= count:
         return np.arange(count)
     return np.linspace(0, count - 1, most).round().astype(int)

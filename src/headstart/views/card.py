@@ -29,6 +29,7 @@ def render_card(card: Mapping[str, Any]) -> str:
             [tuple(stage.values()) for stage in card["stages"]],
         ),
         card["compute"],
+        card["over"],
         f"```toml\n{card['recipe'].strip()}\n```" if card["recipe"] else "",
         "## What it is not for",
         "\n".join(f"- {line}" for line in card["not_for"]) or NOT_STATED,

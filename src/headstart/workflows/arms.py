@@ -17,7 +17,7 @@ from headstart.data.splits import take_labels
 from headstart.errors import Stopped
 from headstart.files import finite, write_text
 from headstart.results import CurvePoint, SeedResult, Transfer, plain
-from headstart.training.evaluate import evenly, predict_probabilities
+from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Event
 from headstart.training.metrics import score
 from headstart.training.runtime import StopWish, start_runtime
@@ -28,6 +28,7 @@ from headstart.workflows.finetune import (
     encode_rows,
     make_classifier,
     make_trainer,
+    marked_places,
 )
 
 DIGITS = 9  # of a probability on disk: enough for every float32
@@ -139,7 +140,7 @@ def _fit_classical(
         dataset.texts("train"), dataset.targets("train"), seed=seed, classes=len(dataset.classes)
     )
     found = model.predict_probabilities(dataset.texts(scored))
-    chosen = evenly(len(dataset.valid), plan.config.training.marked)
+    chosen = marked_places(len(dataset.valid), plan.config.training.marked)
     on_valid = model.predict_probabilities([dataset.valid[place].text for place in chosen])
     marks = score(np.array(dataset.targets("valid"))[chosen], on_valid, dataset.classes)
     return found, [CurvePoint(0.0, 0, marks.accuracy, marks.macro_f1, marks.loss)]

@@ -26,7 +26,8 @@ from headstart.models.model import Model, build_model, count_parameters, transfe
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.results import Score, Transfer, plain, with_nan
-from headstart.training.evaluate import evenly, predict_probabilities
+from headstart.training.evaluate import marked_places as marked_places
+from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Event, Note, Stage
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.metrics import METRICS, score
@@ -364,7 +365,7 @@ def make_trainer(
     training = config.training
     texts = task.dataset.texts("train")
     loader = training_loader(task.rows["train"], texts, task.tokenizer, training, config.data)
-    chosen = evenly(len(task.rows["valid"]), training.marked)
+    chosen = marked_places(len(task.rows["valid"]), training.marked)
     truth = np.array(task.dataset.targets("valid"))[chosen]
     rows = [task.rows["valid"][place] for place in chosen]
 

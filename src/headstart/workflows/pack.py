@@ -218,8 +218,21 @@ def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[st
         "stages": _stages(run),
         "compute": told.compute,
         "recipe": recipe.get("text", ""),
+        "over": _over(recipe),
         "not_for": told.not_for,
     }
+
+
+def _over(recipe: Mapping[str, Any]) -> str:
+    """What was set beside the recipe's file, in words."""
+    scale, settings = recipe.get("scale", 1), recipe.get("settings", {})
+    told = [f"every budget times {scale:g}"] if scale != 1 else []
+    told += [
+        f"{section}.{key} = {value}" for section, keys in settings.items() for key, value in keys.items()
+    ]
+    return (
+        f"Made by this recipe, with {', '.join(told)}:" if told else "Made by this recipe:" if recipe else ""
+    )
 
 
 def _stages(run: Path) -> list[dict[str, Any]]:

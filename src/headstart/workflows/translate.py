@@ -23,7 +23,6 @@ from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives.table import make_objective
 from headstart.objectives.translate import Translate
 from headstart.results import Transfer, TranslationScore, plain
-from headstart.training.evaluate import evenly
 from headstart.training.events import Event, Note
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.processes import Processes, joined
@@ -31,7 +30,7 @@ from headstart.training.runtime import Runtime, StopWish, seed_everything, start
 from headstart.training.translation_metrics import score_translations
 from headstart.workflows.begin import begun, heard
 from headstart.workflows.decoding import write_translations
-from headstart.workflows.finetune import SCRATCH
+from headstart.workflows.finetune import SCRATCH, marked_places
 from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import (
@@ -295,7 +294,7 @@ def make_translation_trainer(
     training = config.training
     tokenizers = task.tokenizer, task.source_tokenizer
     loader = translation_loader(task.rows["train"], task.text.train, tokenizers, training)
-    chosen = evenly(len(task.rows["valid"]), training.marked)
+    chosen = marked_places(len(task.rows["valid"]), training.marked)
     rows, sources = task.rows["valid"], task.sources("valid")
     rows, sources = [rows[place] for place in chosen], [sources[place] for place in chosen]
     references = [task.text.valid[place].target for place in chosen]
