@@ -146,7 +146,7 @@ def _check(
         )
     extra = next((name for name, value in without.items() if value is not None), None)
     if extra:
-        raise ConfigError(f"{extra} does not go with --recipe", hint="leave it out: the recipe says it")
+        raise ConfigError(f"{extra} does not go with --recipe", hint="leave it out")
 
 
 def show(result: object) -> None:

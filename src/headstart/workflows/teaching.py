@@ -18,6 +18,7 @@ from headstart.objectives.base import Objective
 from headstart.objectives.taught import TAUGHT, Lesson, taught
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Event, Note
+from headstart.training.processes import ALONE
 from headstart.training.runtime import Runtime
 from headstart.workflows.run import Trained, load_trained, shipped_bases
 
@@ -124,9 +125,10 @@ class Teaching:
             return dataset
         length, keep = config.training.length, config.data.keep
         rows = [Row(tokenizer.frame(ids, length, keep)) for ids in tokenizer.encode(texts)]
+        alone = replace(runtime, processes=ALONE, is_sharded=False)  # each process asks for itself
         answers = [
             predict_probabilities(
-                teacher.model().to(runtime.device), teacher.objective, rows, tokenizer, runtime, MARK_TOKENS
+                teacher.model().to(runtime.device), teacher.objective, rows, tokenizer, alone, MARK_TOKENS
             )
             for teacher in self.teachers
         ]
