@@ -32,6 +32,8 @@ def lay_out(recipe, root):
         if name not in SOURCES:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).touch()
+    for stage in recipe["stages"]:
+        (root / stage.get("teacher", ".")).mkdir(parents=True, exist_ok=True)
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.stem)

@@ -249,6 +249,12 @@ class TrainingConfig(Section):
         description="weights to judge and keep: as they are, a moving average, the mean of the last epochs",
     )
     average_epochs: float = Field(3.0, gt=0, description="epochs that the average looks back on")
+    teacher_share: float = Field(
+        0.5, ge=0, le=1, description="of a teacher's answers in the loss; the rest is for the true ones"
+    )
+    teacher_temperature: float = Field(
+        2.0, gt=0, description="above 1 softens the answers of teacher and student"
+    )
 
     @model_validator(mode="after")
     def _one_budget(self) -> "TrainingConfig":

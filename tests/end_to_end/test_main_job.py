@@ -262,7 +262,10 @@ def test_bases_of_one_name_are_told_apart_and_each_has_its_own_twin(world, tmp_p
     assert ("a/base fine-tuned", "scratch") in against
     assert ("b/base fine-tuned", "scratch like b/base") in against
     assert ("b/base fine-tuned", "scratch") not in against
-    assert ("b/base fine-tuned", "a/base fine-tuned") in against  # which base is better is a test too, made once
+    assert (
+        "b/base fine-tuned",
+        "a/base fine-tuned",
+    ) in against  # which base is better is a test too, made once
     assert ("a/base fine-tuned", "b/base fine-tuned") not in against
 
 

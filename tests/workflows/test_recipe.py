@@ -165,6 +165,7 @@ def test_no_stage_reads_what_is_set_apart(world):
     assert np.isin(everything, load_trained(str(world / "run")).seen).sum() > 40  # the train part may be read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "step"), [(1, 1), (1, 7), (2, 2), (3, 1), (3, 5)])
 def test_a_recipe_that_was_stopped_ends_as_if_it_never_had(world, stage, step):
     cook(world, "whole")

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from headstart.cli import (
+    bases,
     compare,
     complexity,
     data,
@@ -54,6 +55,8 @@ COMMANDS = (
     complexity.complexity,
     export.export,
     import_.import_,
+    bases.bases,
+    bases.pack,
     serve.serve,
 )
 

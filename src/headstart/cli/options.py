@@ -20,6 +20,12 @@ TokenizerName = Annotated[
     str | None,
     typer.Option("--tokenizer", help="bpe, unigram, wordpiece, characters, or the path of a trained one."),
 ]
+Teacher = Annotated[
+    str | None,
+    typer.Option(
+        "--teacher", metavar="RUN", help="A run whose answers count beside the true ones; RUN1,RUN2."
+    ),
+]
 Labels = Annotated[
     int | None,
     typer.Option("--labels", help="Train on a seeded, balanced subset of this many labelled texts."),

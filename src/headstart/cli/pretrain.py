@@ -24,6 +24,7 @@ def pretrain(
         str | None,
         typer.Option("--from", metavar="RUN", help="Go on from a base: its tokenizer, weights and shape."),
     ] = None,
+    teacher: o.Teacher = None,
     recipe: Annotated[
         Path | None,
         typer.Option("--recipe", metavar="FILE", help="Make a base stage by stage, as the file says."),
@@ -85,7 +86,12 @@ def pretrain(
         training__deterministic=deterministic,
         **o.saving(save_every),
     )
-    _check(corpora, recipe, {"--from": base, "--preset": preset, "--nproc": nproc}, {"--stage": stage})
+    _check(
+        corpora,
+        recipe,
+        {"--from": base, "--teacher": teacher, "--preset": preset, "--nproc": nproc},
+        {"--stage": stage},
+    )
     if o.launched(context, nproc, nodes, meet, max_restarts, settings):
         return
     from headstart.cli import finetune
@@ -100,7 +106,15 @@ def pretrain(
             more: dict[str, Any] = {"last_stage": stage, "scale": scale, "settings": settings}
             result = run_recipe(recipe, data, out, **more, on_event=listener)
         else:
-            result = run(corpora or [], out, base=base, preset=preset, settings=settings, on_event=listener)
+            result = run(
+                corpora or [],
+                out,
+                base=base,
+                teacher=teacher,
+                preset=preset,
+                settings=settings,
+                on_event=listener,
+            )
     if not o.speaks():
         return
     if result is None:
@@ -132,7 +146,7 @@ def _check(
         )
     extra = next((name for name, value in without.items() if value is not None), None)
     if extra:
-        raise ConfigError(f"{extra} does not go with --recipe", hint="leave it out: the recipe says it")
+        raise ConfigError(f"{extra} does not go with --recipe", hint="leave it out")
 
 
 def show(result: object) -> None:

@@ -18,14 +18,6 @@ def continued_settings(
     own = trained.info.config
     name = preset or own.preset
     raw = load_preset(name)
-    for key, value in settings.get("tokenizer", {}).items():
-        if key == "kind":
-            check_tokenizer(trained, value)
-        elif getattr(own.tokenizer, key, value) != value:
-            raise ConfigError(
-                f"tokenizer.{key} of {trained.name} is {getattr(own.tokenizer, key)}, not {value}",
-                hint="a base brings its own tokenizer; pretrain from scratch to change it",
-            )
     shape = raw.get("body", {}) if preset else {}
     wanted = {**shape, **raw.get("pretrain", {}).get("body", {}), **settings.get("body", {})}
     for key, value in wanted.items():
@@ -38,9 +30,22 @@ def continued_settings(
     is_tuned = own.job == "finetune"
     kept = {key: value for key, value in own.body if not (is_tuned and "dropout" in key)}
     told = {key: value for key, value in wanted.items() if value != "auto"}
-    split = {key: value for key, value in settings.get("tokenizer", {}).items() if key != "kind"}
-    tokenizer = {**own.tokenizer.model_dump(), **split}
-    return name, {**settings, "body": {**kept, **told}, "tokenizer": tokenizer}
+    return name, {**taught_settings(trained, settings), "body": {**kept, **told}}
+
+
+def taught_settings(trained: Trained, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that reads with another's tokenizer, which is fixed."""
+    own = trained.info.config.tokenizer
+    asked = dict(settings.get("tokenizer", {}))
+    if "kind" in asked:
+        check_tokenizer(trained, asked.pop("kind"))
+    for key, value in asked.items():
+        if getattr(own, key, value) != value:
+            raise ConfigError(
+                f"tokenizer.{key} of {trained.name} is {getattr(own, key)}, not {value}",
+                hint="a base or a teacher brings its own tokenizer; pretrain from scratch to change it",
+            )
+    return {**settings, "tokenizer": {**own.model_dump(), **asked}}
 
 
 def base_for(folder: RunFolder, info: RunInfo, processes: Processes) -> Trained | None:

@@ -30,7 +30,7 @@ from headstart.training.loop import Evaluation, Trainer
 from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
 from headstart.workflows.begin import begun, heard
-from headstart.workflows.continued import base_for, continued_settings
+from headstart.workflows.continued import base_for, continued_settings, taught_settings
 from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
 from headstart.workflows.plan import announce
 from headstart.workflows.prepare import learn_tokenizer, prepare_documents, prepare_documents_share
@@ -44,6 +44,7 @@ from headstart.workflows.run import (
     train_in,
 )
 from headstart.workflows.story import tell_story
+from headstart.workflows.teaching import Teaching, make_teaching, teaching_of
 
 MARKED_BATCHES = 50  # of the held-out part, at each look during training
 
@@ -64,6 +65,7 @@ def pretrain(
     out: str | Path,
     *,
     base: str | None = None,
+    teacher: str | Sequence[str] | None = None,
     tokenizer_corpora: Corpora | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -73,23 +75,24 @@ def pretrain(
 
     Corpora are names, "NAME=WEIGHT", or names with their weights: how many times a text is read for each pass over
     one of weight 1. A new tokenizer is learnt from them, or from the `tokenizer_corpora`. From a `base` (a run, or a
-    shipped base's name) training goes on with its tokenizer, weights and shape. Under torchrun all processes train one
-    base together.
+    shipped base's name) training goes on with its tokenizer, weights and shape. A `teacher` is another base, with the
+    same tokenizer, whose answers count beside the true ones. Under torchrun all processes train one base together.
     """
     with joined() as processes:
         with processes.together():
             mix = portions(corpora)
             trained = None if base is None else load_trained(base)
-            config, objective = pretrain_config(preset, settings or {}, trained)
+            teaching = make_teaching(teacher)
+            config, objective = pretrain_config(preset, settings or {}, trained, teaching)
             runtime = start_runtime(config.training, processes)
         inputs = pretrain_inputs(mix, base, portions(tokenizer_corpora or []))
+        inputs |= {} if teaching is None else teaching.inputs()
         start = "" if trained is None else content_hash(trained.info.to_dict())
         with begun(Path(out), config, inputs, runtime, start) as (folder, known):
             if known is not None and known.status == "finished":
                 return read_pretrained(folder)
-            return _run(
-                folder, config, inputs, objective, trained, runtime, known, heard(processes, on_event)
-            )
+            listen = heard(processes, on_event)
+            return _run(folder, config, inputs, objective, trained, teaching, runtime, known, listen)
 
 
 def pretrain_inputs(mix: Sequence[Portion], base: str | None, split_by: Sequence[Portion]) -> dict[str, Any]:
@@ -104,11 +107,16 @@ def pretrain_inputs(mix: Sequence[Portion], base: str | None, split_by: Sequence
 
 
 def pretrain_config(
-    preset: str | None, settings: Mapping[str, Any], trained: Trained | None = None
+    preset: str | None,
+    settings: Mapping[str, Any],
+    trained: Trained | None = None,
+    teaching: Teaching | None = None,
 ) -> tuple[RunConfig, Objective]:
     """The run's settings and its objective, which must be able to train a base."""
     if trained is not None:
         preset, settings = continued_settings(trained, preset, settings)
+    elif teaching is not None:
+        settings = taught_settings(teaching.teachers[0], settings)
     config = resolve("pretrain", preset or "tiny", settings)
     objective = make_objective(config.objective)
     if objective.reads == "texts":
@@ -136,8 +144,10 @@ def resume_pretrain(
 ) -> Pretrained:
     """Go on with an unfinished run; the folder is held by the caller."""
     trained = base_for(folder, info, runtime.processes)
+    with runtime.processes.together():
+        teaching = teaching_of(info.inputs)
     objective = make_objective(info.config.objective)
-    return _run(folder, info.config, info.inputs, objective, trained, runtime, info, on_event)
+    return _run(folder, info.config, info.inputs, objective, trained, teaching, runtime, info, on_event)
 
 
 def read_pretrained(folder: RunFolder) -> Pretrained:
@@ -166,6 +176,7 @@ def _run(
     inputs: dict[str, Any],
     objective: Objective,
     trained: Trained | None,
+    teaching: Teaching | None,
     runtime: Runtime,
     known: RunInfo | None,
     on_event: Callable[[Event], None],
@@ -185,14 +196,17 @@ def _run(
             )
     if known is not None:
         tokenizer = folder.tokenizer(known)
-    elif trained is not None:
-        tokenizer = trained.tokenizer
+    elif whose := trained or teaching:
+        tokenizer = whose.tokenizer
     else:
         others = [Portion(**each).open(config.data) for each in inputs.get("tokenizer_corpora", [])]
         tokenizer = from_main(
             processes, lambda: learn_tokenizer(config.tokenizer, others or documents, on_event, never)
         )
     with processes.together():
+        if teaching is not None:
+            teaching.check(objective, config)
+            teaching.check_student(tokenizer)
         if isinstance(objective, MaskedLM) and tokenizer.mask is None:
             raise ConfigError(
                 f"this tokenizer has no mask token, so {objective.name} cannot hide anything",
@@ -217,7 +231,7 @@ def _run(
     model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
     moved = None if trained is None else transfer(trained.weights, model, with_base_heads=True)
     inputs = {**inputs, "fingerprints": fingerprints}
-    info = known or _begin(folder, config, inputs, tokenizer, parts, trained, moved, runtime)
+    info = known or _begin(folder, config, inputs, tokenizer, parts, trained, teaching, moved, runtime)
     processes.start(runtime.device, config.training.timeout)
     if moved is not None:
         on_event(Note(f"from {inputs['base']}: {moved.summary()}"))
@@ -228,8 +242,9 @@ def _run(
             f" {len(valid):,} held out"
         )
     )
+    asked = objective if teaching is None else teaching.objective(objective, config, runtime)
     with stopping_gently() as stop:
-        trainer = Trainer(model, objective, loader, tokenizer, config, runtime, marks, on_event, stop)
+        trainer = Trainer(model, asked, loader, tokenizer, config, runtime, marks, on_event, stop)
         train_in(folder, trainer, known is not None, on_event)
     score = None
     if marks is not None:
@@ -258,6 +273,7 @@ def _begin(
     tokenizer: Tokenizer,
     parts: list[Corpus],
     trained: Trained | None,
+    teaching: Teaching | None,
     moved: Transfer | None,
     runtime: Runtime,
 ) -> RunInfo:
@@ -272,7 +288,7 @@ def _begin(
         story=plain(tell_story(runtime, [config.training.seed])),
         transfer=None if moved is None else plain(moved),
     )
-    seen = [part.hashes() for part in parts] + ([] if trained is None else [trained.seen])
+    seen = [part.hashes() for part in parts] + [each.seen for each in (trained, teaching) if each]
     with runtime.processes.together():
         if runtime.processes.is_main:
             tokenizer.save(folder.path)

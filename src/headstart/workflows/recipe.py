@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from headstart.data.portion import Portion
 from headstart.data.sources import SOURCES
 from headstart.errors import ConfigError, pick
 from headstart.sections import TrainingConfig
+from headstart.shipped import shipped_bases
 from headstart.storage import FORMS
 
 SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
@@ -41,6 +42,10 @@ class StageConfig(Section):
     kind: Literal["pretrain", "finetune"] = "pretrain"
     mix: dict[str, float] = Field(default_factory=dict, description="text = weight")
     table: str = ""  # of labelled texts, for `finetune`
+    teacher: str = ""  # a run, several with commas between, or a shipped base
+    unlabelled: list[str] = Field(
+        default_factory=list, description="texts that the teachers of a finetune label"
+    )
     body: Settings = Field(default_factory=dict)
     objective: Settings = Field(default_factory=dict)
     optimizer: Settings = Field(default_factory=dict)
@@ -80,6 +85,8 @@ class Stage:
     settings: Settings
     mix: list[Portion]
     table: str
+    teacher: str = ""
+    unlabelled: list[Portion] = field(default_factory=list)
 
     @property
     def folder(self) -> str:
@@ -173,6 +180,11 @@ def _stage(
     scale: float,
 ) -> Stage:
     is_tuned = stage.kind == "finetune"
+    if stage.unlabelled and not (is_tuned and stage.teacher):
+        raise ConfigError(
+            f"stage {stage.name} has unlabelled texts and no teacher to label them",
+            hint="name a teacher in a stage of kind finetune",
+        )
     if is_tuned == bool(stage.mix) or is_tuned != bool(stage.table):
         wanted = "a table and no mix" if is_tuned else "a mix and no table"
         raise ConfigError(f"stage {stage.name} of kind {stage.kind} needs {wanted}", hint="see docs/bases.md")
@@ -195,7 +207,24 @@ def _stage(
         Portion(own.corpus, weight, own.text_column, own.documents)
         for own, weight in ((pick(texts, name, "text of the recipe"), w) for name, w in stage.mix.items())
     ]
-    return Stage(number, stage, settings, mix, place(stage.table, root) if is_tuned else "")
+    table = place(stage.table, root) if is_tuned else ""
+    teacher = _teachers(str(over.get(stage.name, {}).get("teacher", stage.teacher)), root)
+    unlabelled = [pick(texts, name, "text of the recipe") for name in stage.unlabelled]
+    return Stage(number, stage, settings, mix, table, teacher, unlabelled)
+
+
+def _teachers(names: str, root: Path) -> str:
+    """Runs by the names of shipped bases, or by their paths: from here, or under `root`."""
+    found = []
+    for name in filter(None, (name.strip() for name in names.split(","))):
+        known = name in shipped_bases() or Path(name).exists()
+        if not known and not (root / name).exists():
+            raise ConfigError(
+                f"the teacher {name} is neither a shipped base nor a run, here or in {root}",
+                hint="--set STAGE.teacher=RUN names another",
+            )
+        found.append(name if known else str(root / name))
+    return ",".join(found)
 
 
 def _sections(over: Mapping[str, Any]) -> Settings:
@@ -207,6 +236,8 @@ def _of_stage(over: Mapping[str, Any], name: str) -> Settings:
     """What is set for one stage as `name.section.key`."""
     found: Settings = {}
     for key, value in over.get(name, {}).items():
+        if key == "teacher":
+            continue
         section, _, own = key.partition(".")
         if section not in SECTIONS or not own:
             raise ConfigError(

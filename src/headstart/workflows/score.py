@@ -56,6 +56,14 @@ def evaluate(
     return _evaluate_language(first, data, config)
 
 
+def evaluate_trained(trained: Trained, data: str) -> Score | LanguageScore:
+    """The marks of a classifier or a language model that is in memory."""
+    config = trained.info.config
+    if trained.objective.reads == "texts":
+        return _evaluate_classifiers([trained], data, config, {})
+    return _evaluate_language(trained, data, config)
+
+
 def load_ensemble(run: str | Sequence[str]) -> list[Trained]:
     """The runs that `run` names; several of them must be classifiers that name the same classes."""
     names = run_names(run)

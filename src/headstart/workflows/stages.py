@@ -26,6 +26,7 @@ from headstart.workflows.pretrain import (
 )
 from headstart.workflows.recipe import Recipe, Stage, open_recipe, read_recipe
 from headstart.workflows.run import RECIPE, RunFolder, RunInfo, load_trained
+from headstart.workflows.teaching import make_teaching
 
 FORMAT = 1
 STAGES = "stages"
@@ -64,7 +65,7 @@ def run_recipe(
     path = Path(out)
     if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
         raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
-    _begin(path, given, Path(data).resolve())
+    _begin(path, given, {"data": str(Path(data).resolve()), "text": Path(recipe).read_text("utf-8")})
     return _cook(path, ready, last_stage, on_event)
 
 
@@ -85,7 +86,7 @@ def _read(given: Mapping[str, Any], root: Path) -> Recipe:
     return read_recipe(given["recipe"], root, given["settings"], given["scale"])
 
 
-def _begin(path: Path, given: dict[str, Any], root: Path) -> None:
+def _begin(path: Path, given: dict[str, Any], beside: dict[str, Any]) -> None:
     """Write what a resume needs; a folder that holds another recipe, or anything else, is left as it is."""
     if path.is_file():
         raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
@@ -101,7 +102,7 @@ def _begin(path: Path, given: dict[str, Any], root: Path) -> None:
         raise RunError(f"{path} is not empty", hint="choose another --out")
     with writing(path):
         (path / STAGES).mkdir(parents=True, exist_ok=True)
-    write_json(path / RECIPE, {"format": FORMAT, **given, "data": str(root)})
+    write_json(path / RECIPE, {"format": FORMAT, **given, **beside})
 
 
 def _cook(
@@ -137,13 +138,23 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
     is_tuned = stage.config.kind == "finetune"
     if not (run / "run.json").is_file():
         if is_tuned:
-            finetune(base, stage.table, run, preset=preset, settings=stage.settings, on_event=on_event)
+            finetune(
+                base,
+                stage.table,
+                run,
+                teacher=stage.teacher or None,
+                unlabelled=stage.unlabelled,
+                preset=preset,
+                settings=stage.settings,
+                on_event=on_event,
+            )
         else:
             pretrain(
                 stage.mix,
                 run,
                 base=base or None,
-                tokenizer_corpora=None if base else recipe.tokenizer_texts,
+                teacher=stage.teacher or None,
+                tokenizer_corpora=None if base or stage.teacher else recipe.tokenizer_texts,
                 preset=preset,
                 settings=stage.settings,
                 on_event=on_event,
@@ -151,7 +162,11 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
         return
     info = RunFolder.open(run).info()
     trained = load_trained(base) if base else None
-    config, _ = (finetune_config if is_tuned else _pretrain_config)(trained, preset, stage.settings)
+    teaching = make_teaching(stage.teacher or None, stage.unlabelled)
+    if is_tuned:
+        config, _ = finetune_config(trained, preset, stage.settings)
+    else:
+        config, _ = pretrain_config(preset, stage.settings, trained, teaching)
     if _essence(info.config) != _essence(config) or _weights(info) != [each.weight for each in stage.mix]:
         raise RunError(
             f"{run} was trained with other settings than the recipe's stage {stage.number}",
@@ -165,13 +180,10 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
         if is_tuned
         else pretrain_inputs(stage.mix, base or None, recipe.tokenizer_texts if not base else [])
     )
+    now |= {} if teaching is None else teaching.inputs()
     moved = info.config.with_({"data": {"apart": config.data.apart}})
     RunFolder(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
     resume_run(run, on_event)
-
-
-def _pretrain_config(trained: Any, preset: str, settings: Mapping[str, Any]) -> tuple[RunConfig, Any]:
-    return pretrain_config(preset, settings, trained)
 
 
 def _essence(config: RunConfig) -> dict[str, Any]:
