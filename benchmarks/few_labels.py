@@ -65,6 +65,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ensemble": {},  # of plain models
     "classical": {},  # no network: where the task stands without one
 }
+MACHINE = ("device", "precision")  # settings that say where and how exactly is computed
 MEMBER = 1000  # what parts the seeds of an ensemble's members
 RESULTS = Path(__file__).parent / "results"
 
@@ -360,8 +361,9 @@ def main() -> None:
     if not tasks:
         print("nothing to measure: give --base-fr RUN, --base-en RUN or both")
         return
+    machine = {key: value for section, key, value in own if section == "training" and key in MACHINE}
     story = tell_story(
-        start_runtime(TrainingConfig(device="cpu")), list(range(max(task.seeds for task in tasks)))
+        start_runtime(TrainingConfig(**machine)), list(range(max(task.seeds for task in tasks)))
     )
     chosen = {task.name: usable(task, methods) for task in tasks}
     for task in tasks:

@@ -39,7 +39,8 @@ def perplexities(base: Path) -> list[float]:
         def slice(self, start: int, stop: int) -> np.ndarray:
             return tokens[start:stop]
 
-    model, runtime = trained.model(), start_runtime(trained.info.config.training)
+    runtime = start_runtime(trained.info.config.training)
+    model = trained.model().to(runtime.device)
     found = []
     for times in TIMES:
         loader = BlockLoader(Stream(), TRAINED * times, 8192, 0, looks_past=1, shuffled=False)
@@ -68,6 +69,7 @@ def measure(steps: int, seeds: int) -> dict[str, list[list[float]]]:
 def write(found: dict[str, list[list[float]]], steps: int, seeds: int) -> None:
     """The table, the numbers and the picture."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     from headstart.workflows.story import commit
 
@@ -85,6 +87,9 @@ def write(found: dict[str, list[list[float]]], steps: int, seeds: int) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks([TRAINED * times for times in TIMES], [f"{times}×" for times in TIMES])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"length read, in trained lengths of {TRAINED} tokens")
     axes.set_ylabel("perplexity on held-out reviews")
     axes.legend(frameon=False)

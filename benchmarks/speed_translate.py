@@ -1,10 +1,11 @@
 """How fast translations are written: headstart, transformers and CTranslate2 with the same weights, on a CPU.
 
-    python benchmarks/speed_translate.py [--run RUN --file FILE] [--preset PRESET] [--lines N] [--batch N] [--threads N]
+    python benchmarks/speed_translate.py [--run RUN --file FILE] [--preset PRESET] [--lines N] [--batches 1 32] [--threads N]
 
 With a run, its translations of FILE end where the model ends them, and how many are alike is told. Without one a translator
-of PRESET's shape is made up, and every translation has 30 tokens, so that all do the same work. Time is that of the
-processor, which other work on the machine disturbs least. Writes benchmarks/results/speed-translate.{md,json}.
+of PRESET's shape is made up, and every translation has 30 tokens, so that all do the same work. Lines one at a time are
+fewer. Systems take turns, and time is that of the processor, which other work on the machine disturbs least. Writes
+benchmarks/results/speed-translate.{md,json}, with a run speed-translate-run.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from headstart.workflows.translating import Translator, open_translator
 
 RESULTS = Path(__file__).parent / "results"
 FIXED, LONGER = 30, 50
+ONE_BY_ONE = 12  # lines translated one at a time
 Way = Callable[[int, float], list[list[int]]]  # width and length penalty -> tokens of each translation
 
 
@@ -64,6 +67,8 @@ class Systems:
     def __init__(
         self, run: Path, folder: Path, lines: list[str], batch: int, threads: int, fixed: int | None
     ):
+        folder.mkdir(exist_ok=True)
+        lines = lines[:ONE_BY_ONE] if batch == 1 else lines
         self.translator: Translator = open_translator(str(run), {"training": {"device": "cpu"}})
         tokenizer = self.translator.source_tokenizer
         self.rows = [tokenizer.frame(ids, 512) for ids in tokenizer.encode(lines)]
@@ -141,27 +146,35 @@ class Systems:
         return tokens[: tokens.index(self.last)] if self.last in tokens else tokens
 
 
-def measure(systems: Systems, names: list[str], repeats: int, penalty: float) -> list[dict[str, object]]:
-    """Processor seconds of each system at each width, in turns; the least of some rounds."""
-    ways = {name: getattr(systems, name)() for name in names}
+def measure(systems: Systems, words: argparse.Namespace) -> list[dict[str, object]]:
+    """Processor seconds of each system at each width, in turns: the least, and the middle of what the turns say."""
+    ways = {name: getattr(systems, name)() for name in words.systems}
     rows: list[dict[str, object]] = []
     for width in (5, 1):
-        found = {name: way(width, penalty) for name, way in ways.items()}  # and all is warm
+        found = {name: way(width, words.penalty) for name, way in ways.items()}  # and all is warm
         times: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(repeats):
+        for _ in range(words.repeats):
             for name, way in ways.items():
                 start = time.process_time()
-                way(width, penalty)
+                way(width, words.penalty)
                 times[name].append(time.process_time() - start)
         for name in ways:
             alike = np.mean([one == other for one, other in zip(found[name], found["ours"], strict=True)])
-            tokens = sum(map(len, found[name]))
+            ratios = np.array(times[name]) / np.array(times["ours"])
             rows.append({
-                "system": name, "beam": width, "seconds": min(times[name]), "tokens": tokens,
-                "times_ours": min(times[name]) / min(times["ours"]), "alike": float(alike),
+                "system": name, "beam": width, "batch": systems.batch, "lines": len(found[name]),
+                "seconds": min(times[name]), "tokens": sum(map(len, found[name])),
+                "times_ours": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max()),
+                "alike": float(alike),
             })  # fmt: skip
             print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def versions() -> str:
+    """What was measured."""
+    names = ("torch", "transformers", "ctranslate2")
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
 def write(rows: list[dict[str, object]], words: argparse.Namespace, what: str) -> None:
@@ -170,8 +183,8 @@ def write(rows: list[dict[str, object]], words: argparse.Namespace, what: str) -
 
     names = {"ours": "headstart", "transformers": "transformers", "ctranslate2": "CTranslate2"}
     lines = [
-        f"| {row['beam']} | {names[str(row['system'])]} | {row['seconds']:.2f} | {row['tokens']:,} | "
-        f"{row['times_ours']:.2f} | {row['alike']:.0%} |"
+        f"| {row['batch']} | {row['beam']} | {names[str(row['system'])]} | {row['seconds']:.2f} | {row['tokens']:,} | "
+        f"{row['times_ours']:.2f} ({row['low']:.2f} to {row['high']:.2f}) | {row['alike']:.0%} |"
         for row in rows
     ]
     machine = Runtime(torch.device("cpu"), torch.float32).describe()
@@ -183,13 +196,15 @@ def write(rows: list[dict[str, object]], words: argparse.Namespace, what: str) -
 | command | `python benchmarks/speed_translate.py {words.told}` |
 | commit | {commit()} |
 | machine | {machine}; other work was on it: read the ratios, not the seconds |
-| what | {what}; batches of {words.batch} sources of like length for all; processor time, the least of {words.repeats} rounds |
+| versions | {versions()} |
+| what | {what}; the same batches of sources of like length for all; one at a time, {ONE_BY_ONE} lines |
+| time | of the processor; seconds are the least of {words.repeats} rounds in turns |
 
-The third column of numbers says how many times as long a system takes as headstart; above 1 headstart is faster. The last
-is the share of translations that are headstart's, token for token.
+"times headstart's" says how many times as long a system takes: the middle of the rounds, the least and the most; above 1
+headstart is faster. "alike" is the share of translations that are headstart's, token for token.
 
-| beam | system | seconds | tokens | times headstart's | alike |
-|---|---|---|---|---|---|
+| at once | beam | system | seconds | tokens | times headstart's | alike |
+|---|---|---|---|---|---|---|
 {chr(10).join(lines)}
 """
     (RESULTS / f"{name}.md").write_text(text, "utf-8")
@@ -202,19 +217,18 @@ def main() -> None:
     parser.add_argument("--file")
     parser.add_argument("--preset", default="translate-small")
     parser.add_argument("--lines", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--penalty", type=float, default=0.0)
     parser.add_argument("--systems", nargs="+", default=["ours", "transformers", "ctranslate2"])
     words = parser.parse_args()
-    words.told = " ".join(
-        f"--{name} {value}" for name, value in vars(words).items()
-        if value is not None and name not in ("systems", "run", "file")
-    )  # fmt: skip
+    told = {name: value for name, value in vars(words).items() if name not in ("systems", "run", "file")}
+    told["batches"] = " ".join(map(str, words.batches))
+    words.told = " ".join(f"--{name} {value}" for name, value in told.items())
     torch.set_num_threads(words.threads)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         if words.run:
             run = Path(words.run)
             lines = Path(words.file).read_text("utf-8").splitlines()[: words.lines]
@@ -225,8 +239,11 @@ def main() -> None:
             what = f"a translator of the shape of `{words.preset}`, {len(lines)} lines, {FIXED} tokens each"
         body = open_translator(str(run)).reader.body.config
         what += f"; {body.layers} + {body.decoder_layers or body.layers} layers of width {body.width}"
-        systems = Systems(run, folder, lines, words.batch, words.threads, None if words.run else FIXED)
-        write(measure(systems, words.systems, words.repeats, words.penalty), words, what)
+        rows: list[dict[str, object]] = []
+        for size in words.batches:
+            place, fixed = folder / f"of-{size}", None if words.run else FIXED
+            rows += measure(Systems(run, place, lines, size, words.threads, fixed), words)
+        write(rows, words, what)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def commands_page() -> str:
         )
         lines.extend(["| option | meaning | default |", "|---|---|---|"])
         for parameter in command.params:
-            if parameter.param_type_name == "option" and parameter.name != "help":
+            if parameter.param_type_name == "option" and parameter.name != "help" and not parameter.hidden:
                 default = "" if parameter.default in (None, False) else f"`{parameter.default}`"
                 lines.append(f"| `{', '.join(parameter.opts)}` | {parameter.help} | {default} |")
         lines.append("")

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
+from tests.parallel_worlds import TASKS, write_aligned
 from tests.worlds_of_text import write_corpus, write_labelled
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +46,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = write_labelled(tmp_path / "reviews.tsv", 100)
     write_corpus(tmp_path / "corpus.txt", 300)
+    write_aligned(tmp_path / "aligned", TASKS["number-words"], ("en", "fr"), count=120)
     (tmp_path / "new.txt").write_text("a superb film\na boring plot\n")
     rows = [line.split("\t") for line in table.read_text().splitlines()[1:]]
     (tmp_path / "opinions.csv").write_text(

@@ -4,7 +4,7 @@ import pytest
 
 from headstart.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
 from headstart.errors import RunError
-from headstart.files import write_json, write_text
+from headstart.files import write_folder_once, write_json, write_text, write_with
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside(tmp_path, monkeypatch):
@@ -19,6 +19,33 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside(tmp_path, monkeyp
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [item.name for item in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_writers_with_one_process_number_on_two_machines_do_not_meet(tmp_path):
+    path = tmp_path / "a.txt"
+
+    def slow(beside):
+        beside.write_text("slow")
+        write_text(path, "quick")  # as a process of another container, whose number may be the same
+        assert beside.read_text() == "slow"
+
+    write_with(path, slow)
+    assert path.read_text() == "slow"
+    assert [item.name for item in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_folder_that_several_write_at_once_is_the_first_ones(tmp_path):
+    fill = lambda text: lambda folder: (folder / "a.txt").write_text(text)
+
+    def slow(folder):
+        fill("slow")(folder)
+        write_folder_once(tmp_path / "b", fill("quick"))
+
+    write_folder_once(tmp_path / "b", slow)
+    assert (tmp_path / "b" / "a.txt").read_text() == "quick"
+    assert [item.name for item in tmp_path.iterdir()] == ["b"]
+    with pytest.raises(RunError, match="cannot write"):
+        write_folder_once(tmp_path / "b" / "a.txt" / "c", fill("never"))
 
 
 def test_json_never_holds_what_strict_readers_refuse(tmp_path):

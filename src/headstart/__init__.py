@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headstart.data.parallel import load_parallel as load_parallel
     from headstart.data.sources import load_dataset as load_dataset
     from headstart.errors import HeadstartError as HeadstartError
+    from headstart.shipped import shipped_bases as shipped_bases
     from headstart.workflows.compare import compare as compare
     from headstart.workflows.demo import run_demo as run_demo
     from headstart.workflows.embed import contextual_vectors as contextual_vectors
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     from headstart.workflows.import_ import import_model as import_model
     from headstart.workflows.inspect import inspect_data as inspect_data
     from headstart.workflows.inspect import inspect_parallel as inspect_parallel
+    from headstart.workflows.pack import pack as pack
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.resume import resume as resume
     from headstart.workflows.run import load_trained as load_trained
     from headstart.workflows.score import evaluate as evaluate
     from headstart.workflows.score import predict as predict
+    from headstart.workflows.stages import run_recipe as run_recipe
     from headstart.workflows.translating import translate as translate
     from headstart.workflows.tune import tune as tune
 
@@ -57,11 +60,14 @@ _PUBLIC = {
     "contextual_vectors": "headstart.workflows.embed",
     "embed": "headstart.workflows.embed",
     "load_trained": "headstart.workflows.run",
+    "pack": "headstart.workflows.pack",
     "predict": "headstart.workflows.score",
     "pretrain": "headstart.workflows.pretrain",
     "nearest_texts": "headstart.workflows.embed",
     "resume": "headstart.workflows.resume",
     "run_demo": "headstart.workflows.demo",
+    "run_recipe": "headstart.workflows.stages",
+    "shipped_bases": "headstart.shipped",
     "text_vectors": "headstart.workflows.embed",
     "translate": "headstart.workflows.translating",
     "tune": "headstart.workflows.tune",

@@ -1,7 +1,8 @@
 """One batch: what passes from the loader through the model to the objective."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,9 @@ class Batch:
         str, ...
     ] = ()  # the labels that stand at the asked positions; others have a row for each row
     is_idle: bool = False  # True = read only to keep step with other processes, and marked on nothing
+    marked: Tensor | None = (
+        None  # (N,) flat places of labels that are marked; None = not looked up beforehand
+    )
 
     def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
         """The same batch with every tensor moved."""
@@ -59,12 +63,14 @@ class Batch:
 
     def rows(self, start: int, stop: int) -> "Batch":
         """The rows from `start` up to `stop`, asked the very same things."""
-        asked = self.asked
+        asked, marked = self.asked, self.marked
         inside: Tensor | slice = slice(None)
+        length = self.tokens.shape[1]
         if asked is not None:
-            length = self.tokens.shape[1]
             inside = (asked >= start * length) & (asked < stop * length)
             asked = asked[inside] - start * length
+        if marked is not None:
+            marked = marked[(marked >= start * length) & (marked < stop * length)] - start * length
         labels = {
             name: label[inside] if name in self.at_asked else label[start:stop]
             for name, label in self.labels.items()
@@ -75,6 +81,7 @@ class Batch:
             real=self.real[start:stop],
             labels=labels,
             asked=asked,
+            marked=marked,
             segments=None if self.segments is None else self.segments[start:stop],
             source=None if self.source is None else self.source[start:stop],
             source_real=None if self.source_real is None else self.source_real[start:stop],
@@ -85,19 +92,38 @@ class Batch:
         """How many positions the model computes, padding included."""
         return self.tokens.numel() + (0 if self.source is None else self.source.numel())
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many real tokens the model reads."""
         read = int(self.real.sum())
         return read if self.source_real is None else read + int(self.source_real.sum())
 
+    @cached_property
+    def answers(self) -> dict[str, int]:
+        """How many answers each head is marked on."""
+        if self.is_idle:
+            return dict.fromkeys(self.labels, 0)
+        return {name: int((labels != IGNORE).sum()) for name, labels in self.labels.items()}
 
-def pad(rows: list[Tensor], padding: int, multiple: int = 1) -> tuple[Tensor, Tensor]:
+
+def pad(
+    rows: Sequence[np.ndarray] | Sequence[Tensor], padding: int, multiple: int = 1
+) -> tuple[Tensor, Tensor]:
     """Rows of different lengths as one (B, T) tensor, and which positions are real."""
-    lengths = torch.tensor([len(row) for row in rows])
+    arrays = [np.asarray(row) for row in rows]
+    lengths = np.array([len(row) for row in arrays])
     longest = -(-max(int(lengths.max()), 1) // multiple) * multiple
-    tokens = torch.full((len(rows), longest), padding, dtype=torch.long)
-    for index, row in enumerate(rows):
-        tokens[index, : len(row)] = row
-    real = torch.arange(longest)[None, :] < lengths[:, None]  # (B, T)
-    return tokens, real
+    real = np.arange(longest)[None, :] < lengths[:, None]  # (B, T)
+    tokens = np.full(real.shape, padding, dtype=np.int64)
+    tokens[real] = np.concatenate(arrays)  # all at once: row by row, a GPU would wait for its batches
+    return torch.from_numpy(tokens), torch.from_numpy(real)
+
+
+def marked_places(batch: Batch, labels: Tensor) -> Tensor:
+    """Where flat labels (B * T,) are marked; a GPU would have to be waited for if it was not looked up beforehand."""
+    return (labels != IGNORE).nonzero()[:, 0] if batch.marked is None else batch.marked
+
+
+def rows_at(hidden: Tensor, places: Tensor) -> Tensor:
+    """The rows of (N, D) at different `places`; their gradients are put back the way that suits the device."""
+    return hidden.index_select(0, places) if hidden.device.type == "cuda" else hidden[places]

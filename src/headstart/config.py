@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -76,7 +76,8 @@ def parse(schema: type[BaseModel], content: Mapping[str, Any], where: str = "") 
         if fault["type"] == "extra_forbidden":
             section: Any = schema
             for part in fault["loc"][:-1]:
-                section = section.model_fields[str(part)].annotation
+                is_place = isinstance(part, int)  # in a list
+                section = get_args(section)[0] if is_place else section.model_fields[part].annotation
             hint = nearest(str(fault["loc"][-1]), section.model_fields)
             raise ConfigError(f"no setting is called {name!r}{inside}", hint=hint) from None
         raise ConfigError(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from headstart.errors import RunError
 
@@ -37,11 +38,16 @@ def writing(path: Path) -> Iterator[None]:
         raise RunError(f"cannot write {path}: {reason}", hint=hint) from error
 
 
+def _beside(path: Path) -> Path:
+    """A new name beside `path`; by chance, because processes of two machines or containers may have one number."""
+    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+
+
 def write_with(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a file beside `path`, sync it and rename it into place."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        beside = _beside(path)
         try:
             write(beside)
             with open(beside, "rb") as handle:
@@ -85,11 +91,9 @@ def refuse_existing(path: Path) -> None:
 
 def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
     """Let `fill` write into a folder beside `path`, sync every file, then rename it to the new name `path`."""
-    assert not path.exists(), path
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        shutil.rmtree(beside, ignore_errors=True)
+        beside = _beside(path)
         beside.mkdir()
         try:
             fill(beside)
@@ -103,6 +107,15 @@ def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
             shutil.rmtree(beside, ignore_errors=True)
             raise
         sync_folder(path.parent)
+
+
+def write_folder_once(path: Path, fill: Callable[[Path], Any]) -> None:
+    """As `write_folder`, unless `path` is there; of several that write it at once, the first one's stays."""
+    try:
+        write_folder(path, fill)
+    except RunError:
+        if not path.is_dir():
+            raise
 
 
 def file_hash(path: Path) -> str:

@@ -219,14 +219,15 @@ def plain(result: Any) -> Any:
 
 def comparison_from(content: dict[str, Any]) -> Comparison:
     """The comparison that was written as JSON, in which what is not a number stands as null."""
-    return TypeAdapter(Comparison).validate_python(_with_nan(content))
+    return TypeAdapter(Comparison).validate_python(with_nan(content))
 
 
-def _with_nan(value: Any, name: str = "") -> Any:
+def with_nan(value: Any, name: str = "") -> Any:
+    """A result as it was before JSON, which writes what is not a number as null."""
     if name in ("audit", "settings", "passes_mark"):  # there None means none
         return value
     if isinstance(value, dict):
-        return {key: _with_nan(inner, key) for key, inner in value.items()}
+        return {key: with_nan(inner, key) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_with_nan(inner, name) for inner in value]
+        return [with_nan(inner, name) for inner in value]
     return float("nan") if value is None and name != "transfer" else value

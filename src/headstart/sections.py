@@ -206,7 +206,10 @@ class TrainingConfig(Section):
         "auto",
         description="auto = bfloat16 on a GPU with it; fast = also on a processor that multiplies it natively",
     )
-    compile: bool = Field(False, description="torch.compile the model")
+    compile: bool | Literal["auto"] = Field(
+        False,
+        description="torch.compile training steps, which costs about a minute; auto = for long runs on a GPU",
+    )
     sharded: bool = Field(
         False, description="many processes hold a part of the model each (FSDP2), not a copy each (DDP)"
     )
@@ -246,6 +249,12 @@ class TrainingConfig(Section):
         description="weights to judge and keep: as they are, a moving average, the mean of the last epochs",
     )
     average_epochs: float = Field(3.0, gt=0, description="epochs that the average looks back on")
+    teacher_share: float = Field(
+        0.5, ge=0, le=1, description="of a teacher's answers in the loss; the rest is for the true ones"
+    )
+    teacher_temperature: float = Field(
+        2.0, gt=0, description="above 1 softens the answers of teacher and student"
+    )
 
     @model_validator(mode="after")
     def _one_budget(self) -> "TrainingConfig":
@@ -255,6 +264,12 @@ class TrainingConfig(Section):
         if self.freeze and self.unfreeze_every is not None:
             raise ConfigError(
                 "training.freeze and training.unfreeze_every exclude each other", hint="keep one of them"
+            )
+        if self.sharded and (self.compile or self.unfreeze_every is not None):
+            other = "compile" if self.compile else "unfreeze_every"
+            raise ConfigError(
+                f"training.sharded and training.{other} exclude each other",
+                hint="keep one of them; without training.sharded each process holds the whole model",
             )
         still = next((name for name in ("freeze", "unfreeze_every") if getattr(self, name)), None)
         if self.reset_layers and still:
@@ -285,6 +300,18 @@ class DataConfig(Section):
     )
     documents: Literal["auto", "line", "paragraph"] = Field(
         "auto", description="what parts documents in a .txt file"
+    )
+    classes: dict[str, list[str]] = Field(
+        {},
+        description="classes made of a table's labels, e.g. {good = ['4', '5']}; rows with other labels are left out",
+    )
+    unique: bool = Field(
+        False,
+        description="pretraining: a document that stood before, in this text or another, is passed over",
+    )
+    apart: list[str] = Field(
+        [],
+        description="labelled sets whose validation and test texts are read by no training: built-in names or paths",
     )
     max_ratio: float = Field(
         9.0,

@@ -54,6 +54,7 @@ def test_attention_prints_its_arrays_as_json(world):
     assert "".join(found["queries"][1:-1]).replace("▁", " ").strip() == "a film"
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_where_they_are_asked_for(world, tmp_path):
     done = call("picture", "attention", world / "base", "a film", "--out", tmp_path / "a.html")
     assert f"drawn in {tmp_path / 'a.html'}" in done.output

@@ -28,6 +28,7 @@ def make_model(name, kind, seed=0):
 
 
 @pytest.mark.parametrize(("name", "kind"), pairs_that_fit())
+@pytest.mark.slow
 def test_an_objective_learns_eight_examples_by_heart(name, kind):
     objective, model = make_model(name, kind)
     config = RunConfig(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headstart.config import DataConfig, TokenizerConfig
 from headstart.data import corpus as module
-from headstart.data.corpus import default_cache, join, part_of, prepare
+from headstart.data.corpus import default_cache, find_prepared, join, part_of, prepare, prepare_share
 from headstart.data.documents import Documents, open_documents
 from headstart.data.example import text_hash
 from headstart.data.tokenizer import train_tokenizer
@@ -25,7 +25,7 @@ LINES = [f"document number {number} of the corpus" for number in range(3000)]
 @pytest.fixture
 def small(monkeypatch):
     """Shards and batches so small that a few lines make many."""
-    monkeypatch.setattr(module, "SHARD_TOKENS", 5000)
+    monkeypatch.setattr(module, "PIECE_CHARACTERS", 5000)
     monkeypatch.setattr(module, "BATCH_CHARACTERS", 2000)
 
 
@@ -53,7 +53,7 @@ texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1,
 @given(st.lists(texts, min_size=1, max_size=60), st.integers(1, 200), st.integers(1, 200), st.data())
 def test_prepared_documents_decode_to_what_they_were(tmp_path_factory, lines, shard, batch, data):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SHARD_TOKENS", shard)
+        patch.setattr(module, "PIECE_CHARACTERS", shard)
         patch.setattr(module, "BATCH_CHARACTERS", batch)
         patch.setattr(module, "HELD_OUT", 3)
         folder = tmp_path_factory.mktemp("corpus")
@@ -206,7 +206,7 @@ from headstart.config import DataConfig
 from headstart.data import corpus
 from headstart.data.documents import open_documents
 from headstart.data.tokenizer import Tokenizer
-corpus.SHARD_TOKENS, corpus.BATCH_CHARACTERS = 5000, 2000
+corpus.PIECE_CHARACTERS, corpus.BATCH_CHARACTERS = 5000, 2000
 text, tokenizer, cache, pause = sys.argv[1:]
 def report(done, total):
     print(done, flush=True)
@@ -248,6 +248,30 @@ def test_two_preparations_at_once_agree(small, tmp_path):
         process.communicate()
         assert process.returncode == 0
     assert contents(prepare(documents, TOKENIZER, tmp_path / "cache")) == whole
+
+
+@pytest.mark.parametrize("count", [1, 3, 50])
+def test_shares_prepared_apart_are_the_whole(small, tmp_path, monkeypatch, count):
+    documents = write(tmp_path, LINES)
+    whole = contents(prepare(documents, TOKENIZER, tmp_path / "whole"))
+    for number in reversed(range(count)):
+        assert find_prepared(documents, TOKENIZER, tmp_path / "cache") is None
+        own, pieces = prepare_share(documents, TOKENIZER, tmp_path / "cache", number, count)
+        assert own == len(range(number, pieces, count))
+    encoded = count_encoded(monkeypatch)
+    assert contents(prepare(documents, TOKENIZER, tmp_path / "cache")) == whole
+    assert prepare_share(documents, TOKENIZER, tmp_path / "cache", 0, count)[1] == pieces > 10
+    assert not encoded
+
+
+def test_a_share_that_is_missing_is_prepared_by_whoever_needs_it(small, tmp_path, monkeypatch):
+    documents = write(tmp_path, LINES)
+    whole = contents(prepare(documents, TOKENIZER, tmp_path / "whole"))
+    for number in (0, 2):
+        prepare_share(documents, TOKENIZER, tmp_path / "cache", number, 3)
+    encoded = count_encoded(monkeypatch)
+    assert contents(prepare(documents, TOKENIZER, tmp_path / "cache")) == whole
+    assert 0 < len(encoded) < len(LINES) / 2
 
 
 def test_progress_rises_to_the_total(small, tmp_path):

@@ -1,9 +1,10 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.batch import Row
-from headstart.data.loader import BlockLoader, TextLoader, padding_share
+from headstart.data.loader import BlockLoader, Groups, TextLoader, padding_share
 
 
 class Numbers:
@@ -71,6 +72,16 @@ def test_texts_of_like_length_go_together():
     lengths = np.random.default_rng(0).integers(5, 200, 1000)
     rows = [Row(np.zeros(length, np.int32)) for length in lengths]
     assert padding_share(TextLoader(rows, 2000, seed=0)) < 0.1
+
+
+def test_groups_are_cut_where_they_are_asked_for():
+    groups = Groups(np.arange(10), 4)
+    assert [group.tolist() for group in groups] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [group.tolist() for group in groups[1:9]] == [[4, 5, 6, 7], [8, 9]]
+    assert groups[-1].tolist() == [8, 9]
+    assert len(groups) == 3
+    with pytest.raises(IndexError):
+        groups[3]
 
 
 @given(

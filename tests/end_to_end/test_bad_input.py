@@ -228,6 +228,7 @@ def test_fuzzed_tables_never_give_a_traceback_or_a_half_written_folder(
     assert call("data", path, "--json", "--tokenizer", "characters")[0] in (0, 2)
 
 
+@pytest.mark.slow
 def test_no_traceback_reaches_the_user(tmp_path):
     import subprocess
     import sys
@@ -246,6 +247,7 @@ def test_no_traceback_reaches_the_user(tmp_path):
     assert not list(Path(tmp_path).iterdir())
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full_gets_its_sentence(table, tmp_path):
     """The limit on a file's size stands in for a full disk: the system itself refuses to write on."""
     import subprocess
@@ -275,12 +277,15 @@ def test_a_disk_that_is_really_full_gets_its_sentence(table, tmp_path):
         (["compare", "{table}", "--out", "r", "--seed", "-1"], "training.seed"),
         (["compare", "{table}", "--out", "r", "--tokens", "5"], "go with --objectives"),
         (["compare", "{table}", "--out", "r", "--objectives", "causal-lm,masked-lm"], "needs text"),
+        (["compare", "{table}", "--pair", "en-fr", "--out", "r"], "not on parallel text"),
+        (["tune", "scratch", "{table}", "--pair", "en-fr", "--out", "r"], "not on parallel text"),
         (["data", "{table}", "--set", "tokenizer.vocabulary=2"], "vocabulary"),
         (["data", "{table}", "--set", "body.width=2"], "body"),
         (["demo", "--out", "r", "--labels", "500000"], "500,000 labels are asked for"),
         (["demo", "--out", "r", "--seeds", "0"], "0 seeds"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_work_is_refused_before_anything_is_written(words, said, table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one = tmp_path / "one.txt"

@@ -253,6 +253,60 @@ def test_two_machines_with_other_settings_are_told_so(tmp_path):
     assert "Traceback" not in "".join(said)
 
 
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces with a cable between them, as (name, device, address) each."""
+    names = [f"headstart{os.getpid()}{letter}" for letter in "ab"]
+    hosts = [(name, f"hs{os.getpid()}{name[-1]}", f"10.77.99.{place}") for place, name in enumerate(names, 1)]
+    (_, one, _), (_, two, _) = hosts
+    ip = lambda *words: subprocess.run(["ip", *words], check=True, capture_output=True)
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", one, "netns", names[0], "type", "veth", "peer", "name", two, "netns", names[1])
+        for name, device, address in hosts:
+            ip("-n", name, "address", "add", f"{address}/24", "dev", device)
+            ip("-n", name, "link", "set", device, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except (OSError, subprocess.CalledProcessError) as error:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+        pytest.skip(f"network namespaces are not permitted here: {error}")
+    yield hosts
+    for name in names:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_machine_that_vanishes_ends_the_run_in_a_sentence_and_it_can_be_resumed(tmp_path, two_hosts):
+    corpus, run = write_corpus(tmp_path / "corpus.txt"), tmp_path / "run"
+    wanted = merge(CAUSAL, {"training": {"steps": 100000, "save_every": 20, "timeout": 0.1}})
+    meet = f"{two_hosts[0][2]}:29533"
+    both = []
+    for name, device, _ in two_hosts:
+        words = ["pretrain", corpus, "--out", run, *flags(wanted), "--quiet"]
+        words += ["--nproc", 1, "--nodes", 2, "--meet", meet]
+        line = ["ip", "netns", "exec", name, *HEADSTART, *map(str, words)]
+        told = {**os.environ, "GLOO_SOCKET_IFNAME": device}
+        both.append(subprocess.Popen(line, env=told, stderr=subprocess.PIPE, text=True))
+    try:
+        wait_for(lambda: list((run / "checkpoints").glob("step-*")), both[0])
+        name, device, _ = two_hosts[1]
+        subprocess.run(["ip", "-n", name, "link", "set", device, "down"], check=True)
+        said = [process.communicate(timeout=100)[1] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [2, 2], said
+    for each in said:  # for the second machine it is the meeting place that has vanished
+        assert "another process of this run has died or fallen silent" in each
+        assert "Traceback" not in each
+    saved = max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+    with pytest.raises(Stopped):
+        resume(run, stop_at(saved + 1))
+    assert steps_of(run) == sorted(set(steps_of(run)))
+
+
 @pytest.mark.slow
 def test_the_same_command_twice_gives_the_same_bytes(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.txt")

@@ -122,6 +122,7 @@ def test_a_run_killed_while_it_saves_ends_as_if_it_never_stopped(tmp_path):
     assert outcome(run) == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.txt")
     wanted = merge(settings(steps=12), {"objective": {"name": "masked-lm"}})
@@ -224,6 +225,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, kind, code):
     assert outcome(run) == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_that_died_in_its_first_save_still_starts_from_its_base(tmp_path):
     corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
     pretrain(

@@ -208,6 +208,7 @@ def test_a_score_is_that_of_the_text_when_it_is_given(kind, shape):
 @given(
     seed=st.integers(0, 99), penalty=PENALTIES, lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4)
 )
+@pytest.mark.slow
 def test_bodies_of_few_tokens_are_searched_to_the_end(kind, seed, penalty, lengths):
     """Real bodies: a covering width is exhaustive, width one is greedy, batches and the early stop change nothing."""
     vocabulary, rules = 4, Rules(1, 3)

@@ -62,6 +62,7 @@ def test_cached_decoding_equals_reading_everything_again(kind, shape):
 @pytest.mark.parametrize("kind", CACHED)
 @settings(max_examples=10, deadline=None)
 @given(lengths=st.lists(st.integers(1, 6), min_size=2, max_size=9), seed=st.integers(0, 99))
+@pytest.mark.slow
 def test_a_batch_gives_what_each_row_gives_alone(kind, way, lengths, seed):
     reader, batch = body_reader(kind, vocabulary=12, seed=seed), body_batch(kind, lengths, 12, seed)
     together = decode(reader, batch, RULES, WAYS[way], scored=True)

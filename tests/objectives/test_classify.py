@@ -10,7 +10,8 @@ from headstart.data.loader import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
 from headstart.objectives.base import counts
-from headstart.objectives.classify import Classify, divergence
+from headstart.objectives.classify import Classify
+from headstart.objectives.cross_entropy import divergence
 from headstart.training.events import StepDone
 from headstart.training.loop import Trainer
 from headstart.training.runtime import Runtime

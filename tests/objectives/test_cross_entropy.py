@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from headstart.objectives import cross_entropy, tiles
-from headstart.objectives.cross_entropy import _PiecewiseLoss, token_loss
+from headstart.objectives.cross_entropy import _PiecewiseLoss, divergence, divergence_in_pieces, token_loss
 
 
 def plain(hidden, weight, bias, labels, smoothing):
@@ -91,3 +91,19 @@ def test_in_bfloat16_the_tiles_stay_as_near_as_the_plain_way(monkeypatch):
 
     for tiled, whole in zip(off(0), off(10**9), strict=True):
         assert tiled <= 1.5 * whole + 1e-3
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("piece", [1, 200, 10**9])
+def test_the_divergence_in_pieces_equals_the_plain_one(monkeypatch, with_bias, piece):
+    monkeypatch.setitem(cross_entropy.PIECE, "cpu", piece)
+    torch.manual_seed(0)
+    first, second, weight = (torch.randn(size, 6, requires_grad=True) for size in (13, 13, 31))
+    bias = torch.randn(31, requires_grad=True) if with_bias else None
+    inputs = [value for value in (first, second, weight, bias) if value is not None]
+    expected = divergence(F.linear(first, weight, bias), F.linear(second, weight, bias))
+    slopes = torch.autograd.grad(expected, inputs)
+    found = divergence_in_pieces(first, second, weight, bias)
+    assert torch.allclose(found, expected, rtol=1e-5)
+    for mine, wanted in zip(torch.autograd.grad(found, inputs), slopes, strict=True):
+        assert torch.allclose(mine, wanted, atol=1e-5)

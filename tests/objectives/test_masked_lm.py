@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.objectives.masked_lm import MaskedLM
+from headstart.objectives.masking import lowest
 from tests.worlds import ALPHABET, generator, random_rows
 
 
@@ -45,3 +46,10 @@ def test_masks_change_from_step_to_step_and_repeat_with_the_same_chance():
     assert torch.equal(first.tokens, again.tokens)
     assert torch.equal(first.asked, again.asked)
     assert not torch.equal(first.asked, other.asked)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.data())
+def test_the_lowest_lots_are_those_that_sorting_finds(values, data):
+    count = data.draw(st.integers(0, len(values)))
+    lots = torch.tensor(values, dtype=torch.float)
+    assert torch.equal(lowest(lots, count), lots.argsort(stable=True)[:count].sort().values)

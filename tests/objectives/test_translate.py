@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from headstart.batch import IGNORE
+from headstart.errors import ConfigError
 from headstart.models.model import build_model
+from headstart.objectives.base import counts
 from headstart.objectives.translate import Translate
 from tests.worlds import ALPHABET, SHAPES, generator, random_rows, small_body
 
@@ -97,3 +99,28 @@ def test_two_vocabularies_are_two_tables():
     model = make_model("lab", source_vocabulary=ALPHABET.size + 7)
     assert model.state_dict()["body.source_embedding.tokens.weight"].shape[0] == ALPHABET.size + 7
     assert model.body.table.shape[0] == ALPHABET.size
+
+
+def test_passes_that_agree_cost_what_one_pass_costs():
+    _, batch = make_batch()
+    model = make_model().train()  # no dropout, so both passes say the same
+    twice = Translate(r_drop=3.0).collate(random_rows(LENGTHS, sources=True), ALPHABET, generator())
+    both, one = Translate(r_drop=3.0).losses(model, twice), Translate().losses(model, batch)
+    assert torch.equal(both["lm"].total, one["lm"].total)
+    assert float(both["agreement"].total.detach()) == 0
+    assert list(one) == ["lm"]
+
+
+def test_passes_that_differ_are_drawn_together_in_training_alone():
+    objective, model = Translate(r_drop=2.0), make_model(dropout=0.5)
+    batch = objective.collate(random_rows(LENGTHS, sources=True), ALPHABET, generator())
+    assert list(objective.losses(model, batch)) == ["lm"]
+    found = objective.losses(model.train(), batch)
+    assert float(found["agreement"].total.detach()) > 0
+    assert found["agreement"].weight == 2.0
+    assert {name: loss.count for name, loss in found.items()} == counts(batch)
+
+
+def test_r_drop_without_dropout_is_refused():
+    with pytest.raises(ConfigError, match="no dropout"):
+        Translate(r_drop=1.0).settle(small_body("encoder-decoder"))

@@ -3,7 +3,7 @@ import torch
 
 from headstart.config import OptimizerConfig
 from headstart.models.model import HeadSpec, build_model
-from headstart.training.muon import orthogonal, parts_of
+from headstart.training.muon import Muon, orthogonal, parts_of
 from headstart.training.optim import make_optimizer, thaw
 from tests.worlds import ALPHABET, small_body
 
@@ -114,4 +114,34 @@ def test_optimizer_memory_survives_saving():
     for net, optimizer in zip(nets, optimizers, strict=True):
         step(net, optimizer, 9)
     for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_matrices_stepped_together_go_exactly_where_each_would_go_alone():
+    def plain_step(weight, memory, rate, decay, momentum):
+        memory.lerp_(weight.grad, 1 - momentum)
+        push = weight.grad.lerp(memory, momentum)
+        weight.mul_(1 - rate * decay)
+        for part, direction in zip(parts_of(weight), parts_of(push), strict=True):
+            # among others of its shape: a batched product may round otherwise than a single one
+            turned = orthogonal(torch.stack([direction] * alike[tuple(part.shape)]))[0]
+            part.sub_(turned, alpha=rate * 0.2 * max(part.shape) ** 0.5)
+
+    torch.manual_seed(0)
+    shapes = [(12, 12), (36, 12), (12, 20), (40, 12), (12, 12), (36, 12)]
+    alike = {(12, 12): 8, (12, 20): 1, (40, 12): 1}
+    together = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    alone = [weight.detach().clone().requires_grad_() for weight in together]
+    optimizer = Muon(together, lr=0.03, weight_decay=0.1)
+    memories = [torch.zeros(shape) for shape in shapes]
+    for _ in range(3):
+        for one, other in zip(together, alone, strict=True):
+            one.grad = torch.randn(one.shape)
+            other.grad = one.grad.clone()
+        together[3].grad = None
+        optimizer.step()
+        with torch.no_grad():
+            for weight, memory in zip(alone[:3] + alone[4:], memories[:3] + memories[4:], strict=True):
+                plain_step(weight, memory, 0.03, 0.1, 0.95)
+    for one, other in zip(together, alone, strict=True):
         assert torch.equal(one, other)

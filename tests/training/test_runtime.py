@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from headstart.config import TrainingConfig
-from headstart.training.runtime import peak_memory, start_runtime
+from headstart.training.runtime import peak_memory, seed_everything, seed_for, start_runtime
 
 
 @pytest.mark.parametrize("is_native", [True, False])
@@ -21,6 +21,7 @@ def test_only_fast_uses_the_half_wide_numbers_of_a_processor_that_multiplies_the
     assert chosen("bfloat16") == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_the_program_and_not_of_its_parent():
     ballast = bytearray(400 * 2**20)
     ballast[::4096] = b"x" * len(ballast[::4096])  # touched, so that it is held
@@ -29,3 +30,10 @@ def test_peak_memory_is_that_of_the_program_and_not_of_its_parent():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 50 * 2**20 < int(done.stdout) < peak_memory() - 100 * 2**20
     del ballast
+
+
+def test_chance_is_that_of_torch_s_own_seed():
+    seed_everything(3, 1, 4)
+    found = torch.rand(5)
+    torch.manual_seed(seed_for(3, 1, 4))
+    assert torch.equal(found, torch.rand(5))

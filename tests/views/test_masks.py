@@ -92,6 +92,7 @@ def test_masks_that_no_body_applies_say_so():
 
 
 @pytest.mark.parametrize("length", [4, 8, 64])
+@pytest.mark.slow
 def test_masks_are_drawn_with_query_and_key_on_the_axes(length):
     masks = all_masks(length)
     axes = draw_masks(masks).axes

@@ -120,6 +120,7 @@ def test_without_tests_nothing_is_claimed(comparison):
     assert "nothing is claimed" in render_report(replace(comparison, tests=[]))
 
 
+@pytest.mark.slow
 def test_leak_free_accuracy_is_shown_where_there_are_leaks_only():
     assert "leak-free accuracy" in render_report(example_comparison(budgets=[1600]))
     assert "leak-free accuracy</th>" not in render_report(example_comparison(budgets=[1600], leaks=False))

@@ -45,6 +45,7 @@ def test_the_numbers_tell_finished_and_given_up_apart(direction, best):
 
 
 @pytest.mark.parametrize("states", ["ffpfxf", "f", "xf", "pf"])
+@pytest.mark.slow
 def test_a_picture_is_the_same_each_time_and_reads_without_formulas(states, tmp_path):
     for name in ("a.svg", "b.svg", "c.png"):
         save_figure(draw_trials(trials_data(content(states=states))), tmp_path / name)

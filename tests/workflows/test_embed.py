@@ -63,6 +63,7 @@ def texts(tmp_path):
         ("classifier", "mean"),
     ],
 )
+@pytest.mark.slow
 def test_vectors_stand_in_the_order_of_the_texts_whatever_stands_beside_them(
     runs, texts, tmp_path, run, pool
 ):

@@ -49,6 +49,7 @@ def run(*words, text=None):
 
 
 @pytest.mark.parametrize("name", ["causal", "learned", "both"])
+@pytest.mark.slow
 def test_a_causal_language_model_writes(world, name):
     (found,) = hs.generate(str(world / name), "the film", tokens=6, seed=1)
     assert found.prompt == "the film"

@@ -71,6 +71,7 @@ def test_an_ending_that_is_no_picture_is_refused_with_those_that_are(runs, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "html"])
+@pytest.mark.slow
 def test_a_picture_is_the_same_bytes_each_time(tmp_path, kind):
     for name in ("one", "two"):
         picture_masks(tmp_path / f"{name}.{kind}", length=6)
@@ -92,6 +93,7 @@ def test_positions_of_a_run_stand_beside_sinusoids(runs, tmp_path):
     ("run", "file"),
     [("masked-lm", "corpus.txt"), ("causal-lm", "corpus.txt"), ("classifier", "labelled.tsv")],
 )
+@pytest.mark.slow
 def test_every_run_s_attention_heads_are_studied_with_its_own_loss(runs, tmp_path, run, file):
     study, files = picture_attention_heads(str(runs / run), str(runs / file), tmp_path, texts=24)
     assert study.texts == 24

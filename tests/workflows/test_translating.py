@@ -50,6 +50,7 @@ def run(*words, text=None):
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.slow
 def test_every_line_gets_what_it_gets_alone(world, name):
     translator = open_translator(str(world / name))
     lines = ["1234", "7", "", "88 11 9", "7"]

@@ -56,6 +56,7 @@ def warmed(world, name, settings=None, preset=None):
 
 
 @pytest.mark.parametrize(("name", "stack"), [("encoder", "encoder"), ("causal", "decoder"), ("bert", "encoder"), ("replaced", "encoder")])  # fmt: skip
+@pytest.mark.slow
 def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, stack):
     trained, config, model, fresh, moved = warmed(world, name)
     new = model.state_dict()

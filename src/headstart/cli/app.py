@@ -3,12 +3,14 @@
 import os
 import signal
 import sys
+import traceback
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from headstart.cli import (
+    bases,
     compare,
     complexity,
     data,
@@ -23,6 +25,7 @@ from headstart.cli import (
     picture,
     plan,
     predict,
+    prepare,
     pretrain,
     resume,
     serve,
@@ -36,6 +39,7 @@ COMMANDS = (
     demo.demo,
     data.data,
     fetch.fetch,
+    prepare.prepare,
     pretrain.pretrain,
     finetune.finetune,
     compare.compare,
@@ -51,6 +55,8 @@ COMMANDS = (
     complexity.complexity,
     export.export,
     import_.import_,
+    bases.bases,
+    bases.pack,
     serve.serve,
 )
 
@@ -98,13 +104,16 @@ def main() -> None:
     """Run a command; a problem the user can mend is one sentence, a hint and exit code 2."""
     try:
         _main()
-    except SystemExit as leaving:
+    except BaseException as leaving:
         if find_place().count == 1:
             raise
+        code = leaving.code if isinstance(leaving, SystemExit) else 1
+        if not isinstance(leaving, SystemExit):
+            traceback.print_exc()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         # One of many leaves at once: threads of torch may wait for each other while they are taken down.
-        os._exit(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
+        os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _main() -> None:

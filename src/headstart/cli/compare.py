@@ -62,8 +62,10 @@ def compare(
     config: o.ConfigFile = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
+    pair: o.NoPair = None,
 ) -> None:
     """Prove what pretraining bought: every arm at equal budget, over several seeds, against a classical baseline."""
+    o.refuse_pair(pair, "compare")
     settings = o.gather(
         config,
         assignments,

@@ -1,6 +1,6 @@
 """headstart finetune."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,13 @@ def finetune(
             "--pair",
             metavar="SOURCE-TARGET",
             help="Learn to translate from one language to the other: en-de, …",
+        ),
+    ] = None,
+    teacher: o.Teacher = None,
+    unlabelled: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unlabelled", metavar="CORPUS", help="With --teacher: texts that it labels; may be repeated."
         ),
     ] = None,
     preset: o.Preset = None,
@@ -75,7 +82,13 @@ def finetune(
     from headstart.workflows.finetune import finetune as run
 
     with Listener(quiet or as_json or not o.speaks()) as listener:
-        result = run(base, data, out, pair=pair, preset=preset, settings=settings, on_event=listener)
+        more: dict[str, Any] = {
+            "teacher": teacher,
+            "unlabelled": unlabelled,
+            "preset": preset,
+            "settings": settings,
+        }
+        result = run(base, data, out, pair=pair, **more, on_event=listener)
     if not o.speaks():
         return
     if as_json:

@@ -1,5 +1,6 @@
 """Options that several commands share, and how they become nested settings."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,12 @@ Length = Annotated[int | None, typer.Option("--length", help="Tokens a text or a
 TokenizerName = Annotated[
     str | None,
     typer.Option("--tokenizer", help="bpe, unigram, wordpiece, characters, or the path of a trained one."),
+]
+Teacher = Annotated[
+    str | None,
+    typer.Option(
+        "--teacher", metavar="RUN", help="A run whose answers count beside the true ones; RUN1,RUN2."
+    ),
 ]
 Labels = Annotated[
     int | None,
@@ -63,6 +70,10 @@ Meet = Annotated[
 MaxRestarts = Annotated[
     int, typer.Option("--max-restarts", min=0, help="With --nproc: how often to start again when one dies.")
 ]
+NoPair = Annotated[
+    str | None,
+    typer.Option("--pair", hidden=True, help="Refused: for translators see finetune and evaluate."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 
@@ -78,6 +89,18 @@ def gather(config_file: Path | None, assignments: list[str] | None, **flags: Any
             given.setdefault(section, {})[key] = value
     settings = load_toml(config_file) if config_file is not None else {}
     return merge(merge(settings, given), parse_assignments(assignments or []))
+
+
+def refuse_pair(pair: str | None, command: str) -> None:
+    """`--pair` on a command that reads labelled data is answered with the commands for translators."""
+    from headstart.errors import ConfigError
+
+    if pair is not None:
+        raise ConfigError(
+            f"headstart {command} works on labelled data, not on parallel text",
+            hint=f"headstart finetune BASE PAIRS --pair {pair} --out RUN trains a translator, with any --set; "
+            "headstart evaluate RUN PAIRS --against OTHER sets two side by side with paired tests",
+        )
 
 
 def launched(
@@ -104,9 +127,13 @@ def launched(
                 hint="leave out --nproc, or torchrun",
             )
         return False
-    check_room(nproc, (settings or {}).get("training", {}).get("device", "auto"))
-    words = context.find_root().meta["words"]
-    code = launch(words, nproc, nodes, meet, max_restarts)
+    # What torch would log, with its stack, we tell in words.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    training = (settings or {}).get("training", {})
+    check_room(nproc, training.get("device", "auto"))
+    words, timeout = context.find_root().meta["words"], training.get("timeout")
+    known = {"timeout": timeout} if isinstance(timeout, int | float) and timeout > 0 else {}
+    code = launch(words, nproc, nodes, meet, max_restarts, **known)
     if code:
         raise typer.Exit(code)
     return True

@@ -32,12 +32,17 @@ def plan(
         str | None,
         typer.Option("--gpu", help="A device by name, e.g. 'RTX 3060'; without it, this machine and all."),
     ] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Such devices in each machine.")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that train together.")] = 1,
+    network: Annotated[
+        float, typer.Option("--network", min=0.001, help="Gigabits a second out of each machine.")
+    ] = 100.0,
     tokens: Annotated[
         int | None, typer.Option("--tokens", min=1, help="Tokens in the text to be read.")
     ] = None,
     epochs: Annotated[float | None, typer.Option("--epochs", help="How often that text is read.")] = None,
     price: Annotated[
-        float | None, typer.Option("--price", min=0, help="Price of the device for an hour.")
+        float | None, typer.Option("--price", min=0, help="Price of one device for an hour.")
     ] = None,
     precision: Annotated[str | None, typer.Option("--precision", help="auto, float32 or bfloat16.")] = None,
     optimizer: Annotated[str | None, typer.Option("--optimizer", help="adamw, adam or muon.")] = None,
@@ -66,6 +71,9 @@ def plan(
         gpu=gpu,
         settings=settings,
         measure=measure,
+        gpus=gpus,
+        nodes=nodes,
+        network=network,
         classes=classes or 2,
         vocabulary=vocabulary,
         batch=batch,

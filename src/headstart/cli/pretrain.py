@@ -1,6 +1,7 @@
 """headstart pretrain."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -10,13 +11,34 @@ from headstart.cli import options as o
 def pretrain(
     context: typer.Context,
     corpora: Annotated[
-        list[str], typer.Argument(metavar="CORPUS...", help="Text files, tables, folders or built-in names.")
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="CORPUS[=WEIGHT]...",
+            help="Text files, tables, folders or built-in names; a WEIGHT of 3 reads a text three times as often.",
+        ),
+    ] = None,
+    *,
     out: o.Out,
     objective: Annotated[str | None, typer.Option("--objective", help="causal-lm or masked-lm.")] = None,
-    preset: Annotated[
-        str, typer.Option("--preset", help="Named settings: tiny, small, lab, bert, translate-tiny, …")
-    ] = "tiny",
+    base: Annotated[
+        str | None,
+        typer.Option("--from", metavar="RUN", help="Go on from a base: its tokenizer, weights and shape."),
+    ] = None,
+    teacher: o.Teacher = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", metavar="FILE", help="Make a base stage by stage, as the file says."),
+    ] = None,
+    data: Annotated[
+        Path, typer.Option("--data", metavar="ROOT", help="With --recipe: the folder that holds its texts.")
+    ] = Path("."),
+    stage: Annotated[
+        int | None, typer.Option("--stage", metavar="N", help="With --recipe: stop after this stage.")
+    ] = None,
+    scale: Annotated[
+        float, typer.Option("--scale", help="With --recipe: every stage's budget times this.")
+    ] = 1,
+    preset: o.Preset = None,
     tokenizer: o.TokenizerName = None,
     minutes: o.Minutes = None,
     steps: o.Steps = None,
@@ -64,19 +86,67 @@ def pretrain(
         training__deterministic=deterministic,
         **o.saving(save_every),
     )
+    _check(
+        corpora,
+        recipe,
+        {"--from": base, "--teacher": teacher, "--preset": preset, "--nproc": nproc},
+        {"--stage": stage},
+    )
     if o.launched(context, nproc, nodes, meet, max_restarts, settings):
         return
+    from headstart.cli import finetune
     from headstart.cli.listener import Listener, print_json
+    from headstart.workflows.finetune import Finetuned
     from headstart.workflows.pretrain import pretrain as run
+    from headstart.workflows.stages import run_recipe
 
+    result: object
     with Listener(quiet or as_json or not o.speaks()) as listener:
-        result = run(corpora, out, preset=preset, settings=settings, on_event=listener)
+        if recipe is not None:
+            more: dict[str, Any] = {"last_stage": stage, "scale": scale, "settings": settings}
+            result = run_recipe(recipe, data, out, **more, on_event=listener)
+        else:
+            result = run(
+                corpora or [],
+                out,
+                base=base,
+                teacher=teacher,
+                preset=preset,
+                settings=settings,
+                on_event=listener,
+            )
     if not o.speaks():
         return
-    if as_json:
+    if result is None:
+        print('{"finished": false}' if as_json else f"more stages are left: headstart resume {out}")
+    elif as_json:
         print_json(result)
     else:
-        show(result)
+        (finetune.show if isinstance(result, Finetuned) else show)(result)
+
+
+def _check(
+    corpora: list[str] | None, recipe: Path | None, without: dict[str, Any], only: dict[str, Any]
+) -> None:
+    """Refuse corpora and flags that a recipe decides, and flags that only a recipe has."""
+    from headstart.errors import ConfigError
+
+    if recipe is None:
+        extra = next((name for name, value in only.items() if value is not None), None)
+        if extra:
+            raise ConfigError(f"{extra} goes with --recipe", hint="name a recipe, or leave it out")
+        if not corpora:
+            raise ConfigError(
+                "there is nothing to read", hint="name a CORPUS, or a recipe with --recipe FILE"
+            )
+        return
+    if corpora:
+        raise ConfigError(
+            f"a recipe names its own texts, and {corpora[0]} is given too", hint="leave one of them out"
+        )
+    extra = next((name for name, value in without.items() if value is not None), None)
+    if extra:
+        raise ConfigError(f"{extra} does not go with --recipe", hint="leave it out")
 
 
 def show(result: object) -> None:

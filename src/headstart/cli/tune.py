@@ -53,11 +53,13 @@ def tune(
     config: o.ConfigFile = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
+    pair: o.NoPair = None,
 ) -> None:
     """Search the settings with which BASE learns DATA best, and write them to OUT/best.toml.
 
     What is set by hand is not searched. Run the same command again to go on after a stop.
     """
+    o.refuse_pair(pair, "tune")
     settings = o.gather(
         config,
         assignments,

@@ -1,7 +1,8 @@
 """A corpus tokenised once into memory-mapped shards, so that the next run starts at once and memory stays small.
 
-A shard's files are renamed into place whole, and their content follows from the corpus and the tokenizer alone: a
-killed preparation goes on where it stopped, and two at once write the same bytes.
+A corpus is cut into pieces by its text alone, and each piece becomes shards of its own. Files are renamed into place
+whole, and their content follows from the corpus and the tokenizer: a killed preparation goes on where it stopped, two
+at once write the same bytes, and many may each prepare their share of the pieces.
 """
 
 import json
@@ -23,12 +24,21 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError, RunError
 from headstart.files import content_hash, file_hash, write_json, write_with
 
-__all__ = ["Corpus", "TokenStream", "default_cache", "join", "part_of", "prepare"]
+__all__ = [
+    "Corpus",
+    "TokenStream",
+    "default_cache",
+    "find_prepared",
+    "join",
+    "part_of",
+    "prepare",
+    "prepare_share",
+]
 
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.json"
 PARTS = ("train", "valid")
-SHARD_TOKENS = 4_000_000  # a shard is closed by the document that reaches this
+PIECE_CHARACTERS = 16_000_000  # a piece is closed by the document that reaches this
 BATCH_CHARACTERS = 2_000_000  # text encoded at a time
 HELD_OUT = 200  # one document in this many is held out
 
@@ -88,22 +98,46 @@ def prepare(
 
     `on_progress` hears of bytes of text done, and expected.
     """
-    key = content_hash([FORMAT, SHARD_TOKENS, HELD_OUT, documents.fingerprint, tokenizer.fingerprint])
-    folder = cache / key[:32]
+    folder = _folder(documents, tokenizer, cache)
     corpus = _opened(folder, documents)
     if corpus is not None and documents.strict and corpus.skips:
         for _ in documents:  # finds the row that was skipped when strictness was not asked for, and names it
             pass
     if corpus is None:
-        try:
-            _build(folder, documents, tokenizer, on_progress)
-        except RunError as error:
-            raise RunError(
-                str(error), hint="free some space there, or set HEADSTART_CACHE to another folder"
-            ) from error
+        _build(folder, documents, tokenizer, on_progress)
         corpus = _opened(folder, documents)
         assert corpus is not None, folder
     return corpus
+
+
+def prepare_share(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    cache: Path,
+    number: int,
+    count: int,
+    on_progress: OnProgress = lambda done, total: None,
+) -> tuple[int, int]:
+    """Tokenise the share called `number` of `count`: every `count`-th piece; how many pieces those are, and of how many.
+
+    Whoever finds all pieces there finishes the corpus.
+    """
+    folder = _folder(documents, tokenizer, cache)
+    if _opened(folder, documents) is None:
+        pieces = _build(folder, documents, tokenizer, on_progress, number, count)
+    else:
+        pieces = json.loads((folder / INDEX).read_text("utf-8"))["pieces"]
+    return len(range(number, pieces, count)), pieces
+
+
+def find_prepared(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Corpus | None:
+    """The corpus as it was prepared before; None unless all of it is there."""
+    return _opened(_folder(documents, tokenizer, cache), documents)
+
+
+def _folder(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Path:
+    key = content_hash([FORMAT, PIECE_CHARACTERS, HELD_OUT, documents.fingerprint, tokenizer.fingerprint])
+    return cache / key[:32]
 
 
 def _opened(folder: Path, documents: Documents) -> Corpus | None:
@@ -130,102 +164,168 @@ def _shard(folder: Path, entry: dict[str, Any]) -> Shard:
 class _Documents:
     """Some documents of a corpus, in order."""
 
-    texts: list[str]
     hashed: NDArray[np.uint64]
     text_bytes: NDArray[np.int64]
     is_valid: NDArray[np.bool_]  # held out
 
-    def chosen(self, which: NDArray[np.bool_]) -> "_Documents":
-        """Those where `which` is True."""
-        texts = [text for text, one in zip(self.texts, which, strict=True) if one]
-        return _Documents(texts, self.hashed[which], self.text_bytes[which], self.is_valid[which])
+    @property
+    def digest(self) -> str:
+        """What tells them from any others."""
+        return content_hash(self.hashed.tolist())
 
 
-class _DisagreesError(Exception):
-    """Shards on disk hold other documents than the corpus."""
+@dataclass(frozen=True)
+class _Encoded:
+    """The tokens of some documents in one row, and how many each has."""
+
+    tokens: NDArray[np.int32]
+    counts: NDArray[np.int64]
 
 
-class _Series:
-    """The shards of one part as they are written; documents of shards found whole on disk are passed over."""
+def _build(
+    folder: Path,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    on_progress: OnProgress,
+    number: int = 0,
+    count: int = 1,
+) -> int:
+    """Write the pieces of a share that are missing, and the index when all are there; how many pieces there are."""
+    try:
+        pieces = _fill(folder, documents, tokenizer, on_progress, number, count)
+        found = [_read_piece(folder, piece) for piece in range(pieces)]
+        entries = [entry for piece in found if piece for entry in piece["shards"]]
+        if not pieces:
+            raise DataError(f"{documents.name} holds no documents", hint="check that its files are not empty")
+        if all(found):
+            ordered = [entry for part in PARTS for entry in entries if entry["part"] == part]
+            content = {"format": FORMAT, "name": documents.name, "pieces": pieces}
+            write_json(folder / INDEX, {**content, "skips": dict(documents.skips), "shards": ordered})
+    except RunError as error:
+        raise RunError(
+            str(error), hint="free some space there, or set HEADSTART_CACHE to another folder"
+        ) from error
+    return pieces
 
-    def __init__(self, folder: Path, part: str, size: int):
-        self.folder, self.part = folder, part
-        self.dtype = np.uint16 if size <= 2**16 else np.uint32
-        self.shards: list[Shard] = []
-        while shard := Shard.found(self._path()):
-            self.shards.append(shard)
-        self.known = TokenStream(self.shards).hashes()
-        self.seen = self.tokens = 0
-        self.rows: list[NDArray[Any]] = []
-        self.records: list[NDArray[Any]] = []
 
-    def _path(self) -> Path:
-        return self.folder / f"{self.part}-{len(self.shards):05d}"
+def _fill(
+    folder: Path,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    on_progress: OnProgress,
+    number: int,
+    count: int,
+) -> int:
+    """Write the share's missing pieces, one being read while another is encoded; how many pieces the corpus has."""
+    pieces = 0
+    pending: tuple[int, _Documents, Future[_Encoded]] | None = None
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        for texts in _pieces(documents, on_progress):
+            pieces += 1
+            if (pieces - 1) % count != number:
+                continue
+            held = _gathered(texts)
+            known = _read_piece(folder, pieces - 1)
+            if known is not None and known["documents"] == held.digest:
+                continue
+            encoded = pool.submit(_encoded, tokenizer, texts)
+            if pending:
+                _write_piece(folder, tokenizer, *pending)
+            pending = pieces - 1, held, encoded
+        if pending:
+            _write_piece(folder, tokenizer, *pending)
+    return pieces
 
-    def passes_over(self, hashed: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which of the next documents are in a finished shard."""
-        known = self.known[self.seen : self.seen + len(hashed)]
-        self.seen += len(hashed)
-        if (known != hashed[: len(known)]).any():
-            raise _DisagreesError
-        return np.arange(len(hashed)) < len(known)
 
-    def add(
-        self,
-        tokens: NDArray[np.int32],
-        counts: NDArray[np.int64],
-        hashed: NDArray[np.uint64],
-        text_bytes: NDArray[np.int64],
-    ) -> None:
-        """Take in the tokens of the next documents, of which each has as many as `counts` says."""
-        ends, done, at = np.cumsum(counts), 0, 0
-        while at < len(counts):
-            # up to the document with which the shard is full
-            full = int(np.searchsorted(ends, done + SHARD_TOKENS - self.tokens)) + 1
-            stop = min(full, len(counts))
-            records = np.empty(stop - at, DOCUMENT)
-            records["end"], records["hash"] = self.tokens + ends[at:stop] - done, hashed[at:stop]
-            records["bytes"] = text_bytes[at:stop]
-            self.rows.append(tokens[done : int(ends[stop - 1])].astype(self.dtype))
-            self.records.append(records)
-            self.tokens = int(records["end"][-1])
-            done, at = int(ends[stop - 1]), stop
-            if self.tokens >= SHARD_TOKENS:
-                self.close()
+def _pieces(documents: Documents, on_progress: OnProgress) -> Iterator[list[str]]:
+    """The corpus in pieces of consecutive documents, the same whoever reads it."""
+    done = told = size = 0
+    total, held = documents.expected_bytes, []
+    for text in documents:
+        held.append(text)
+        size += len(text)
+        done += len(text.encode("utf-8")) + 1
+        if done - told >= BATCH_CHARACTERS:
+            told = done
+            on_progress(min(done, total), total)
+        if size >= PIECE_CHARACTERS:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+    on_progress(total, total)
 
-    def close(self) -> None:
-        """Write what is held as a shard, if anything is."""
-        if not self.rows:
-            return
-        records = np.concatenate(self.records)
-        shard = Shard(self._path(), self.tokens, len(records), int(records["bytes"].sum()))
-        for path, array in zip(shard.files, (records, np.concatenate(self.rows)), strict=True):
-            write_with(path, partial(_save, array))
-        self.shards.append(shard)
-        self.rows, self.records, self.tokens = [], [], 0
+
+def _gathered(texts: list[str]) -> _Documents:
+    hashed = hashes(texts)
+    sizes = np.fromiter((len(text.encode("utf-8")) for text in texts), np.int64, len(texts))
+    return _Documents(hashed, sizes, hashed // np.uint64(10) % np.uint64(HELD_OUT) == 0)
+
+
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> _Encoded:
+    """The texts as the tokenizer frames them, encoded as many at a time as is worth while."""
+    found: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = []
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= BATCH_CHARACTERS:
+            found.append(tokenizer.encode_joined(batch))
+            batch, characters = [], 0
+    if batch:
+        found.append(tokenizer.encode_joined(batch))
+    tokens, counts = (np.concatenate(part) for part in zip(*found, strict=True))
+    return _Encoded(*tokenizer.frame_joined(tokens, counts))
+
+
+def _piece_path(folder: Path, number: int) -> Path:
+    return folder / f"piece-{number:05d}.json"
+
+
+def _read_piece(folder: Path, number: int) -> dict[str, Any] | None:
+    """What is known of a piece; None unless all its files are there in their sizes."""
+    try:
+        piece = json.loads(_piece_path(folder, number).read_text("utf-8"))
+        for entry in piece["shards"]:
+            shard = Shard.found(folder / entry["name"])
+            sizes = {} if shard is None else {path.name: path.stat().st_size for path in shard.files}
+            if sizes != entry["sizes"] or _shard_digest(shard) != entry["hashes"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return piece
+
+
+def _shard_digest(shard: Shard | None) -> str:
+    return "" if shard is None else content_hash(TokenStream([shard]).hashes().tolist())
+
+
+def _write_piece(
+    folder: Path, tokenizer: Tokenizer, number: int, held: _Documents, encoding: "Future[_Encoded]"
+) -> None:
+    """Write the shards of a piece, then what is known of it."""
+    dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
+    encoded, entries = encoding.result(), []
+    for part in PARTS:
+        own = held.is_valid == (part == "valid")
+        if not own.any():
+            continue
+        tokens = encoded.tokens if own.all() else encoded.tokens[np.repeat(own, encoded.counts)]
+        records = np.empty(int(own.sum()), DOCUMENT)
+        records["end"], records["hash"] = np.cumsum(encoded.counts[own]), held.hashed[own]
+        records["bytes"] = held.text_bytes[own]
+        path = folder / f"{part}-{number:05d}"
+        shard = Shard(path, len(tokens), len(records), int(records["bytes"].sum()))
+        for file, array in zip(shard.files, (records, tokens.astype(dtype)), strict=True):
+            write_with(file, partial(_save, array))
+        entries.append(_entry(shard, part))
+    write_json(_piece_path(folder, number), {"documents": held.digest, "shards": entries})
 
 
 def _save(array: NDArray[Any], path: Path) -> None:
     with open(path, "wb") as handle:
         np.save(handle, array)
-
-
-def _build(folder: Path, documents: Documents, tokenizer: Tokenizer, on_progress: OnProgress) -> None:
-    """Write the missing shards and the index."""
-    series = {part: _Series(folder, part, tokenizer.size) for part in PARTS}
-    try:
-        _fill(series, documents, tokenizer, on_progress)
-    except _DisagreesError:
-        for path in (path for part in PARTS for shard in series[part].shards for path in shard.files):
-            path.unlink(missing_ok=True)
-        return _build(folder, documents, tokenizer, on_progress)
-    entries = [_entry(shard, part) for part in PARTS for shard in series[part].shards]
-    if not entries:
-        raise DataError(f"{documents.name} holds no documents", hint="check that its files are not empty")
-    write_json(
-        folder / INDEX,
-        {"format": FORMAT, "name": documents.name, "skips": dict(documents.skips), "shards": entries},
-    )
 
 
 def _entry(shard: Shard, part: str) -> dict[str, Any]:
@@ -235,70 +335,7 @@ def _entry(shard: Shard, part: str) -> dict[str, Any]:
         "tokens": shard.tokens,
         "documents": shard.documents,
         "text_bytes": shard.text_bytes,
+        "hashes": _shard_digest(shard),
         "sizes": {path.name: path.stat().st_size for path in shard.files},
         "checksums": {path.name: file_hash(path) for path in shard.files},
     }
-
-
-def _fill(
-    series: dict[str, _Series], documents: Documents, tokenizer: Tokenizer, on_progress: OnProgress
-) -> None:
-    """Stream the documents into their series; one batch is read while another is encoded."""
-    done, total = 0, documents.expected_bytes
-
-    def encode(batch: _Documents) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        return tokenizer.frame_joined(*tokenizer.encode_joined(batch.texts))
-
-    def store(batch: _Documents, encoded: "Future[tuple[NDArray[np.int32], NDArray[np.int64]]]") -> None:
-        tokens, counts = encoded.result()
-        for part, one in series.items():
-            own = batch.is_valid == (part == "valid")
-            mine = tokens if own.all() else tokens[np.repeat(own, counts)]
-            one.add(mine, counts[own], batch.hashed[own], batch.text_bytes[own])
-
-    pending: tuple[_Documents, Any] | None = None
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        for batch in _batches(documents):
-            fresh = batch.chosen(~_passed_over(series, batch))
-            encoded = pool.submit(encode, fresh)
-            if pending:
-                store(*pending)
-            pending = fresh, encoded
-            done += int(batch.text_bytes.sum()) + len(batch.texts)
-            on_progress(min(done, total), total)
-        if pending:
-            store(*pending)
-    for one in series.values():
-        if one.seen < len(one.known):
-            raise _DisagreesError
-        one.close()
-    on_progress(total, total)
-
-
-def _passed_over(series: dict[str, _Series], batch: _Documents) -> NDArray[np.bool_]:
-    """Which documents are on disk already."""
-    found = np.zeros(len(batch.texts), bool)
-    for part, one in series.items():
-        own = batch.is_valid == (part == "valid")
-        found[own] = one.passes_over(batch.hashed[own])
-    return found
-
-
-def _batches(documents: Documents) -> Iterator[_Documents]:
-    """Documents in batches worth encoding together."""
-    texts: list[str] = []
-    characters = 0
-    for text in documents:
-        texts.append(text)
-        characters += len(text)
-        if characters >= BATCH_CHARACTERS:
-            yield _gathered(texts)
-            texts, characters = [], 0
-    if texts:
-        yield _gathered(texts)
-
-
-def _gathered(texts: list[str]) -> _Documents:
-    hashed = hashes(texts)
-    sizes = np.fromiter((len(text.encode("utf-8")) for text in texts), np.int64, len(texts))
-    return _Documents(texts, hashed, sizes, hashed // np.uint64(10) % np.uint64(HELD_OUT) == 0)

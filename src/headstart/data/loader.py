@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ class Loader(Protocol):
         """How many batches an epoch has."""
         ...
 
-    def batches(self, epoch: int) -> list[np.ndarray]:
+    def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """The row numbers of each batch of an epoch, in order."""
         ...
 
@@ -37,6 +37,22 @@ class Stream(Protocol):
 
 def _chance(seed: int, epoch: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64([seed, epoch]))
+
+
+class Groups(Sequence[np.ndarray]):
+    """A row of numbers cut into groups of `size` where they are asked for: a large corpus has too many to list."""
+
+    def __init__(self, numbers: np.ndarray, size: int):
+        self.numbers, self.size = numbers, size
+
+    def __len__(self) -> int:
+        return -(-len(self.numbers) // self.size)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        number = range(len(self))[at]
+        return self.numbers[number * self.size : (number + 1) * self.size]
 
 
 class BlockLoader:
@@ -72,14 +88,13 @@ class BlockLoader:
             return max(usable // self.length, min(1, usable))
         return -(-max(usable, 0) // self.length)
 
-    def batches(self, epoch: int) -> list[np.ndarray]:
+    def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """Shuffled blocks, grouped; in order when not shuffled, then including the short one at the end."""
-        numbers = (
-            _chance(self.seed, epoch).permutation(self._blocks())
-            if self.shuffled
-            else np.arange(self._blocks())
-        )
-        return [numbers[at : at + self.rows_per_batch] for at in range(0, len(numbers), self.rows_per_batch)]
+        blocks = self._blocks()
+        numbers = np.arange(blocks, dtype=np.int32 if blocks < 2**31 else np.int64)
+        if self.shuffled:
+            _chance(self.seed, epoch).shuffle(numbers)
+        return Groups(numbers, self.rows_per_batch)
 
     def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
         """The blocks with these numbers."""

@@ -14,6 +14,7 @@ from headstart.data.example import ALIASES, SPLITS, Dataset, Example, Skip, text
 from headstart.data.languages import language_files
 from headstart.data.lines import KINDS, TABLE_KINDS, decode_lines, kind_of, missing, names_beside, reading
 from headstart.data.records import iterate_rows
+from headstart.data.relabel import classed
 from headstart.data.splits import cut, split_of, take_labels
 from headstart.data.tables import iterate_texts, read_lines, read_table
 from headstart.errors import DataError, nearest
@@ -123,7 +124,7 @@ def load_texts(path: str, config: DataConfig) -> Iterator[str]:
 def _read(path: Path, config: DataConfig, skips: list[Skip]) -> list[Example]:
     examples, left_out = read_table(path, config.text_column, config.label_column, config.strict)
     skips.extend(left_out)
-    return examples
+    return classed(examples, config.classes, path) if config.classes else examples
 
 
 def _table(data: str) -> Path:

@@ -1,7 +1,9 @@
 """Tokens on disk as one long row that is read where it is asked for."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ from numpy.typing import NDArray
 DOCUMENT = np.dtype(
     [("end", np.int64), ("hash", np.uint64), ("bytes", np.int64)]
 )  # one of a shard's documents
+
+# Shards of a stream that are mapped at once: the system allows a process so many maps, not one for each.
+MOST_OPEN = 4096
 
 
 @dataclass(frozen=True)
@@ -51,29 +56,44 @@ def _shard_files(path: Path) -> tuple[Path, Path]:
 class TokenStream:
     """The tokens of many documents as one long row, read from disk where they are asked for."""
 
-    def __init__(self, shards: Sequence[Shard]):
+    def __init__(self, shards: Sequence[Shard], left_out: Iterable[int] = ()):
+        """`left_out` are the numbers of documents that are passed over, as if they were not there."""
         self.shards = tuple(shards)
-        self.starts = np.cumsum([0, *(shard.tokens for shard in self.shards)])
-        self.documents = sum(shard.documents for shard in self.shards)
+        self.left_out = np.unique(np.fromiter(left_out, np.int64))
+        self.pieces = _pieces(self.shards, self.left_out)  # (N, 3) shard, start, stop
+        self.starts = np.concatenate([[0], np.cumsum(self.pieces[:, 2] - self.pieces[:, 1])])
+        self._ends = [int(start) for start in self.starts]  # quicker to look up than an array
+        self.documents = sum(shard.documents for shard in self.shards) - len(self.left_out)
         self.text_bytes = sum(shard.text_bytes for shard in self.shards)
-        self._tokens = [np.load(shard.files[1], mmap_mode="r") for shard in self.shards]
+        if len(self.left_out):
+            self.text_bytes -= int(self._records()["bytes"][self.left_out].sum())
+        self._tokens = lru_cache(maxsize=MOST_OPEN)(self._open)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenStream, (self.shards,)
+        return TokenStream, (self.shards, self.left_out.tolist())
+
+    def _open(self, at: int) -> NDArray[Any]:
+        return np.load(self.shards[at].files[1], mmap_mode="r")
 
     def slice(self, start: int, stop: int) -> NDArray[np.int32]:
         """A copy of the tokens from `start` up to `stop`, as far as there are any."""
-        start, stop = max(start, 0), min(stop, len(self))
-        pieces = [np.zeros(0, np.int32)]
-        at = int(np.searchsorted(self.starts, start, side="right")) - 1
+        start, stop = max(start, 0), min(stop, self._ends[-1])
+        at = bisect_right(self._ends, start) - 1
+        if start < stop <= self._ends[at + 1]:  # most blocks lie in one piece
+            return self._read(at, start, stop)
+        found = [np.zeros(0, np.int32)]
         while start < stop:
-            offset = int(self.starts[at])
-            pieces.append(self._tokens[at][start - offset : stop - offset].astype(np.int32))
+            found.append(self._read(at, start, min(stop, self._ends[at + 1])))
             start, at = int(self.starts[at + 1]), at + 1
-        return np.concatenate(pieces)
+        return np.concatenate(found)
+
+    def _read(self, at: int, start: int, stop: int) -> NDArray[np.int32]:
+        shard, first, _ = self.pieces[at].tolist()
+        skip = first - self._ends[at]
+        return np.array(self._tokens(shard)[start + skip : stop + skip], dtype=np.int32)
 
     def block(self, index: int, length: int) -> NDArray[np.int32]:
         """The block called `index` when the stream is cut into blocks of `length`; the last one may be short."""
@@ -81,23 +101,61 @@ class TokenStream:
 
     def document_ends(self) -> NDArray[np.int64]:
         """Where each document ends in the stream."""
-        ends = [
-            start + self._documents(shard)["end"]
-            for start, shard in zip(self.starts, self.shards, strict=False)
-        ]
-        return np.concatenate([np.zeros(0, np.int64), *ends])
+        lengths = [np.diff(_documents(shard)["end"], prepend=0) for shard in self.shards]
+        return np.cumsum(np.delete(np.concatenate([np.zeros(0, np.int64), *lengths]), self.left_out))
 
     def hashes(self) -> NDArray[np.uint64]:
         """The `text_hash` of each document, in order."""
-        return np.concatenate(
-            [np.zeros(0, np.uint64), *(self._documents(shard)["hash"] for shard in self.shards)]
-        )
+        return np.delete(self._records()["hash"], self.left_out)
 
-    @staticmethod
-    def _documents(shard: Shard) -> NDArray[Any]:
-        return np.load(shard.files[0], mmap_mode="r")
+    def _records(self) -> NDArray[Any]:
+        """What is known of each document, those left out as well."""
+        return np.concatenate([np.zeros(0, DOCUMENT), *(_documents(shard) for shard in self.shards)])
+
+
+def _documents(shard: Shard) -> NDArray[Any]:
+    return np.load(shard.files[0], mmap_mode="r")
+
+
+def _pieces(shards: Sequence[Shard], left_out: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The stretches of the shards that are read: shard, first token, the one after the last."""
+    if not len(left_out):
+        return np.array([(at, 0, shard.tokens) for at, shard in enumerate(shards)], np.int64).reshape(-1, 3)
+    found, first = [np.zeros((0, 3), np.int64)], 0
+    for at, shard in enumerate(shards):
+        borders = np.concatenate([[0], _documents(shard)["end"]])
+        is_read = np.ones(shard.documents + 2, bool)
+        is_read[[0, -1]] = False  # so that the shard's ends are changes too
+        own = left_out[(left_out >= first) & (left_out < first + shard.documents)] - first
+        is_read[own + 1] = False
+        changes = borders[np.flatnonzero(np.diff(is_read))].reshape(-1, 2)  # (N, 2) start, stop
+        found.append(np.insert(changes, 0, at, axis=1))
+        first += shard.documents
+    return np.concatenate(found)
 
 
 def join(streams: Iterable[TokenStream]) -> TokenStream:
     """Several streams of one tokenizer as one, in the order given."""
-    return TokenStream([shard for stream in streams for shard in stream.shards])
+    shards: list[Shard] = []
+    left_out: list[int] = []
+    for stream in streams:
+        first = sum(shard.documents for shard in shards)
+        left_out += (first + stream.left_out).tolist()
+        shards += stream.shards
+    return TokenStream(shards, left_out)
+
+
+def spare(streams: Sequence[TokenStream], never: NDArray[np.uint64], is_unique: bool) -> list[TokenStream]:
+    """The streams without the documents hashed in `never`; if unique, also without those that stand earlier in any."""
+    assert not any(len(stream.left_out) for stream in streams)
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(stream.hashes() for stream in streams)])
+    is_kept = ~np.isin(hashes, never)
+    if is_unique:
+        is_first = np.zeros(len(hashes), bool)
+        is_first[np.unique(hashes, return_index=True)[1]] = True
+        is_kept &= is_first
+    parts = np.split(is_kept, np.cumsum([stream.documents for stream in streams])[:-1])
+    return [
+        stream if kept.all() else TokenStream(stream.shards, np.flatnonzero(~kept).tolist())
+        for stream, kept in zip(streams, parts, strict=True)
+    ]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import lzma
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -301,7 +302,11 @@ def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]
 
 
 def _read(path: Path) -> bytes:
+    """A tokenizer's file, which may stand there compressed."""
+    small = path.with_name(f"{path.name}.xz")
     try:
+        if small.is_file() and not path.exists():
+            return lzma.decompress(small.read_bytes())
         return path.read_bytes()
     except OSError as error:
         raise DataError(

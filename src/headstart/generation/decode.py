@@ -28,8 +28,9 @@ class Rules:
 
     def bar(self, scores: Tensor, step: int) -> Tensor:
         """The scores (R, V), with those of tokens that may not come at this step put out of reach."""
-        for token in (*self.banned, *((self.last,) if step < self.least else ())):
-            scores[:, token] = -torch.inf
+        barred = (*self.banned, *((self.last,) if step < self.least else ()))
+        if barred:
+            scores.index_fill_(1, torch.tensor(barred, device=scores.device), -torch.inf)
         return scores
 
 
@@ -108,15 +109,16 @@ class _Decoding:
         on_token: OnToken | None,
     ):
         self.reader, self.batch, self.rules, self.sampling = reader, batch, rules, sampling
-        self.on_token, self.room = on_token, room
-        self.limits = room  # (R,), of the rows still written
-        self.gone = int((room == 0).sum())  # how many of those are done
-        longest = int(room.max())
-        self.written = torch.full((len(room), longest), rules.last, device=room.device)
-        self.scores = torch.zeros((len(room), longest), device=room.device) if scored else None
-        self.counts = torch.zeros_like(room)  # tokens of each row, its end included
-        self.is_ended = torch.zeros_like(room, dtype=torch.bool)
-        self.owners = torch.arange(len(room), device=room.device)  # (R,), numbers of the rows still written
+        self.on_token, self.is_scored = on_token, scored
+        self.limits = room.cpu().numpy()  # (R,), of the rows still written
+        longest = int(self.limits.max())
+        self.written = np.full((len(room), longest), rules.last)  # what is counted is kept off the device
+        self.marks: list[
+            tuple[np.ndarray, Tensor]
+        ] = []  # at each step, whose log-probabilities (R,), and these
+        self.counts = np.zeros(len(room), dtype=int)  # tokens of each row, its end included
+        self.is_ended = np.zeros(len(room), dtype=bool)
+        self.owners = np.arange(len(room))  # (R,), numbers of the rows still written
         is_random = not sampling.is_greedy
         own = np.array([stream % 2**64 for stream in streams], dtype=np.uint64)
         self.draws = uniform(sampling.seed, own, longest if is_random else 0).to(room.device)
@@ -129,68 +131,80 @@ class _Decoding:
         if not self.written.shape[1]:
             return
         memory, vectors = start(self.reader, self.batch, self.written.shape[1])
-        step, done = 0, self.room == 0
+        step, done = 0, self.limits == 0
         while True:
             tokens = self._next(vectors, step)
+            new = tokens.cpu().numpy()
+            self.written[self.owners, step] = new  # also for rows that are done: their counts stand
             if self.on_token is not None:
-                self._tell(tokens, ~done)
-            ended = tokens == self.rules.last
+                self._tell(new, ~done)
+            ended = new == self.rules.last
             before, done = done, done | ended | (self.limits <= step + 1)
-            step, gone = step + 1, int(done.sum())
-            if gone > self.gone:
-                self._record(done & ~before, ended, step)
-            self.gone = gone
+            step += 1
+            self._record(done & ~before, ended, step)
+            gone = int(done.sum())
             if gone == len(done):
                 return
-            if self._leave_now(len(done)):
+            if self._leave_now(gone, len(done)):
                 tokens, done = self._leave(memory, tokens, done)
             vectors = self.reader.read(tokens[:, None], memory)[:, 0]
 
     def _next(self, vectors: Tensor, step: int) -> Tensor:
-        """The next token (R,) of each row, written down also for rows that are done: their counts stand."""
+        """The next token (R,) of each row."""
         scores = self.reader.score(vectors)
-        whole = None if self.scores is None else scores.logsumexp(dim=-1)
-        draws = self.draws[self.owners, step] if self.draws.shape[1] else self.draws
+        known = scores.log_softmax(dim=-1) if self.is_scored else None
+        draws = self.draws[:, step] if self.draws.shape[1] else self.draws
         tokens = choose(self.rules.bar(scores, step), self.sampling, self.history, draws)
-        self.written[self.owners, step] = tokens
         if self.history is not None:
             self.history = torch.cat((self.history, tokens[:, None]), dim=1)
-        if self.scores is not None and whole is not None:
-            found = scores.gather(1, tokens[:, None])[:, 0] - whole
-            self.scores[self.owners, step] = found.clamp(max=0)
+        if known is not None:
+            self.marks.append((self.owners, known.gather(1, tokens[:, None])[:, 0].clamp_(max=0)))
         return tokens
 
-    def _tell(self, tokens: Tensor, live: Tensor) -> None:
+    def _tell(self, tokens: np.ndarray, live: np.ndarray) -> None:
         assert self.on_token is not None
         for row, token in zip(self.owners[live].tolist(), tokens[live].tolist(), strict=True):
             self.on_token(row, token)
 
-    def _record(self, now: Tensor, ended: Tensor, count: int) -> None:
+    def _record(self, now: np.ndarray, ended: np.ndarray, count: int) -> None:
         """Note the rows that are done now (R,), with so many tokens."""
         owners = self.owners[now]
         self.counts[owners] = count
         self.is_ended[owners] = ended[now]
 
-    def _leave_now(self, rows: int) -> bool:
+    def _leave_now(self, gone: int, rows: int) -> bool:
         """Whether it pays to let the rows that are done leave; those without positions must."""
-        return self.gone * LEAVING >= rows or (self.gone > 0 and self.reader.positions is not None)
+        return gone * LEAVING >= rows or (gone > 0 and self.reader.positions is not None)
 
-    def _leave(self, memory: Any, tokens: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
-        kept = (~done).nonzero()[:, 0]
+    def _leave(self, memory: Any, tokens: Tensor, done: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        left = np.flatnonzero(~done)
+        kept = torch.from_numpy(left).to(tokens.device)
         memory.select(kept, kept)
-        self.owners, self.limits, self.gone = self.owners[kept], self.limits[kept], 0
+        self.owners, self.limits, self.draws = self.owners[left], self.limits[left], self.draws[kept]
         self.history = None if self.history is None else self.history[kept]
-        return tokens[kept], done[kept]
+        return tokens[kept], done[left]
 
     def texts(self) -> list[Text]:
         """What every row got."""
-        found = []
-        scores: list[Any] = [None] * len(self.counts) if self.scores is None else self.scores.tolist()
-        ended = self.is_ended.tolist()
-        for row, (tokens, count) in enumerate(zip(self.written.tolist(), self.counts.tolist(), strict=True)):
-            own = None if scores[row] is None else scores[row][:count]
-            found.append(Text(tokens[: count - ended[row]], not ended[row], own))
+        found, scores = [], self._scores()
+        for row, (count, is_ended) in enumerate(
+            zip(self.counts.tolist(), self.is_ended.tolist(), strict=True)
+        ):
+            own = None if scores is None else scores[row, :count].tolist()
+            found.append(Text(self.written[row, : count - is_ended].tolist(), not is_ended, own))
         return found
+
+    def _scores(self) -> np.ndarray | None:
+        """The log-probability of every token written (R, longest)."""
+        if not self.is_scored:
+            return None
+        scores = np.zeros(self.written.shape, dtype=np.float32)
+        every = torch.cat([marks for _, marks in self.marks]).cpu().numpy() if self.marks else np.zeros(0)
+        start = 0
+        for step, (owners, _) in enumerate(self.marks):
+            scores[owners, step] = every[start : start + len(owners)]
+            start += len(owners)
+        return scores
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headstart.errors import ConfigError
-from headstart.generation.reader import ranked
+from headstart.generation.reader import likeliest, ranked
 
 FEW = 256  # tokens ranked first when the cut may fall anywhere
 
@@ -54,7 +54,7 @@ def choose(scores: Tensor, sampling: Sampling, history: Tensor | None, draws: Te
     """The next token (R,) of each row from its scores (R, V), its tokens so far (R, T) and its draw in [0, 1)."""
     scores = discouraged(scores, history, sampling.repetition_penalty)
     if sampling.is_greedy:
-        return scores.argmax(dim=-1)
+        return likeliest(scores)
     chances, places = shortlist(scores, sampling)
     rank = drawn(chances, draws)
     return rank if places is None else places.gather(1, rank[:, None])[:, 0]

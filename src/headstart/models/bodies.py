@@ -11,7 +11,7 @@ from headstart.errors import ConfigError
 from headstart.models.attention import CrossAttention, at
 from headstart.models.block import Source, Turns, View
 from headstart.models.body import Body, Layered
-from headstart.models.cache import Cache, new_cache
+from headstart.models.cache import Cache, laid_out, new_cache
 from headstart.models.embedding import Embedding
 from headstart.models.rivals import ConvolutionBody, RecurrentBody
 
@@ -176,7 +176,7 @@ class EncoderDecoderBody(Body):
         """A cache for the batch's sources, read once; of the targets nothing has been read."""
         sources = self.encode(batch)
         cache = new_cache(len(self.decoder.blocks), room)
-        cache.sources = [(key, value) for key, value, _ in sources]
+        cache.sources = [laid_out(key, value) for key, value, _ in sources]
         cache.source_mask = sources[0][2]
         return cache
 

@@ -5,6 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+Crossing = tuple[
+    Tensor, Tensor, Tensor | None
+]  # keys (B * A, D/A, S), values (B * A, S, D/A), what hides padding
+
 
 @dataclass
 class Past:
@@ -27,6 +31,17 @@ class Past:
         self.values[:, :, self.length : stop] = value
         self.length = stop
         return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """What `extend` gives for one new position (R, A, D/A), rows and attention heads in one: (R * A, length, D/A)."""
+        if self.keys is None or self.values is None or self.length == self.keys.shape[2]:
+            self._grow(key[:, :, None], max(self.length + 1, self.room, 2 * self.length))
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys.select(2, self.length).copy_(key)
+        self.values.select(2, self.length).copy_(value)
+        self.length += 1
+        return self.keys.flatten(0, 1)[:, : self.length], self.values.flatten(0, 1)[:, : self.length]
 
     def _grow(self, like: Tensor, room: int) -> None:
         shape = (like.shape[0], like.shape[1], room, like.shape[3])
@@ -67,6 +82,7 @@ class Cache:
     real: Tensor | None = None  # (R, length), True = a real token was read there; None = everywhere
     sources: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # each layer's (B, A, S, D/A)
     source_mask: Tensor | None = None  # (B, 1, 1, S), True where the source may be read
+    _crossings: list[Crossing] | None = None  # what `crossings` gave
 
     def advance(self, tokens: Tensor, real: Tensor | None) -> slice | Tensor:
         """Note that `tokens` (R, T) are read next; gives their positions: a range for all rows, or (R, T)."""
@@ -103,6 +119,19 @@ class Cache:
         seen = (distance >= 0) & (distance <= window)
         return (seen if self.real is None else seen & self.real[:, None, :])[:, None]
 
+    def crossings(self) -> list[Crossing]:
+        """Each layer's sources as products of matrices read them, for as long as they stay."""
+        if self._crossings is None:
+            mask = self.source_mask
+            hidden = None
+            if mask is not None and not bool(mask.all()):
+                hidden = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+            self._crossings = [
+                (key.transpose(2, 3).flatten(0, 1), value.flatten(0, 1), hidden)
+                for key, value in self.sources
+            ]
+        return self._crossings
+
     def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
         """Keep these rows in this order, and of the sources those named (all by default)."""
         for past in self.pasts:
@@ -111,7 +140,15 @@ class Cache:
         self.real = None if self.real is None else self.real[rows]
         if sources is not None:
             self.sources = [(key[sources], value[sources]) for key, value in self.sources]
+            self._crossings = None
             self.source_mask = None if self.source_mask is None else self.source_mask[sources]
+
+
+def laid_out(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, A, S, D/A) in the order in which a CPU reads them at every step, which indexing keeps."""
+    if key.device.type != "cpu":
+        return key, value
+    return key.transpose(2, 3).contiguous().transpose(2, 3), value.contiguous()
 
 
 def new_cache(layers: int, room: int) -> Cache:

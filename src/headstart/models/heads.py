@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headstart.batch import Batch
+from headstart.batch import Batch, rows_at
 from headstart.config import BodyConfig
 from headstart.errors import pick
 from headstart.models.block import ACTIVATIONS
@@ -124,7 +124,7 @@ def language_head(heads: nn.ModuleDict) -> LanguageHead:
 
 def asked(hidden: Tensor, batch: Batch) -> Tensor:
     """The vectors at the positions that the batch asks for: (N, D), or all of them (B, T, D)."""
-    return hidden if batch.asked is None else hidden.flatten(0, 1)[batch.asked]
+    return hidden if batch.asked is None else rows_at(hidden.flatten(0, 1), batch.asked)
 
 
 class ClassHead(nn.Module):

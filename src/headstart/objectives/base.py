@@ -10,7 +10,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from headstart.batch import IGNORE, Batch, Row, pad
+from headstart.batch import Batch, Row, pad
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError, nearest
 from headstart.models.model import HeadSpec, Model
@@ -113,14 +113,12 @@ def segments_of(rows: Sequence[Row], real: Tensor) -> Tensor | None:
     """Which text of its pair each token is of (B, T); None when the rows are no pairs."""
     if any(row.segments is None for row in rows):
         return None
-    return pad([torch.from_numpy(row.segments).long() for row in rows if row.segments is not None], 0)[0]
+    return pad([row.segments for row in rows if row.segments is not None], 0)[0]
 
 
 def counts(batch: Batch) -> dict[str, int]:
     """How many answers each head is marked on."""
-    if batch.is_idle:
-        return dict.fromkeys(batch.labels, 0)
-    return {name: int((labels != IGNORE).sum()) for name, labels in batch.labels.items()}
+    return batch.answers
 
 
 def make(kind: type[Objective], settings: dict[str, Any]) -> Objective:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from headstart.batch import IGNORE, Batch, Row, pad
+from headstart.batch import IGNORE, Batch, Row, marked_places, pad, rows_at
 from headstart.config import BodyConfig
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
@@ -37,9 +37,11 @@ class CausalLM(Objective):
 
     def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
         """All tokens of a row but its last as input, all but the first as labels."""
-        tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
+        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
         labels = tokens[:, 1:].masked_fill(~real[:, 1:], IGNORE)
-        return Batch(tokens[:, :-1], real[:, 1:], {"lm": labels}, is_full=bool(real.all()))
+        is_full = bool(real.all())
+        marked = None if is_full else (labels.flatten() != IGNORE).nonzero()[:, 0]
+        return Batch(tokens[:, :-1], real[:, 1:], {"lm": labels}, is_full=is_full, marked=marked)
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy at every marked position."""
@@ -47,8 +49,8 @@ class CausalLM(Objective):
         labels = batch.labels["lm"].flatten()  # (B * T,)
         hidden = hidden.flatten(0, 1)
         if not batch.is_full:
-            marked = labels != IGNORE
-            hidden, labels = hidden[marked], labels[marked]
+            places = marked_places(batch, labels)
+            hidden, labels = rows_at(hidden, places), labels[places]
         head = language_head(model.heads)
         weight, bias = head.projection(model.body.table)
         hidden = head.transformed(hidden)

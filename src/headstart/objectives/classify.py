@@ -14,6 +14,7 @@ from headstart.config import BodyConfig
 from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Alphabet, Loss, Objective, Reads
+from headstart.objectives.cross_entropy import divergence
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Classify(Objective):
 
     def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
         """Texts padded to the longest of them, with their classes where they are known."""
-        tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
+        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
         known = [row.label for row in rows if row.label is not None]
         labels = {"class": torch.tensor(known)} if len(known) == len(rows) else {}
         if self.r_drop and labels:
@@ -87,11 +88,3 @@ class Classify(Objective):
         scores, labels = model(batch)["class"].float(), batch.labels["class"]  # (B, C), (B,)
         total = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=self.smoothing)
         return scores, Loss(total, labels.numel(), (scores.argmax(dim=-1) == labels).sum())
-
-
-def divergence(first: Tensor, second: Tensor) -> Tensor:
-    """How far two answers (B, C) to the same texts are apart, summed over texts: the mean of both Kullback-Leibler
-    divergences, as in R-Drop (Liang et al., 2021).
-    """
-    one, other = first.log_softmax(dim=-1), second.log_softmax(dim=-1)
-    return ((one.exp() - other.exp()) * (one - other)).sum() / 2

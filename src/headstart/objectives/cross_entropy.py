@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from headstart.objectives.fused import fused_loss, is_fused
 from headstart.objectives.tiles import PIECE, tiled_loss
 
 # Up to how many scores the plain way is the fastest: on a CPU until they leave its cache, on a GPU until they fill it.
@@ -23,6 +25,8 @@ def token_loss(
     if torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
         hidden, weight, bias = hidden.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
+    if is_fused(hidden):
+        return fused_loss(hidden, weight, bias, labels, smoothing)
     if hidden.shape[0] * weight.shape[0] <= WHOLE.get(device, OTHER):
         scores = F.linear(hidden, weight, bias).float()  # (N, V)
         loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
@@ -30,6 +34,33 @@ def token_loss(
     if device == "cpu":
         return tiled_loss(hidden, weight, bias, labels, smoothing)
     return _PiecewiseLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())
+
+
+def divergence(first: Tensor, second: Tensor) -> Tensor:
+    """How far two tables of scores (N, C) for the same questions are apart, summed over questions: the mean of both
+    Kullback-Leibler divergences, as in R-Drop (Liang et al., 2021).
+    """
+    one, other = first.log_softmax(dim=-1), second.log_softmax(dim=-1)
+    return ((one.exp() - other.exp()) * (one - other)).sum() / 2
+
+
+def divergence_in_pieces(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The divergence of the scores that two hidden states (N, D) give by `weight` (V, D).
+
+    Scores live one piece at a time: they are computed anew on the way back.
+    """
+    rows = max(1, PIECE.get(first.device.type, 2**24) // (2 * weight.shape[0]))
+
+    def piece(one: Tensor, other: Tensor) -> Tensor:
+        return divergence(F.linear(one, weight, bias).float(), F.linear(other, weight, bias).float())
+
+    if first.shape[0] <= rows:
+        return piece(first, second)
+    parts = [
+        checkpoint(piece, one, other, use_reentrant=False)
+        for one, other in zip(first.split(rows), second.split(rows), strict=True)
+    ]
+    return torch.stack(parts).sum()
 
 
 class _PiecewiseLoss(torch.autograd.Function):

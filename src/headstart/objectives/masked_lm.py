@@ -83,7 +83,7 @@ class MaskedLM(Objective):
 
     def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
         """The rows with some tokens hidden; labels are the tokens at the asked positions alone."""
-        tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
+        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
         hidden, places = self.hide(tokens, real, alphabet, rng)
         labels = {"lm": tokens.flatten()[places]}
         segments = segments_of(rows, real)

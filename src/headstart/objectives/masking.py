@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,17 +19,30 @@ def token_kinds(size: int, special_ids: frozenset[int]) -> tuple[Tensor, Tensor]
     return is_special, (~is_special).nonzero()[:, 0]
 
 
+def lowest(values: Tensor, count: int) -> Tensor:
+    """Where the `count` lowest of (N,) values stand, in order; of equal ones the first. Nothing need be sorted."""
+    if count == 0:
+        return torch.zeros(0, dtype=torch.long)
+    known = values.numpy()
+    border = np.partition(known, count - 1)[count - 1]
+    is_low = known <= border
+    over = int(np.count_nonzero(is_low)) - count
+    if over:
+        is_low[np.flatnonzero(known == border)[-over:]] = False
+    return torch.from_numpy(np.flatnonzero(is_low))
+
+
 def choose_tokens(may_hide: Tensor, starts: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """`count` positions, each as likely as any other."""
     lot = torch.rand(may_hide.shape, generator=rng).masked_fill(~may_hide, 2.0)
-    return lot.argsort()[:count].sort().values
+    return lowest(lot, count)
 
 
 def choose_groups(groups: Tensor, may_hide: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """Positions of whole groups drawn at random until `count` is reached; the last group may be cut."""
     number = int(groups.max()) + 1
     order = torch.rand(number, generator=rng)[groups].masked_fill(~may_hide, 2.0)
-    return order.argsort(stable=True)[:count].sort().values
+    return lowest(order, count)
 
 
 def choose_words(may_hide: Tensor, starts: Tensor, count: int, rng: torch.Generator) -> Tensor:

@@ -46,7 +46,7 @@ class NextSentence(Objective):
 
     def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
         """Pairs with their segments, and whether the second follows the first."""
-        tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], alphabet.padding)
+        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
         full = bool(real.all())
         return Batch(
             tokens, real, {"pair": pair_labels(rows)}, is_full=full, segments=segments_of(rows, real)

@@ -27,6 +27,13 @@ class Device:
         """What headstart computes in there unless told: bfloat16 on a GPU that has it."""
         return "bfloat16" if self.has_bfloat16 and self.kind == "cuda" else "float32"
 
+    @property
+    def link(self) -> float:
+        """GB/s each way between two such devices of one machine: NVLink or its like, else the PCIe of its time."""
+        if self.kind == "cpu":
+            return 5.0  # through the machine's own memory, as gloo does it
+        return LINKS.get(self.name, 25.0 if self.has_bfloat16 else 12.0)
+
     def matrix_rate(self, precision: str) -> float:
         """Operations a second of large matrix products; float32 ones use TF32 units where there are any."""
         if precision == "bfloat16":
@@ -39,6 +46,23 @@ class Device:
         """Bytes that a run may fill: a desktop, the system or the host takes the rest."""
         return {"cuda": 0.96, "mps": 0.7, "cpu": 0.85}[self.kind] * self.memory * 2**30
 
+
+# GB/s each way over NVLink, Infinity Fabric or PCIe 5; PCIe 4 (25) or 3 (12) where nothing is said.
+LINKS = {
+    "Tesla V100 16GB": 150.0,
+    "Tesla V100 32GB": 150.0,
+    "A100 40GB": 300.0,
+    "A100 80GB": 300.0,
+    "H100 PCIe": 50.0,
+    "H100 SXM": 450.0,
+    "H200": 450.0,
+    "B200": 900.0,
+    "MI250X": 200.0,
+    "MI300X": 448.0,
+    "RTX 5070": 50.0,
+    "RTX 5080": 50.0,
+    "RTX 5090": 50.0,
+}
 
 _ROWS: list[Device] = [
     Device("GTX 1050 Ti", 4, 2.1, 2.1, 112, False),

@@ -6,6 +6,7 @@ so its step is the longer of the two; on a CPU all is added up. PACES are measur
 
 from dataclasses import dataclass
 
+from headstart.planning.cluster import ONE, Cluster, exchange
 from headstart.planning.cost import count_flops
 from headstart.planning.devices import Device
 from headstart.planning.load import Load
@@ -42,6 +43,7 @@ PACES = {
     "cuda": Pace(0.75, 450, 256, 0.35, 0.8, 8.0, 118, 60, 0.0, 8.5e-6, 9.5e-3),
     "mps": Pace(0.6, 200, 128, 0.3, 0.7, 6.0, 70, 60, 0.0, 12e-6, 9.5e-3),
 }
+BATCH_WORK = ("matrices", "attention", "scores", "element-wise", "random numbers")  # what every batch takes
 ROUNDS = 5  # of Newton and Schulz in Muon
 
 
@@ -65,8 +67,11 @@ class Duration:
         )
 
 
-def predict_duration(load: Load, device: Device) -> Duration:
-    """Seconds of one step of this load on this device, by the constants of its kind."""
+def predict_duration(load: Load, device: Device, cluster: Cluster = ONE) -> Duration:
+    """Seconds of one step of this load on this device, by the constants of its kind.
+
+    In a cluster the load is one process's share, and the tokens are those of all.
+    """
     pace = PACES[device.kind]
     rate = device.matrix_rate(load.precision)
     bandwidth = 1e9 * device.bandwidth * pace.bandwidth
@@ -78,7 +83,9 @@ def predict_duration(load: Load, device: Device) -> Duration:
         "random numbers": pace.random * random_numbers(load),
     }
     parts = {name: part * load.accumulate for name, part in batches.items()}
-    parts["update"] = _update(load, pace, rate, bandwidth)
+    parts["update"] = _update(load, pace, rate, bandwidth) / load.parts
+    if cluster.count > 1:
+        parts["exchange"] = exchange(load, device, cluster, sum(batches.values())).exposed
     launches = pace.step + pace.launch * operations(load)
     device_time = sum(parts.values())
     parts["launches"] = launches

@@ -41,6 +41,7 @@ class Load:
     passes: int = 1  # readings of a batch in one step
     averages: bool = False  # an average of the weights stands beside the model
     finished: float = 1.0  # share of positions that go through all of the last block
+    parts: int = 1  # processes over which a sharded model is cut
 
     @property
     def tokens(self) -> int:

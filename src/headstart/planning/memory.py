@@ -89,10 +89,10 @@ def _moving(load: Load) -> float:
 
 def _lasting(load: Load) -> dict[str, float]:
     """What stays from step to step."""
-    weights = FULL * load.account.total
+    weights = FULL * load.account.total / load.parts
     return {
         "weights": weights,
-        "optimiser": optimizer_bytes(load),
+        "optimiser": optimizer_bytes(load) / load.parts,
         "best weights": weights if load.keeps_best else 0,
         "averaged weights": weights if load.averages else 0,
         "batch": 25 * load.tokens + window_mask(load),  # tokens, which are real, labels
@@ -118,7 +118,8 @@ def block_matrices(load: Load) -> int:
 def _moments(load: Load) -> dict[str, dict[str, float]]:
     """What is alive beside the lasting parts, at each moment that can be the peak."""
     kept = activations(load)
-    gradients = FULL * load.account.total
+    gathered, whole_gradients = gathered_bytes(load)
+    gradients = FULL * load.account.total / load.parts
     before = gradients if load.accumulate > 1 else 0  # earlier batches of the step left theirs
     own_head = FULL * sum(block.total for block in load.account.heads)
     table = FULL * load.vocabulary * load.body.width
@@ -126,16 +127,31 @@ def _moments(load: Load) -> dict[str, dict[str, float]]:
     is_shared = load.body.tied and load.asked > 0  # two gradients of one table meet
     copies = low_copies(load)
     forward, held, backward = score_bytes(load)
-    body = {"activations": kept, "low-precision weights": copies}
+    body = {"activations": kept, "low-precision weights": copies, "gathered weights": gathered}
     return {
         "scoring": {**body, "gradients": before, "logits": forward},
         "way back through the scores": {**body, "gradients": before, "logits": held + backward},
         "way back through the top layer": {
-            **body, "gradients": max(before, late), "working": layer_working(load),
+            **body, "gradients": max(before, late) + whole_gradients, "working": layer_working(load),
         },
-        "gradient of the token table": {"gradients": gradients, "working": table * (is_shared + bool(before))},
+        "gradient of the token table": {
+            "gradients": gradients + whole_gradients, "working": table * (is_shared + bool(before)),
+            "gathered weights": gathered,
+        },
         "update": {"gradients": gradients, "working": update_working(load)},
     }  # fmt: skip
+
+
+def gathered_bytes(load: Load) -> tuple[float, float]:
+    """Bytes of a sharded model's weights that are whole at once, and of gradients before they are added up.
+
+    Those outside of layers stay whole while a batch is read; of the layers, the one that is read and the next.
+    """
+    if load.parts == 1:
+        return 0, 0
+    layer = load.account.matrices / max(1, load.body.layers)
+    rest = load.account.total - load.account.matrices
+    return FULL * rest + 2 * load.low * layer, FULL * rest + (load.low + FULL) * layer
 
 
 def activations(load: Load) -> float:
@@ -251,7 +267,8 @@ def low_copies(load: Load) -> float:
     if load.low == FULL:
         return 0
     table = load.vocabulary * load.body.width if load.asked else 0
-    return load.low * (load.account.matrices + table)
+    matrices = load.account.matrices if load.parts == 1 else 0  # sharded, they are gathered in that precision
+    return load.low * (matrices + table)
 
 
 def score_bytes(load: Load) -> tuple[float, float, float]:
@@ -303,11 +320,16 @@ def layer_working(load: Load) -> float:
 
 
 def update_working(load: Load) -> float:
-    """Bytes that the optimiser's step needs for a moment; Muon pushes all matrices and turns a group at a time."""
+    """Bytes that the optimiser's step needs for a moment; Muon pushes all matrices and turns a group at a time.
+
+    Of a sharded model it turns one matrix at a time.
+    """
     if load.optimizer != "muon":
         return 0
     body = load.body
     wide = body.feed_forward * body.width * (2 if body.activation in GATED else 1)
+    if load.parts > 1:
+        return FULL * (block_matrices(load) / load.parts + 9 * max(3 * body.width**2, wide))
     layers = sum(stack.layers for stack in load.stacks)
     squares = 4 * sum(stack.layers * (2 if stack.source else 1) for stack in load.stacks)
     group = max(squares * body.width**2, layers * wide)

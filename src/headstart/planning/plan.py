@@ -6,9 +6,10 @@ from typing import Any
 
 from headstart.config import RunConfig, load_preset, preset_names, resolve
 from headstart.errors import ConfigError
+from headstart.planning.cluster import ONE, Cluster, Exchange, exchange, share_of
 from headstart.planning.cost import Flops, count_flops, money, steps_for
 from headstart.planning.devices import DEVICES, Device
-from headstart.planning.duration import Duration, predict_duration
+from headstart.planning.duration import BATCH_WORK, Duration, predict_duration
 from headstart.planning.load import Load, make_load
 from headstart.planning.memory import Memory, predict_memory
 
@@ -45,6 +46,8 @@ class Plan:
     advice: list[str]  # what to change when it does not fit
     price: float | None = None
     is_measured: bool = False  # the time rests on steps run on this machine
+    cluster: Cluster = ONE
+    step: Load | None = None  # the whole step, of which `load` is one process's share
 
     @property
     def fits(self) -> bool:
@@ -54,21 +57,35 @@ class Plan:
     @property
     def seconds(self) -> float:
         """For all tokens."""
-        return steps_for(self.load, self.tokens) * self.duration.seconds
+        return steps_for(self.step or self.load, self.tokens) * self.duration.seconds
 
     @property
     def cost(self) -> float | None:
-        """In the money of the price."""
-        return money(self.seconds, self.price)
+        """In the money of the price, which is that of one device."""
+        return money(self.seconds * self.cluster.count, self.price)
+
+    @property
+    def exchange(self) -> Exchange:
+        """What each process sends in a step."""
+        batch = sum(self.duration.parts.get(name, 0) for name in BATCH_WORK) / max(1, self.load.accumulate)
+        return exchange(self.load, self.device, self.cluster, batch)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Read by all processes together."""
+        whole = self.step or self.load
+        return whole.tokens * whole.accumulate
 
     def lines(self) -> list[str]:
         """The plan in two lines, for the start of a run."""
-        fits = f"fits, {self.largest_batch:,} texts a batch at most" if self.fits else "does not fit"
+        among = "a batch" if self.cluster.count == 1 else "of a batch each"
+        fits = f"fits, {self.largest_batch:,} texts {among} at most" if self.fits else "does not fit"
         cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
+        many = f" in each of {self.cluster.count} processes" if self.cluster.count > 1 else ""
         return [
             f"plan: {self.load.account.total:,} parameters, {human(self.flops.training)}FLOPs a token; peak memory "
-            f"{self.memory.peak / GIB:.2f} GiB of {self.device.usable / GIB:.1f} on {self.device.name} ({fits})",
-            f"plan: {self.duration.tokens:,} tokens a step in about {clock(self.duration.seconds)}; "
+            f"{self.memory.peak / GIB:.2f} GiB of {self.device.usable / GIB:.1f} on {self.device.name}{many} ({fits})",
+            f"plan: {self.tokens_per_step:,} tokens a step in about {clock(self.duration.seconds)}; "
             f"{human(self.tokens)}tokens in about {clock(self.seconds)}{cost}",
         ]
 
@@ -76,6 +93,7 @@ class Plan:
         """JSON-able: parameters, flops, memory, time, verdict."""
         account, load = self.load.account, self.load
         blocks = [{**asdict(block), "total": block.total} for block in account.blocks]
+        cluster = {"cluster": self._cluster()} if self.cluster.count > 1 else {}
         return {
             "parameters": {"total": account.total, "blocks": blocks},
             "flops": {
@@ -83,7 +101,7 @@ class Plan:
                 "backward_per_token": self.flops.backward,
                 "training_per_token": self.flops.training,
                 "parts_forward": asdict(self.flops),
-                "step": self.flops.training * self.duration.tokens,
+                "step": self.flops.training * self.tokens_per_step,
             },
             "memory": {
                 "peak_bytes": self.memory.peak,
@@ -96,8 +114,8 @@ class Plan:
             },
             "time": {
                 "seconds_per_step": self.duration.seconds,
-                "tokens_per_step": self.duration.tokens,
-                "tokens_per_second": self.duration.tokens_per_second,
+                "tokens_per_step": self.tokens_per_step,
+                "tokens_per_second": self.tokens_per_step / self.duration.seconds,
                 "tokens": self.tokens,
                 "hours": self.seconds / 3600,
                 "cost": self.cost,
@@ -110,6 +128,22 @@ class Plan:
                 "largest_batch": self.largest_batch,
                 "advice": self.advice,
             },
+            **cluster,
+        }
+
+    def _cluster(self) -> dict[str, Any]:
+        found = self.exchange
+        alone = predict_duration(self.step or self.load, self.device)
+        faster = alone.seconds / self.duration.seconds
+        return {
+            **asdict(self.cluster),
+            "processes": self.cluster.count,
+            "link": self.device.link,
+            "exchanged_bytes": found.bytes,
+            "exchange_seconds": found.seconds,
+            "exposed_seconds": found.exposed,
+            "faster_than_one": faster,
+            "efficiency": faster / self.cluster.count,
         }
 
 
@@ -125,10 +159,15 @@ def make_plan(
     epochs: float | None = None,
     price: float | None = None,
     seconds_per_step: float | None = None,
+    cluster: Cluster = ONE,
 ) -> Plan:
-    """The plan of a run on a device; `tokens` is the text read once, `seconds_per_step` what was measured."""
-    load = make_load(config, device.kind, precision_on(config, device), vocabulary, classes, batch, length)
-    duration = predict_duration(load, device)
+    """The plan of a run on a device, or on each of a cluster; `batch` is of all its processes together.
+
+    `tokens` is the text read once, `seconds_per_step` what was measured.
+    """
+    step = make_load(config, device.kind, precision_on(config, device), vocabulary, classes, batch, length)
+    load = share_of(step, cluster)
+    duration = predict_duration(load, device, cluster)
     if seconds_per_step is not None:
         duration = duration.scaled(seconds_per_step / duration.seconds)
     memory = predict_memory(load)
@@ -138,11 +177,13 @@ def make_plan(
         flops=count_flops(load),
         memory=memory,
         duration=duration,
-        tokens=tokens_to_read(config, duration, tokens, epochs),
+        tokens=tokens_to_read(config, step, duration, tokens, epochs),
         largest_batch=largest_batch(load, device),
-        advice=[] if memory.peak <= device.usable else list(advise(config, load, device)),
+        advice=[] if memory.peak <= device.usable else list(advise(config, load, device, step, cluster)),
         price=price,
         is_measured=seconds_per_step is not None,
+        cluster=cluster,
+        step=step,
     )
 
 
@@ -155,7 +196,7 @@ def precision_on(config: RunConfig, device: Device) -> str:
 
 
 def tokens_to_read(
-    config: RunConfig, duration: Duration, tokens: float | None, epochs: float | None
+    config: RunConfig, step: Load, duration: Duration, tokens: float | None, epochs: float | None
 ) -> float:
     """Tokens of the whole run: those given times the epochs, else the settings' own budget, else a million."""
     training = config.training
@@ -164,9 +205,9 @@ def tokens_to_read(
     if training.tokens is not None:
         return training.tokens
     if training.steps is not None:
-        return training.steps * duration.tokens
+        return training.steps * step.tokens * step.accumulate
     if training.minutes is not None:
-        return training.minutes * 60 * duration.tokens_per_second
+        return training.minutes * 60 * step.tokens * step.accumulate / duration.seconds
     return UNSAID * (epochs or 1)
 
 
@@ -187,15 +228,17 @@ def largest_batch(load: Load, device: Device) -> int:
     return low
 
 
-def advise(config: RunConfig, load: Load, device: Device) -> Iterator[str]:
-    """Changes that would each make the run fit on the device, the mildest first."""
+def advise(
+    config: RunConfig, load: Load, device: Device, step: Load, cluster: Cluster = ONE
+) -> Iterator[str]:
+    """Changes that would each make the run fit on the device, the mildest first; `load` is a process's share of `step`."""
 
     def fits(changed: Load) -> bool:
         return predict_memory(changed).peak <= device.usable
 
     most = largest_batch(load.with_(accumulate=2), device)
     if 1 <= most < load.batch:
-        rounds = -(-load.batch // most) * load.accumulate
+        rounds = -(-load.batch // most) * load.accumulate * cluster.count
         yield (
             f"batches of {most} texts, {rounds} to a step: --set training.batch_tokens={most * load.span}"
             f" --set training.accumulate={rounds}"
@@ -208,11 +251,19 @@ def advise(config: RunConfig, load: Load, device: Device) -> Iterator[str]:
     if shorter < load.length and fits(load.with_length(shorter)):
         yield (
             f"shorter texts, as many: --set training.length={shorter}"
-            f" --set training.batch_tokens={load.batch * load.with_length(shorter).span}"
+            f" --set training.batch_tokens={step.batch * load.with_length(shorter).span}"
         )
+    if load.parts == 1 and may_be_sharded(config, load) and fits(load.with_(parts=8)):
+        yield "a part of the model in each of 8 processes: --nproc 8 --set training.sharded=true"
     smaller = smaller_preset(config, load, device)
     if smaller:
         yield f"a smaller model: --preset {smaller}"
+
+
+def may_be_sharded(config: RunConfig, load: Load) -> bool:
+    """Whether training takes `training.sharded` with these settings."""
+    training = config.training
+    return not (load.source_length or training.compile or training.unfreeze_every is not None)
 
 
 def smaller_preset(config: RunConfig, load: Load, device: Device) -> str:
@@ -233,9 +284,10 @@ def fits_everywhere(config: RunConfig, plan: Plan, **sizes: Any) -> list[Fit]:
     """The same run on every device of the table."""
     rows = []
     for device in DEVICES.values():
-        load = make_load(config, device.kind, precision_on(config, device), **sizes)
-        memory, duration = predict_memory(load), predict_duration(load, device)
-        seconds = steps_for(load, plan.tokens) * duration.seconds
+        step = make_load(config, device.kind, precision_on(config, device), **sizes)
+        load = share_of(step, plan.cluster)
+        memory, duration = predict_memory(load), predict_duration(load, device, plan.cluster)
+        seconds = steps_for(step, plan.tokens) * duration.seconds
         rows.append(
             Fit(
                 device=device.name,
@@ -245,7 +297,7 @@ def fits_everywhere(config: RunConfig, plan: Plan, **sizes: Any) -> list[Fit]:
                 fits=memory.peak <= device.usable,
                 largest_batch=largest_batch(load, device),
                 hours=seconds / 3600,
-                cost=money(seconds, plan.price),
+                cost=money(seconds * plan.cluster.count, plan.price),
             )
         )
     return rows

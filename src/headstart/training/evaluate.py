@@ -90,3 +90,10 @@ def language_sums(
         name: (whole[f"loss {name}"], round(whole[f"answers {name}"]), round(whole[f"right {name}"]))
         for name in heads
     }
+
+
+def marked_places(count: int, most: int | None) -> np.ndarray:
+    """Which of `count` validation texts are read at each evaluation: `most` of them, evenly spread."""
+    if most is None or most >= count:
+        return np.arange(count)
+    return np.linspace(0, count - 1, most).round().astype(int)

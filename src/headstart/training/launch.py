@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Thread
 
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, LostError
+from headstart.training.patience import limited
 
 SAVING_SECONDS = 600  # that a stopped run has for its last checkpoint before torchrun kills it
 BY_US = "HEADSTART_LAUNCHED"  # set for processes that `--nproc` started
@@ -86,38 +87,50 @@ def launch(
     nodes: int = 1,
     meet: str | None = None,
     max_restarts: int = 0,
+    timeout: float = 10.0,
 ) -> int:
-    """Run `headstart WORDS` in many processes under torchrun, and return the exit code of the whole."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.run import parse_args, run
+    """Run `headstart WORDS` in many processes under torchrun, and return the exit code of the whole.
 
+    A meeting place that does not answer for `timeout` minutes is lost.
+    """
     if nodes > 1 and meet is None:
         raise ConfigError(
             "--nodes needs a place where the machines meet",
             hint="add --meet HOST:PORT, the same on each machine",
         )
     options = ["--nproc-per-node", str(processes), "--max-restarts", str(max_restarts)]
-    options += ["--shutdown-timeout", str(SAVING_SECONDS), "--monitor-interval", "0.2"]
-    if meet is None:
-        options.append("--standalone")
-    else:
-        check_meeting(meet)
+    options += ["--monitor-interval", "0.2"]
+    program = ["-m", "--", "headstart", *words]  # what follows -- is no option of torchrun
+    with _surroundings(processes):
+        if meet is None:
+            return _run([*options, "--standalone", *program])
+        is_taken = check_meeting(meet)
         options += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", meet]
-        options += ["--rdzv-id", "headstart"]
+        options += ["--rdzv-id", "headstart", "--local-addr", own_address(meet), "--rdzv-conf"]
+        with limited(int(meet.rpartition(":")[2]), 60 * timeout):
+            if is_here(meet) and not is_taken:
+                with suppress(LostError):  # another on this machine was quicker
+                    return _run([*options, "is_host=1", *program])
+            return _run([*options, "is_host=0", *program])
+
+
+def _run(words: list[str]) -> int:
+    """The exit code of torchrun with these words."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.run import parse_args, run
+
     try:
-        with _surroundings(processes):
-            run(parse_args([*options, "-m", "--", "headstart", *words]))
+        run(parse_args(words))
     except ChildFailedError as error:
         return _account_for(error)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
-    except (RendezvousError, OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"the processes could not find each other: {reason}",
-            hint="is --meet the same on each machine, is its port free, and are all --nodes up?",
+    except RendezvousError as error:
+        raise LostError(
+            f"this machine and the others cannot reach each other ({type(error).__name__})",
+            hint="are all --nodes up, with the same --meet, and may they talk to each other?",
         ) from None
     return 0
 
@@ -128,6 +141,7 @@ def _surroundings(processes: int) -> Iterator[None]:
     before = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
     os.environ[BY_US] = "1"
     logging.disable(logging.CRITICAL)  # torchrun's own log: what went wrong is told by us, in a sentence
     try:
@@ -140,8 +154,8 @@ def _surroundings(processes: int) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def check_meeting(meet: str) -> None:
-    """Refuse a meeting place that is none, or at which something else listens."""
+def check_meeting(meet: str) -> bool:
+    """Refuse a meeting place that is none, or at which something else listens; whether one of us is there already."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -157,7 +171,7 @@ def check_meeting(meet: str) -> None:
             f"no machine is called {host!r}", hint="check --meet, and the name service"
         ) from None
     except OSError:
-        return  # nobody is there yet: one of us will be
+        return False  # nobody is there yet: one of us will be
     answered: list[int] = []
 
     def ask() -> None:
@@ -173,6 +187,26 @@ def check_meeting(meet: str) -> None:
         raise ConfigError(
             f"port {port} of {host} is in use by something else", hint="choose another port for --meet"
         )
+    return True
+
+
+def is_here(meet: str) -> bool:
+    """Whether the meeting place is on this machine: whether one could listen at its address."""
+    host, _, _ = meet.rpartition(":")
+    for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+        with suppress(OSError), socket.socket(family, kind) as trial:
+            trial.bind(address)
+            return True
+    return False
+
+
+def own_address(meet: str) -> str:
+    """The address of this machine on the way to the meeting place; a name might mean another network."""
+    host, _, port = meet.rpartition(":")
+    family, _, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as way:
+        way.connect(address)  # sends nothing
+        return way.getsockname()[0]
 
 
 def _account_for(error: object) -> int:
@@ -182,7 +216,8 @@ def _account_for(error: object) -> int:
     if first.exitcode < 0:
         print(f"error: process {rank} was killed by signal {-first.exitcode}", file=sys.stderr)
         print(
-            "hint: the same command with --max-restarts 3 takes such a run up again by itself",
+            "hint: 9 is often a want of memory, 6 a lost GPU or network; with --max-restarts 3 such a run is taken up "
+            "again by itself",
             file=sys.stderr,
         )
         return 1

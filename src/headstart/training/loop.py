@@ -9,9 +9,8 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from queue import Queue
-from threading import Thread
 from typing import Any
 
 import torch
@@ -22,8 +21,10 @@ from headstart.config import RunConfig
 from headstart.data.loader import Loader
 from headstart.errors import RunError, Stopped
 from headstart.models.model import Model
-from headstart.objectives.base import Alphabet, Objective, counts
+from headstart.objectives.base import Alphabet, Loss, Objective, counts
+from headstart.training.ahead import made_ahead
 from headstart.training.average import Average
+from headstart.training.compiled import Compiled, should_compile
 from headstart.training.events import Evaluated, Event, Saved, StepDone
 from headstart.training.optim import make_optimizer, thaw
 from headstart.training.replicas import make_copy
@@ -74,6 +75,15 @@ class State:
         return State(**{**content, "best_rank": -math.inf if best is None else best})
 
 
+def sum_of_means(losses: Mapping[str, Loss], whole: Mapping[str, int]) -> Tensor:
+    """What is learnt from: each head's mean over the whole step's answers, by its weight."""
+    means = [
+        (loss.total if loss.weight == 1 else loss.weight * loss.total) / max(1, whole[name])
+        for name, loss in losses.items()
+    ]
+    return sum(means[1:], means[0])
+
+
 class Trainer:
     """A model, what is asked of it, and the state between steps."""
 
@@ -100,8 +110,9 @@ class Trainer:
         self.average = Average(config.training)
         self.total_steps = self._total_steps()
         self._since = Tally()
-        if config.training.compile:
-            model.body.compile()
+        self._thawed_at = 0  # the epoch for which it was last said which weights learn
+        has_long_run = should_compile(config, model, objective, runtime, self.total_steps)
+        self.compiled = Compiled(model, objective) if has_long_run else None
 
     def _total_steps(self) -> int | None:
         training = self.config.training
@@ -177,35 +188,8 @@ class Trainer:
 
     def _steps(self) -> Iterator[list[Batch]]:
         """The rest of the current epoch, a step at a time; made in another thread when a GPU waits."""
-        if self.runtime.device.type == "cpu":
-            yield from self._make_steps()
-            return
-        queue: Queue[list[Batch] | BaseException | None] = Queue(maxsize=4)
-        abandoned = StopWish()
-
-        def fill() -> None:
-            try:
-                for parts in self._make_steps():
-                    queue.put([part.pin() if self.runtime.device.type == "cuda" else part for part in parts])
-                    if abandoned:
-                        return
-                queue.put(None)
-            except BaseException as error:
-                queue.put(error)
-
-        worker = Thread(target=fill, daemon=True)
-        worker.start()
-        try:
-            while (found := queue.get()) is not None:
-                if isinstance(found, BaseException):
-                    raise found
-                yield found
-        finally:
-            abandoned.signal = 0
-            while worker.is_alive():  # let it finish: a thread cut off inside torch takes the process with it
-                while not queue.empty():
-                    queue.get_nowait()
-                worker.join(0.01)
+        device, steps = self.runtime.device.type, self._make_steps()
+        return steps if device == "cpu" else made_ahead(steps, is_pinned=device == "cuda")
 
     def _make_steps(self) -> Iterator[list[Batch]]:
         epoch, start, step = self.state.epoch, self.state.batch, self.state.step
@@ -224,19 +208,15 @@ class Trainer:
     def _step(self, parts: list[Batch]) -> None:
         """One change of the weights, by gradients of the mean over all parts together."""
         training, state = self.config.training, self.state
-        thaw(self.model, training.freeze, training.unfreeze_every, state.epoch)
-        self.copy.refresh()
-        self.model.train()
-        if training.freeze:
-            self.model.body.eval()
+        self._set_to_learn()
         seed_everything(training.seed, state.step, 2, *self.runtime.processes.salt)
         whole = self._agree(parts)
         for part in parts:  # one graph alive at a time
             moved = part.to(self.runtime.device)
-            with self.runtime.autocast():
+            reading = nullcontext() if self.compiled is None else self.compiled.reading(moved)
+            with reading, self.runtime.autocast():
                 losses = self.copy.losses(self.objective, moved, is_last=part is parts[-1])
-            means = [loss.weight * loss.total / max(1, whole[name]) for name, loss in losses.items()]
-            mean = torch.stack(means).sum()
+            mean = sum_of_means(losses, whole)
             if not self.runtime.processes.is_alone:
                 mean = mean * (0.0 if part.is_idle else self.copy.scale)
             mean.backward()
@@ -250,6 +230,18 @@ class Trainer:
         self.optimizer.step(self.rate)
         state.step += 1
         state.batch = min(state.batch + training.accumulate, self.loader.count(state.epoch))
+
+    def _set_to_learn(self) -> None:
+        """What evaluations have changed is undone; what has not changed since the last step costs no time."""
+        training, epoch = self.config.training, self.state.epoch
+        if training.unfreeze_every is not None and epoch != self._thawed_at:
+            thaw(self.model, training.freeze, training.unfreeze_every, epoch)
+            self._thawed_at = epoch
+        self.copy.refresh()
+        if not self.model.training or (training.freeze and self.model.body.training):
+            self.model.train()
+            if training.freeze:
+                self.model.body.eval()
 
     def _agree(self, parts: list[Batch]) -> dict[str, int]:
         """How many answers of each kind the step has, over all processes; what else they must agree on goes along."""

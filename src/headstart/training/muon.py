@@ -75,22 +75,33 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Change every matrix that has a gradient."""
         for group in self.param_groups:
-            by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                push = self._push(weight, group["momentum"])
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                if self.holder is not None:
+            learning = [weight for weight in group["params"] if weight.grad is not None]
+            if self.holder is not None:
+                for weight in learning:
+                    push = self._push(weight, group["momentum"])
+                    weight.mul_(1 - group["lr"] * group["weight_decay"])
                     weight.sub_(self._turned(self.holder, push, weight, group["lr"]))
-                    continue
-                for part, direction in zip(parts_of(weight), parts_of(push), strict=True):
-                    by_shape.setdefault(tuple(part.shape), []).append((part, direction))
-            for shape, pairs in by_shape.items():
-                turned = orthogonal(torch.stack([direction for _, direction in pairs]))
-                size = _size(group["lr"], shape)
-                for (part, _), direction in zip(pairs, turned.unbind(0), strict=True):
-                    part.sub_(direction, alpha=size)
+            elif learning:
+                self._step_together(learning, group)
+
+    def _step_together(self, learning: list[nn.Parameter], group: dict[str, Any]) -> None:
+        """What one weight after the other would be given, in a few calls for all of them."""
+        slopes = [weight.grad for weight in learning if weight.grad is not None]
+        memories = [self._momentum(weight) for weight in learning]
+        torch._foreach_lerp_(memories, slopes, 1 - group["momentum"])
+        pushes = torch._foreach_lerp(slopes, memories, group["momentum"])
+        torch._foreach_mul_(list[Tensor](learning), 1 - group["lr"] * group["weight_decay"])
+        by_shape: dict[tuple[int, ...], tuple[list[Tensor], list[Tensor]]] = {}
+        for weight, push in zip(learning, pushes, strict=True):
+            for part, direction in zip(parts_of(weight), parts_of(push), strict=True):
+                parts, directions = by_shape.setdefault(tuple(part.shape), ([], []))
+                parts.append(part)
+                directions.append(direction)
+        for shape, (parts, directions) in by_shape.items():
+            turned = orthogonal(torch.stack(directions))
+            if turned.device.type == "cuda":
+                turned = turned.contiguous()  # laid out like the weights, so that one call serves them all
+            torch._foreach_sub_(parts, turned.unbind(0), alpha=_size(group["lr"], shape))
 
     @staticmethod
     def _turned(holder: Holder, push: Tensor, weight: Tensor, rate: float) -> Tensor:
@@ -101,8 +112,12 @@ class Muon(torch.optim.Optimizer):
     def _push(self, weight: nn.Parameter, momentum: float) -> Tensor:
         """The gradient with Nesterov's momentum."""
         assert weight.grad is not None
+        memory = self._momentum(weight)
+        memory.lerp_(weight.grad, 1 - momentum)
+        return weight.grad.lerp(memory, momentum)
+
+    def _momentum(self, weight: nn.Parameter) -> Tensor:
         state = self.state[weight]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(weight)
-        state["momentum"].lerp_(weight.grad, 1 - momentum)
-        return weight.grad.lerp(state["momentum"], momentum)
+        return state["momentum"]

@@ -1,7 +1,7 @@
 """The processes that train one model together: finding each other, agreeing, and adding up.
 
-Small words (settings, errors, a tokenizer) go through torchrun's store, where one may wait for hours while
-another prepares a corpus; numbers and tensors go through a process group, where silence ends in an error.
+Before training, words (settings, problems, a tokenizer) go through torchrun's store, where one may wait for
+hours while another prepares a corpus; in training all goes through a process group, where silence is an error.
 """
 
 import ctypes
@@ -10,40 +10,37 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import lru_cache, partial
-from threading import Event, Thread
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from headstart import errors
-from headstart.errors import ConfigError, HeadstartError, LostError, Stopped
+from headstart.errors import ConfigError, HeadstartError, Stopped
 from headstart.training.launch import Place, cores, find_place
-
-LONGEST_PAUSE = 0.25  # seconds between two looks for a word
-PULSE = 5.0  # seconds between two signs of life
-SILENCE = 120.0  # seconds without one after which a process is lost, before training
-JOINING = 600.0  # seconds for all processes to come
-CHUNK = 4 * 2**20  # bytes of one value in the store, which takes 8 MiB at most
+from headstart.training.meeting import Meeting, minding
 
 
 class Processes:
     """The processes of a run, and which of them this one is; alone, everything here is done at once."""
 
-    def __init__(self, place: Place | None = None, store: Store | None = None):
+    def __init__(self, place: Place | None = None, meeting: Meeting | None = None):
         self.place = place or Place()
         self.rank, self.count = self.place.rank, self.place.count
-        self.store, self._round = store, 0
+        self._met, self._round = meeting, 0
         self._names: list[str] = []
+        self._has_group = False
+
+    @property
+    def _meeting(self) -> Meeting:
+        assert self._met is not None, "those who are alone meet nobody"
+        return self._met
 
     @property
     def is_alone(self) -> bool:
@@ -66,24 +63,33 @@ class Processes:
         """What every process says, in order of rank; returns when all have spoken."""
         if self.is_alone:
             return [word]
+        if self._has_group:
+            return self._gather(word)
         self._round += 1
-        self._put(f"{self._round}/{self.rank}", word)
-        return [self._take(f"{self._round}/{rank}", rank) for rank in range(self.count)]
+        self._meeting.put(f"{self._round}/{self.rank}", word)
+        return [self._meeting.take(f"{self._round}/{rank}", rank) for rank in range(self.count)]
 
     def from_main(self, work: Callable[[], str]) -> str:
         """What `work` gives on the main process, or the problem that it met there, on every process."""
         if self.is_alone:
             return work()
+        said = ""
+        if self.is_main:
+            try:
+                said = _sealed(work())
+            except HeadstartError as error:
+                said = _sealed(error)
+        return _opened(self._hand_on(said))
+
+    def _hand_on(self, word: str) -> str:
+        """The main process's word on every process."""
+        if self._has_group:
+            return self._gather(word)[0]
         self._round += 1
-        key = f"{self._round}/main"
-        if not self.is_main:
-            return _opened(self._take(key, 0))
-        try:
-            said = _sealed(work())
-        except HeadstartError as error:
-            said = _sealed(error)
-        self._put(key, said)
-        return _opened(said)
+        if self.is_main:
+            self._meeting.put(f"{self._round}/main", word)
+            return word
+        return self._meeting.take(f"{self._round}/main", 0)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -133,46 +139,15 @@ class Processes:
     def _turn(self) -> int:
         return 0 if self.is_main else 1 if self.place.local_rank == 0 else 2
 
-    def _put(self, key: str, word: str) -> None:
-        assert self.store is not None
-        content = json.dumps(word)  # plain letters, so that it may be cut anywhere
-        pieces = [content[at : at + CHUNK] for at in range(0, len(content), CHUNK)]
-        with _minding():
-            for number, piece in enumerate(pieces):
-                self.store.set(f"{key}/{number}", piece)
-            self.store.set(key, str(len(pieces)))
-
-    def _take(self, key: str, rank: int) -> str:
-        assert self.store is not None
-        with _minding():
-            self._wait_for(key, rank)
-            pieces = [self.store.get(f"{key}/{number}") for number in range(int(self.store.get(key)))]
-        return json.loads(b"".join(pieces))
-
-    def _wait_for(self, key: str, rank: int) -> None:
-        """Wait for a word as long as its sender shows signs of life."""
-        assert self.store is not None
-        heard, since, pause = b"", time.monotonic(), 0.005
-        while not self.store.check([key]):  # asked again and again: torch's own wait hears no signals
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-            if pause < LONGEST_PAUSE:
-                continue
-            sign = self.store.get(f"alive/{rank}") if self.store.check([f"alive/{rank}"]) else b""
-            if sign != heard:
-                heard, since = sign, time.monotonic()
-            if time.monotonic() - since > SILENCE:
-                raise LostError(f"nothing was heard of process {rank} for {SILENCE:.0f} seconds")
-
     def leave(self) -> None:
         """Wait until all are done; the main process, which may hold the store, goes last."""
         if self.is_alone:
             return
         self.exchange("")
         if not self.is_main:
-            self._put(f"left/{self.rank}", "")
+            self._meeting.put(f"left/{self.rank}", "")
         for rank in range(1, self.count) if self.is_main else ():
-            self._take(f"left/{rank}", rank)
+            self._meeting.take(f"left/{rank}", rank)
 
     # Numbers and tensors.
 
@@ -180,17 +155,29 @@ class Processes:
         """Make the process group through which tensors go; a collective that waits longer than `minutes` is an error."""
         if self.is_alone:
             return
-        assert self.store is not None
         both = device.type == "cuda" and dist.is_nccl_available()
-        with _minding():
+        with minding():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if both else "gloo",
-                store=PrefixStore("group", self.store),
+                store=PrefixStore("group", self._meeting.store),
                 rank=self.rank,
                 world_size=self.count,
                 timeout=timedelta(minutes=minutes),
             )
+        self._has_group = True
         _groups.append(dist.group.WORLD)
+
+    def _gather(self, word: str) -> list[str]:
+        """Every process's word, through the group."""
+        own = torch.tensor(list(word.encode("utf-8")), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        dist.all_gather(sizes, torch.tensor([len(own)]))
+        longest = max(1, *(int(size) for size in sizes))
+        rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.count)]
+        dist.all_gather(rows, torch.cat((own, torch.zeros(longest - len(own), dtype=torch.uint8))))
+        return [
+            bytes(row[: int(size)].tolist()).decode("utf-8") for row, size in zip(rows, sizes, strict=True)
+        ]
 
     def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """The sum of each number over all processes; a name that some lack counts as zero there."""
@@ -241,29 +228,8 @@ class Processes:
         if self.is_alone:
             yield
             return
-        with _minding():
+        with minding():
             yield
-
-
-@contextmanager
-def _minding() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if not _tells_of_others(error):
-            raise
-        raise LostError(
-            "another process of this run has died or fallen silent",
-            hint="the run is whole up to its newest checkpoint: `headstart resume` goes on from there",
-        ) from error
-
-
-def _tells_of_others(error: RuntimeError) -> bool:
-    """Whether an error of torch is about a process that cannot be reached."""
-    if isinstance(error, dist.DistError):
-        return True
-    words = ("gloo", "Connection", "connection", "Socket", "NCCL", "Timed out", "Broken pipe", "ProcessGroup")
-    return any(word in str(error) for word in words)
 
 
 def _sealed(content: str | HeadstartError) -> str:
@@ -291,66 +257,10 @@ def _difference(one: Any, other: Any, where: str = "") -> str:
     return f"{where or 'it'} is {other!r}, not {one!r}"
 
 
-class _Pulse(Thread):
-    """Signs of life in the store, so that a process that works for long is told from one that is gone."""
-
-    def __init__(self, store: Store, rank: int):
-        super().__init__(daemon=True)
-        self.store, self.rank, self.over = store, rank, Event()
-
-    def run(self) -> None:
-        beat = 0
-        while not self.over.wait(PULSE if beat else 0):
-            beat += 1
-            try:
-                self.store.set(f"alive/{self.rank}", str(beat))
-            except RuntimeError:  # the store is gone, and the main thread will find out
-                return
-
-
 ALONE = Processes()
 _joined = 0  # how often this program has joined: each time gets its own corner of the store
-_groups: list[
-    Any
-] = []  # kept for ever: one that is taken down by DDP's own end waits for itself (torch 2.13)
-
-
-@lru_cache(maxsize=1)
-def _store(place: Place) -> Any:
-    """The store of all processes; where there is no torchrun to hold it, the main process does until its end."""
-    return next(rendezvous("env://", place.rank, place.count))[0]
-
-
-def _meet(store: Store, place: Place) -> str:
-    """A corner of the store that is new to all processes: the store may be older than they are, with old words in it.
-
-    The main process puts up a new name; it is good for those whose own new name it answers.
-    """
-    own, end = uuid4().hex, time.monotonic() + JOINING
-    if place.rank == 0:
-        store.set("corner", own)
-        for rank in range(1, place.count):
-            _until(partial(store.check, [f"{own}/{rank}"]), end, f"process {rank}")
-            store.set(f"{own}/good for {store.get(f'{own}/{rank}').decode()}", "")
-        return own
-    found: list[str] = []
-
-    def is_good() -> bool:
-        if not store.check(["corner"]):
-            return False
-        found[:] = [store.get("corner").decode()]
-        store.set(f"{found[0]}/{place.rank}", own)
-        return store.check([f"{found[0]}/good for {own}"])
-
-    _until(is_good, end, "the main process")
-    return found[0]
-
-
-def _until(condition: Callable[[], bool], end: float, who: str) -> None:
-    while not condition():
-        if time.monotonic() > end:
-            raise LostError(f"{who} did not come", hint="see what it said on its own machine")
-        time.sleep(0.05)
+# Groups are kept for ever: one that is taken down with the DDP that uses it waits for itself (torch 2.13).
+_groups: list[Any] = []
 
 
 @contextmanager
@@ -364,12 +274,8 @@ def joined() -> Iterator[Processes]:
     _joined += 1
     _end_with_parent()
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, cores() // place.local_count)))  # of the tokenizers
-    with _minding():
-        store = _store(place)
-        corner = _meet(PrefixStore(f"headstart/{_joined}", store), place)
-        pulse = _Pulse(PrefixStore(corner, store.clone()), place.rank)
-    pulse.start()
-    processes = Processes(place, PrefixStore(corner, store))
+    meeting = Meeting(place, f"headstart/{_joined}")
+    processes = Processes(place, meeting)
     try:
         yield processes
         processes.leave()
@@ -380,7 +286,7 @@ def joined() -> Iterator[Processes]:
             processes.leave()
         raise
     finally:
-        pulse.over.set()
+        meeting.end()
 
 
 def _end_with_parent() -> None:

@@ -3,9 +3,10 @@
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,15 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
     """
     if processes is None:
         if find_place().count > 1:
-            raise ConfigError(
+            error = ConfigError(
                 "this runs in one process; only pretrain, finetune and resume run in many",
                 hint="give the command without torchrun",
             )
+            error.is_shared = True
+            raise error
         processes = ALONE
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS adds up in one order with it
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(True)
+        _repeat_exactly()
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,6 +100,15 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     return Runtime(device, precision, processes, config.sharded and not processes.is_alone)
+
+
+def _repeat_exactly() -> None:
+    """Make torch add numbers up in one order, for the rest of the program."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)  # these two go their own way on the way back
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _own_gpu(processes: Processes) -> str:
@@ -132,8 +142,20 @@ def seed_for(*numbers: int) -> int:
 
 
 def seed_everything(*numbers: int) -> None:
-    """Make torch's chance a function of these numbers."""
-    torch.manual_seed(seed_for(*numbers))
+    """Make torch's chance a function of these numbers.
+
+    As torch.manual_seed does, but at every step: so devices that are not there are not asked, which takes it long.
+    """
+    seed = seed_for(*numbers)
+    torch.default_generator.manual_seed(seed)
+    for seed_device in _device_seeds():
+        seed_device(seed)
+
+
+@cache
+def _device_seeds() -> list[Callable[[int], object]]:
+    found: list[Callable[[int], object]] = [torch.cuda.manual_seed_all] if torch.cuda.is_available() else []
+    return found + ([torch.mps.manual_seed] if torch.backends.mps.is_available() else [])
 
 
 def generator_for(*numbers: int) -> torch.Generator:

@@ -87,11 +87,28 @@ def plan_lines(content: Mapping[str, Any]) -> list[str]:
         f"{time['tokens_per_second']:,.0f} tokens a second ({source})",
         f"{time['tokens']:,.0f} tokens take {hours_in_words(time['hours'])}{cost}",
     ]
+    if "cluster" in content:
+        lines.append(cluster_line(content["cluster"]))
     if verdict["fits"]:
         words = f"[green]yes[/], it trains on {escape(verdict['device'])}"
-        return [*lines, f"{words}; at most {verdict['largest_batch']:,} texts a batch"]
+        among = "of a batch in each process" if "cluster" in content else "a batch"
+        return [*lines, f"{words}; at most {verdict['largest_batch']:,} texts {among}"]
     lines.append(f"[red]no[/], it does not fit on {escape(verdict['device'])}")
     return [*lines, *(f"  try {escape(advice)}" for advice in verdict["advice"])]
+
+
+def cluster_line(cluster: Mapping[str, Any]) -> str:
+    """What many processes say to each other, and what it costs."""
+    kind = "weights and gradients" if cluster["sharded"] else "gradients"
+    ways = [f"links of {cluster['link']:g} GB/s"] if cluster["gpus"] > 1 else []
+    ways += [f"a network of {cluster['network']:g} Gbit/s"] if cluster["nodes"] > 1 else []
+    return (
+        f"{cluster['processes']} processes ({cluster['nodes']} machine{'s' * (cluster['nodes'] > 1)} of "
+        f"{cluster['gpus']}): each sends "
+        f"{cluster['exchanged_bytes'] / 1e9:.3g} GB of {kind} a step, {cluster['exchange_seconds']:.3g} s over "
+        f"{' and '.join(ways)}, of which {cluster['exposed_seconds']:.3g} s are not beside arithmetic; "
+        f"{cluster['faster_than_one']:.1f} times as fast as one ({cluster['efficiency']:.0%})"
+    )
 
 
 def hours_in_words(hours: float) -> str:

@@ -12,6 +12,7 @@ from headstart.baselines.classical import train_classical
 from headstart.batch import Row
 from headstart.data.example import Dataset, Example, hashes
 from headstart.data.folds import all_folds, cut_folds
+from headstart.data.seen import seen_before
 from headstart.data.splits import take_labels
 from headstart.errors import Stopped
 from headstart.files import finite, write_text
@@ -129,7 +130,7 @@ def train_fit(
             seen = np.concatenate([seen, plan.trained.seen])
     if stop:
         raise Stopped(stop.signal or 0)
-    was_seen = np.isin(hashes(dataset.texts(part.scored)), seen)
+    was_seen = seen_before(hashes(dataset.texts(part.scored)), seen)
     return Fit(_rounded(found), was_seen, round(time.monotonic() - start, 2), curve, moved)
 
 

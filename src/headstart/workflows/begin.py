@@ -35,7 +35,6 @@ def begun(
     processes = runtime.processes
     versions = {name: version(name) for name in ("headstart", "torch")}
     processes.agree({**config.model_dump(), "base": base, "version of": versions})
-    processes.start(runtime.device, config.training.timeout)
     found = processes.from_main(lambda: _own(path, config, inputs, processes.place))
     folder = RunFolder(path, processes) if found else RunFolder.create(path, processes)
     known = RunInfo.from_dict(json.loads(found), str(path)) if found else None

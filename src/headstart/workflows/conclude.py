@@ -149,12 +149,15 @@ def _arm(
 
 
 def _tests(arms: list[Arm], truth: np.ndarray) -> list[PairedTest]:
-    """Every arm against its twin and against classical, at each budget, adjusted for their number."""
+    """Every arm against its twin and against classical, and fine-tuned bases against each other, at each budget,
+    adjusted for their number.
+    """
     tests = []
-    for arm in arms:
-        for other in arms:
+    for place, arm in enumerate(arms):
+        for number, other in enumerate(arms):
             is_yardstick = other.name == arm.twin or (other.kind == "classical" and arm.kind != "classical")
-            if is_yardstick and other.labels == arm.labels:
+            is_rival = arm.kind == other.kind == "fine-tuned" and number < place
+            if (is_yardstick or is_rival) and other.labels == arm.labels:
                 correct = _correct(arm.results, truth), _correct(other.results, truth)
                 tests.append(paired_test(arm.name, other.name, arm.labels, *correct))
     return adjust(tests)

@@ -12,8 +12,11 @@ from pydantic import TypeAdapter
 from headstart.batch import Row
 from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig, load_preset, resolve
+from headstart.data.apart import without_apart
 from headstart.data.example import Dataset, Example, hashes
 from headstart.data.fresh_loader import check_dropout, training_loader
+from headstart.data.portion import Corpora
+from headstart.data.seen import seen_before
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.data.tokenizer import Tokenizer
@@ -22,7 +25,8 @@ from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters, transfer
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
-from headstart.results import Score, Transfer, plain
+from headstart.results import Score, Transfer, plain, with_nan
+from headstart.training.evaluate import marked_places as marked_places
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Event, Note, Stage
 from headstart.training.loop import Evaluation, Trainer
@@ -34,6 +38,7 @@ from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import absolute, fit_length
 from headstart.workflows.run import RunFolder, RunInfo, Trained, from_main, load_trained, train_in
 from headstart.workflows.story import tell_story
+from headstart.workflows.teaching import Teaching, make_teaching, teaching_of
 from headstart.workflows.tokenizers import check_tokenizer, choose_tokenizer
 
 if TYPE_CHECKING:
@@ -75,6 +80,8 @@ def finetune(
     out: str | Path,
     *,
     pair: str | None = None,
+    teacher: str | Sequence[str] | None = None,
+    unlabelled: Corpora | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
@@ -82,28 +89,33 @@ def finetune(
     """Train a classifier on DATA, from BASE (a run folder or a shipped base's name) or from `scratch`.
 
     With a `pair` of languages ("en-de") DATA holds texts and their translations, and a translator is trained.
-    Under torchrun all its processes train one model together.
+    A `teacher` (a run, or "RUN1,RUN2") is a classifier whose answers count beside the labels; it also labels the
+    texts of the `unlabelled` corpora. Under torchrun all its processes train one model together.
     """
     if pair is not None:
         from headstart.workflows.translate import train_translator
 
+        if teacher is not None or unlabelled:
+            raise ConfigError("translators have no teachers here", hint="leave --teacher or --pair out")
         return train_translator(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
     with joined() as processes:
         with processes.together():
             trained = None if base == SCRATCH else load_trained(base)
             config, objective = finetune_config(trained, preset, settings or {})
+            teaching = make_teaching(teacher, unlabelled)
             if trained is None and config.training.reset_layers:
                 raise ConfigError(
                     "from scratch every block starts fresh", hint="leave training.reset_layers out"
                 )
             runtime = start_runtime(config.training, processes)
         inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+        inputs |= teaching.inputs() if teaching is not None else {}
         start = "" if trained is None else content_hash(trained.info.to_dict())
         listen = heard(processes, on_event)
         with begun(Path(out), config, inputs, runtime, start) as (folder, known):
             if known is not None:
                 return resume_finetune(folder, known, runtime, listen)
-            return _run(folder, config, objective, data, base, trained, runtime, None, listen)
+            return _run(folder, config, objective, inputs, trained, teaching, runtime, None, listen)
 
 
 def resume_finetune(
@@ -116,8 +128,9 @@ def resume_finetune(
     has_state = processes.from_main(lambda: str(has_checkpoint(folder.checkpoints))) == "True"
     with processes.together():
         trained = None if base == SCRATCH or has_state else load_trained(base)
+        teaching = teaching_of(info.inputs)
     objective = make_objective(info.config.objective)
-    return _run(folder, info.config, objective, info.inputs["data"], base, trained, runtime, info, on_event)
+    return _run(folder, info.config, objective, info.inputs, trained, teaching, runtime, info, on_event)
 
 
 def read_finetuned(folder: RunFolder) -> Finetuned:
@@ -125,7 +138,7 @@ def read_finetuned(folder: RunFolder) -> Finetuned:
     result = folder.result()
     names = [name for name in Finetuned.__dataclass_fields__ if name in result]
     return TypeAdapter(Finetuned).validate_python(
-        {name: result[name] for name in names} | {"path": folder.path}
+        {name: with_nan(result[name], name) for name in names} | {"path": folder.path}
     )
 
 
@@ -178,26 +191,32 @@ def _run(
     folder: RunFolder,
     config: RunConfig,
     objective: Objective,
-    data: str,
-    base: str,
+    inputs: dict[str, Any],
     trained: Trained | None,
+    teaching: Teaching | None,
     runtime: Runtime,
     known: RunInfo | None,
     on_event: Callable[[Event], None],
 ) -> Finetuned:
     started, processes = time.time(), runtime.processes
     with processes.together():
-        dataset = load_labelled(data, config, on_event=on_event)
-    processes.agree({"labelled texts": data_fingerprint(dataset)}, "data")
+        dataset = load_labelled(inputs["data"], config, on_event=on_event)
+        more = [] if teaching is None else teaching.texts(dataset, objective, config)
+        fingerprint = content_hash([data_fingerprint(dataset), more]) if more else data_fingerprint(dataset)
+    processes.agree({"labelled texts": fingerprint}, "data")
     if known is not None:
         tokenizer = folder.tokenizer(known)
         with processes.together():
-            if known.inputs["fingerprint"] != data_fingerprint(dataset):
+            if known.inputs["fingerprint"] != fingerprint:
                 raise RunError(
                     f"the data of {folder.path} has changed since the run began", hint="put the old rows back"
                 )
+    elif trained is None and teaching is not None:
+        tokenizer = teaching.tokenizer
     else:
         tokenizer = from_main(processes, lambda: choose_tokenizer(config, dataset, trained, on_event))
+    if teaching is not None:
+        dataset = teaching.add(dataset, more, tokenizer, config, runtime, on_event)
     with processes.together():
         check_dropout(tokenizer, dataset.texts("train"), config.training)
     task = make_task(dataset, tokenizer, config, on_event)
@@ -205,12 +224,15 @@ def _run(
     with processes.together():
         announce(config, runtime, tokenizer.size, len(task.classes), tokens, on_event)
     model, moved = make_classifier(config, objective, task, trained)
-    info = known or _begin(folder, config, data, base, task, trained, moved, runtime)
+    inputs = {**inputs, "fingerprint": fingerprint}
+    info = known or _begin(folder, config, inputs, task, trained, teaching, moved, runtime)
+    processes.start(runtime.device, config.training.timeout)
     if moved is not None:
-        on_event(Note(f"from {base}: {moved.summary()}"))
+        on_event(Note(f"from {inputs['base']}: {moved.summary()}"))
     on_event(Note(f"{count_parameters(model):,} parameters; {len(dataset.train):,} texts to learn from"))
+    asked = objective if teaching is None else teaching.objective(objective, config, runtime)
     with stopping_gently() as stop:
-        trainer = make_trainer(model, objective, task, config, runtime, on_event, stop)
+        trainer = make_trainer(model, asked, task, config, runtime, on_event, stop)
         train_in(folder, trainer, known is not None, on_event)
     seen = folder.seen()
     marks = trainer.copy.read(
@@ -237,10 +259,10 @@ def _run(
 def _begin(
     folder: RunFolder,
     config: RunConfig,
-    data: str,
-    base: str,
+    inputs: dict[str, Any],
     task: Task,
     trained: Trained | None,
+    teaching: Teaching | None,
     moved: Transfer | None,
     runtime: Runtime,
 ) -> RunInfo:
@@ -251,19 +273,15 @@ def _begin(
         vocabulary=task.tokenizer.size,
         classes=task.classes,
         fingerprint=task.tokenizer.fingerprint,
-        inputs={
-            "data": absolute([data])[0],
-            "base": absolute([base])[0] if base != SCRATCH else base,
-            "fingerprint": data_fingerprint(task.dataset),
-        },
+        inputs=inputs,
         story=plain(tell_story(runtime, [config.training.seed])),
         transfer=plain(moved) if moved is not None else None,
     )
-    seen = hashes(task.dataset.texts("train"))
+    seen = [hashes(task.dataset.texts("train")), *(each.seen for each in (trained, teaching) if each)]
     with runtime.processes.together():
         if runtime.processes.is_main:
             task.tokenizer.save(folder.path)
-            folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
+            folder.write_seen(np.concatenate(seen))
             folder.write_info(info)
     return info
 
@@ -280,6 +298,8 @@ def load_labelled(
     if dataset.skips:
         first = dataset.skips[0]
         on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
+    if config.data.apart:
+        dataset = without_apart(dataset, config.data.apart)
     if config.data.labels is not None:
         dataset = take_labels(dataset, config.data.labels, config.training.seed)
     for note in dataset.notes:
@@ -358,13 +378,6 @@ def make_trainer(
     return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)
 
 
-def marked_places(count: int, most: int | None) -> np.ndarray:
-    """Which of `count` validation texts are read at each evaluation: `most` of them, evenly spread."""
-    if most is None or most >= count:
-        return np.arange(count)
-    return np.linspace(0, count - 1, most).round().astype(int)
-
-
 def score_rows(
     model: Model,
     objective: Objective,
@@ -378,5 +391,5 @@ def score_rows(
     probabilities = predict_probabilities(
         model, objective, task.rows[split], task.tokenizer, runtime, runtime.mark_tokens
     )
-    was_seen = np.isin(hashes(task.dataset.texts(split)), seen)
+    was_seen = seen_before(hashes(task.dataset.texts(split)), seen)
     return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)

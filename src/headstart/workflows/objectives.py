@@ -15,7 +15,8 @@ from headstart.planning.load import make_load
 from headstart.results import Comparison
 from headstart.training.events import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
-from headstart.workflows.pretrain import learn_tokenizer, pretrain
+from headstart.workflows.prepare import learn_tokenizer
+from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 
 DEFAULT_TOKENS = 5_000_000  # that the first objective reads, when no budget is given

@@ -9,6 +9,7 @@ from typing import Any
 from headstart.config import RunConfig, load_preset, resolve
 from headstart.errors import ConfigError
 from headstart.objectives.table import OBJECTIVES
+from headstart.planning.cluster import Cluster
 from headstart.planning.devices import Device, cpu_like, find_device
 from headstart.planning.plan import Fit, Plan, fits_everywhere, make_plan, refuse_if_too_large
 from headstart.training.events import Event, Note
@@ -36,13 +37,24 @@ def plan(
     gpu: str | None = None,
     settings: Mapping[str, Any] | None = None,
     measure: bool = False,
+    gpus: int = 1,
+    nodes: int = 1,
+    network: float = 100.0,
     **asked: Any,
 ) -> Planned:
     """The plan of a run with this preset and these settings; `asked` goes to `make_plan`."""
     config = plan_config(preset, settings or {})
     device = this_machine() if gpu is None else find_device(gpu)
+    cluster = Cluster(gpus, nodes, network, config.training.sharded and gpus * nodes > 1)
+    asked["cluster"] = cluster
     first = make_plan(config, device, **asked)
+    if cluster.sharded and first.load.source_length:
+        raise no_parts()
     if measure:
+        if cluster.count > 1:
+            raise ConfigError(
+                "--measure runs on one device", hint="leave out --gpus and --nodes, or --measure"
+            )
         if gpu is not None and device.name != this_machine().name:
             raise ConfigError(
                 f"--measure runs on this machine, and {device.name} is another",
@@ -53,6 +65,14 @@ def plan(
     sizes["classes"] = asked.get("classes", 2)
     note = load_preset(preset).get("note", "")
     return Planned(first, [] if gpu else fits_everywhere(config, first, **sizes), note)
+
+
+def no_parts() -> ConfigError:
+    """The refusal of a translator that is to be sharded."""
+    return ConfigError(
+        "a translator is trained with a whole copy in each process, not with a part",
+        hint="leave training.sharded out",
+    )
 
 
 def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:
@@ -69,9 +89,10 @@ def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:
 
 
 def check_room(plan: Plan, force: bool = False) -> None:
-    """Refuse a run that this machine has no memory for, unless forced."""
+    """Refuse a run that this machine has no memory for, unless forced; processes on a CPU share it."""
     if not force:
-        refuse_if_too_large(plan, free_bytes(plan.device.kind))
+        shared = plan.cluster.gpus if plan.device.kind == "cpu" else 1
+        refuse_if_too_large(plan, free_bytes(plan.device.kind) / shared)
 
 
 def announce(
@@ -86,9 +107,13 @@ def announce(
 
     `tokens` are read in each epoch.
     """
+    place = runtime.processes.place
+    cluster = Cluster(place.local_count, max(1, place.count // place.local_count), sharded=runtime.is_sharded)
+    device = this_machine(runtime.device.type)
     planned = make_plan(
         config,
-        this_machine(runtime.device.type),
+        part_of_cpu(device, place.local_count) if device.kind == "cpu" else device,
+        cluster=cluster,
         vocabulary=vocabulary,
         classes=max(2, classes),
         tokens=tokens if config.training.epochs is not None else None,
@@ -96,6 +121,17 @@ def announce(
     for line in planned.lines():
         on_event(Note(line))
     check_room(planned, config.training.force)
+
+
+def part_of_cpu(device: Device, processes: int) -> Device:
+    """What each of several processes has of a CPU."""
+    return replace(
+        device,
+        memory=device.memory / processes,
+        float32=device.float32 / processes,
+        low=device.low / processes,
+        bandwidth=device.bandwidth / processes,
+    )
 
 
 def _measured(config: RunConfig, plan: Plan) -> float:

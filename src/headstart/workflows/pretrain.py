@@ -1,38 +1,50 @@
 """Raw text to a base: tokenizer, shards, language-model training."""
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 import numpy as np
 
-from headstart.config import RunConfig, TokenizerConfig, resolve
-from headstart.data.corpus import Corpus, default_cache, prepare
-from headstart.data.documents import Documents, open_documents
-from headstart.data.loader import BlockLoader, Loader
+from headstart.config import RunConfig, resolve
+from headstart.data.apart import apart_hashes
+from headstart.data.corpus import Corpus
+from headstart.data.loader import BlockLoader
 from headstart.data.pairs import PairLoader
+from headstart.data.portion import Corpora, Portion, portions
 from headstart.data.stream import TokenStream, join
-from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
+from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.models.model import Model, build_model, count_parameters
+from headstart.files import content_hash
+from headstart.models.model import Model, build_model, count_parameters, transfer
 from headstart.objectives.base import Objective
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.table import make_objective
-from headstart.results import LanguageScore, plain
+from headstart.results import LanguageScore, Transfer, plain
 from headstart.training.evaluate import language_sums
-from headstart.training.events import Event, Note, Stage
+from headstart.training.events import Event, Note
 from headstart.training.loop import Evaluation, Trainer
-from headstart.training.processes import Processes, joined
+from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
 from headstart.workflows.begin import begun, heard
+from headstart.workflows.continued import base_for, continued_settings, taught_settings
+from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
 from headstart.workflows.plan import announce
-from headstart.workflows.run import RunFolder, RunInfo, from_main, train_in
+from headstart.workflows.prepare import learn_tokenizer, prepare_documents, prepare_documents_share
+from headstart.workflows.run import (
+    RunFolder,
+    RunInfo,
+    Trained,
+    from_main,
+    load_trained,
+    shipped_bases,
+    train_in,
+)
 from headstart.workflows.story import tell_story
+from headstart.workflows.teaching import Teaching, make_teaching, teaching_of
 
 MARKED_BATCHES = 50  # of the held-out part, at each look during training
 
@@ -49,30 +61,63 @@ class Pretrained:
 
 
 def pretrain(
-    corpora: Sequence[str],
+    corpora: Corpora,
     out: str | Path,
     *,
-    preset: str = "tiny",
+    base: str | None = None,
+    teacher: str | Sequence[str] | None = None,
+    tokenizer_corpora: Corpora | None = None,
+    preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Pretrained:
-    """Train a base on raw text; `settings` are nested by section and go over the preset's.
+    """Train a base on raw text; `settings` are nested by section and go over the preset's (`tiny` unless told).
 
-    Under torchrun all its processes train one base together.
+    Corpora are names, "NAME=WEIGHT", or names with their weights: how many times a text is read for each pass over
+    one of weight 1. A new tokenizer is learnt from them, or from the `tokenizer_corpora`. From a `base` (a run, or a
+    shipped base's name) training goes on with its tokenizer, weights and shape. A `teacher` is another base, with the
+    same tokenizer, whose answers count beside the true ones. Under torchrun all processes train one base together.
     """
     with joined() as processes:
         with processes.together():
-            config, objective = pretrain_config(preset, settings or {})
+            mix = portions(corpora)
+            trained = None if base is None else load_trained(base)
+            teaching = make_teaching(teacher)
+            config, objective = pretrain_config(preset, settings or {}, trained, teaching)
             runtime = start_runtime(config.training, processes)
-        with begun(Path(out), config, {"corpora": absolute(corpora)}, runtime) as (folder, known):
+        inputs = pretrain_inputs(mix, base, portions(tokenizer_corpora or []))
+        inputs |= {} if teaching is None else teaching.inputs()
+        start = "" if trained is None else content_hash(trained.info.to_dict())
+        with begun(Path(out), config, inputs, runtime, start) as (folder, known):
             if known is not None and known.status == "finished":
                 return read_pretrained(folder)
-            return _run(folder, config, list(corpora), objective, runtime, known, heard(processes, on_event))
+            listen = heard(processes, on_event)
+            return _run(folder, config, inputs, objective, trained, teaching, runtime, known, listen)
 
 
-def pretrain_config(preset: str, settings: Mapping[str, Any]) -> tuple[RunConfig, Objective]:
+def pretrain_inputs(mix: Sequence[Portion], base: str | None, split_by: Sequence[Portion]) -> dict[str, Any]:
+    """What run.json keeps of what a run is given; `split_by` is what a new tokenizer is learnt from, if not the mix."""
+    given: dict[str, Any] = {
+        "corpora": [each.absolute().corpus for each in mix],
+        "mix": [each.absolute().to_dict() for each in mix],
+    }
+    if split_by:
+        given["tokenizer_corpora"] = [each.absolute().to_dict() for each in split_by]
+    return given if base is None else {**given, "base": absolute([base])[0]}
+
+
+def pretrain_config(
+    preset: str | None,
+    settings: Mapping[str, Any],
+    trained: Trained | None = None,
+    teaching: Teaching | None = None,
+) -> tuple[RunConfig, Objective]:
     """The run's settings and its objective, which must be able to train a base."""
-    config = resolve("pretrain", preset, settings)
+    if trained is not None:
+        preset, settings = continued_settings(trained, preset, settings)
+    elif teaching is not None:
+        settings = taught_settings(teaching.teachers[0], settings)
+    config = resolve("pretrain", preset or "tiny", settings)
     objective = make_objective(config.objective)
     if objective.reads == "texts":
         raise ConfigError(
@@ -98,8 +143,11 @@ def resume_pretrain(
     folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
 ) -> Pretrained:
     """Go on with an unfinished run; the folder is held by the caller."""
+    trained = base_for(folder, info, runtime.processes)
+    with runtime.processes.together():
+        teaching = teaching_of(info.inputs)
     objective = make_objective(info.config.objective)
-    return _run(folder, info.config, info.inputs["corpora"], objective, runtime, info, on_event)
+    return _run(folder, info.config, info.inputs, objective, trained, teaching, runtime, info, on_event)
 
 
 def read_pretrained(folder: RunFolder) -> Pretrained:
@@ -125,51 +173,78 @@ def fit_length(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
 def _run(
     folder: RunFolder,
     config: RunConfig,
-    corpora: list[str],
+    inputs: dict[str, Any],
     objective: Objective,
+    trained: Trained | None,
+    teaching: Teaching | None,
     runtime: Runtime,
     known: RunInfo | None,
     on_event: Callable[[Event], None],
 ) -> Pretrained:
     started, processes = time.time(), runtime.processes
+    mix = [Portion(**each) for each in inputs.get("mix", [{"corpus": name} for name in inputs["corpora"]])]
     with processes.together():
-        documents = [open_documents(corpus, config.data) for corpus in corpora]
+        documents = [each.open(config.data) for each in mix]
+        never = apart_hashes(config.data.apart)
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
-    fingerprints = _same_text(documents, processes)
+    fingerprints = same_text(documents, processes)
     with processes.together():
         if known is not None and known.inputs["fingerprints"] != fingerprints:
             raise RunError(
                 f"the corpus of {folder.path} has changed since the run began", hint="put the old text back"
             )
-    if known is None:
-        tokenizer = from_main(processes, lambda: learn_tokenizer(config.tokenizer, documents, on_event))
-    else:
+    if known is not None:
         tokenizer = folder.tokenizer(known)
+    elif whose := trained or teaching:
+        tokenizer = whose.tokenizer
+    else:
+        others = [Portion(**each).open(config.data) for each in inputs.get("tokenizer_corpora", [])]
+        tokenizer = from_main(
+            processes, lambda: learn_tokenizer(config.tokenizer, others or documents, on_event, never)
+        )
     with processes.together():
+        if teaching is not None:
+            teaching.check(objective, config)
+            teaching.check_student(tokenizer)
         if isinstance(objective, MaskedLM) and tokenizer.mask is None:
             raise ConfigError(
                 f"this tokenizer has no mask token, so {objective.name} cannot hide anything",
                 hint="use causal-lm",
             )
+    if not processes.is_alone:
+        with processes.together():
+            for each in documents:
+                prepare_documents_share(each, tokenizer, processes.rank, processes.count, on_event)
     parts = processes.in_order(lambda: [prepare_documents(each, tokenizer, on_event) for each in documents])
+    parts = without_repeats(parts, config.data, never, on_event)
+    weights = [each.weight for each in mix]
     train = join([part.train for part in parts])
     valid = join([part.valid for part in parts])
     with processes.together():
         _check_size(train, config)
-        announce(config, runtime, tokenizer.size, 0, len(train), on_event)
-        loader = make_loader(train, config, objective, tokenizer)
-    info = known or _begin(folder, config, corpora, fingerprints, tokenizer, parts, runtime)
+        announce(config, runtime, tokenizer.size, 0, tokens_a_pass(parts, weights), on_event)
+        loader = make_mixed_loader(
+            parts, weights, lambda stream: make_loader(stream, config, objective, tokenizer)
+        )
     seed_everything(config.training.seed, 0, 3)
     model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
+    moved = None if trained is None else transfer(trained.weights, model, with_base_heads=True)
+    inputs = {**inputs, "fingerprints": fingerprints}
+    info = known or _begin(folder, config, inputs, tokenizer, parts, trained, teaching, moved, runtime)
+    processes.start(runtime.device, config.training.timeout)
+    if moved is not None:
+        on_event(Note(f"from {inputs['base']}: {moved.summary()}"))
     marks = valid_marks(valid, config, objective, tokenizer, runtime)
     on_event(
         Note(
-            f"{count_parameters(model):,} parameters; {len(train):,} tokens to read, {len(valid):,} held out"
+            f"{count_parameters(model):,} parameters; {tokens_a_pass(parts, weights):,} tokens to read,"
+            f" {len(valid):,} held out"
         )
     )
+    asked = objective if teaching is None else teaching.objective(objective, config, runtime)
     with stopping_gently() as stop:
-        trainer = Trainer(model, objective, loader, tokenizer, config, runtime, marks, on_event, stop)
+        trainer = Trainer(model, asked, loader, tokenizer, config, runtime, marks, on_event, stop)
         train_in(folder, trainer, known is not None, on_event)
     score = None
     if marks is not None:
@@ -194,10 +269,12 @@ def _run(
 def _begin(
     folder: RunFolder,
     config: RunConfig,
-    corpora: list[str],
-    fingerprints: list[str],
+    inputs: dict[str, Any],
     tokenizer: Tokenizer,
     parts: list[Corpus],
+    trained: Trained | None,
+    teaching: Teaching | None,
+    moved: Transfer | None,
     runtime: Runtime,
 ) -> RunInfo:
     """Write all that a resume needs, run.json last: from then on the run can be taken up."""
@@ -207,64 +284,23 @@ def _begin(
         vocabulary=tokenizer.size,
         classes=[],
         fingerprint=tokenizer.fingerprint,
-        inputs={"corpora": absolute(corpora), "fingerprints": fingerprints},
+        inputs=inputs,
         story=plain(tell_story(runtime, [config.training.seed])),
+        transfer=None if moved is None else plain(moved),
     )
+    seen = [part.hashes() for part in parts] + [each.seen for each in (trained, teaching) if each]
     with runtime.processes.together():
         if runtime.processes.is_main:
             tokenizer.save(folder.path)
-            folder.write_seen(np.concatenate([part.hashes() for part in parts]))
+            folder.write_seen(np.concatenate(seen))
             folder.write_info(info)
     return info
 
 
-def _same_text(documents: list[Documents], processes: Processes) -> list[str]:
-    """The fingerprints of the corpora, read once on each machine, where they must be those of the main process."""
-    own: list[str] = []
-    with processes.together():
-        if processes.place.local_rank == 0:
-            own = [each.fingerprint for each in documents]
-    mains = json.loads(processes.from_main(lambda: json.dumps(own)))
-    with processes.together():
-        if own and own != mains:
-            raise DataError(
-                f"the corpus on {gethostname()} is not that of the main process",
-                hint="give every machine the same files",
-            )
-    for each, fingerprint in zip(documents, mains, strict=True):
-        each.__dict__["fingerprint"] = fingerprint
-    return mains
-
-
 def absolute(names: Sequence[str]) -> list[str]:
-    """Paths made absolute, so that a resume finds them from any folder; other names as they are."""
-    return [str(Path(name).resolve()) if Path(name).exists() else name for name in names]
-
-
-def learn_tokenizer(
-    config: TokenizerConfig, documents: list[Documents], on_event: Callable[[Event], None]
-) -> Tokenizer:
-    """The tokenizer that the settings name: opened, or learnt from the documents."""
-
-    def texts() -> Iterator[str]:
-        on_event(Stage(f"learning a {config.kind} tokenizer"))
-        for each in documents:
-            yield from each
-
-    return resolve_tokenizer(config, texts)
-
-
-def prepare_documents(
-    documents: Documents, tokenizer: Tokenizer, on_event: Callable[[Event], None]
-) -> Corpus:
-    """The documents as cached shards, with what was skipped told."""
-    name = f"tokenising {documents.name}"
-    corpus = prepare(
-        documents, tokenizer, default_cache(), lambda done, total: on_event(Stage(name, done, total))
-    )
-    for reason, count in corpus.skips.items():
-        on_event(Note(f"{documents.name}: {count:,} rows skipped: {reason}"))
-    return corpus
+    """Paths made absolute, so that a resume finds them from any folder; names of bases and others as they are."""
+    known = shipped_bases()
+    return [str(Path(n).resolve()) if Path(n).exists() and n not in known else n for n in names]
 
 
 def _check_size(train: TokenStream, config: RunConfig) -> None:
@@ -278,7 +314,7 @@ def _check_size(train: TokenStream, config: RunConfig) -> None:
 
 def make_loader(
     stream: TokenStream, config: RunConfig, objective: Objective, tokenizer: Tokenizer, shuffled: bool = True
-) -> Loader:
+) -> BlockLoader | PairLoader:
     """Blocks of a stream, or pairs of its sentences, as the objective reads them."""
     training = config.training
     if objective.reads == "pairs":

@@ -12,6 +12,7 @@ from headstart.workflows.compare import is_comparison, resume_compare
 from headstart.workflows.finetune import Finetuned, resume_finetune
 from headstart.workflows.pretrain import Pretrained, resume_pretrain
 from headstart.workflows.run import RunFolder, RunInfo
+from headstart.workflows.stages import is_recipe, resume_recipe
 from headstart.workflows.translate import FinishedTranslator, resume_translator
 from headstart.workflows.tune import Tuned, is_search, resume_tune
 
@@ -27,6 +28,15 @@ def resume(
         return resume_compare(Path(run), on_event)
     if is_search(Path(run)):
         return resume_tune(Path(run), on_event)
+    if is_recipe(Path(run)):
+        return resume_recipe(Path(run), on_event)
+    return resume_run(run, on_event)
+
+
+def resume_run(
+    run: str | Path, on_event: Callable[[Event], None] = lambda event: None
+) -> Pretrained | Finetuned | FinishedTranslator | None:
+    """The outcome of a single training, once it is finished; None when it was finished before."""
     with joined() as processes:
         folder = RunFolder.open(Path(run), processes)
         with folder, processes.minding():
@@ -35,7 +45,6 @@ def resume(
                 return None
             with processes.together():
                 runtime = start_runtime(info.config.training, processes)
-            processes.start(runtime.device, info.config.training.timeout)
             return _go_on(folder, info, runtime, heard(processes, on_event))
 
 

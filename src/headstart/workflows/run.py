@@ -6,7 +6,6 @@ import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -15,8 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from headstart.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+from headstart.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from headstart.config import RunConfig, parse
+from headstart.data.seen import lengthened
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped, nearest
 from headstart.files import write_json, write_text, write_with, writing
@@ -24,6 +24,9 @@ from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.results import Transfer
+from headstart.shipped import BASE, check_base
+from headstart.shipped import shipped_bases as shipped_bases
+from headstart.storage import WHOLE, read_weights
 from headstart.training.events import Event
 from headstart.training.loop import Trainer
 from headstart.training.processes import ALONE, Processes
@@ -32,6 +35,8 @@ from headstart.workflows.tensorboard import TensorBoardLog
 
 FORMAT = 1  # of run.json; a newer one is refused with a word
 TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
+SEEN = "seen.xz"  # of a packed base: the hashes in their short form
+RECIPE = "recipe.json"  # in the folder of a recipe's stages
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,11 @@ class RunFolder:
 
     @staticmethod
     def _find(path: Path) -> str:
+        if (path / RECIPE).is_file() and not (path / "run.json").is_file():
+            raise RunError(
+                f"the recipe in {path} is not finished",
+                hint=f"`headstart resume {shlex.quote(str(path))}` goes on with it",
+            )
         if not (path / "run.json").is_file():
             siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
             near = (
@@ -182,7 +192,9 @@ class RunFolder:
 
     def seen(self) -> np.ndarray:
         """Those hashes, sorted; only the main process knows them."""
-        path = self.path / "seen.npy"
+        path, short = self.path / "seen.npy", self.path / SEEN
+        if self.processes.is_main and short.exists():
+            return lengthened(short.read_bytes())
         is_there = self.processes.is_main and path.exists()
         return np.load(path, allow_pickle=False) if is_there else np.zeros(0, np.uint64)
 
@@ -229,7 +241,7 @@ class RunFolder:
     def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
         from headstart.views.run_report import render_run  # needs matplotlib, which takes long to load
 
-        save_weights(self.path / "model.safetensors", weights)
+        save_weights(self.path / WHOLE, weights)
         write_json(self.path / "result.json", result)
         moved = Transfer(**info.transfer).summary() if info.transfer else ""
         write_text(
@@ -309,12 +321,6 @@ class Trained:
         return model.eval()
 
 
-def shipped_bases() -> dict[str, Path]:
-    """The bases that come with headstart, by name."""
-    folder = Path(str(resources.files("headstart"))) / "bases"
-    return {item.name: item for item in sorted(folder.glob("*")) if (item / "run.json").is_file()}
-
-
 def load_trained(name: str) -> Trained:
     """A finished run, by its folder or by a shipped base's name."""
     shipped = shipped_bases()
@@ -322,6 +328,8 @@ def load_trained(name: str) -> Trained:
     if not path.exists() and shipped:
         raise RunError(f"there is no run at {name} and no base of that name", hint=nearest(name, shipped))
     folder = RunFolder.open(path)
+    if (path / BASE).is_file():
+        check_base(path)
     info = folder.info()
     if info.status != "finished":
         raise RunError(
@@ -332,7 +340,7 @@ def load_trained(name: str) -> Trained:
         info=info,
         objective=make_objective(info.config.objective),
         tokenizer=folder.tokenizer(info),
-        weights=load_weights(path / "model.safetensors"),
+        weights=read_weights(path),
         seen=folder.seen(),
         own_source_tokenizer=folder.source_tokenizer(info),
     )

@@ -11,6 +11,7 @@ import numpy as np
 from headstart.config import DataConfig, RunConfig, parse
 from headstart.data.documents import open_for_scoring
 from headstart.data.example import Dataset, Example, hashes
+from headstart.data.seen import seen_before
 from headstart.data.sources import load_for_scoring, load_texts
 from headstart.data.stream import join
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
@@ -20,7 +21,8 @@ from headstart.training.evaluate import predict_probabilities
 from headstart.training.metrics import score
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune import encode_rows
-from headstart.workflows.pretrain import prepare_documents, score_language
+from headstart.workflows.prepare import prepare_documents
+from headstart.workflows.pretrain import score_language
 from headstart.workflows.run import Trained, load_trained, need_heads
 
 if TYPE_CHECKING:
@@ -57,6 +59,14 @@ def evaluate(
     if first.objective.reads == "texts":
         return _evaluate_classifiers(trained, data, config, settings or {})
     return _evaluate_language(first, data, config)
+
+
+def evaluate_trained(trained: Trained, data: str) -> Score | LanguageScore:
+    """The marks of a classifier or a language model that is in memory."""
+    config = trained.info.config
+    if trained.objective.reads == "texts":
+        return _evaluate_classifiers([trained], data, config, {})
+    return _evaluate_language(trained, data, config)
 
 
 def load_ensemble(run: str | Sequence[str]) -> list[Trained]:
@@ -131,7 +141,7 @@ def _evaluate_classifiers(
     dataset = Dataset(name=data, splits={split: examples}, classes=classes)
     found = vote([Voter(own, settings) for own in trained], examples)
     seen = np.concatenate([own.seen for own in trained])
-    was_seen = np.isin(hashes(dataset.texts(split)), seen)
+    was_seen = seen_before(hashes(dataset.texts(split)), seen)
     marks = score(np.array(dataset.targets(split)), found, classes, was_seen, split)
     return replace(marks, skipped=len(skips))
 
@@ -142,7 +152,7 @@ def _evaluate_language(trained: Trained, data: str, config: RunConfig) -> Langua
     stream = join([corpus.train, corpus.valid])
     if len(stream) <= trained.objective.looks_past:
         raise DataError(f"{data} holds almost no text", hint="give more or longer documents")
-    leaked = int(np.isin(corpus.hashes(), trained.seen).sum())
+    leaked = int(seen_before(corpus.hashes(), trained.seen).sum())
     model = trained.model().to(runtime.device)
     marks = score_language(model, trained.objective, stream, config, trained.tokenizer, runtime, leaked)
     return replace(marks, skipped=sum(corpus.skips.values()))

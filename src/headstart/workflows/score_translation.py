@@ -12,6 +12,7 @@ from headstart.config import RunConfig
 from headstart.data.example import hashes
 from headstart.data.loader import TextLoader
 from headstart.data.parallel import ParallelText, load_pairs_for_scoring
+from headstart.data.seen import seen_before
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 from headstart.generation.beam import Beam
@@ -127,7 +128,7 @@ def mark_translations(
     found = score_translations(
         texts, references, language, measures=measures, hypotheses_cut=cut, split=split
     )
-    unseen = np.flatnonzero(~np.isin(hashes(task.text.sources(split)), seen))
+    unseen = np.flatnonzero(~seen_before(hashes(task.text.sources(split)), seen))
     fair = None
     if len(unseen):
         sides = [texts[place] for place in unseen], [references[place] for place in unseen]

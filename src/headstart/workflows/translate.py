@@ -17,7 +17,7 @@ from headstart.data.loader import padding_share
 from headstart.data.parallel import parse_pair
 from headstart.data.tokenizer import Tokenizer
 from headstart.data.translation_loader import translation_loader
-from headstart.errors import ConfigError, RunError
+from headstart.errors import RunError
 from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives.table import make_objective
@@ -31,7 +31,7 @@ from headstart.training.translation_metrics import score_translations
 from headstart.workflows.begin import begun, heard
 from headstart.workflows.decoding import write_translations
 from headstart.workflows.finetune import SCRATCH, marked_places
-from headstart.workflows.plan import announce
+from headstart.workflows.plan import announce, no_parts
 from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import (
     SOURCE_TOKENIZER,
@@ -146,6 +146,7 @@ def _run(
     inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
     inputs |= {"pair": "-".join(task.text.pair), "fingerprint": fingerprint}
     info = known or _begin(folder, config, inputs, task, trained, moved, runtime)
+    runtime.processes.start(runtime.device, config.training.timeout)
     if moved is not None:
         on_event(Note(f"from {base}: {moved.summary()}"))
     with stopping_gently() as stop:
@@ -183,10 +184,7 @@ def _run(
 
 def _need_whole_copies(runtime: Runtime) -> None:
     if runtime.is_sharded:
-        error = ConfigError(
-            "a translator is trained with a whole copy in each process, not with a part",
-            hint="leave training.sharded out",
-        )
+        error = no_parts()
         error.is_shared = True  # every process finds the same
         raise error
 

@@ -1,0 +1,54 @@
+"""The bases that come with headstart, or that one has packed oneself: where they are, and whether they are whole."""
+
+import json
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import RunError
+from headstart.files import file_hash
+
+BASE = "base.json"  # what a packed base says of itself
+CHECKSUMS = "checksums.json"  # of every other file in its folder
+FOLDERS = "HEADSTART_BASES"  # the variable that names more folders of bases
+
+
+def base_folders() -> list[Path]:
+    """Where bases are looked for: those of the user first."""
+    own = [Path(folder) for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
+    return [*own, Path(str(resources.files("headstart"))) / "bases"]
+
+
+def shipped_bases() -> dict[str, Path]:
+    """The bases by name."""
+    found: dict[str, Path] = {}
+    for folder in base_folders():
+        for item in sorted(folder.glob("*")):
+            if (item / BASE).is_file():
+                found.setdefault(item.name, item)
+    return dict(sorted(found.items()))
+
+
+def describe_base(path: Path) -> dict[str, Any]:
+    """What a base says of itself."""
+    try:
+        return dict(json.loads((path / BASE).read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path / BASE} cannot be read: {error}", hint=REPAIR) from None
+
+
+REPAIR = "install headstart again, or copy the base again"
+
+
+def check_base(path: Path) -> None:
+    """Raise unless every file of a packed base is there with exactly the bytes that were written."""
+    try:
+        checksums = dict(json.loads((path / CHECKSUMS).read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path / CHECKSUMS} cannot be read: {error}", hint=REPAIR) from None
+    for name, checksum in checksums.items():
+        if not (path / name).is_file():
+            raise RunError(f"the base {path.name} lacks its file {name}", hint=REPAIR)
+        if file_hash(path / name) != checksum:
+            raise RunError(f"the base {path.name} is damaged: {name} has changed", hint=REPAIR)

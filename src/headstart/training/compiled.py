@@ -1,0 +1,118 @@
+"""A body compiled for training steps alone: what reads it elsewhere reads it plainly, so nothing is compiled twice.
+
+Blocks of a corpus all have one shape, for which the body is compiled; the short batch at an epoch's end is read plainly.
+Texts come in every shape, for all of which it is compiled once.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headstart.batch import Batch
+from headstart.config import RunConfig
+from headstart.models.model import Model, count_parameters
+from headstart.objectives.base import Objective
+from headstart.objectives.fused import fused
+from headstart.training.runtime import Runtime
+
+MULTIPLE = 8  # to which lengths of texts are filled up
+PAYS_AFTER = (
+    300.0  # seconds of plain training that compiling, which takes about one minute, must promise to shorten
+)
+PLAIN_RATE, PLAIN_STEP = 100e12, 0.02  # operations a second of a plain step, and the least seconds of one
+
+
+class Compiled:
+    """Training steps of a model whose body torch has compiled; the model itself is not changed."""
+
+    def __init__(self, model: Model, objective: Objective, backend: str = "inductor"):
+        self._body = model.body
+        self._is_even = objective.reads == "blocks"
+        self._shapes: dict[bool, torch.Size] = {}  # of blocks, for each way to read them
+        self._is_begun = False
+        self._forward = torch.compile(model.body.forward, dynamic=not self._is_even, backend=backend)
+
+    def _suits(self, batch: Batch) -> bool:
+        shape = batch.tokens.shape
+        if self._is_even:
+            if shape.numel() > self._shapes.get(batch.is_causal, torch.Size((0,))).numel():
+                self._shapes[batch.is_causal] = shape
+            return shape == self._shapes[batch.is_causal]
+        lengths = shape[1:] if batch.source is None else (shape[1], batch.source.shape[1])
+        sizes = [shape[0], *(_wide(length, self._body.config.max_length) for length in lengths)]
+        # sizes that are equal at first, or one, are taken to be so for ever: a later batch would be compiled for anew
+        self._is_begun = self._is_begun or len(set(sizes)) == len(sizes)
+        return self._is_begun and min(sizes) > 1
+
+    def _read(self, batch: Batch) -> Tensor:
+        if self._is_even:
+            return self._forward(batch)
+        length, most = batch.tokens.shape[1], self._body.config.max_length
+        return self._forward(_widened(batch, most))[:, :length]  # (B, T, D)
+
+    @contextmanager
+    def reading(self, batch: Batch) -> Iterator[None]:
+        """While this lasts, the body reads compiled, if the batch is of a shape that it was compiled for."""
+        if not self._suits(batch):
+            yield
+            return
+        self._body.forward = self._read  # type: ignore[method-assign]
+        try:
+            with fused():
+                yield
+        finally:
+            del self._body.forward
+
+
+def _wide(length: int, most: int) -> int:
+    """The length to which a text is filled up; there are no more than `most` positions."""
+    wide = -(-length // MULTIPLE) * MULTIPLE
+    return wide if wide <= most else length
+
+
+def _widened(batch: Batch, most: int) -> Batch:
+    """The batch with lengths that are multiples of MULTIPLE, and with padding even if it needs none.
+
+    Attention goes different ways for other lengths, and without padding; each way would be compiled.
+    """
+    changes: dict[str, Tensor] = {}
+    for name in ("tokens", "real", "segments", "source", "source_real"):
+        own: Tensor | None = getattr(batch, name)
+        if own is None:
+            continue
+        changes[name] = F.pad(own, (0, _wide(own.shape[1], most) - own.shape[1]))
+    return replace(batch, is_full=False, **changes)  # type: ignore[arg-type]
+
+
+def should_compile(
+    config: RunConfig, model: Model, objective: Objective, runtime: Runtime, steps: int | None
+) -> bool:
+    """Whether steps are compiled: as the settings say, or where that is left open, if a long run on a GPU is ahead."""
+    training = config.training
+    if training.compile != "auto":
+        return training.compile
+    if runtime.device.type != "cuda" or runtime.is_sharded or training.deterministic:
+        return False
+    if (
+        training.freeze or training.unfreeze_every is not None
+    ):  # what learns changes, and so would the compiled code
+        return False
+    has_compiler = find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
+    return has_compiler and _plain_seconds(config, model, objective, steps) >= PAYS_AFTER
+
+
+def _plain_seconds(config: RunConfig, model: Model, objective: Objective, steps: int | None) -> float:
+    """About how long the whole run would take on a large GPU without compiling: a function of its settings alone."""
+    training = config.training
+    if training.minutes is not None:
+        return 60 * training.minutes
+    in_step = training.batch_tokens * training.accumulate
+    tokens = float(training.tokens) if training.tokens is not None else float((steps or 0) * in_step)
+    work = 6.0 * count_parameters(model) * objective.passes * tokens
+    return max(work / PLAIN_RATE, PLAIN_STEP * tokens / in_step)

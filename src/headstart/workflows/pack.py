@@ -1,0 +1,261 @@
+"""A run packed as a base that travels: few bits, a card, checksums; and what storing it so has cost."""
+
+import json
+import lzma
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headstart.config import DataConfig, load_toml, parse
+from headstart.data.apart import apart_hashes
+from headstart.data.portion import Portion
+from headstart.data.seen import shortened
+from headstart.data.sources import SOURCES
+from headstart.data.stream import join
+from headstart.errors import ConfigError, DataError, RunError
+from headstart.files import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
+from headstart.results import LanguageScore, Score
+from headstart.shipped import BASE, CHECKSUMS
+from headstart.storage import FORMS, as_stored, store_weights, stored_bytes
+from headstart.training.runtime import start_runtime
+from headstart.views.card import render_card
+from headstart.workflows.facts import Facts
+from headstart.workflows.finetune import SCRATCH, load_labelled, make_task, score_rows
+from headstart.workflows.mix import without_repeats
+from headstart.workflows.prepare import prepare_documents
+from headstart.workflows.pretrain import score_language
+from headstart.workflows.run import RECIPE, SEEN, RunInfo, Trained, load_trained
+from headstart.workflows.score import evaluate_trained
+
+FORMAT = 1
+LARGE = 64 * 2**10  # bytes from which a tokenizer's file is compressed
+MEASURES = ("accuracy", "macro_f1", "loss", "perplexity")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed base, and what was lost by storing it."""
+
+    name: str
+    path: Path
+    parameters: int
+    weight_bytes: int
+    total_bytes: int
+    measured_on: str
+    before: dict[str, float]
+    after: dict[str, float]
+    weight_error: float  # root mean square error of the weights over their root mean square
+
+
+def pack(
+    run: str,
+    name: str,
+    out: str | Path,
+    *,
+    form: str = "int8",
+    shard_mib: float = 12.0,
+    measure: str | None = None,
+    facts: str | Path | None = None,
+) -> Packed:
+    """Write RUN as the base `out`/`name`, and measure it before and after on `measure` or on its own held-out texts.
+
+    `facts` is a TOML file with what only people know: licences, scores, what the base is not for.
+    """
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or name in (*SOURCES, SCRATCH):
+        raise ConfigError(
+            f"a base cannot be called {name!r}", hint="use small letters, digits and hyphens: fr-small"
+        )
+    if form not in FORMS:
+        raise ConfigError(f"weights are not stored as {form!r}", hint=f"choose from {', '.join(FORMS)}")
+    path = Path(out) / name
+    refuse_existing(path)
+    told: Facts = parse(Facts, load_toml(Path(facts)), str(facts)) if facts else Facts()
+    trained = load_trained(run)
+    if trained.info.pair:
+        raise RunError(f"{run} is a translator, and those are not packed", hint="`headstart export` takes it")
+    stored = as_stored(trained.weights, form)
+    lossy = replace(trained, weights=stored)
+    where, before = _marks(trained, measure)
+    after = _marks(lossy, measure)[1]
+    storing: dict[str, Any] = {
+        "form": form,
+        "measured_on": where,
+        "before": before,
+        "after": after,
+        "weight_error": _error(trained.weights, stored),
+    }
+    about = _about(trained, Path(run), name, told, storing)
+
+    def fill(beside: Path) -> None:
+        store_weights(beside, trained.weights, form, shard_mib)
+        for file, content in trained.tokenizer.engine.files().items():
+            is_large = len(content) > LARGE
+            write_bytes(
+                beside / (f"{file}.xz" if is_large else file),
+                lzma.compress(content, preset=9) if is_large else content,
+            )
+        write_bytes(beside / SEEN, shortened(trained.seen))
+        write_json(beside / "run.json", _without_places(trained).to_dict())
+        shape = {**about["shape"], "weights on disk": f"{stored_bytes(beside) / 2**20:.1f} MiB"}
+        write_text(beside / "card.md", render_card({**about, "shape": shape}))
+        described = ("name", "title", "language", "parameters", "objective", "classes", "scores", "storing")
+        write_json(beside / BASE, {"format": FORMAT, **{key: about[key] for key in described}})
+        write_json(beside / CHECKSUMS, {file.name: file_hash(file) for file in sorted(beside.iterdir())})
+
+    write_folder(path, fill)
+    return Packed(
+        name=name,
+        path=path,
+        parameters=about["parameters"],
+        weight_bytes=stored_bytes(path),
+        total_bytes=sum(file.stat().st_size for file in path.iterdir()),
+        measured_on=where,
+        before=before,
+        after=after,
+        weight_error=storing["weight_error"],
+    )
+
+
+def _error(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> float:
+    """The root mean square error over the root mean square, of all weights together."""
+    off = sum(
+        float((stored[name].double() - weight.double()).square().sum()) for name, weight in weights.items()
+    )
+    size = sum(float(weight.double().square().sum()) for weight in weights.values())
+    return float((off / max(size, 1e-300)) ** 0.5)
+
+
+def _marks(trained: Trained, measure: str | None) -> tuple[str, dict[str, float]]:
+    """What a base was measured on, and its marks; none for a body without a head."""
+    if not trained.info.has_heads:
+        return "it has no head that could be asked", {}
+    if measure is not None:
+        return Path(measure).name, _numbers(evaluate_trained(trained, measure))
+    config, inputs = trained.info.config, trained.info.inputs
+    runtime = start_runtime(config.training)
+    model = trained.model().to(runtime.device)
+    try:
+        if trained.objective.reads == "texts":
+            task = make_task(load_labelled(inputs["data"], config), trained.tokenizer, config)
+            marks: Score | LanguageScore = score_rows(
+                model, trained.objective, task, "valid", config, runtime, trained.seen
+            )
+            return f"the validation part of {Path(inputs['data']).name}", _numbers(marks)
+        mix = [Portion(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
+        parts = [
+            prepare_documents(each.open(config.data), trained.tokenizer, lambda event: None) for each in mix
+        ]
+        never = apart_hashes(config.data.apart)
+        valid = join(part.valid for part in without_repeats(parts, config.data, never, lambda event: None))
+    except (DataError, KeyError) as error:
+        raise RunError(
+            f"the texts that {trained.name} was made of cannot be read here: {error}",
+            hint="--measure DATA names others to measure the loss of storing on",
+        ) from None
+    if len(valid) <= trained.objective.looks_past:
+        raise RunError(f"{trained.name} had no held-out text", hint="--measure TEXT names some to measure on")
+    marks = score_language(model, trained.objective, valid, config, trained.tokenizer, runtime, leaked=0)
+    return "the held-out part of its texts", _numbers(marks)
+
+
+def _plain(corpora: list[str]) -> list[dict[str, Any]]:
+    return [{"corpus": name} for name in corpora]
+
+
+def _numbers(marks: Score | LanguageScore) -> dict[str, float]:
+    return {name: float(getattr(marks, name)) for name in MEASURES if hasattr(marks, name)}
+
+
+def _without_places(trained: Trained) -> RunInfo:
+    """The run's description without the paths of the machine that it was trained on."""
+    info, config = trained.info, trained.info.config
+    inputs = {
+        "corpora": [Path(name).name for name in info.inputs.get("corpora", [])],
+        **({"data": Path(info.inputs["data"]).name} if "data" in info.inputs else {}),
+    }
+    story = {key: value for key, value in info.story.items() if key != "command"}
+    apart = [Path(name).name for name in config.data.apart]
+    changes: dict[str, Any] = {"data": {"apart": apart}}
+    if Path(config.tokenizer.kind).exists():
+        changes["tokenizer"] = {"kind": trained.tokenizer.kind}
+    return replace(
+        info, config=config.with_(changes), inputs=inputs, story={"command": "", **story}, transfer=None
+    )
+
+
+def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[str, Any]) -> dict[str, Any]:
+    """All that the card says."""
+    recipe = json.loads((run / RECIPE).read_text("utf-8")) if (run / RECIPE).is_file() else {}
+    said = recipe.get("recipe", {})
+    info, body = trained.info, trained.info.config.body
+    parameters = sum(weight.numel() for weight in trained.weights.values())
+    data: DataConfig = info.config.data
+    apart = ", ".join(Path(each).name for each in data.apart)
+    return {
+        "name": name,
+        "title": told.title or said.get("title", ""),
+        "language": told.language or said.get("language", ""),
+        "note": told.note or said.get("note", ""),
+        "parameters": parameters,
+        "objective": info.config.objective.name,
+        "classes": info.classes,
+        "shape": {
+            "language": told.language or said.get("language", "") or "not stated",
+            "parameters": parameters,
+            "body": f"{body.kind}, {body.layers} blocks, width {body.width}, reads {body.max_length} tokens at most",
+            "tokenizer": f"{trained.tokenizer.kind}, {trained.tokenizer.size:,} tokens",
+            "last objective": info.config.objective.name
+            + (f" ({', '.join(info.classes[:5])})" if info.classes else ""),
+            "texts read": len(trained.seen),
+        },
+        "scores": [score.model_dump() for score in told.scores],
+        "storing": storing,
+        "data": [row.model_dump() for row in told.data],
+        "kept_apart": f"Never read: the validation and test texts of {apart}." if apart else "",
+        "stages": _stages(run),
+        "compute": told.compute,
+        "recipe": recipe.get("text", ""),
+        "over": _over(recipe),
+        "not_for": told.not_for,
+    }
+
+
+def _over(recipe: Mapping[str, Any]) -> str:
+    """What was set beside the recipe's file, in words."""
+    scale, settings = recipe.get("scale", 1), recipe.get("settings", {})
+    told = [f"every budget times {scale:g}"] if scale != 1 else []
+    told += [
+        f"{section}.{key} = {value}" for section, keys in settings.items() for key, value in keys.items()
+    ]
+    return (
+        f"Made by this recipe, with {', '.join(told)}:" if told else "Made by this recipe:" if recipe else ""
+    )
+
+
+def _stages(run: Path) -> list[dict[str, Any]]:
+    """What each stage took, from the runs that are there."""
+    folders = sorted((run / "stages").glob("*/result.json")) or [run / "result.json"]
+    found = []
+    for file in folders:
+        if not file.is_file():
+            continue
+        result, info = (
+            json.loads((file.parent / each).read_text("utf-8")) for each in ("result.json", "run.json")
+        )
+        story, settings = result.get("story", {}), info["settings"]
+        found.append(
+            {
+                "stage": file.parent.name,
+                "kind": f"{settings['job']}, {settings['objective']['name']}",
+                "tokens": result.get("tokens", ""),
+                "steps": result.get("steps", ""),
+                "time": f"{result.get('seconds', 0) / 60:.1f} min",
+                "machine": story.get("machine", ""),
+                "commit": story.get("commit", ""),
+            }
+        )
+    return found

@@ -1,0 +1,268 @@
+"""A recipe: a file that says how a base is made from raw text, stage by stage."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from headstart.config import BUDGETS, DataConfig, Job, Section, load_preset, load_toml, merge, parse, resolve
+from headstart.data.portion import Portion
+from headstart.data.sources import SOURCES
+from headstart.errors import ConfigError, pick
+from headstart.sections import TrainingConfig
+from headstart.shipped import shipped_bases
+from headstart.storage import FORMS
+
+SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
+Settings = dict[str, Any]
+
+
+class CarryConfig(Section):
+    """How the weights of a finished stage are kept; the optimiser's state is left behind."""
+
+    form: str = Field("bfloat16", description="float32, bfloat16 or int8")
+    shard_mib: float = Field(12.0, gt=0, description="MiB that one file holds at most")
+
+
+class TextConfig(Section):
+    """A text that stages may read."""
+
+    path: str
+    text_column: str = ""
+    documents: Literal["", "auto", "line", "paragraph"] = ""
+
+
+class StageConfig(Section):
+    """One training; what it does not say, the recipe or the preset says."""
+
+    name: str
+    kind: Literal["pretrain", "finetune"] = "pretrain"
+    mix: dict[str, float] = Field(default_factory=dict, description="text = weight")
+    table: str = ""  # of labelled texts, for `finetune`
+    teacher: str = ""  # a run, several with commas between, or a shipped base
+    unlabelled: list[str] = Field(
+        default_factory=list, description="texts that the teachers of a finetune label"
+    )
+    body: Settings = Field(default_factory=dict)
+    objective: Settings = Field(default_factory=dict)
+    optimizer: Settings = Field(default_factory=dict)
+    schedule: Settings = Field(default_factory=dict)
+    training: Settings = Field(default_factory=dict)
+    data: Settings = Field(default_factory=dict)
+
+
+class RecipeConfig(Section):
+    """What a recipe says of all stages."""
+
+    title: str
+    language: str = ""
+    note: str = ""
+    preset: str = "tiny"
+    base: str = ""  # to go on from; empty = from scratch
+    tokenizer_texts: list[str] = Field(
+        default_factory=list,
+        description="that a new tokenizer is learnt from; none = all that pretraining reads",
+    )
+    body: Settings = Field(default_factory=dict)
+    tokenizer: Settings = Field(default_factory=dict)
+    objective: Settings = Field(default_factory=dict)
+    optimizer: Settings = Field(default_factory=dict)
+    schedule: Settings = Field(default_factory=dict)
+    training: Settings = Field(default_factory=dict)
+    data: Settings = Field(default_factory=dict)
+    carry: CarryConfig = CarryConfig()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage with all its settings."""
+
+    number: int
+    config: StageConfig
+    settings: Settings
+    mix: list[Portion]
+    table: str
+    teacher: str = ""
+    unlabelled: list[Portion] = field(default_factory=list)
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return f"{self.number:02d}-{self.config.name}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe whose texts have been found."""
+
+    config: RecipeConfig
+    stages: list[Stage]
+    tokenizer_texts: list[Portion]
+
+
+def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any], scale: float) -> Recipe:
+    """The recipe with its texts under `root`, settings `over` its own, and every budget times `scale`."""
+    rest = {key: value for key, value in content.items() if key not in ("texts", "stages")}
+    config: RecipeConfig = parse(RecipeConfig, rest, "the recipe")
+    if config.carry.form not in FORMS:
+        raise ConfigError(f"carry.form cannot be {config.carry.form!r}", hint=f"one of {', '.join(FORMS)}")
+    texts = {
+        name: parse(TextConfig, text, f"texts.{name}") for name, text in content.get("texts", {}).items()
+    }
+    found = {name: _portion(text, root) for name, text in texts.items()}
+    raw = content.get("stages", [])
+    if not raw:
+        raise ConfigError("the recipe has no stages", hint="add a [[stages]] with a name and a mix")
+    given = [parse(StageConfig, stage, f"stage {number}") for number, stage in enumerate(raw, start=1)]
+    _check_names(given, over)
+    if given[0].kind != "pretrain" and not config.base:
+        raise ConfigError(
+            f"the first stage, {given[0].name}, has no base to start from", hint="pretrain one before it"
+        )
+    stages = [
+        _stage(number, config, stage, found, root, over, scale) for number, stage in enumerate(given, start=1)
+    ]
+    read = list(dict.fromkeys(name for stage in given for name in stage.mix))
+    names = config.tokenizer_texts or read
+    return Recipe(config, stages, [pick(found, name, "text of the recipe") for name in names])
+
+
+def open_recipe(path: Path) -> dict[str, Any]:
+    """What a recipe file says."""
+    try:
+        return load_toml(path)
+    except ConfigError as error:
+        near = sorted(file.name for file in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        hint = f"there are {', '.join(near)} in {path.parent}" if near else "check the path given to --recipe"
+        raise ConfigError(str(error).replace("settings file", "recipe"), hint=hint) from None
+
+
+def _portion(text: TextConfig, root: Path) -> Portion:
+    return Portion(place(text.path, root), 1.0, text.text_column, text.documents)
+
+
+def place(name: str, root: Path) -> str:
+    """A built-in name as it is; a path as it stands under `root`."""
+    if name in SOURCES:
+        return name
+    path = root / name
+    if not path.exists():
+        raise ConfigError(
+            f"the recipe reads {name}, which is not in {root}",
+            hint="--data names the folder that holds its texts",
+        )
+    return str(path)
+
+
+def _check_names(stages: list[StageConfig], over: Mapping[str, Any]) -> None:
+    names = [stage.name for stage in stages]
+    for name in names:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or name in SECTIONS:
+            raise ConfigError(
+                f"a stage cannot be called {name!r}", hint="use small letters, digits and hyphens"
+            )
+    if len(set(names)) < len(names):
+        raise ConfigError("two stages have the same name", hint="name them apart")
+    for section in over:
+        pick({**dict.fromkeys(SECTIONS), **dict.fromkeys(names)}, section, "section or stage")
+
+
+def _stage(
+    number: int,
+    config: RecipeConfig,
+    stage: StageConfig,
+    texts: Mapping[str, Portion],
+    root: Path,
+    over: Mapping[str, Any],
+    scale: float,
+) -> Stage:
+    is_tuned = stage.kind == "finetune"
+    if stage.unlabelled and not (is_tuned and stage.teacher):
+        raise ConfigError(
+            f"stage {stage.name} has unlabelled texts and no teacher to label them",
+            hint="name a teacher in a stage of kind finetune",
+        )
+    if is_tuned == bool(stage.mix) or is_tuned != bool(stage.table):
+        wanted = "a table and no mix" if is_tuned else "a mix and no table"
+        raise ConfigError(f"stage {stage.name} of kind {stage.kind} needs {wanted}", hint="see docs/bases.md")
+    common = {name: getattr(config, name) for name in SECTIONS if getattr(config, name)}
+    if is_tuned:  # its objective and pace are another's; what must not be read stays
+        common = {name: common[name] for name in ("body", "data") if name in common}
+    own = {name: getattr(stage, name) for name in SECTIONS if getattr(stage, name, {})}
+    settings = merge(common, own)
+    for part in (_sections(over), _of_stage(over, stage.name)):
+        settings = merge(settings, part)
+    if "seed" not in stage.training and "training.seed" not in over.get(stage.name, {}):
+        first = int({**config.training, **over.get("training", {})}.get("seed", 0))
+        # Another seed for each stage, so that none reads in the order of the one before.
+        settings = merge(settings, {"training": {"seed": first + number - 1}})
+    settings = merge(settings, _absolute_apart(settings, root))
+    job: Job = "finetune" if is_tuned else "pretrain"
+    settings = _scaled(settings, load_preset(config.preset).get(job, {}), scale)
+    resolve(job, config.preset, settings)  # a wrong setting dies before any stage begins
+    mix = [
+        Portion(own.corpus, weight, own.text_column, own.documents)
+        for own, weight in ((pick(texts, name, "text of the recipe"), w) for name, w in stage.mix.items())
+    ]
+    table = place(stage.table, root) if is_tuned else ""
+    teacher = _teachers(str(over.get(stage.name, {}).get("teacher", stage.teacher)), root)
+    unlabelled = [pick(texts, name, "text of the recipe") for name in stage.unlabelled]
+    return Stage(number, stage, settings, mix, table, teacher, unlabelled)
+
+
+def _teachers(names: str, root: Path) -> str:
+    """Runs by the names of shipped bases, or by their paths: from here, or under `root`."""
+    found = []
+    for name in filter(None, (name.strip() for name in names.split(","))):
+        known = name in shipped_bases() or Path(name).exists()
+        if not known and not (root / name).exists():
+            raise ConfigError(
+                f"the teacher {name} is neither a shipped base nor a run, here or in {root}",
+                hint="--set STAGE.teacher=RUN names another",
+            )
+        found.append(name if known else str(root / name))
+    return ",".join(found)
+
+
+def _sections(over: Mapping[str, Any]) -> Settings:
+    """What is set for all stages."""
+    return {name: value for name, value in over.items() if name in SECTIONS}
+
+
+def _of_stage(over: Mapping[str, Any], name: str) -> Settings:
+    """What is set for one stage as `name.section.key`."""
+    found: Settings = {}
+    for key, value in over.get(name, {}).items():
+        if key == "teacher":
+            continue
+        section, _, own = key.partition(".")
+        if section not in SECTIONS or not own:
+            raise ConfigError(
+                f"--set {name}.{key} names no setting of the stage",
+                hint=f"write --set {name}.training.minutes=3",
+            )
+        found.setdefault(section, {})[own] = value
+    return found
+
+
+def _absolute_apart(settings: Settings, root: Path) -> Settings:
+    apart = parse(DataConfig, settings.get("data", {})).apart
+    return {"data": {"apart": [place(name, root) for name in apart]}} if apart else {}
+
+
+def _scaled(settings: Settings, advice: Mapping[str, Any], scale: float) -> Settings:
+    """The settings with their budget times `scale`; the preset's where they name none."""
+    if scale == 1:
+        return settings
+    own = merge({"training": advice.get("training", {})}, {"training": settings.get("training", {})})
+    training: TrainingConfig = parse(TrainingConfig, own["training"])
+    name = next((name for name in BUDGETS if getattr(training, name) is not None), None)
+    if name is None:
+        return settings
+    budget = getattr(training, name) * scale
+    return merge(
+        settings, {"training": {name: max(1, round(budget)) if name in ("steps", "tokens") else budget}}
+    )

@@ -1,0 +1,210 @@
+"""A recipe from its first stage to its last: finished stages are kept, a stopped one goes on."""
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headstart.config import RunConfig
+from headstart.errors import ConfigError, RunError, Stopped
+from headstart.files import write_json, write_with, writing
+from headstart.storage import compact
+from headstart.training.events import Event, Note
+from headstart.training.launch import need_alone
+from headstart.workflows.finetune import Finetuned, finetune, finetune_config, read_finetuned
+from headstart.workflows.pretrain import (
+    Pretrained,
+    absolute,
+    pretrain,
+    pretrain_config,
+    pretrain_inputs,
+    read_pretrained,
+)
+from headstart.workflows.recipe import Recipe, Stage, open_recipe, read_recipe
+from headstart.workflows.run import RECIPE, RunFolder, RunInfo, load_trained
+from headstart.workflows.teaching import make_teaching
+
+FORMAT = 1
+STAGES = "stages"
+# Settings that say where and how a stage is trained, not what comes out: another machine may have others.
+FREE = (
+    "device", "precision", "compile", "sharded", "timeout", "deterministic", "save_every", "save_minutes", "force",
+    "tensorboard",
+)  # fmt: skip
+
+OnEvent = Callable[[Event], None]
+
+
+def run_recipe(
+    recipe: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    last_stage: int | None = None,
+    scale: float = 1.0,
+    settings: Mapping[str, Any] | None = None,
+    on_event: OnEvent = lambda event: None,
+) -> Pretrained | Finetuned | None:
+    """Make a base by a recipe file, from texts under `data`; None when stages after `last_stage` are left.
+
+    Given again, the same command goes on where it stopped, also with a run folder that was copied from elsewhere.
+    """
+    need_alone("a recipe")
+    if not scale > 0:
+        raise ConfigError(f"a budget times {scale:g} trains nothing", hint="--scale 0.1 is a tenth of it")
+    given = {
+        "recipe": open_recipe(Path(recipe)),
+        "settings": dict(settings or {}),
+        "scale": scale,
+    }
+    ready = _read(given, Path(data))
+    path = Path(out)
+    if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
+        raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
+    _begin(path, given, {"data": str(Path(data).resolve()), "text": Path(recipe).read_text("utf-8")})
+    return _cook(path, ready, last_stage, on_event)
+
+
+def is_recipe(path: Path) -> bool:
+    """Whether the folder is that of a recipe."""
+    return (path / RECIPE).is_file()
+
+
+def resume_recipe(path: Path, on_event: OnEvent) -> Pretrained | Finetuned | None:
+    """Go on with a recipe to its last stage; None when it was finished before."""
+    if (path / "run.json").is_file():
+        return None
+    given = json.loads((path / RECIPE).read_text("utf-8"))
+    return _cook(path, _read(given, Path(given["data"])), None, on_event)
+
+
+def _read(given: Mapping[str, Any], root: Path) -> Recipe:
+    return read_recipe(given["recipe"], root, given["settings"], given["scale"])
+
+
+def _begin(path: Path, given: dict[str, Any], beside: dict[str, Any]) -> None:
+    """Write what a resume needs; a folder that holds another recipe, or anything else, is left as it is."""
+    if path.is_file():
+        raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
+    known = json.loads((path / RECIPE).read_text("utf-8")) if is_recipe(path) else None
+    if known is not None and any(known[name] != given[name] for name in given):
+        changed = ", ".join(name for name in given if known[name] != given[name])
+        raise RunError(
+            f"{path} was begun otherwise: the {changed} differ",
+            hint="choose another --out, or go on as it was begun",
+        )
+    others = [item.name for item in path.iterdir()] if path.is_dir() else []
+    if known is None and any(name != STAGES and not name.startswith(".") for name in others):
+        raise RunError(f"{path} is not empty", hint="choose another --out")
+    with writing(path):
+        (path / STAGES).mkdir(parents=True, exist_ok=True)
+    write_json(path / RECIPE, {"format": FORMAT, **given, **beside})
+
+
+def _cook(
+    path: Path, recipe: Recipe, last_stage: int | None, on_event: OnEvent
+) -> Pretrained | Finetuned | None:
+    with RunFolder(path) as folder:
+        if (path / "run.json").is_file():
+            return _result(path)
+        base = recipe.config.base
+        wanted = recipe.stages[:last_stage]
+        for stage in wanted:
+            run = path / STAGES / stage.folder
+            on_event(Note(f"stage {stage.number} of {len(recipe.stages)}: {stage.config.name}"))
+            try:
+                _finish_stage(run, stage, recipe, base, on_event)
+            except Stopped as stopped:
+                stopped.again = f"headstart resume {shlex.quote(str(path))}"
+                raise
+            compact(run, recipe.config.carry.form, recipe.config.carry.shard_mib)
+            base = str(run)
+        if len(wanted) < len(recipe.stages):
+            on_event(Note(f"stages {len(wanted) + 1} to {len(recipe.stages)} are left"))
+            return None
+        _present(folder, Path(base))
+        return _result(path)
+
+
+def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: OnEvent) -> None:
+    """Train a stage, go on with it, or see that it is finished as the recipe wants it."""
+    from headstart.workflows.resume import resume_run
+
+    preset = recipe.config.preset
+    is_tuned = stage.config.kind == "finetune"
+    if not (run / "run.json").is_file():
+        if is_tuned:
+            finetune(
+                base,
+                stage.table,
+                run,
+                teacher=stage.teacher or None,
+                unlabelled=stage.unlabelled,
+                preset=preset,
+                settings=stage.settings,
+                on_event=on_event,
+            )
+        else:
+            pretrain(
+                stage.mix,
+                run,
+                base=base or None,
+                teacher=stage.teacher or None,
+                tokenizer_corpora=None if base or stage.teacher else recipe.tokenizer_texts,
+                preset=preset,
+                settings=stage.settings,
+                on_event=on_event,
+            )
+        return
+    info = RunFolder.open(run).info()
+    trained = load_trained(base) if base else None
+    teaching = make_teaching(stage.teacher or None, stage.unlabelled)
+    if is_tuned:
+        config, _ = finetune_config(trained, preset, stage.settings)
+    else:
+        config, _ = pretrain_config(preset, stage.settings, trained, teaching)
+    if _essence(info.config) != _essence(config) or _weights(info) != [each.weight for each in stage.mix]:
+        raise RunError(
+            f"{run} was trained with other settings than the recipe's stage {stage.number}",
+            hint="give the recipe and the --set that it was begun with, or another --out",
+        )
+    if info.status == "finished":
+        return
+    # The texts, or the stages, may have moved since: the run finds them where they are now.
+    now = (
+        {"data": absolute([stage.table])[0], "base": absolute([base])[0]}
+        if is_tuned
+        else pretrain_inputs(stage.mix, base or None, recipe.tokenizer_texts if not base else [])
+    )
+    now |= {} if teaching is None else teaching.inputs()
+    moved = info.config.with_({"data": {"apart": config.data.apart}})
+    RunFolder(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
+    resume_run(run, on_event)
+
+
+def _essence(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide what comes out; paths of sets apart by their names."""
+    content = config.model_dump()
+    content["training"] = {name: value for name, value in content["training"].items() if name not in FREE}
+    content["data"]["apart"] = [Path(name).name for name in content["data"]["apart"]]
+    return content
+
+
+def _weights(info: RunInfo) -> list[float]:
+    return [each["weight"] for each in info.inputs.get("mix", [])]
+
+
+def _present(folder: RunFolder, last: Path) -> None:
+    """Make the last stage's result that of the recipe's own folder, run.json last."""
+    names = [item.name for item in sorted(last.iterdir()) if item.is_file() and not item.name.startswith(".")]
+    for name in [name for name in names if name != "run.json"] + ["run.json"]:
+        write_with(folder.path / name, partial(shutil.copyfile, last / name))
+
+
+def _result(path: Path) -> Pretrained | Finetuned:
+    folder = RunFolder.open(path)
+    return read_finetuned(folder) if folder.info().config.job == "finetune" else read_pretrained(folder)

@@ -1,0 +1,53 @@
+"""Labels of a table made into other classes."""
+
+from pathlib import Path
+
+import pytest
+
+from headstart.config import DataConfig
+from headstart.data.example import Example
+from headstart.data.relabel import classed
+from headstart.data.sources import load_dataset
+from headstart.errors import ConfigError, DataError
+
+HERE = Path("reviews.tsv")
+STARS = {"negative": ["0.5", "1", "2"], "positive": ["4", "5"]}
+
+
+def test_stars_become_classes_and_the_rest_is_left_out():
+    labels = ["5.0", "5", "3.0", "NA", "0.50", " 1 ", "2.5", "4"]
+    found = classed([Example(str(place), label) for place, label in enumerate(labels)], STARS, HERE)
+    assert [(row.text, row.label) for row in found] == [
+        ("0", "positive"),
+        ("1", "positive"),
+        ("4", "negative"),
+        ("5", "negative"),
+        ("7", "positive"),
+    ]
+
+
+def test_words_are_labels_too():
+    rows = [Example("a", "fake"), Example("b", "true"), Example("c", "mixed")]
+    assert [row.label for row in classed(rows, {"no": ["fake", "mixed"], "yes": ["true"]}, HERE)] == [
+        "no",
+        "yes",
+        "no",
+    ]
+
+
+def test_a_label_in_two_classes_is_refused():
+    with pytest.raises(ConfigError, match="'5'"):
+        classed([Example("a", "5")], {"good": ["5.0"], "great": ["5"]}, HERE)
+
+
+def test_classes_that_no_row_has_are_answered_with_the_labels_that_there_are():
+    with pytest.raises(DataError, match="'fine'"):
+        classed([Example("a", "fine")], STARS, HERE)
+
+
+def test_a_whole_table_is_read_under_other_classes(tmp_path):
+    rows = "".join(f"text number {n} is here\t{n % 6}.0\n" for n in range(120))
+    (tmp_path / "stars.tsv").write_text("text\tstars\n" + rows)
+    dataset = load_dataset(str(tmp_path / "stars.tsv"), DataConfig(label_column="stars", classes=STARS))
+    assert dataset.classes == ["negative", "positive"]
+    assert sum(dataset.balance(split)["positive"] for split in ("train", "valid")) == 40

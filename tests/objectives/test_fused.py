@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from headstart.objectives import fused
+from headstart.objectives.cross_entropy import token_loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_the_fused_loss_is_the_plain_one_whatever_the_pieces(monkeypatch, smoothing, has_bias):
+    chance = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (
+        torch.randn(shape, generator=chance, requires_grad=True) for shape in ((83, 24), (200, 24), (200,))
+    )
+    labels = torch.randint(200, (83,), generator=chance)
+    monkeypatch.setattr(fused, "_marking", lambda wants: fused.slopes if wants else fused.marks)
+    given, learning = (weight, bias if has_bias else None), (hidden, weight, *([bias] if has_bias else []))
+    wanted, right = token_loss(hidden, *given, labels, smoothing)
+    slopes = torch.autograd.grad(wanted / 7, learning)
+    for piece in (2**27, 2**12, 200):
+        monkeypatch.setattr(fused, "PIECE", piece)
+        loss, correct = fused.fused_loss(hidden, *given, labels, smoothing)
+        assert correct == right
+        assert torch.allclose(loss, wanted, rtol=1e-6)
+        for own, plain in zip(torch.autograd.grad(loss / 7, learning), slopes, strict=True):
+            assert torch.allclose(own, plain, atol=1e-5)
+        with torch.no_grad():
+            assert torch.allclose(fused.fused_loss(hidden, *given, labels, smoothing)[0], wanted, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_marking_is_compiled_once_for_any_number_of_rows(monkeypatch):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    swift = torch.compile(fused.slopes, backend="aot_eager")
+    monkeypatch.setattr(fused, "_marking", lambda wants: swift)
+    weight = torch.randn(50, 8, requires_grad=True)
+    for rows in (30, 31, 47, 12):
+        hidden, labels = torch.randn(rows, 8), torch.randint(50, (rows,))
+        loss, correct = fused.fused_loss(hidden, weight, None, labels)
+        wanted, right = token_loss(hidden, weight, None, labels)
+        assert correct == right
+        assert torch.allclose(loss, wanted, rtol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_scores_are_fused_on_a_gpu_alone_and_only_where_asked():
+    hidden = torch.zeros(3, 4)
+    with fused.fused():
+        assert not fused.is_fused(hidden)
+    assert not fused.is_fused(hidden)

@@ -1,0 +1,134 @@
+"""What a teacher adds to an objective."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from headstart.models.model import build_model
+from headstart.objectives import taught as module
+from headstart.objectives.causal_lm import CausalLM
+from headstart.objectives.classify import Classify
+from headstart.objectives.masked_lm import MaskedLM
+from headstart.objectives.taught import TAUGHT, Lesson, taught
+from tests.worlds import ALPHABET, generator, random_rows, small_body
+
+CASES = [
+    (MaskedLM(rate=0.3), "bidirectional"),
+    (CausalLM(), "causal"),
+    (Classify(), "bidirectional"),
+    (Classify(), "causal"),
+]
+IDS = [f"{objective.name}-{kind}" for objective, kind in CASES]
+
+
+def model_for(objective, kind, seed=0, **changes):
+    torch.manual_seed(seed)
+    body = small_body(kind, **changes)
+    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+    return model.eval()
+
+
+def batch_for(objective, lengths=(7, 12, 9, 12)):
+    return objective.collate(random_rows(lengths), ALPHABET, generator())
+
+
+def total(losses):
+    return sum(loss.total for loss in losses.values())
+
+
+@pytest.mark.parametrize(("objective", "kind"), CASES, ids=IDS)
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it(objective, kind, temperature):
+    student = model_for(objective, kind)
+    lesson = Lesson((deepcopy(student).requires_grad_(False),), 1.0, temperature)
+    losses = taught(objective, lesson).losses(student, batch_for(objective))
+    assert float(total(losses).detach()) == 0
+    total(losses).backward()
+    assert all(weight.grad is None or weight.grad.abs().max() < 1e-6 for weight in student.parameters())
+
+
+@pytest.mark.parametrize(("objective", "kind"), CASES, ids=IDS)
+def test_without_any_share_it_is_the_plain_objective(objective, kind):
+    student, teacher = model_for(objective, kind), model_for(objective, kind, seed=1, width=24)
+    batch = batch_for(objective)
+    plain = objective.losses(student, batch)
+    beside = taught(objective, Lesson((teacher,), 0.0, 2.0)).losses(student, batch)
+    assert beside.keys() == plain.keys()
+    for name in plain:
+        assert torch.allclose(beside[name].total, plain[name].total, rtol=1e-5)
+        assert beside[name].count == plain[name].count
+        assert int(beside[name].correct) == int(plain[name].correct)
+
+
+@pytest.mark.parametrize(("objective", "kind"), CASES, ids=IDS)
+def test_a_student_comes_near_its_teacher(objective, kind):
+    student, teacher = model_for(objective, kind), model_for(objective, kind, seed=1, width=24)
+    with torch.no_grad():
+        for weight in teacher.parameters():
+            weight *= 3  # so that it has opinions
+    asked = taught(objective, Lesson((teacher.requires_grad_(False),), 1.0, 1.0))
+    batch = batch_for(objective)
+    optimizer = torch.optim.Adam(student.parameters(), lr=0.02)
+    found = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = total(asked.losses(student, batch))
+        loss.backward()
+        optimizer.step()
+        found.append(float(loss.detach()))
+    assert found[-1] < 0.3 * found[0]
+    assert min(found) >= 0
+
+
+@pytest.mark.parametrize(("objective", "kind"), CASES[:2], ids=IDS[:2])
+def test_scores_in_pieces_give_the_loss_and_the_slopes_of_the_whole(objective, kind, monkeypatch):
+    teachers = tuple(model_for(objective, kind, seed=seed).requires_grad_(False) for seed in (1, 2))
+    asked = taught(objective, Lesson(teachers, 0.7, 1.5))
+    batch, slopes = batch_for(objective), []
+    for room in (2**24, 400):
+        monkeypatch.setattr(module, "PIECE", {"cpu": room})
+        student = model_for(objective, kind)
+        loss = asked.losses(student, batch)["lm"]
+        loss.total.backward()
+        slopes.append(
+            (loss.total.detach(), int(loss.correct), [w.grad.clone() for w in student.parameters()])
+        )
+    assert torch.allclose(slopes[0][0], slopes[1][0], rtol=1e-5)
+    assert slopes[0][1] == slopes[1][1]
+    for one, other in zip(slopes[0][2], slopes[1][2], strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_several_teachers_give_the_mean_of_their_probabilities():
+    objective = Classify()
+    teachers = tuple(model_for(objective, "bidirectional", seed=seed) for seed in (1, 2, 3))
+    batch = batch_for(objective)
+    with torch.no_grad():
+        scores = [teacher(batch)["class"] for teacher in teachers]
+    mean = torch.stack([own.softmax(dim=-1) for own in scores]).mean(dim=0)
+    assert torch.allclose(Lesson(teachers, 1.0, 1.0).opinions(scores).exp(), mean, atol=1e-6)
+
+
+def test_r_drop_and_a_teacher_go_together():
+    objective = Classify(r_drop=1.0, dropout=0.1)
+    student, teacher = (model_for(objective, "bidirectional", seed=seed) for seed in (0, 1))
+    losses = taught(objective, Lesson((teacher,), 0.5, 2.0)).losses(student.train(), batch_for(objective))
+    assert losses.keys() == {"class", "agreement"}
+
+
+def test_teachers_do_not_change():
+    objective = MaskedLM()
+    student, teacher = (model_for(objective, "bidirectional", seed=seed) for seed in (0, 1))
+    before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
+    total(
+        taught(objective, Lesson((teacher,), 1.0, 1.0)).losses(student.train(), batch_for(objective))
+    ).backward()
+    assert all(torch.equal(before[name], weight) for name, weight in teacher.state_dict().items())
+    assert all(weight.grad is None for weight in teacher.parameters())
+
+
+def test_every_taught_objective_keeps_the_settings_of_the_plain_one():
+    for kind in TAUGHT:
+        assert taught(kind(), Lesson((), 0.5, 2.0)).name == kind.name
+    assert taught(MaskedLM(rate=0.4), Lesson((), 0.5, 2.0)).rate == 0.4

@@ -1,0 +1,92 @@
+"""Weights in few bits and many files come back as they were, or as near as was promised."""
+
+import json
+
+import pytest
+import torch
+
+from headstart.checkpoint import save_weights
+from headstart.errors import ConfigError, RunError
+from headstart.storage import as_stored, compact, read_weights, rounded, store_weights, stored_bytes
+
+
+@pytest.fixture
+def weights():
+    chance = torch.Generator().manual_seed(0)
+    return {
+        "body.table": torch.randn(1000, 48, generator=chance),
+        "body.norm": torch.rand(48, generator=chance),
+        "body.cube": torch.randn(4, 6, 5, generator=chance),
+        "body.zeros": torch.zeros(3, 4),
+        "body.number": torch.tensor(2.5),
+        "body.counts": torch.arange(5),
+    }
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("mib", [0.01, 1.0])
+def test_what_is_stored_comes_back_whatever_the_size_of_the_shards(tmp_path, weights, form, mib):
+    store_weights(tmp_path, weights, form, mib)
+    found = read_weights(tmp_path)
+    expected = as_stored(weights, form)
+    assert set(found) == set(weights)
+    for name in weights:
+        assert torch.equal(found[name], expected[name]), name
+        assert found[name].shape == weights[name].shape
+        assert found[name].dtype == (torch.int64 if name == "body.counts" else torch.float32)
+    files = list(tmp_path.glob("*.safetensors"))
+    assert all(path.stat().st_size <= mib * 2**20 for path in files)
+    assert len(files) == 1 or mib < 1
+    assert stored_bytes(tmp_path) == sum(path.stat().st_size for path in files)
+
+
+def test_eight_bits_are_off_by_half_a_step_of_the_row_at_most(weights):
+    found = as_stored(weights, "int8")
+    table = weights["body.table"]
+    step = table.abs().amax(dim=1, keepdim=True) / 127
+    assert ((found["body.table"] - table).abs() <= 0.5001 * step).all()
+    assert torch.equal(found["body.norm"], weights["body.norm"])  # vectors keep all their bits
+    assert torch.equal(found["body.zeros"], weights["body.zeros"])
+    whole, _ = rounded(table)
+    assert whole.abs().max() == 127
+
+
+def test_storing_what_was_stored_changes_nothing(weights):
+    once = as_stored(weights, "int8")
+    twice = as_stored(once, "int8")
+    for name in once:
+        assert torch.allclose(once[name], twice[name], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "gone", "index"])
+def test_damage_is_told(tmp_path, weights, harm):
+    store_weights(tmp_path, weights, "int8", 0.01)
+    victim = sorted(tmp_path.glob("*.safetensors"))[1]
+    if harm == "cut":
+        victim.write_bytes(victim.read_bytes()[:-3])
+    elif harm == "changed":
+        content = bytearray(victim.read_bytes())
+        content[-1] ^= 1
+        victim.write_bytes(bytes(content))
+    elif harm == "gone":
+        victim.unlink()
+    else:
+        (tmp_path / "weights.json").write_text(json.dumps({"format": 1}))
+    with pytest.raises(RunError) as caught:
+        read_weights(tmp_path)
+    assert caught.value.hint
+
+
+def test_a_run_is_made_compact_once(tmp_path, weights):
+    save_weights(tmp_path / "model.safetensors", weights)
+    for _ in range(2):  # as after a kill between writing and clearing away
+        compact(tmp_path, "bfloat16", 0.02)
+        assert not (tmp_path / "model.safetensors").exists()
+        assert read_weights(tmp_path).keys() == weights.keys()
+
+
+def test_what_cannot_be_stored_so_is_answered(tmp_path, weights):
+    with pytest.raises(ConfigError, match="int4"):
+        store_weights(tmp_path, weights, "int4", 1)
+    with pytest.raises(ConfigError, match="a row of"):
+        store_weights(tmp_path, weights, "float32", 0.0005)

@@ -1,0 +1,136 @@
+"""Compiled steps take the weights where plain ones take them, and nothing is compiled twice."""
+
+import pytest
+import torch
+
+from headstart.config import RunConfig
+from headstart.data.loader import BlockLoader, TextLoader
+from headstart.models.model import build_model
+from headstart.objectives.table import OBJECTIVES
+from headstart.training.compiled import Compiled, should_compile
+from headstart.training.loop import Evaluation, Trainer
+from headstart.training.runtime import Runtime
+from tests.worlds import ALPHABET, random_rows, small_body
+
+CPU = Runtime(torch.device("cpu"), torch.float32)
+GPU = Runtime(torch.device("cuda"), torch.bfloat16)
+
+
+class Tokens:
+    """A stream of 15 blocks of 8: batches of two, and a last one that is short."""
+
+    def __len__(self):
+        return 121
+
+    def slice(self, start, stop):
+        return random_rows([150])[0].tokens[1:-1][start:stop]
+
+
+def make_trainer(name, dropout=0.0, **training):
+    torch.manual_seed(0)
+    objective = OBJECTIVES[name]()
+    body = small_body(objective.bodies[0], dropout=dropout)
+    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+    settings = {"epochs": 2, "keep": "last", **training}
+    config = RunConfig(job="finetune", body=body, optimizer={"kind": "muon"}, training=settings)
+    if objective.reads == "blocks":
+        loader = BlockLoader(Tokens(), 8, 16, 0, objective.looks_past)
+    else:
+        lengths = [5, 9, 7, 12, 9, 4, 10, 6, 6, 6, 13, 8]
+        loader = TextLoader(random_rows(lengths, sources=objective.reads == "translations"), batch_tokens=40)
+    return Trainer(
+        model, objective, loader, ALPHABET, config, CPU, lambda model: Evaluation({"loss": 0.0}, 0.0)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "graphs"),
+    [("masked-lm", 1), ("causal-lm", 1), ("causal+masked", 2), ("classify", 1), ("translate", 1)],
+)
+def test_compiled_steps_are_the_plain_ones_and_are_compiled_once(name, graphs):
+    from torch._dynamo.utils import counters
+
+    plain, swift = make_trainer(name), make_trainer(name)
+    torch._dynamo.reset()
+    counters.clear()
+    swift.compiled = Compiled(swift.model, swift.objective, backend="aot_eager")
+    plain.run()
+    swift.run()
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert not counters["graph_break"]
+    for one, other in zip(plain.model.parameters(), swift.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["masked-lm", "classify", "translate"])
+def test_dropout_is_compiled_with_the_rest(name):
+    from torch._dynamo.utils import counters
+
+    run = make_trainer(name, dropout=0.1)
+    torch._dynamo.reset()
+    counters.clear()
+    run.compiled = Compiled(run.model, run.objective, backend="aot_eager")
+    run.run()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_a_compiled_run_taken_up_ends_where_it_would_have_ended():
+    def compiled(**training):
+        run = make_trainer("masked-lm", keep="last", epochs=None, steps=6, **training)
+        run.compiled = Compiled(run.model, run.objective, backend="aot_eager")
+        return run
+
+    whole, first, second = compiled(), compiled(save_every=3), compiled()
+    whole.run()
+    kept = {}
+
+    def save():
+        parts = first.parts()
+        kept["parts"] = {
+            name: {key: tensor.clone() for key, tensor in part.items()} for name, part in parts.items()
+        }
+        kept["state"] = first.state.to_dict()
+
+    first.run(save)
+    second.load(kept["parts"], kept["state"])
+    assert second.state.step == 3
+    second.run()
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_outside_of_a_step_the_body_reads_plainly():
+    run = make_trainer("masked-lm")
+    compiled = Compiled(run.model, run.objective, backend="eager")
+    batch = next(run._make_steps())[0]
+    with compiled.reading(batch):
+        assert "forward" in vars(run.model.body)
+    assert "forward" not in vars(run.model.body)
+    with compiled.reading(batch.rows(0, 1)):  # the short batch at an epoch's end
+        assert "forward" not in vars(run.model.body)
+
+
+@pytest.mark.parametrize(
+    ("budget", "runtime", "is_compiled"),
+    [
+        ({"minutes": 30}, GPU, True),
+        ({"minutes": 1}, GPU, False),
+        ({"minutes": 30}, CPU, False),
+        ({"steps": 100_000}, GPU, True),
+        ({"steps": 1000}, GPU, False),
+        ({"minutes": 30, "freeze": True}, GPU, False),
+        ({"minutes": 30, "deterministic": True}, GPU, False),
+    ],
+)
+def test_compiling_is_left_to_long_runs_on_a_gpu(monkeypatch, budget, runtime, is_compiled):
+    run = make_trainer("masked-lm")
+    for name in ("find_spec", "shutil.which"):
+        monkeypatch.setattr(f"headstart.training.compiled.{name}", lambda name: name)
+    config = RunConfig(job="pretrain", body=run.config.body, training={**budget, "compile": "auto"})
+    assert should_compile(config, run.model, run.objective, runtime, budget.get("steps")) is is_compiled
+    said = config.with_({"training": {"compile": not is_compiled}})
+    assert should_compile(said, run.model, run.objective, runtime, None) is not is_compiled

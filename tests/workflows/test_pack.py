@@ -1,0 +1,243 @@
+"""A run packed as a base: named, listed, used, damaged."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from headstart.cli.app import app
+from headstart.config import merge
+from headstart.data.seen import seen_before
+from headstart.errors import ConfigError, RunError
+from headstart.shipped import shipped_bases
+from headstart.workflows.finetune import finetune
+from headstart.workflows.pack import pack
+from headstart.workflows.pretrain import pretrain
+from headstart.workflows.resume import resume
+from headstart.workflows.run import load_trained
+from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+
+MASKED = merge(
+    QUICK,
+    {"objective": {"name": "masked-lm"}, "training": {"steps": 40}, "optimizer": {"learning_rate": 0.01}},
+)
+TUNING = {"training": {"epochs": 1, "length": 32}}
+FACTS = """
+title = "a small base for tests"
+language = "English"
+compute = "a moment"
+not_for = ["anything that matters"]
+
+[[data]]
+name = "made-up reviews"
+licence = "our own"
+words = "4 thousand"
+
+[[scores]]
+task = "made-up task"
+labels = 100
+value = 0.9
+low = 0.88
+high = 0.92
+seeds = 5
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A base, a writer and a classifier, each packed."""
+    folder = tmp_path_factory.mktemp("world")
+    corpus = write_corpus(folder / "corpus.txt", 400)
+    table = write_labelled(folder / "table.tsv", 100)
+    (folder / "facts.toml").write_text(FACTS)
+    pretrain([str(corpus)], folder / "base", settings=MASKED)
+    causal = merge(MASKED, {"objective": {"name": "causal-lm"}, "training": {"steps": 10}})
+    pretrain([str(corpus)], folder / "writer", settings=causal)
+    finetune(str(folder / "base"), str(table), folder / "tuned", settings=TUNING)
+    pack(str(folder / "base"), "xx-test", folder / "bases", shard_mib=0.01, facts=folder / "facts.toml")
+    pack(str(folder / "writer"), "xx-writer", folder / "bases")
+    pack(str(folder / "tuned"), "xx-tuned", folder / "bases")
+    return folder
+
+
+@pytest.fixture
+def bases(world, monkeypatch):
+    monkeypatch.setenv("HEADSTART_BASES", str(world / "bases"))
+    return world
+
+
+def call(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def test_a_packed_base_is_near_the_run_and_small(bases):
+    run, base = load_trained(str(bases / "base")), load_trained("xx-test")
+    for name, weight in run.weights.items():
+        assert np.allclose(weight, base.weights[name], atol=float(weight.abs().max()) / 200), name
+    assert base.tokenizer.fingerprint == run.tokenizer.fingerprint
+    assert seen_before(run.seen, base.seen).all()
+    folder = bases / "bases" / "xx-test"
+    assert len(list(folder.glob("weights-*"))) > 1
+    assert all(path.stat().st_size <= 0.01 * 2**20 for path in folder.glob("weights-*"))
+    whole = (bases / "base" / "model.safetensors").stat().st_size
+    assert sum(path.stat().st_size for path in folder.glob("weights-*")) < 0.45 * whole
+
+
+def test_the_loss_of_storing_is_measured_and_put_in_the_card(bases, tmp_path):
+    done = pack(str(bases / "base"), "again", tmp_path, measure=str(bases / "corpus.txt"))
+    assert done.measured_on == "corpus.txt"
+    assert 0 < abs(done.after["loss"] - done.before["loss"]) < 0.05
+    assert 0 < done.weight_error < 0.02
+    card = (tmp_path / "again" / "card.md").read_text()
+    assert f"{done.before['loss']:.5f}" in card
+    assert f"{done.after['loss']:.5f}" in card
+    whole = pack(str(bases / "base"), "whole", tmp_path, form="float32")
+    assert whole.before == whole.after
+    assert whole.weight_error == 0
+
+
+def test_a_card_says_what_is_known_and_what_is_not(bases):
+    card = (bases / "bases" / "xx-test" / "card.md").read_text()
+    for words in (
+        "a small base for tests",
+        "our own",
+        "0.8800 to 0.9200",
+        "anything that matters",
+        "masked-lm",
+    ):
+        assert words in card
+    other = (bases / "bases" / "xx-writer" / "card.md").read_text()
+    assert other.count("Not stated.") >= 3
+
+
+def test_nothing_of_the_machine_is_packed(bases):
+    for name in ("xx-test", "xx-writer", "xx-tuned"):
+        for path in (bases / "bases" / name).iterdir():
+            if path.suffix in (".json", ".md"):
+                assert str(bases) not in path.read_text(), path
+
+
+def test_bases_are_listed_and_shown(bases):
+    told = call("bases")
+    assert "xx-test: English" in told
+    assert "made-up task, 100 labels: accuracy 0.9000 (0.8800 to 0.9200)" in told
+    rows = json.loads(call("bases", "--json"))
+    assert [row["name"] for row in rows] == sorted(shipped_bases())
+    assert "## Data and licences" in call("bases", "xx-test")
+
+
+def test_without_any_the_list_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr("headstart.shipped.base_folders", lambda: [tmp_path])
+    assert "no bases come with this version" in call("bases")
+    assert json.loads(call("bases", "--json")) == []
+
+
+def test_a_base_is_used_by_its_name_wherever_a_run_is(bases, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table, corpus = bases / "table.tsv", bases / "corpus.txt"
+    call("finetune", "xx-test", table, "--out", "tuned", "--epochs", 1, "--length", 32)
+    assert json.loads((tmp_path / "tuned" / "run.json").read_text())["inputs"]["base"] == "xx-test"
+    call("evaluate", "xx-test", corpus)
+    call("predict", "xx-tuned", bases / "corpus.txt")
+    call("generate", "xx-writer", "--tokens", 3, "the film")
+    call("embed", "xx-test", corpus, "--out", "vectors.npy")
+    call("pretrain", corpus, "--from", "xx-test", "--steps", 2, "--length", 32, "--out", "on")
+    leaks = json.loads(call("evaluate", "tuned", table, "--json"))
+    assert leaks["leaked"] > 50  # of its own training
+    words = ["--seeds", 2, "--epochs", 1, "--arms", "fine-tuned,scratch", "--set", "training.length=32"]
+    call("compare", table, "--base", "xx-test", "--out", "compared", *words)
+
+
+def test_a_run_from_a_base_that_was_stopped_finds_it_again(bases, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "xx-test").mkdir()  # a folder of that name is in the way of nothing
+    settings = {"training": {"steps": 6, "length": 32}}
+    run = lambda out, **more: pretrain(
+        [str(bases / "corpus.txt")], tmp_path / out, base="xx-test", settings=settings, **more
+    )
+
+    def interrupt(event):
+        if getattr(event, "step", 0) >= 2:
+            raise InterruptedError
+
+    run("whole")
+    with pytest.raises(InterruptedError):
+        run("stopped", on_event=interrupt)
+    resume(tmp_path / "stopped")
+    left, right = (tmp_path / name / "model.safetensors" for name in ("whole", "stopped"))
+    assert left.read_bytes() == right.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("weights-00001-of-00002.safetensors", "flip"),
+        ("seen.xz", "flip"),
+        ("tokenizer.json", "flip"),
+        ("run.json", "flip"),
+        ("card.md", "flip"),
+        ("base.json", "flip"),
+        ("weights.json", "gone"),
+        ("checksums.json", "flip"),
+    ],
+)
+def test_a_damaged_base_is_refused_in_a_sentence(bases, tmp_path, monkeypatch, name, harm):
+    shutil.copytree(bases / "bases" / "xx-test", tmp_path / "bases" / "xx-harmed")
+    monkeypatch.setenv("HEADSTART_BASES", str(tmp_path / "bases"))
+    victim = next((tmp_path / "bases" / "xx-harmed").glob(name.replace("00002", "*") + "*"))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(bytes(content))
+    if harm == "gone":
+        victim.unlink()
+    with pytest.raises(RunError) as caught:
+        load_trained("xx-harmed")
+    assert "again" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "problem"),
+    [
+        ("Bad Name", {}, "cannot be called"),
+        ("scratch", {}, "cannot be called"),
+        ("imdb", {}, "cannot be called"),
+        ("fine", {"form": "int4"}, "int4"),
+        ("fine", {"measure": "no-such-file.txt"}, "no file|neither"),
+    ],
+)
+def test_what_cannot_be_packed_is_answered(bases, tmp_path, name, more, problem):
+    from headstart.errors import HeadstartError
+
+    with pytest.raises(HeadstartError, match=problem):
+        pack(str(bases / "base"), name, tmp_path, **more)
+    assert not (tmp_path / name).exists()
+
+
+def test_texts_that_are_gone_ask_for_others_to_measure_on(bases, tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt", 300)
+    pretrain([str(corpus)], tmp_path / "base", settings=merge(MASKED, {"training": {"steps": 2}}))
+    corpus.unlink()
+    with pytest.raises(RunError, match="cannot be read here") as caught:
+        pack(str(tmp_path / "base"), "fine", tmp_path)
+    assert "--measure" in caught.value.hint
+
+
+def test_a_fault_in_the_facts_is_told(bases, tmp_path):
+    (tmp_path / "facts.toml").write_text("[[scores]]\ntask = 'x'\nvalu = 1\n")
+    with pytest.raises(ConfigError, match="valu"):
+        pack(str(bases / "base"), "fine", tmp_path, facts=tmp_path / "facts.toml")
+
+
+def test_a_name_that_is_near_a_base_is_answered_with_it(bases):
+    with pytest.raises(RunError) as caught:
+        load_trained("xx-tst")
+    assert "xx-test" in caught.value.hint
+
+
+def test_an_existing_base_is_left_as_it_is(bases):
+    with pytest.raises(RunError, match="exists already"):
+        pack(str(bases / "base"), "xx-test", bases / "bases")

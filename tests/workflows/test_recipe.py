@@ -1,0 +1,299 @@
+"""Recipes on small texts of our own: stages in order, stopped and gone on with, carried elsewhere."""
+
+import json
+import random
+import shutil
+import tomllib
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from headstart.cli.app import app
+from headstart.config import merge
+from headstart.data.example import hashes
+from headstart.errors import ConfigError, RunError
+from headstart.training.events import Note
+from headstart.workflows.finetune import finetune
+from headstart.workflows.resume import resume
+from headstart.workflows.run import load_trained
+from headstart.workflows.stages import run_recipe
+from tests.worlds_of_text import BAD, GOOD, review, write_corpus, write_labelled
+
+TEXT = """
+title = "a small one"
+preset = "tiny"
+
+[body]
+layers = 1
+width = 16
+attention_heads = 2
+feed_forward = 24
+max_length = 64
+
+[tokenizer]
+kind = "bpe"
+vocabulary = 300
+
+[objective]
+name = "masked-lm"
+rate = 0.3
+
+[training]
+seed = 4
+length = 32
+batch_tokens = 256
+save_every = 3
+
+[data]
+unique = true
+apart = ["target.tsv"]
+
+[carry]
+shard_mib = 0.01
+
+[texts.general]
+path = "general.txt"
+
+[texts.reviews]
+path = "reviews.tsv"
+text_column = "opinion"
+
+[[stages]]
+name = "general"
+mix = { general = 1, reviews = 0.5 }
+training = { steps = 8 }
+schedule = { kind = "warmup-stable-decay", decay = 0.0 }
+
+[[stages]]
+name = "stars"
+kind = "finetune"
+table = "reviews.tsv"
+data = { text_column = "opinion", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
+training = { epochs = 1, length = 32 }
+
+[[stages]]
+name = "decay"
+mix = { reviews = 2, general = 0.2 }
+training = { tokens = 2000 }
+"""
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A recipe and its texts; half of the target task's rows stand among the reviews too."""
+    root = tmp_path / "texts"
+    root.mkdir()
+    write_corpus(root / "general.txt", 150)
+    target = write_labelled(root / "target.tsv", 80, seed=3)
+    rng = random.Random(5)
+    rows = [(f"{stars:.1f}", review(rng, GOOD if stars > 3 else BAD)) for stars in (0.5, 1, 2, 3, 4, 5) * 25]
+    rows += [("NA", line.split("\t")[0]) for line in target.read_text().splitlines()[1:41]]
+    rows += [("5.0", line.split("\t")[0]) for line in target.read_text().splitlines()[41:]]
+    (root / "reviews.tsv").write_text("stars\topinion\n" + "".join("\t".join(row) + "\n" for row in rows))
+    (tmp_path / "recipe.toml").write_text(TEXT)
+    return tmp_path
+
+
+def cook(world, out, **more):
+    return run_recipe(world / "recipe.toml", world / "texts", world / out, **more)
+
+
+def interrupt_in(stage, step):
+    told = []
+
+    def listen(event):
+        if isinstance(event, Note) and event.text.startswith("stage "):
+            told.append(event.text)
+        if len(told) == stage and getattr(event, "step", 0) >= step:
+            raise InterruptedError
+
+    return listen
+
+
+def outcome(run):
+    """The bytes of the weights and of what was read."""
+    names = [path.name for path in run.glob("weights-*")] + ["seen.npy"]
+    assert len(names) > 2
+    return {name: (run / name).read_bytes() for name in names}
+
+
+def test_a_recipe_goes_from_texts_to_a_base_that_every_command_takes(world):
+    done = cook(world, "run")
+    assert done.path == world / "run"
+    stages = sorted(path.name for path in (world / "run" / "stages").iterdir())
+    assert stages == ["01-general", "02-stars", "03-decay"]
+    infos = [json.loads((world / "run" / "stages" / stage / "run.json").read_text()) for stage in stages]
+    assert [info["settings"]["training"]["seed"] for info in infos] == [4, 5, 6]
+    assert infos[1]["classes"] == ["negative", "positive"]
+    assert infos[1]["transfer"]["fresh"]
+    assert not infos[2]["transfer"]["fresh"]  # the tied table is the language-model head
+    base = load_trained(str(world / "run"))
+    assert base.info.config.job == "pretrain"
+    finetune(
+        str(world / "run"),
+        str(world / "texts" / "target.tsv"),
+        world / "tuned",
+        settings={"training": {"epochs": 1, "length": 32}},
+    )
+    result = CliRunner().invoke(app, ["evaluate", str(world / "run"), str(world / "texts" / "general.txt")])
+    assert result.exit_code == 0, result.output
+
+
+def test_stage_ends_are_compact_and_leave_training_state_behind(world):
+    cook(world, "run")
+    for stage in (world / "run" / "stages").iterdir():
+        files = list(stage.glob("weights-*.safetensors"))
+        assert len(files) > 1
+        assert all(path.stat().st_size <= 0.01 * 2**20 for path in files)
+        assert not (stage / "model.safetensors").exists()
+        assert not (stage / "checkpoints").exists()
+
+
+def test_no_stage_reads_what_is_set_apart(world):
+    cook(world, "run")
+    from headstart.data.apart import apart_hashes
+
+    target = world / "texts" / "target.tsv"
+    held = apart_hashes([str(target)])
+    everything = hashes([line.split("\t")[0] for line in target.read_text().splitlines()[1:]])
+    runs = [world / "run", *(world / "run" / "stages").iterdir()]
+    for run in runs:
+        seen = load_trained(str(run)).seen
+        assert not np.isin(held, seen).any(), run
+    assert len(held)
+    assert np.isin(everything, load_trained(str(world / "run")).seen).sum() > 40  # the train part may be read
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "step"), [(1, 1), (1, 7), (2, 2), (3, 1), (3, 5)])
+def test_a_recipe_that_was_stopped_ends_as_if_it_never_had(world, stage, step):
+    cook(world, "whole")
+    with pytest.raises(InterruptedError):
+        cook(world, "stopped", on_event=interrupt_in(stage, step))
+    with pytest.raises(RunError, match="not finished"):
+        load_trained(str(world / "stopped"))
+    resume(world / "stopped")
+    assert outcome(world / "stopped") == outcome(world / "whole")
+    assert resume(world / "stopped") is None
+
+
+def test_a_recipe_goes_on_elsewhere_from_its_copied_stages(world, tmp_path_factory):
+    cook(world, "whole")
+    assert cook(world, "first", last_stage=1) is None
+    assert len(list((world / "first" / "stages").iterdir())) == 1
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    shutil.copytree(world / "texts", elsewhere / "data")
+    shutil.copytree(world / "first" / "stages", elsewhere / "run" / "stages")
+    shutil.copy(world / "recipe.toml", elsewhere / "recipe.toml")
+    shutil.rmtree(world / "texts")
+    shutil.rmtree(world / "first")
+    run_recipe(elsewhere / "recipe.toml", elsewhere / "data", elsewhere / "run")
+    assert outcome(elsewhere / "run") == outcome(world / "whole")
+
+
+def test_a_stage_stopped_half_way_goes_on_elsewhere(world, tmp_path_factory):
+    cook(world, "whole")
+    with pytest.raises(InterruptedError):
+        cook(world, "stopped", on_event=interrupt_in(3, 5))
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    shutil.move(world / "texts", elsewhere / "data")
+    shutil.move(world / "stopped", elsewhere / "run")
+    run_recipe(world / "recipe.toml", elsewhere / "data", elsewhere / "run")
+    assert outcome(elsewhere / "run") == outcome(world / "whole")
+
+
+def test_finished_stages_are_not_trained_again(world):
+    cook(world, "run", last_stage=2)
+    before = {path: path.stat().st_mtime_ns for path in (world / "run" / "stages").rglob("*.npy")}
+    cook(world, "run")
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())
+    again = cook(world, "run")  # nothing is left to do
+    assert again is not None
+
+
+def test_budgets_are_scaled_and_settings_given_over_all_stages_or_one(world):
+    cook(world, "run", scale=0.5, settings={"training": {"seed": 9}, "decay": {"training.steps": 6}})
+    infos = [
+        json.loads((world / "run" / "stages" / name / "run.json").read_text())["settings"]["training"]
+        for name in ("01-general", "02-stars", "03-decay")
+    ]
+    assert [(info["steps"], info["epochs"], info["seed"]) for info in infos] == [
+        (4, None, 9),
+        (None, 0.5, 10),
+        (3, None, 11),
+    ]
+
+
+def test_a_changed_recipe_does_not_go_on_in_an_old_folder(world):
+    cook(world, "run", last_stage=1)
+    text = (world / "recipe.toml").read_text()
+    (world / "recipe.toml").write_text(text.replace("rate = 0.3", "rate = 0.2"))
+    with pytest.raises(RunError, match="begun otherwise"):
+        cook(world, "run")
+    (world / "run" / "recipe.json").unlink()  # as if only the stages had been copied
+    with pytest.raises(RunError, match="other settings"):
+        cook(world, "run")
+
+
+def changed(world, **changes):
+    """The recipe with some keys replaced."""
+    return merge(tomllib.loads((world / "recipe.toml").read_text()), changes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('path = "general.txt"', 'path = "genral.txt"', "genral.txt"),
+        ("mix = { general = 1", "mix = { genral = 1", "genral"),
+        ("steps = 8", "stps = 8", "stps"),
+        ("general = 1, reviews = 0.5", "general = 0", "above 0"),
+        ('kind = "finetune"', 'kind = "tune"', "kind"),
+        ('table = "reviews.tsv"', "", "a table and no mix"),
+        ('name = "stars"', 'name = "general"', "same name"),
+        ('name = "stars"', 'name = "../x"', "cannot be called"),
+        ("title =", "titel =", "titel"),
+        ('text_column = "opinion"\n\n', 'text_colum = "opinion"\n\n', "text_colum"),
+        ("shard_mib = 0.01", 'form = "int4"', "int4"),
+        ('apart = ["target.tsv"]', 'apart = ["targt.tsv"]', "targt.tsv"),
+    ],
+)
+def test_a_fault_in_a_recipe_is_told_before_anything_is_trained(world, old, new, problem):
+    assert old in TEXT
+    (world / "recipe.toml").write_text(TEXT.replace(old, new))
+    with pytest.raises(ConfigError, match=problem) as caught:
+        cook(world, "run")
+    assert caught.value.hint
+    assert not (world / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--recipe", "none.toml"], "no recipe at"),
+        (["--recipe", "recipe.toml", "--data", "texts", "--stage", "4"], "no stage 4"),
+        (["--recipe", "recipe.toml", "--data", "texts", "--scale", "0"], "trains nothing"),
+        (["--recipe", "recipe.toml", "--data", "texts", "--set", "dcay.training.steps=3"], "dcay"),
+        (["--recipe", "recipe.toml", "--data", "texts", "--set", "decay.steps=3"], "no setting of the stage"),
+        (["--recipe", "recipe.toml", "corpus.txt"], "names its own texts"),
+        (["--recipe", "recipe.toml", "--from", "base"], "--from"),
+        (["--stage", "2", "corpus.txt"], "--stage goes with --recipe"),
+        ([], "nothing to read"),
+    ],
+)
+def test_what_does_not_go_together_on_the_command_line_is_answered(world, monkeypatch, words, problem):
+    monkeypatch.chdir(world)
+    result = CliRunner().invoke(app, ["pretrain", *words, "--out", "run"])
+    assert problem in str(result.exception)
+    assert not (world / "run").exists()
+
+
+def test_the_command_cooks_stage_by_stage(world, monkeypatch):
+    monkeypatch.chdir(world)
+    words = ["pretrain", "--recipe", "recipe.toml", "--data", "texts", "--out", "run"]
+    first = CliRunner().invoke(app, [*words, "--stage", "1"])
+    assert first.exit_code == 0, (first.output, first.exception)
+    assert "more stages are left" in first.output
+    rest = CliRunner().invoke(app, ["resume", "run"])
+    assert rest.exit_code == 0, (rest.output, rest.exception)
+    assert "base ready in run" in rest.output
