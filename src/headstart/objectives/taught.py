@@ -20,8 +20,8 @@ from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective
 from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.classify import Classify
-from headstart.objectives.cross_entropy import PIECE
 from headstart.objectives.masked_lm import MaskedLM
+from headstart.objectives.tiles import PIECE
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstart.batch import Batch
+from headstart.batch import Batch, rows_at
 from headstart.config import RunConfig
 from headstart.models.model import Model, count_parameters
 from headstart.objectives.base import Objective
@@ -50,11 +50,14 @@ class Compiled:
         self._is_begun = self._is_begun or len(set(sizes)) == len(sizes)
         return self._is_begun and min(sizes) > 1
 
-    def _read(self, batch: Batch) -> Tensor:
+    def _read(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         if self._is_even:
-            return self._forward(batch)
-        length, most = batch.tokens.shape[1], self._body.config.max_length
-        return self._forward(_widened(batch, most))[:, :length]  # (B, T, D)
+            hidden = self._forward(batch)
+        else:
+            length, most = batch.tokens.shape[1], self._body.config.max_length
+            hidden = self._forward(_widened(batch, most))[:, :length]
+        # (B, T, D); places differ in number from batch to batch, so all of it is compiled and some is taken
+        return hidden if places is None else rows_at(hidden.flatten(0, 1), places)
 
     @contextmanager
     def reading(self, batch: Batch) -> Iterator[None]:
