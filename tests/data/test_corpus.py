@@ -121,6 +121,7 @@ def test_another_text_or_tokenizer_gets_another_place(small, tmp_path):
 
 
 @pytest.mark.parametrize("calls", [1, 7, 40])
+@pytest.mark.slow
 def test_a_stopped_preparation_goes_on_where_it_was(small, tmp_path, monkeypatch, calls):
     documents = write(tmp_path, LINES)
     whole = contents(prepare(documents, TOKENIZER, tmp_path / "whole"))
@@ -174,6 +175,7 @@ def garbled_hashes(path: Path):
         ("index.json", torn),
     ],
 )
+@pytest.mark.slow
 def test_what_is_torn_is_prepared_again(small, tmp_path, name, damage):
     documents = write(tmp_path, LINES)
     corpus = prepare(documents, TOKENIZER, tmp_path / "cache")
@@ -251,6 +253,7 @@ def test_two_preparations_at_once_agree(small, tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])
+@pytest.mark.slow
 def test_shares_prepared_apart_are_the_whole(small, tmp_path, monkeypatch, count):
     documents = write(tmp_path, LINES)
     whole = contents(prepare(documents, TOKENIZER, tmp_path / "whole"))

@@ -53,6 +53,7 @@ def test_a_language_model_is_marked_in_perplexity(world):
     assert found["leaked"] > 300
 
 
+@pytest.mark.slow
 def test_a_causal_model_is_marked_in_bits_per_byte(world, tmp_path):
     words = flags(merge(QUICK, {"optimizer": {"learning_rate": 0.01}}))
     corpus = world / "corpus.txt"
@@ -108,6 +109,7 @@ def test_saved_weights_load_exactly(world):
         assert torch.equal(model.state_dict()[name], weight)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(world, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         call(

@@ -17,6 +17,8 @@ from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
+pytestmark = pytest.mark.slow  # whole trainings, one after the other
+
 MASKED = merge(QUICK, {"objective": {"name": "masked-lm"}, "training": {"steps": 8, "save_every": 3}})
 GOING_ON = {"objective": {"name": "masked-lm"}, "training": MASKED["training"]}
 

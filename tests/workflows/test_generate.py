@@ -61,6 +61,7 @@ def test_a_causal_language_model_writes(world, name):
 @pytest.mark.parametrize(
     "how", [{}, {"greedy": True}, {"beam": 3, "count": 2}, {"count": 3, "top_k": 20, "seed": 7}]
 )
+@pytest.mark.slow
 def test_a_prompt_alone_gets_what_it_gets_among_others(writer, how):
     given = ["the film", "a", "", "this story was really very", "the film"]
     count = how.get("count", 1)

@@ -19,6 +19,8 @@ from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
+pytestmark = pytest.mark.slow  # whole trainings, one after the other
+
 MASKED = merge(
     QUICK,
     {"objective": {"name": "masked-lm"}, "training": {"steps": 40}, "optimizer": {"learning_rate": 0.01}},

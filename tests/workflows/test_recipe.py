@@ -20,6 +20,8 @@ from headstart.workflows.run import load_trained
 from headstart.workflows.stages import run_recipe
 from tests.worlds_of_text import BAD, GOOD, review, write_corpus, write_labelled
 
+pytestmark = pytest.mark.slow  # whole trainings, one after the other
+
 TEXT = """
 title = "a small one"
 preset = "tiny"

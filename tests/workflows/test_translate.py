@@ -83,6 +83,7 @@ def test_sources_that_were_learnt_from_are_left_out_of_the_leak_free_score(world
     assert (found.count, found.leaked, found.leak_free_count) == (25, 5, 20)
 
 
+@pytest.mark.slow
 def test_two_translators_are_set_against_each_other_on_the_same_texts(world):
     duel = hs.evaluate(str(world / "one"), str(world / "pairs"), beam=1, against=str(world / "two"))
     assert isinstance(duel, TranslationDuel)

@@ -76,6 +76,7 @@ def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, st
     assert all(key.startswith(("heads.", "body.pooler.")) for key in moved.left)
 
 
+@pytest.mark.slow
 def test_the_stack_that_starts_fresh_may_be_of_another_depth(world):
     _, config, model, _, _ = warmed(world, "encoder", {"body": {"decoder_layers": 3}})
     assert (config.body.layers, config.body.decoder_layers) == (1, 3)
@@ -107,6 +108,7 @@ def test_another_tokenizer_than_the_base_s_is_refused(world):
         warmed(world, "encoder", {"tokenizer": {"kind": "characters"}})
 
 
+@pytest.mark.slow
 def test_a_translator_is_trained_from_a_base_and_goes_on_from_a_translator(world, tmp_path):
     pairs = str(world / "pairs")
     first = hs.finetune(str(world / "encoder"), pairs, tmp_path / "first", pair="src-trg", settings=SHORT)
