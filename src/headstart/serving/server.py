@@ -119,7 +119,8 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens at an address; the port 0 takes any that is free."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        found = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sends at once only from sockets that name their protocol: others hold a short answer back for 40 ms
+        found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
         found.listen(1024)
