@@ -176,6 +176,25 @@ def ceiling(repeats: int = 5) -> Ceiling:
     return Ceiling(**{name: rate.middle for name, rate in interleaved(ways, repeats).items()})
 
 
+def steps_of(trainer: Any) -> Callable[[int], int]:
+    """Steps of a trainer, over as many epochs as they take; says how many tokens they read."""
+
+    def endless() -> Any:
+        while True:
+            yield from trainer._steps()
+
+    made = endless()
+
+    def steps(count: int) -> int:
+        before = trainer.state.tokens
+        for _ in range(count):
+            trainer._step(next(made))
+            trainer._turn_epoch()
+        return trainer.state.tokens - before
+
+    return steps
+
+
 def number(value: float) -> str:
     """A number with as many places as it deserves."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

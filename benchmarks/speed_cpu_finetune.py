@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import Rate, Sheet, ceiling, options, rate_of, reached
+from bench import Rate, Sheet, ceiling, options, rate_of, reached, steps_of
 from peers import TrainerWay, lab_gpt2, notebook_classifier, pad_rows
 
 from headstart.config import resolve
@@ -37,20 +37,7 @@ def ours(task: Task, settings: dict[str, Any]) -> Callable[[int], int]:
     model, _ = make_classifier(config, objective, task, None)
     trainer = make_trainer(model, objective, task, config, start_runtime(config.training))
 
-    def endless() -> Any:
-        while True:
-            yield from trainer._steps()
-
-    made = endless()
-
-    def steps(count: int) -> int:
-        before = trainer.state.tokens
-        for _ in range(count):
-            trainer._step(next(made))
-            trainer._turn_epoch()
-        return trainer.state.tokens - before
-
-    return steps
+    return steps_of(trainer)
 
 
 def main() -> None:

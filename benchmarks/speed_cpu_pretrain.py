@@ -9,11 +9,10 @@ models over the same text in their own vocabulary. Counts real tokens a second. 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from bench import Sheet, ceiling, interleaved, number, options, rate_of, reached
+from bench import Sheet, ceiling, interleaved, number, options, rate_of, reached, steps_of
 from peers import IGNORE, TrainerWay, bert, hidden_tokens, lab_gpt2, notebook_lm, pad_rows
 
 from headstart.config import RunConfig, resolve
@@ -70,20 +69,7 @@ def ours(config: RunConfig, rows: list[np.ndarray], tokenizer: Tokenizer) -> Cal
     trainer = Trainer(model, objective, loader, tokenizer, config, start_runtime(training))
     parameters[config.preset] = count_parameters(model)
 
-    def endless() -> Any:
-        while True:
-            yield from trainer._steps()
-
-    made = endless()
-
-    def steps(count: int) -> int:
-        before = trainer.state.tokens
-        for _ in range(count):
-            trainer._step(next(made))
-            trainer._turn_epoch()
-        return trainer.state.tokens - before
-
-    return steps
+    return steps_of(trainer)
 
 
 parameters: dict[str, int] = {}

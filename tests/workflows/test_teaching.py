@@ -87,6 +87,16 @@ def test_a_smaller_base_learns_from_a_larger_one(world, tmp_path):
     assert student.info.inputs["teacher"] == [str(world / "base")]
 
 
+def ends_alike(work, folder, step):
+    """A run stopped at a step and taken up again has the bytes of one that never was."""
+    work("whole")
+    with pytest.raises(InterruptedError):
+        work("stopped", on_event=interrupt_at(step))
+    resume(folder / "stopped")
+    left, right = (folder / name / "model.safetensors" for name in ("whole", "stopped"))
+    assert left.read_bytes() == right.read_bytes()
+
+
 def test_a_taught_base_that_was_stopped_ends_as_if_it_never_had(world, tmp_path):
     def work(out, **more):
         pretrain(
@@ -97,12 +107,7 @@ def test_a_taught_base_that_was_stopped_ends_as_if_it_never_had(world, tmp_path)
             **more,
         )
 
-    work("whole")
-    with pytest.raises(InterruptedError):
-        work("stopped", on_event=interrupt_at(7))
-    resume(tmp_path / "stopped")
-    left, right = (tmp_path / name / "model.safetensors" for name in ("whole", "stopped"))
-    assert left.read_bytes() == right.read_bytes()
+    ends_alike(work, tmp_path, 7)
 
 
 def test_an_ensemble_is_poured_into_one_model(world, tmp_path):
@@ -138,12 +143,7 @@ def test_a_taught_classifier_that_was_stopped_ends_as_if_it_never_had(world, tmp
             **more,
         )
 
-    work("whole")
-    with pytest.raises(InterruptedError):
-        work("stopped", on_event=interrupt_at(10))
-    resume(tmp_path / "stopped")
-    left, right = (tmp_path / name / "model.safetensors" for name in ("whole", "stopped"))
-    assert left.read_bytes() == right.read_bytes()
+    ends_alike(work, tmp_path, 10)
 
 
 def test_a_student_from_scratch_takes_its_teachers_tokenizer(world, tmp_path):

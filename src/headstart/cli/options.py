@@ -32,6 +32,10 @@ Labels = Annotated[
 ]
 TextColumn = Annotated[str | None, typer.Option("--text-column", help="The column that holds the text.")]
 LabelColumn = Annotated[str | None, typer.Option("--label-column", help="The column that holds the label.")]
+DocumentsRule = Annotated[
+    str | None,
+    typer.Option("--documents", help="What parts documents in a .txt file: auto, line, paragraph."),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Rows that would be skipped are errors.")]
 Assignments = Annotated[
     list[str] | None,

@@ -19,10 +19,7 @@ def prepare(
     preset: Annotated[str, typer.Option("--preset", help="Named settings: lab, tiny, small.")] = "tiny",
     tokenizer: o.TokenizerName = None,
     text_column: o.TextColumn = None,
-    documents: Annotated[
-        str | None,
-        typer.Option("--documents", help="What parts documents in a .txt file: auto, line, paragraph."),
-    ] = None,
+    documents: o.DocumentsRule = None,
     strict: o.Strict = False,
     assignments: o.Assignments = None,
     config: o.ConfigFile = None,

@@ -47,10 +47,7 @@ def pretrain(
     length: o.Length = None,
     seed: o.Seed = None,
     text_column: o.TextColumn = None,
-    documents: Annotated[
-        str | None,
-        typer.Option("--documents", help="What parts documents in a .txt file: auto, line, paragraph."),
-    ] = None,
+    documents: o.DocumentsRule = None,
     strict: o.Strict = False,
     assignments: o.Assignments = None,
     config: o.ConfigFile = None,

@@ -5,12 +5,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from headstart.objectives.fused import fused_loss, is_fused
-from headstart.objectives.tiles import PIECE, tiled_loss
+from headstart.objectives.fused import KeptSlopes, fused_loss, is_fused
+from headstart.objectives.tiles import OTHER, PIECE, tiled_loss
 
 # Up to how many scores the plain way is the fastest: on a CPU until they leave its cache, on a GPU until they fill it.
 WHOLE = {"cpu": 2**17, "cuda": 2**27}
-OTHER = 2**24
 
 
 def token_loss(
@@ -49,7 +48,7 @@ def divergence_in_pieces(first: Tensor, second: Tensor, weight: Tensor, bias: Te
 
     Scores live one piece at a time: they are computed anew on the way back.
     """
-    rows = max(1, PIECE.get(first.device.type, 2**24) // (2 * weight.shape[0]))
+    rows = max(1, PIECE.get(first.device.type, OTHER) // (2 * weight.shape[0]))
 
     def piece(one: Tensor, other: Tensor) -> Tensor:
         return divergence(F.linear(one, weight, bias).float(), F.linear(other, weight, bias).float())
@@ -63,7 +62,7 @@ def divergence_in_pieces(first: Tensor, second: Tensor, weight: Tensor, bias: Te
     return torch.stack(parts).sum()
 
 
-class _PiecewiseLoss(torch.autograd.Function):
+class _PiecewiseLoss(KeptSlopes):
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, smoothing, may_learn):  # type: ignore[no-untyped-def]
         rows = max(1, PIECE.get(hidden.device.type, OTHER) // weight.shape[0])
@@ -96,22 +95,4 @@ class _PiecewiseLoss(torch.autograd.Function):
                 grad_weight += slope.T @ part
             if grad_bias is not None:
                 grad_bias += slope.sum(dim=0)
-        kept = (grad_hidden, grad_weight, *([] if grad_bias is None else [grad_bias]))
-        ctx.save_for_backward(*kept)
-        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
-        ctx.mark_non_differentiable(correct)
-        return total, correct
-
-    @staticmethod
-    def backward(ctx, grad_total, _):  # type: ignore[no-untyped-def]
-        hidden, weight, *bias = ctx.saved_tensors
-        kind_weight, kind_bias = ctx.dtypes
-        grad_bias = (bias[0] * grad_total).to(kind_bias) if bias else None
-        return (
-            (hidden * grad_total).to(hidden.dtype),
-            (weight * grad_total).to(kind_weight),
-            grad_bias,
-            None,
-            None,
-            None,
-        )
+        return _PiecewiseLoss.keep(ctx, total, correct, (weight, grad_weight), (bias, grad_bias), grad_hidden)

@@ -40,7 +40,29 @@ def fused_loss(
     return _FusedLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())
 
 
-class _FusedLoss(torch.autograd.Function):
+class KeptSlopes(torch.autograd.Function):
+    """A loss whose slopes are formed on the way forward; the way back only scales them."""
+
+    @staticmethod
+    def keep(ctx, total, correct, table, shift, grad_hidden):  # type: ignore[no-untyped-def]
+        """Hold the slopes of `hidden`, of the matrix and, where there is one, of the bias; the loss and the marks."""
+        (weight, grad_weight), (bias, grad_bias) = table, shift
+        ctx.save_for_backward(grad_hidden, grad_weight, *([] if grad_bias is None else [grad_bias]))
+        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
+        ctx.mark_non_differentiable(correct)
+        return total, correct
+
+    @staticmethod
+    def backward(ctx, grad_total, _):  # type: ignore[no-untyped-def]
+        """The slopes, times that of the loss."""
+        hidden, weight, *bias = ctx.saved_tensors
+        kind_weight, kind_bias = ctx.dtypes
+        grad_bias = (bias[0] * grad_total).to(kind_bias) if bias else None
+        grad_hidden = (hidden * grad_total).to(hidden.dtype)
+        return grad_hidden, (weight * grad_total).to(kind_weight), grad_bias, None, None, None
+
+
+class _FusedLoss(KeptSlopes):
     """Slopes are formed on the way forward, piece by piece; all pieces are alike, but for a row."""
 
     @staticmethod
@@ -67,17 +89,7 @@ class _FusedLoss(torch.autograd.Function):
             grad_weight += slope[0].T @ part
             if grad_bias is not None:
                 grad_bias += slope[0].sum(dim=0, dtype=torch.float)
-        ctx.save_for_backward(grad_hidden, grad_weight, *([] if grad_bias is None else [grad_bias]))
-        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
-        ctx.mark_non_differentiable(correct)
-        return total, correct
-
-    @staticmethod
-    def backward(ctx, grad_total, _):  # type: ignore[no-untyped-def]
-        hidden, weight, *bias = ctx.saved_tensors
-        kind_weight, kind_bias = ctx.dtypes
-        grad_bias = (bias[0] * grad_total).to(kind_bias) if bias else None
-        return hidden * grad_total, (weight * grad_total).to(kind_weight), grad_bias, None, None, None
+        return _FusedLoss.keep(ctx, total, correct, (weight, grad_weight), (bias, grad_bias), grad_hidden)
 
 
 @cache

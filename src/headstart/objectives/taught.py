@@ -21,7 +21,7 @@ from headstart.objectives.base import Loss, Objective
 from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.classify import Classify
 from headstart.objectives.masked_lm import MaskedLM
-from headstart.objectives.tiles import PIECE
+from headstart.objectives.tiles import OTHER, PIECE
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ Spot = tuple[
 def _token_loss(lesson: Lesson, student: Spot, teachers: Sequence[Spot], labels: Tensor) -> Loss:
     """The mixed loss over a large vocabulary; scores live one piece at a time, computed anew on the way back."""
     hidden, weight, bias = student
-    room = PIECE.get(hidden.device.type, 2**24) // (2 * (1 + len(teachers)))
+    room = PIECE.get(hidden.device.type, OTHER) // (2 * (1 + len(teachers)))
     rows = max(1, room // weight.shape[0])
 
     def piece(own: Tensor, wanted: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:

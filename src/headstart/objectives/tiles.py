@@ -13,6 +13,7 @@ from torch import Tensor
 
 # How many scores are alive at once: on a CPU as many as cost little memory, on a GPU as many as keep it busy.
 PIECE = {"cpu": 2**24, "cuda": 2**27}
+OTHER = 2**24  # on any other device
 TILE = 2048  # tokens of the vocabulary scored together
 LOG2_E = 1 / math.log(2)
 

@@ -35,7 +35,18 @@ class TextConfig(Section):
     documents: Literal["", "auto", "line", "paragraph"] = ""
 
 
-class StageConfig(Section):
+class Said(Section):
+    """Settings of a run by section, as a recipe says them for all stages and for one."""
+
+    body: Settings = Field(default_factory=dict)
+    objective: Settings = Field(default_factory=dict)
+    optimizer: Settings = Field(default_factory=dict)
+    schedule: Settings = Field(default_factory=dict)
+    training: Settings = Field(default_factory=dict)
+    data: Settings = Field(default_factory=dict)
+
+
+class StageConfig(Said):
     """One training; what it does not say, the recipe or the preset says."""
 
     name: str
@@ -46,15 +57,9 @@ class StageConfig(Section):
     unlabelled: list[str] = Field(
         default_factory=list, description="texts that the teachers of a finetune label"
     )
-    body: Settings = Field(default_factory=dict)
-    objective: Settings = Field(default_factory=dict)
-    optimizer: Settings = Field(default_factory=dict)
-    schedule: Settings = Field(default_factory=dict)
-    training: Settings = Field(default_factory=dict)
-    data: Settings = Field(default_factory=dict)
 
 
-class RecipeConfig(Section):
+class RecipeConfig(Said):
     """What a recipe says of all stages."""
 
     title: str
@@ -66,13 +71,7 @@ class RecipeConfig(Section):
         default_factory=list,
         description="that a new tokenizer is learnt from; none = all that pretraining reads",
     )
-    body: Settings = Field(default_factory=dict)
     tokenizer: Settings = Field(default_factory=dict)
-    objective: Settings = Field(default_factory=dict)
-    optimizer: Settings = Field(default_factory=dict)
-    schedule: Settings = Field(default_factory=dict)
-    training: Settings = Field(default_factory=dict)
-    data: Settings = Field(default_factory=dict)
     carry: CarryConfig = CarryConfig()
 
 

@@ -22,8 +22,6 @@ from headstart.training.processes import ALONE
 from headstart.training.runtime import Runtime
 from headstart.workflows.run import Trained, load_trained, shipped_bases
 
-MARK_TOKENS = 16384  # token budget of one batch that teachers answer before training
-
 
 @dataclass(frozen=True)
 class Teaching:
@@ -128,7 +126,12 @@ class Teaching:
         alone = replace(runtime, processes=ALONE, is_sharded=False)  # each process asks for itself
         answers = [
             predict_probabilities(
-                teacher.model().to(runtime.device), teacher.objective, rows, tokenizer, alone, MARK_TOKENS
+                teacher.model().to(runtime.device),
+                teacher.objective,
+                rows,
+                tokenizer,
+                alone,
+                alone.mark_tokens,
             )
             for teacher in self.teachers
         ]
