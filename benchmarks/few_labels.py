@@ -41,12 +41,8 @@ from headstart.workflows.arms import (
     write_fit,
 )
 from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import (
-    SCRATCH,
-    data_fingerprint,
-    finetune_config,
-    load_labelled,
-)
+from headstart.workflows.finetune import SCRATCH, finetune_config
+from headstart.workflows.labelled import data_fingerprint, load_labelled
 from headstart.workflows.run import load_trained
 from headstart.workflows.story import tell_story
 from headstart.workflows.tokenizers import choose_tokenizer

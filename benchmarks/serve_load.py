@@ -1,18 +1,16 @@
 """`headstart serve` under load: against one call at a time, against a plain `transformers` pipeline, and over many requests.
 
-Server and client are processes of their own; the client speaks HTTP over plain sockets, so that it costs little. The
-weights are fresh: speed does not depend on what they learnt. Writes benchmarks/results/serve-<device>.md and .json.
-    python benchmarks/serve_load.py [--preset tiny] [--seconds 20] [--clients 64] [--requests 20000]
+Server and client (load_client.py) are processes of their own, on the same cores; the client costs little and checks every
+answer. The weights are fresh: speed does not depend on what they learnt. Writes benchmarks/results/serve-<device>.md and .json.
+    python benchmarks/serve_load.py [--preset tiny] [--precision fast] [--reviews 1] [--seconds 20] [--clients 64] [--requests 20000]
+With --precision fast all of it, one call at a time as well, is measured so; the rival stays in float32.
 The rival needs the `transformers` package; without it that part is left out and the report says so.
 """
 
 import argparse
-import asyncio
 import json
 import os
-import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,11 +23,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
-WARM = 1.5  # seconds of load before the clock starts
+FAST_NEAR = 5e-3  # how far a probability in bfloat16 may be from the one alone
+CLIENT = Path(__file__).with_name("load_client.py")
 
 
-def make_run(folder: Path, preset: str) -> Path:
-    """A classifier of a preset's size with hardly any training, and the texts to send it."""
+def make_run(folder: Path, preset: str, reviews: int) -> Path:
+    """A classifier of a preset's size with hardly any training, and the texts to send it, each of some reviews."""
     from headstart.config import DataConfig
     from headstart.data.sources import load_dataset
     from headstart.workflows.finetune import finetune
@@ -37,7 +36,8 @@ def make_run(folder: Path, preset: str) -> Path:
     run = folder / preset
     settings = {"training": {"steps": 2}}
     finetune("scratch", "rotten-tomatoes", run, preset=preset, settings=settings)
-    texts = [example.text for example in load_dataset("rotten-tomatoes", DataConfig()).splits["valid"]]
+    found = [example.text for example in load_dataset("rotten-tomatoes", DataConfig()).splits["valid"]]
+    texts = [" ".join(found[at : at + reviews]) for at in range(0, len(found) - reviews + 1, reviews)]
     (folder / "texts.json").write_text(json.dumps(texts), "utf-8")
     return run
 
@@ -89,86 +89,35 @@ def rival(run: Path, port: int) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="critical", access_log=False)
 
 
-# --- the client
+# --- the model without a server: what reading texts together can save at all
 
 
-async def converse(
-    port: int, texts: list[str], until: float, times: list[tuple[float, float]], seed: int
-) -> None:
-    """One connection that asks again as soon as it is answered; notes when each answer came and how long it took."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    rng = random.Random(seed)
-    while time.perf_counter() < until:
-        start = time.perf_counter()
-        await exchange(reader, writer, rng.choice(texts))
-        end = time.perf_counter()
-        times.append((end, end - start))
-    writer.close()
+def model_alone(run: Path, texts: list[str], precision: str) -> dict[str, Any]:
+    """Milliseconds of one core for a text read by itself and among 64; the best of a few tries."""
+    from headstart.serving.bounds import Bounds
+    from headstart.serving.loaded import Loaded
+    from headstart.workflows.run import load_trained
 
-
-async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: str) -> None:
-    body = json.dumps({"texts": [text]}).encode()
-    writer.write(
-        b"POST /v1/classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
-        + str(len(body)).encode()
-        + b"\r\n\r\n"
-        + body
-    )
-    head = await reader.readuntil(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200"), head
-    size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    await reader.readexactly(size)
-
-
-async def closed_loop(port: int, texts: list[str], clients: int, seconds: float) -> dict[str, float]:
-    """As much as `clients` that never rest can get."""
-    times: list[tuple[float, float]] = []
-    start = time.perf_counter() + WARM
-    await asyncio.gather(*(converse(port, texts, start + seconds, times, seed) for seed in range(clients)))
-    counted = [took for end, took in times if end >= start]
-    return {"per_second": len(counted) / seconds, **latency(counted)}
-
-
-async def open_loop(port: int, texts: list[str], rate: float, seconds: float) -> dict[str, float]:
-    """Requests that come by chance at a rate, whether or not the last one is answered; a late start counts as waiting."""
-    rng, took, free, tasks = random.Random(1), [], [], []
-    start = due = time.perf_counter() + 0.1
-
-    async def one(due: float, text: str) -> None:
-        pair = free.pop() if free else await asyncio.open_connection("127.0.0.1", port)
-        await exchange(*pair, text)
-        free.append(pair)
-        took.append((due, time.perf_counter() - due))
-
-    while due < start + WARM + seconds:
-        due += rng.expovariate(rate)
-        wait = due - time.perf_counter()
-        if wait > 0:
-            await asyncio.sleep(wait)
-        tasks.append(asyncio.ensure_future(one(due, rng.choice(texts))))
-    await asyncio.gather(*tasks)
-    for _, writer in free:
-        writer.close()
-    return latency([spent for due, spent in took if due >= start + WARM])
-
-
-def latency(took: list[float]) -> dict[str, float]:
-    marks = statistics.quantiles(took, n=100, method="inclusive")
-    return {"p50_ms": 1000 * marks[49], "p99_ms": 1000 * marks[98], "requests": len(took)}
-
-
-def client(asked: dict[str, Any]) -> None:
-    texts = json.loads(Path(asked.pop("texts")).read_text("utf-8"))
-    way = {"closed": closed_loop, "open": open_loop}[asked.pop("way")]
-    print(json.dumps(asyncio.run(way(texts=texts, **asked))))
+    loaded = Loaded(load_trained(str(run)), Bounds(), precision)
+    found: dict[str, Any] = {"precision": loaded.precision}
+    for name, size in (("alone_ms", 1), ("together_ms", 64)):
+        groups = [texts[at : at + size] for at in range(0, 64, size)]
+        tries = []
+        for _ in range(6):
+            start = time.process_time()
+            for group in groups:
+                loaded.work(("classify", False), group)
+            tries.append(1000 * (time.process_time() - start) / 64)
+        found[name] = min(tries[1:])
+    return found
 
 
 # --- the measuring
 
 
 @contextmanager
-def process(words: list[str], ready: str) -> Iterator[str]:
-    """A process that has said `ready`; ended at the end. Gives the line."""
+def process(words: list[str], ready: str) -> Iterator[tuple[int, str]]:
+    """A process that has said `ready`; ended at the end. Gives its number and the line."""
     started = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT
     )
@@ -176,23 +125,37 @@ def process(words: list[str], ready: str) -> Iterator[str]:
         assert started.stdout is not None
         line = started.stdout.readline()
         assert ready in line, (words, line)
-        yield line
+        yield started.pid, line
     finally:
         started.send_signal(signal.SIGTERM)
         started.wait(60)
 
 
-def ask(port: int, texts: Path, way: str, **given: Any) -> dict[str, float]:
-    """What a client in a process of its own measures."""
+def cpu_seconds(number: int) -> float:
+    """What a process has used of all cores; 0 where the system does not say."""
+    own = Path(f"/proc/{number}/stat")
+    if not own.is_file():
+        return 0.0
+    user, system = own.read_text("ascii").rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def ask(server: int, port: int, texts: Path, way: str, **given: Any) -> dict[str, float]:
+    """What a client in a process of its own measures, and what a request costs the server."""
     words = [
         sys.executable,
-        __file__,
-        "--client",
+        str(CLIENT),
         json.dumps({"port": port, "texts": str(texts), "way": way, **given}),
     ]
-    done = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as client:
+        assert client.stdout is not None
+        marks = []
+        for line in client.stdout:  # it says when the clock starts and when it stops
+            if line.startswith("{"):
+                found = json.loads(line)
+            marks.append(cpu_seconds(server))
+    assert client.returncode == 0, "the client broke off"
+    return {**found, "server_ms": 1000 * (marks[1] - marks[0]) / found["requests"]}
 
 
 def wait_until_open(port: int) -> None:
@@ -219,29 +182,60 @@ def measure(run: Path, texts: Path, asked: argparse.Namespace) -> dict[str, Any]
     from headstart.workflows.run import load_trained
 
     about = load_trained(str(run))
-    found: dict[str, Any] = {"preset": asked.preset, "clients": asked.clients}
+    found: dict[str, Any] = {
+        "preset": asked.preset,
+        "clients": asked.clients,
+        "reviews": asked.reviews,
+        "bound_ms": asked.p99,
+        "asked_precision": asked.precision,
+        "cores": os.cpu_count(),
+    }
     found["parameters"] = sum(weight.numel() for weight in about.model().parameters())
-    port = asked.port
+    done = subprocess.run(
+        [
+            sys.executable,
+            __file__,
+            "--model",
+            str(run),
+            "--texts",
+            str(texts),
+            "--precision",
+            asked.precision,
+        ],
+        stdout=subprocess.PIPE,
+        env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+    )
+    found["model"] = json.loads(done.stdout)
+    port, seconds = asked.port, asked.seconds
     words = [sys.executable, "-m", "headstart", "serve", str(run), "--port", str(port), "--quiet"]
-    with process(words, "serving"):
-        found["one"] = ask(port, texts, "closed", clients=1, seconds=asked.seconds)
-        found["many"] = ask(port, texts, "closed", clients=asked.clients, seconds=asked.seconds)
+    words += ["--precision", asked.precision]
+    near = {"near": FAST_NEAR} if found["model"]["precision"] == "bfloat16" else {}
+    with process(words, "serving") as (server, _):
+        found["one"] = ask(server, port, texts, "closed", clients=1, seconds=seconds, **near)
+        found["many"] = ask(server, port, texts, "closed", clients=asked.clients, seconds=seconds, **near)
         rate = 0.8 * found["many"]["per_second"]
-        found["at_80"] = {"rate": rate, **ask(port, texts, "open", rate=rate, seconds=asked.seconds)}
+        found["at_80"] = {
+            "rate": rate,
+            **ask(server, port, texts, "open", rate=rate, seconds=seconds, **near),
+        }
         memory, sent = [metric(port, "headstart_memory_bytes")], 0
         while sent < asked.requests:
-            part = ask(port, texts, "closed", clients=asked.clients, seconds=min(10.0, asked.seconds))
+            part = ask(
+                server, port, texts, "closed", clients=asked.clients, seconds=min(10.0, seconds), **near
+            )
             sent += int(part["requests"])
             memory.append(metric(port, "headstart_memory_bytes"))
         found["memory"] = {"requests": sent, "bytes": memory}
     if has_transformers():
-        with process(
-            [sys.executable, __file__, "--rival", str(run), "--port", str(port + 1)], "ready"
-        ) as line:
+        words = [sys.executable, __file__, "--rival", str(run), "--port", str(port + 1)]
+        with process(words, "ready") as (server, line):
             wait_until_open(port + 1)
             found["rival"] = {"parameters": int(line.split()[1])}
             for name, clients in (("one", 1), ("many", asked.clients)):
-                found["rival"][name] = ask(port + 1, texts, "closed", clients=clients, seconds=asked.seconds)
+                found["rival"][name] = ask(
+                    server, port + 1, texts, "closed", clients=clients, seconds=seconds
+                )
     return found
 
 
@@ -264,22 +258,39 @@ def report(found: dict[str, Any], device: str) -> str:
             ("transformers pipeline, one call at a time", rival_rows["one"]),
             (f"transformers pipeline, {found['clients']} clients", rival_rows["many"]),
         ]
+    texts = "One review" if found["reviews"] == 1 else f"A text of {found['reviews']} reviews"
+    model, cores = found["model"], found["cores"]
+    most = cores * 1000 / (many["server_ms"] + many["client_ms"])
     lines = [
-        f"# `headstart serve` under load: {device}, preset {found['preset']}",
+        f"# `headstart serve` under load: {device}, preset {found['preset']}"
+        + (f", `--precision {found['asked_precision']}`" if found["asked_precision"] != "auto" else ""),
         "",
-        f"One review (rotten-tomatoes) a request, {found['parameters']:,} weights"
-        + (f", the rival's {rival_rows['parameters']:,}" if rival_rows else "; the rival was not installed")
-        + ". Made by `python benchmarks/serve_load.py`.",
+        f"{texts} (rotten-tomatoes) a request, {found['parameters']:,} weights in {model['precision']}"
+        + (
+            f", the rival's {rival_rows['parameters']:,} in float32"
+            if rival_rows
+            else "; the rival was not installed"
+        )
+        + ". Made by `python benchmarks/serve_load.py`; every answer was checked to be the one to its own text.",
         "",
-        "| | requests a second | p50 | p99 |",
-        "|---|---|---|---|",
+        "| | requests a second | p50 | p99 | CPU of the server | CPU of the client |",
+        "|---|---|---|---|---|---|",
         *(
-            f"| {name} | {row['per_second']:,.0f} | {row['p50_ms']:.1f} ms | {row['p99_ms']:.1f} ms |"
-            for name, row in rows
+            f"| {name} | {row['per_second']:,.0f} | {row['p50_ms']:.1f} ms | {row['p99_ms']:.1f} ms "
+            f"| {row['server_ms']:.2f} ms | {row['client_ms']:.2f} ms |"
+            for name, row in [
+                *rows,
+                ("headstart serve at 80 % of its best", {"per_second": at_80["rate"], **at_80}),
+            ]
         ),
-        f"| headstart serve at 80 % of its best | {at_80['rate']:,.0f} | {at_80['p50_ms']:.1f} ms | {at_80['p99_ms']:.1f} ms |",
         "",
-        f"Many clients against one call at a time: {many['per_second'] / one['per_second']:.1f} times.",
+        f"Many clients against one call at a time: {many['per_second'] / one['per_second']:.1f} times. Were no core ever "
+        f"idle, {most:,.0f} requests a second would be served at this cost: {most / one['per_second']:.1f} times.",
+        f"The model alone takes {model['alone_ms']:.2f} ms of one core for a text by itself and {model['together_ms']:.2f} ms among "
+        f"64: with HTTP for nothing, {cores} cores would read {cores * model['alone_ms'] / model['together_ms']:.1f} times what one "
+        "core reads text by text.",
+        f"p99 at 80 % load: {at_80['p99_ms']:.0f} ms, {'under' if at_80['p99_ms'] < found['bound_ms'] else 'OVER'} "
+        f"the bound of {found['bound_ms']:.0f} ms; {at_80['refused']:.0f} requests were refused.",
     ]
     if rival_rows:
         lines.append(
@@ -295,32 +306,45 @@ def report(found: dict[str, Any], device: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", default="tiny")
+    parser.add_argument(
+        "--precision", default="auto", help="of `headstart serve`: fast = bfloat16 where the processor has it"
+    )
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--reviews", type=int, default=1, help="put together in one text")
+    parser.add_argument(
+        "--p99", type=float, default=150.0, help="bound of the slowest hundredth at 80 %% load, in ms"
+    )
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--port", type=int, default=18_100)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--client")
     parser.add_argument("--rival", type=Path)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--texts", type=Path)
     asked = parser.parse_args()
-    if asked.client:
-        client(json.loads(asked.client))
-        return
     if asked.rival:
         rival(asked.rival, asked.port)
+        return
+    if asked.model:
+        print(
+            json.dumps(model_alone(asked.model, json.loads(asked.texts.read_text("utf-8")), asked.precision))
+        )
         return
     import torch
 
     on_gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} cores"
     with tempfile.TemporaryDirectory() as folder:
-        run = make_run(Path(folder), asked.preset)
+        run = make_run(Path(folder), asked.preset, asked.reviews)
         found = measure(run, Path(folder) / "texts.json", asked)
     label = device.lower().replace("nvidia ", "").replace(", ", "-").replace(" ", "-")
     text = report(found, device)
     asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / f"serve-{asked.preset}-{label}.md").write_text(text, "utf-8")
-    (asked.out / f"serve-{asked.preset}-{label}.json").write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    reviews = "" if asked.reviews == 1 else f"-{asked.reviews}-reviews"
+    precision = "" if asked.precision == "auto" else f"-{asked.precision}"
+    name = f"serve-{asked.preset}{precision}{reviews}-{label}"
+    (asked.out / f"{name}.md").write_text(text, "utf-8")
+    (asked.out / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     print(text)
 
 

@@ -17,14 +17,9 @@ from peers import TrainerWay, lab_gpt2, notebook_classifier, pad_rows
 from headstart.config import resolve
 from headstart.data.tokenizer import open_tokenizer
 from headstart.training.runtime import start_runtime
-from headstart.workflows.finetune import (
-    Task,
-    finetune_config,
-    load_labelled,
-    make_classifier,
-    make_task,
-    make_trainer,
-)
+from headstart.workflows.classifier import make_classifier, make_trainer
+from headstart.workflows.finetune import finetune_config
+from headstart.workflows.labelled import Task, load_labelled, make_task
 
 BATCH = 16
 TARGET = 3.0

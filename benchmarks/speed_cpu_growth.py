@@ -108,6 +108,11 @@ def power(sizes: list[float], values: list[float]) -> float:
     return math.log(values[-1] / values[-2]) / math.log(sizes[-1] / sizes[-2])
 
 
+def short(size: int) -> str:
+    """A size that fits under a tick."""
+    return f"{size // 1000}k" if size >= 1000 else str(size)
+
+
 def draw(found: dict[str, list[dict[str, Any]]], grown: list[dict[str, float]], path: Path) -> None:
     """Measured points over the plan's lines, time above and memory below."""
     import matplotlib
@@ -116,7 +121,7 @@ def draw(found: dict[str, list[dict[str, Any]]], grown: list[dict[str, float]], 
     from headstart.views.figure import FAINT, PALETTE, STYLE
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.1 * (len(found) + 1), 6.2), layout="constrained")
+        figure = Figure(figsize=(2.7 * (len(found) + 1), 6.2), layout="constrained")
         rows = (("milliseconds a step", "seconds", 1e3), ("MiB at the peak", "bytes", 1 / MIB))
         for row, (label, key, scale) in enumerate(rows):
             for column, (name, points) in enumerate(found.items()):
@@ -128,7 +133,8 @@ def draw(found: dict[str, list[dict[str, Any]]], grown: list[dict[str, float]], 
                 measured = [point[f"measured_{key}"] * scale for point in points]
                 axes.plot(sizes, measured, "o", color=PALETTE[0], label="measured")
                 axes.set(xscale="log", yscale="log", xlabel=name, title=label)
-                axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+                axes.set_xticks(sizes, [short(size) for size in sizes])
+                axes.set_yticks(measured, [f"{value:.0f}" for value in measured])
                 axes.minorticks_off()
                 if row == column == 0:
                     axes.legend(frameon=False)
@@ -143,7 +149,7 @@ def draw(found: dict[str, list[dict[str, Any]]], grown: list[dict[str, float]], 
                     color=PALETTE[1],
                     label="training",
                 )
-                axes.legend(frameon=False)
+                axes.legend(frameon=False, loc="lower right")
                 axes.set_ylim(bottom=0)
             else:
                 rate = grown[0]["seconds"] / grown[0]["size"]

@@ -639,18 +639,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             for each in wave:
                 each.ready.wait(max(0.0, until - time.monotonic()))
             say(began, f"{sum(each.ready.is_set() for each in wave)} of {len(wave)} are ready")
-            late: list[Child] = []
+            for each in [child for child in wave if not child.ready.is_set()]:
+                note(found, each, {"failed": f"not compiled in time; {each.last_words()}"}, options)
+                each.end()  # compiling takes the cores that start the others' kernels
+                wave.remove(each)
             for each in wave:
-                if not each.ready.is_set():
-                    late.append(each)
-                    continue
                 take_turn(each, found, options, began, left())
-            for each in late:
-                each.ready.wait(max(0.0, min(30.0, left() - options.window - 5)))
-                if each.ready.is_set():
-                    take_turn(each, found, options, began, left())
-                else:
-                    note(found, each, {"failed": f"not compiled in time; {each.last_words()}"}, options)
         finally:
             for each in wave:
                 each.end()

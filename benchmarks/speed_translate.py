@@ -1,11 +1,14 @@
 """How fast translations are written: headstart, transformers and CTranslate2 with the same weights, on a CPU.
 
     python benchmarks/speed_translate.py [--run RUN --file FILE] [--preset PRESET] [--lines N] [--batches 1 32] [--threads N]
+    python benchmarks/speed_translate.py --run RUN --file FILE --whole
 
 With a run, its translations of FILE end where the model ends them, and how many are alike is told. Without one a translator
 of PRESET's shape is made up, and every translation has 30 tokens, so that all do the same work. Lines one at a time are
-fewer. Systems take turns, and time is that of the processor, which other work on the machine disturbs least. Writes
-benchmarks/results/speed-translate.{md,json}, with a run speed-translate-run.
+fewer. With --whole a file is translated from lines to lines by each system in its own best way: headstart by its `translate`, the
+others in batches of several sizes, of lines of like length and as the lines come. Systems take turns, and time is that of the
+processor, which other work on the machine disturbs least. Writes benchmarks/results/speed-translate.{md,json}, with a run
+speed-translate-run, of whole files speed-translate-file.
 """
 
 import argparse
@@ -13,9 +16,10 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +34,7 @@ from headstart.workflows.translating import Translator, open_translator
 
 RESULTS = Path(__file__).parent / "results"
 FIXED, LONGER = 30, 50
+HIDDEN = ("systems", "run", "file", "whole", "preset")  # options that are told apart, or not at all
 ONE_BY_ONE = 12  # lines translated one at a time
 Way = Callable[[int, float], list[list[int]]]  # width and length penalty -> tokens of each translation
 
@@ -65,15 +70,25 @@ class Systems:
     """The three systems over the same sources, sorted by length into the same batches."""
 
     def __init__(
-        self, run: Path, folder: Path, lines: list[str], batch: int, threads: int, fixed: int | None
+        self,
+        run: Path,
+        folder: Path,
+        lines: list[str],
+        batch: int,
+        threads: int,
+        fixed: int | None,
+        is_sorted: bool = True,
     ):
         folder.mkdir(exist_ok=True)
-        lines = lines[:ONE_BY_ONE] if batch == 1 else lines
+        self.lines = lines = lines[:ONE_BY_ONE] if batch == 1 else lines
         self.translator: Translator = open_translator(str(run), {"training": {"device": "cpu"}})
         tokenizer = self.translator.source_tokenizer
         self.rows = [tokenizer.frame(ids, 512) for ids in tokenizer.encode(lines)]
         loader = TextLoader([Row(row) for row in self.rows], 10**9, batch, shuffled=False)
         self.batches = [numbers.tolist() for numbers in loader.batches(0)]
+        if not is_sorted:
+            every = range(len(lines))
+            self.batches = [list(every[at : at + batch]) for at in range(0, len(lines), batch)]
         self.batch, self.threads, self.fixed = batch, threads, fixed
         self.folder, self.run = folder, run
         self.last = self.translator.tokenizer.last
@@ -89,7 +104,9 @@ class Systems:
             for numbers in self.batches:
                 batch = sources([self.rows[number] for number in numbers], tokenizer.padding, tokenizer.first)
                 rules = Rules(self.last, self.most, self.fixed or 0, self.banned)
-                best = beam_search(self.translator.reader, batch, rules, Beam(width, 1, penalty))
+                best = beam_search(
+                    self.translator.reader, batch, rules, Beam(width, 1, penalty, is_scored=False)
+                )
                 found.update({number: each[0].tokens for number, each in zip(numbers, best, strict=True)})
             return [found[number] for number in range(len(self.rows))]
 
@@ -146,29 +163,88 @@ class Systems:
         return tokens[: tokens.index(self.last)] if self.last in tokens else tokens
 
 
+Key = TypeVar("Key")
+Written = TypeVar("Written")
+
+
+def in_turns(
+    ways: Mapping[Key, Callable[[int, float], Written]], width: int, words: argparse.Namespace
+) -> tuple[dict[Key, Written], dict[Key, list[float]]]:
+    """What each way writes, and its processor seconds in each of the rounds, in which all take turns."""
+    found = {key: way(width, words.penalty) for key, way in ways.items()}  # and all is warm
+    times: dict[Key, list[float]] = {key: [] for key in ways}
+    for _ in range(words.repeats):
+        for key, way in ways.items():
+            start = time.process_time()
+            way(width, words.penalty)
+            times[key].append(time.process_time() - start)
+    return found, times
+
+
 def measure(systems: Systems, words: argparse.Namespace) -> list[dict[str, object]]:
     """Processor seconds of each system at each width, in turns: the least, and the middle of what the turns say."""
     ways = {name: getattr(systems, name)() for name in words.systems}
     rows: list[dict[str, object]] = []
     for width in (5, 1):
-        found = {name: way(width, words.penalty) for name, way in ways.items()}  # and all is warm
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(words.repeats):
-            for name, way in ways.items():
-                start = time.process_time()
-                way(width, words.penalty)
-                times[name].append(time.process_time() - start)
+        found, times = in_turns(ways, width, words)
         for name in ways:
-            alike = np.mean([one == other for one, other in zip(found[name], found["ours"], strict=True)])
-            ratios = np.array(times[name]) / np.array(times["ours"])
-            rows.append({
-                "system": name, "beam": width, "batch": systems.batch, "lines": len(found[name]),
-                "seconds": min(times[name]), "tokens": sum(map(len, found[name])),
-                "times_ours": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max()),
-                "alike": float(alike),
-            })  # fmt: skip
+            told = {"system": name, "beam": width, "batch": systems.batch, "lines": len(found[name])}
+            told["tokens"] = sum(map(len, found[name]))
+            rows.append(told | compared(times[name], times["ours"], found[name], found["ours"]))
             print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def from_lines(systems: Systems, way: Way) -> Callable[[int, float], list[str]]:
+    """A way of writing tokens as one from lines to lines, so that all are timed over the same work."""
+    translator = systems.translator
+
+    def write(width: int, penalty: float) -> list[str]:
+        translator.source_tokenizer.encode(systems.lines)
+        return [translator.tokenizer.decode(tokens) for tokens in way(width, penalty)]
+
+    return write
+
+
+def measure_whole(
+    run: Path, folder: Path, lines: list[str], words: argparse.Namespace
+) -> list[dict[str, object]]:
+    """Processor seconds for a whole file, of `headstart translate` and of the others at several batch sizes."""
+    ways: dict[tuple[str, str], Callable[[int, float], list[str]]] = {}
+    translator = open_translator(str(run), {"training": {"device": "cpu"}})
+    ways["ours", "its own"] = lambda width, penalty: [
+        each.text
+        for each in hs.translate(translator, lines, beam=width, length_penalty=penalty, scored=False)
+    ]
+    for size in words.batches:
+        systems = Systems(run, folder / f"of-{size}", lines, size, words.threads, None)
+        for name in words.systems[1:]:
+            ways[name, f"{size}, of like length"] = from_lines(systems, getattr(systems, name)())
+        mixed = Systems(run, folder / f"as-{size}", lines, size, words.threads, None, is_sorted=False)
+        if "transformers" in words.systems:
+            ways["transformers", f"{size}, as they come"] = from_lines(mixed, mixed.transformers())
+    rows: list[dict[str, object]] = []
+    for width in (5, 1):
+        found, times = in_turns(ways, width, words)
+        for key in ways:
+            told = {"beam": width, "system": key[0], "batch": key[1], "lines": len(lines)}
+            rows.append(
+                told | compared(times[key], times["ours", "its own"], found[key], found["ours", "its own"])
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def compared(
+    times: list[float], ours: list[float], found: Sequence[object], wanted: Sequence[object]
+) -> dict[str, object]:
+    """What the rounds say of a system beside headstart."""
+    ratios = np.array(times) / np.array(ours)
+    alike = np.mean([one == other for one, other in zip(found, wanted, strict=True)])
+    return {
+        "seconds": min(times), "times_ours": float(np.median(ratios)), "low": float(ratios.min()),
+        "high": float(ratios.max()), "alike": float(alike),
+    }  # fmt: skip
 
 
 def versions() -> str:
@@ -183,12 +259,17 @@ def write(rows: list[dict[str, object]], words: argparse.Namespace, what: str) -
 
     names = {"ours": "headstart", "transformers": "transformers", "ctranslate2": "CTranslate2"}
     lines = [
-        f"| {row['batch']} | {row['beam']} | {names[str(row['system'])]} | {row['seconds']:.2f} | {row['tokens']:,} | "
+        f"| {row['batch']} | {row['beam']} | {names[str(row['system'])]} | {row['seconds']:.2f} | {row.get('tokens', '')} | "
         f"{row['times_ours']:.2f} ({row['low']:.2f} to {row['high']:.2f}) | {row['alike']:.0%} |"
         for row in rows
     ]
     machine = Runtime(torch.device("cpu"), torch.float32).describe()
-    name = f"speed-translate{'-run' if words.run else ''}"
+    name = f"speed-translate{'-file' if words.whole else '-run' if words.run else ''}"
+    how = (
+        "each system in batches as told"
+        if words.whole
+        else "the same batches of sources of like length for all"
+    )
     text = f"""# Speed of translating
 
 | | |
@@ -197,7 +278,7 @@ def write(rows: list[dict[str, object]], words: argparse.Namespace, what: str) -
 | commit | {commit()} |
 | machine | {machine}; other work was on it: read the ratios, not the seconds |
 | versions | {versions()} |
-| what | {what}; the same batches of sources of like length for all; one at a time, {ONE_BY_ONE} lines |
+| what | {what}; {how}; one at a time, {ONE_BY_ONE} lines |
 | time | of the processor; seconds are the least of {words.repeats} rounds in turns |
 
 "times headstart's" says how many times as long a system takes: the middle of the rounds, the least and the most; above 1
@@ -222,8 +303,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--penalty", type=float, default=0.0)
     parser.add_argument("--systems", nargs="+", default=["ours", "transformers", "ctranslate2"])
+    parser.add_argument("--whole", action="store_true")
     words = parser.parse_args()
-    told = {name: value for name, value in vars(words).items() if name not in ("systems", "run", "file")}
+    told = {
+        name: value for name, value in vars(words).items() if name not in ("systems", "run", "file", "whole")
+    }
     told["batches"] = " ".join(map(str, words.batches))
     words.told = " ".join(f"--{name} {value}" for name, value in told.items())
     torch.set_num_threads(words.threads)
@@ -233,13 +317,17 @@ def main() -> None:
             run = Path(words.run)
             lines = Path(words.file).read_text("utf-8").splitlines()[: words.lines]
             what = f"{len(lines)} lines, translated to their end"
-            words.told = f"--run RUN --file FILE {words.told}"
+            words.told = f"--run {run.name} --file FILE{' --whole' if words.whole else ''} {words.told}"
         else:
             run, lines = made_up(folder, words.preset, words.lines)
+            words.told = f"--preset {words.preset} {words.told}"
             what = f"a translator of the shape of `{words.preset}`, {len(lines)} lines, {FIXED} tokens each"
         body = open_translator(str(run)).reader.body.config
         what += f"; {body.layers} + {body.decoder_layers or body.layers} layers of width {body.width}"
         rows: list[dict[str, object]] = []
+        if words.whole:
+            write(measure_whole(run, folder, lines, words), words, what)
+            return
         for size in words.batches:
             place, fixed = folder / f"of-{size}", None if words.run else FIXED
             rows += measure(Systems(run, place, lines, size, words.threads, fixed), words)

@@ -52,6 +52,10 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "opinions.csv").write_text(
         "opinion,stars\n" + "".join(f'"{text}",{label}\n' for text, label in rows)
     )
+    marks = {"good": "9/10", "bad": "2/10"}
+    (tmp_path / "rated.txt").write_text(
+        "".join(f"{text} {marks.get(label, '5/10')}\n" for text, label in rows)
+    )
     return tmp_path
 
 

@@ -84,7 +84,7 @@ def test_the_test_split_of_imdb_is_read_by_no_stage_of_the_english_recipe(tmp_pa
     lay_out(content, tmp_path)
     imdb = load_dataset("imdb", DataConfig(), with_test=True)
     judged = [" ".join(text.split()) for split in ("valid", "test") for text in imdb.texts(split)]
-    others = [f"a line of its own, number {number}" for number in range(400)]
+    others = [f"a line of its own, number {number}, {number % 11}/10" for number in range(400)]
     for text in content["texts"].values():
         if text["path"] not in SOURCES:
             (tmp_path / text["path"]).unlink()

@@ -1,7 +1,7 @@
 """Settings: one frozen schema for presets, TOML files, `--set section.key=value` and saved runs.
 
 A wrong setting dies here, before any data is read. Sections are merged in the order: defaults, preset
-(its part for the job), TOML file, flags.
+(its part for the job), advice of the base that is fine-tuned, TOML file, flags.
 """
 
 import tomllib

@@ -28,6 +28,10 @@ class RunError(HeadstartError):
     """A run folder that is missing, broken, in the way, or does not fit what is asked of it."""
 
 
+class Diverged(RunError):
+    """A training whose loss is no number any more."""
+
+
 class LostError(HeadstartError):
     """Another process of the run has died or fallen silent."""
 

@@ -35,9 +35,15 @@ class Transfer:
     fresh: dict[str, int]
     left: dict[str, int]
 
+    @property
+    def kept_head(self) -> bool:
+        """Whether a classifier's head crossed with the body."""
+        return any(name.startswith("heads.class.") for name in self.reused)
+
     def summary(self) -> str:
         """One line for the terminal."""
-        parts = (("reused", self.reused), ("fresh", self.fresh), ("left behind", self.left))
+        word = "reused (the head too)" if self.kept_head else "reused"
+        parts = ((word, self.reused), ("fresh", self.fresh), ("left behind", self.left))
         return ", ".join(f"{sum(kept.values()):,} weights {word}" for word, kept in parts)
 
 

@@ -1,5 +1,6 @@
 """The sections of the settings, each with its fields, their defaults and what they mean; frozen and checked at birth."""
 
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -234,6 +235,10 @@ class TrainingConfig(Section):
     unfreeze_every: float | None = Field(
         None, gt=0, description="epochs after which one more block thaws, top first"
     )
+    head: Literal["auto", "fresh"] = Field(
+        "auto",
+        description="auto = a base's own head goes on where it names the very classes of the data (fine-tuning)",
+    )
     reset_layers: int = Field(0, ge=0, description="top blocks of a base that start fresh (fine-tuning)")
     bpe_dropout: float = Field(
         0.0,
@@ -286,6 +291,11 @@ class TrainingConfig(Section):
 
 
 BUDGETS = ("epochs", "steps", "tokens", "minutes")
+# Settings of training that say where and how it is done, not what comes out: another machine may have others.
+FREE = (
+    "device", "precision", "compile", "sharded", "timeout", "deterministic", "save_every", "save_minutes", "force",
+    "tensorboard",
+)  # fmt: skip
 
 
 class DataConfig(Section):
@@ -305,6 +315,11 @@ class DataConfig(Section):
         {},
         description="classes made of a table's labels, e.g. {good = ['4', '5']}; rows with other labels are left out",
     )
+    label_pattern: str = Field(
+        "",
+        description="a regular expression that finds the label in the text itself (its first group), e.g. "
+        r"'(\d+)/10'; it is cut out, and texts without it are left out",
+    )
     unique: bool = Field(
         False,
         description="pretraining: a document that stood before, in this text or another, is passed over",
@@ -318,3 +333,14 @@ class DataConfig(Section):
         ge=0,
         description="translation: longer side of a pair to learn from over the shorter, in characters; 0 = any",
     )
+
+    @model_validator(mode="after")
+    def _pattern_compiles(self) -> "DataConfig":
+        try:
+            re.compile(self.label_pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"data.label_pattern is no regular expression: {error}",
+                hint=r"for example '(\d+)/10'; in a shell, put it between single quotes",
+            ) from None
+        return self

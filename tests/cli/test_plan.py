@@ -88,3 +88,21 @@ def test_complexity_draws_and_tells(tmp_path):
         "complexity.png",
         "complexity.svg",
     ]
+
+
+def test_the_plan_says_whether_it_counts_on_compiled_steps():
+    words = ["--preset", "small", "--gpu", "H200", "--tokens", 10**9]
+    for chosen, is_compiled in (("true", True), ("false", False), ("auto", True)):
+        found = planned(*words, "--set", f"training.compile={chosen}")
+        assert found["time"]["compiled"] is is_compiled
+        done = call("plan", *words, "--set", f"training.compile={chosen}")
+        assert f"a {'compiled' if is_compiled else 'plain'} step" in done.stdout
+        assert ("to compile" in done.stdout) is is_compiled
+    short = planned("--preset", "small", "--gpu", "H200", "--tokens", 1000, "--set", "training.compile=auto")
+    assert short["time"]["compiled"] is False
+
+
+def test_the_list_of_devices_says_where_steps_are_compiled():
+    done = call("plan", "--preset", "small", "--tokens", 10**9, "--set", "training.compile=true")
+    assert "GPUs from Volta on" in done.stdout
+    assert "they are counted as plain" in done.stdout  # on the CPU that tests run on

@@ -19,7 +19,7 @@ LAYERS = [
     ["objectives", "checkpoint"],
     ["data", "models"],
     ["batch"],
-    ["results"],
+    ["results", "compiling"],
     ["config", "presets"],
     ["sections"],
     ["shipped"],

@@ -1,11 +1,15 @@
 import dataclasses
+import hashlib
+import sys
+import unicodedata
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.data.example import Dataset, Example, hashes, text_hash
+from headstart.data import example
+from headstart.data.example import WHITE_SPACE, Dataset, Example, hashes, hashes_and_sizes, text_hash
 
 DATASET = Dataset(
     "toy", {"train": [Example("a", "no"), Example("b", "yes"), Example("c", "no")]}, ["no", "yes"]
@@ -42,6 +46,36 @@ def test_hashes_are_one_unsigned_array():
     assert found.dtype == np.uint64
     assert found.tolist() == [text_hash("a"), text_hash("b"), text_hash("a")]
     assert hashes([]).shape == (0,)
+
+
+def test_white_space_is_what_python_parts_words_at():
+    assert "".join(filter(str.isspace, map(chr, range(sys.maxunicode + 1)))) == WHITE_SPACE
+
+
+def plain_hash(text):
+    """`text_hash` as its words say it."""
+    normal = " ".join(unicodedata.normalize("NFC", text).split())
+    digest = hashlib.blake2b(normal.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+pieces = st.one_of(
+    st.sampled_from(WHITE_SPACE),
+    st.sampled_from(
+        ["mot", "l’été", " ", "«", "e\u0301", "\u0301", "\u2126", "\u200b", "日", "\x00", "\x7f", "\ud800"]
+    ),
+    st.text(max_size=3),
+)
+
+
+@given(st.lists(st.lists(pieces, max_size=8).map("".join), max_size=6), st.integers(1, 9))
+def test_hashes_of_many_texts_are_those_of_each(texts, characters):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(example, "BATCH_CHARACTERS", characters)
+        assert hashes(texts).tolist() == [plain_hash(text) for text in texts]
+    found, sizes = hashes_and_sizes(texts)
+    assert found.tolist() == [text_hash(text) for text in texts]
+    assert sizes.tolist() == [len(text.encode("utf-8", "surrogatepass")) for text in texts]
 
 
 def test_a_dataset_answers_by_split():

@@ -115,3 +115,14 @@ def test_pairs_of_like_length_go_together():
 
 def test_no_texts_are_no_batches():
     assert TextLoader([], 100, shuffled=False).batches(0) == []
+
+
+def test_texts_are_read_apart_where_padding_would_be_more_than_allowed():
+    rows = [Row(np.arange(length)) for length in (40, 3, 5, 4, 38, 5, 3, 39)]
+    together = TextLoader(rows, 1000, shuffled=False)
+    apart = TextLoader(rows, 1000, shuffled=False, padding=8)
+    assert len(together.batches(0)) == 1
+    assert [sorted(map(int, batch)) for batch in apart.batches(0)] == [[1, 2, 3, 5, 6], [0, 4, 7]]
+    for batch in apart.batches(0):
+        lengths = [len(rows[number].tokens) for number in batch]
+        assert max(lengths) * len(lengths) - sum(lengths) <= 8

@@ -51,3 +51,15 @@ def test_a_whole_table_is_read_under_other_classes(tmp_path):
     dataset = load_dataset(str(tmp_path / "stars.tsv"), DataConfig(label_column="stars", classes=STARS))
     assert dataset.classes == ["negative", "positive"]
     assert sum(dataset.balance(split)["positive"] for split in ("train", "valid")) == 40
+
+
+def test_a_table_to_judge_on_may_have_the_classes_themselves_as_labels(tmp_path):
+    rows = [Example("a", "positive"), Example("b", "negative")]
+    assert classed(rows, STARS, HERE, or_named=True) == rows
+    mixed = [*rows, Example("c", "5")]  # the labels of data.classes are there, so they count alone
+    assert [row.text for row in classed(mixed, STARS, HERE, or_named=True)] == ["c"]
+    for labels in (["positive", "neutral"], []):
+        with pytest.raises(DataError):
+            classed([Example("a", label) for label in labels], STARS, HERE, or_named=True)
+    with pytest.raises(DataError):
+        classed(rows, STARS, HERE)

@@ -123,6 +123,16 @@ def test_a_tiny_table_still_shows_each_class_to_train_and_valid(tmp_path):
     assert dataset.notes
 
 
+@pytest.mark.parametrize("label", ["NA", "n/a", "None", "NaN"])
+def test_a_class_that_may_stand_for_no_label_is_kept_with_a_note(tmp_path, label):
+    path = write_table(tmp_path / "t.tsv", [*rows_of("no", "yes"), *rows_of(label, count=7)])
+    dataset = load_dataset(path, CONFIG)
+    assert dataset.classes == sorted(["no", "yes", label])
+    told = [note for note in dataset.notes if "is a class like the others" in note]
+    assert len(told) == 1
+    assert told[0].startswith(f"{label!r} is a class like the others, with 7 rows")
+
+
 @pytest.mark.parametrize(
     ("files", "problem"),
     [

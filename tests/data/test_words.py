@@ -40,7 +40,12 @@ edges = st.sampled_from(
         "e\u0301",
     ]
 )
-texts = st.lists(st.one_of(edges, st.text(max_size=6), st.sampled_from(["chat", "l'été", "2024,", "[MASK]"])))
+long_words = st.sampled_from(
+    ["anticonstitutionnellement", "ÀÉ" * 12, "x" * 15, "x" * 16, "x" * 64, "é" * 33, "a\0", "a\0\0"]
+)
+texts = st.lists(
+    st.one_of(edges, st.text(max_size=6), long_words, st.sampled_from(["chat", "l'été", "2024,", "[MASK]"]))
+)
 
 
 @pytest.mark.parametrize("tokenizer", [PLAIN, LOWER], ids=["plain", "lowercase"])
@@ -51,6 +56,44 @@ def test_word_by_word_gives_the_tokens_of_the_whole_text(tokenizer, some):
     wanted = tokenizer.engine.encode(some)
     assert counts.tolist() == [len(row) for row in wanted]
     assert ids.tolist() == [number for row in wanted for number in row]
+
+
+LINES = [
+    "Un chat\ndort ici\net là.",
+    "dort ici\n\net là",
+    "\ndort",
+    "ici \ndort",
+    "là\n",
+    "\u00a0\ndort",
+    "\r\ndort ici",
+]
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, LOWER], ids=["plain", "lowercase"])
+def test_lines_are_words_of_their_own_and_known_ones_stay_what_they_were(tokenizer):
+    own, wanted = Words(tokenizer.engine.encode), tokenizer.engine.encode(LINES)
+    for _ in range(2):
+        ids, counts = own.encode(LINES)
+        assert np.split(ids, np.cumsum(counts)[:-1])[0].tolist() == wanted[0]
+        assert ids.tolist() == [number for row in wanted for number in row]
+    asked = len(own.sizes)
+    own.encode([LINES[0]])
+    assert len(own.sizes) == asked
+
+
+def test_thousands_of_words_at_once_give_the_tokens_of_the_whole_text():
+    chance = np.random.default_rng(0)
+    letters = np.array(list("abcdeéèœ'.,0日"))
+    some = [
+        " ".join("".join(chance.choice(letters, chance.integers(1, 20))) for _ in range(200))
+        for _ in range(50)
+    ]
+    own, wanted = Words(PLAIN.engine.encode), PLAIN.engine.encode(some)
+    for _ in range(2):
+        ids, counts = own.encode(some)
+        assert counts.tolist() == [len(row) for row in wanted]
+        assert ids.tolist() == [number for row in wanted for number in row]
+    assert own.short.count > 4000
 
 
 def test_words_are_remembered_and_forgotten_without_a_trace(monkeypatch):

@@ -97,7 +97,11 @@ def test_a_disk_that_fills_up_in_mid_run_leaves_the_last_checkpoint(tmp_path, ta
     assert (out / "model.safetensors").exists()
 
 
-def test_a_missing_base_is_named_and_the_nearest_offered(base, table, tmp_path):
+@pytest.mark.parametrize(
+    "shipped", [{}, {"en-tiny": Path("somewhere")}], ids=["alone", "beside shipped bases"]
+)
+def test_a_missing_base_is_named_and_the_nearest_offered(base, table, tmp_path, monkeypatch, shipped):
+    monkeypatch.setattr("headstart.workflows.run.shipped_bases", lambda: shipped)
     code, said, hint = call("finetune", tmp_path / "bsae", table, "--out", tmp_path / "run")
     assert (code, "no run at" in said, "base" in hint) == (2, True, True)
     assert not (tmp_path / "run").exists()
@@ -283,6 +287,7 @@ def test_a_disk_that_is_really_full_gets_its_sentence(table, tmp_path):
         (["data", "{table}", "--set", "body.width=2"], "body"),
         (["demo", "--out", "r", "--labels", "500000"], "500,000 labels are asked for"),
         (["demo", "--out", "r", "--seeds", "0"], "0 seeds"),
+        (["demo", "--out", "r", "--base", "en-tin"], "sets the base en-tin beside its own"),
     ],
 )
 @pytest.mark.slow

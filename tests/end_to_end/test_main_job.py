@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
+from headstart.views import wording
+from headstart.workflows.compare import read_comparison
+from headstart.workflows.pack import pack
 from tests.worlds_of_text import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
 
 FAST = merge(QUICK, {"training": {"batch_examples": 8}, "optimizer": {"learning_rate": 0.01}})
@@ -212,14 +215,82 @@ def test_no_embedded_test_review_enters_pretraining(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo_runs_small_from_audit_to_report(tmp_path, monkeypatch):
+def test_the_demo_runs_small_from_audit_to_report(world, tmp_path, monkeypatch):
     monkeypatch.setattr("headstart.workflows.demo.DATA", "rotten-tomatoes")  # the shorter reviews
+    monkeypatch.setattr("headstart.workflows.demo.LENGTH", 32)
+    monkeypatch.setattr("headstart.workflows.demo.SHIPPED_LENGTH", 48)
+    pack(str(world / "base"), "xx-ready", tmp_path / "bases")
+    monkeypatch.setenv("HEADSTART_BASES", str(tmp_path / "bases"))
     out = tmp_path / "demo"
-    said = call("demo", "--out", out, "--minutes", "0.05", "--seeds", 1, "--labels", 40, "--epochs", 1)
+    words = ["--minutes", "0.05", "--seeds", 1, "--labels", 40, "--epochs", 2, "--base", "xx-ready"]
+    said = call("demo", "--out", out, *words)
     assert "report" in said
     assert (out / "report.html").exists()
-    again = call("demo", "--out", out, "--minutes", "0.05", "--seeds", 1, "--labels", 40, "--epochs", 1)
+    found = read_comparison(out / "compare")
+    names = ["classical", "scratch", "base fine-tuned", "xx-ready fine-tuned"]
+    assert [arm.name for arm in found.arms] == names
+    assert [found.settings[name]["training"]["epochs"] for name in names[1:]] == [2, 2, 1]
+    against = {(test.arm, test.against) for test in found.tests}
+    assert {("xx-ready fine-tuned", name) for name in names[:3]} <= against
+    assert any("xx-ready was made elsewhere" in note for note in found.notes)
+    read = next(note for note in found.notes if "tokens of a text" in note)
+    assert "scratch and base fine-tuned read at most 32 tokens of a text (both its ends" in read
+    assert "xx-ready fine-tuned read at most 48 tokens of a text (both its ends" in read
+    again = call("demo", "--out", out, *words)
     assert "report" in again
+
+
+@pytest.mark.slow
+def test_the_demo_refuses_a_base_that_reads_too_little_before_it_begins(world, tmp_path):
+    with pytest.raises(hs.HeadstartError, match=r"over body\.max_length 64"):
+        hs.run_demo(tmp_path / "demo", base=str(world / "base"))
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.slow
+def test_a_guest_has_settings_of_its_own_and_no_twin(world, tmp_path):
+    settings = {"training": {**FAST["training"], "epochs": 2}}
+    guest = str(world / "base")
+    found = hs.compare(
+        str(world / "table.tsv"),
+        out=tmp_path / "c",
+        seeds=2,
+        settings=merge(QUICK, settings),
+        guests={guest: {"training": {"epochs": 1}}},
+    )
+    kinds = {arm.name: (arm.kind, arm.twin) for arm in found.arms}
+    assert kinds == {
+        "classical": ("classical", ""),
+        "scratch": ("scratch", ""),
+        "base frozen": ("frozen", ""),
+        "base fine-tuned": ("fine-tuned", ""),
+    }
+    epochs = {name: own["training"]["epochs"] for name, own in found.settings.items()}
+    assert epochs == {"scratch": 2, "base frozen": 1, "base fine-tuned": 1}
+    assert ("base fine-tuned", "scratch") in {(test.arm, test.against) for test in found.tests}
+    assert "Pretraining" not in wording.headline(found)
+
+
+@pytest.mark.slow
+def test_a_base_that_no_epoch_makes_better_is_said_to_be_scored_as_it_came(world, tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / "set").mkdir(exist_ok=True)
+        write_labelled(tmp_path / "set" / f"{split}.tsv", 40, seed=len(split))
+    # One base knows the task, and a rate that high makes it forget; the other has it all to learn.
+    for name, rate, is_still in (("tuned", 1.0, True), ("base", 0.01, False)):
+        found = hs.compare(
+            str(tmp_path / "set"),
+            [str(world / name)],
+            tmp_path / name,
+            seeds=1,
+            arms=("fine-tuned",),
+            settings=merge(
+                {"training": FAST["training"]},
+                {"training": {"epochs": 4}, "optimizer": {"learning_rate": rate}},
+            ),
+        )
+        words = f"1 of 1 seeds of {name} fine-tuned with 40 labels are best on valid before the first step"
+        assert any(words in note for note in found.notes) == is_still
 
 
 def test_the_audit_lists_what_leaks(tmp_path):

@@ -3,15 +3,20 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+import headstart.checkpoint
+import headstart.files
 from headstart.config import merge
 from headstart.errors import RunError
+from headstart.workflows import fit_state, run_log
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
@@ -60,6 +65,11 @@ def outcome(run):
     return (run / "model.safetensors").read_bytes(), result["curve"], steps
 
 
+def begun(run) -> bool:
+    """Whether a kill left something to resume: before that, a user gives the first command again."""
+    return (run / "run.json").exists()
+
+
 def jobs(tmp_path):
     corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
     masked = merge(settings(steps=40), {"objective": {"name": "masked-lm"}, "optimizer": {"kind": "muon"}})
@@ -94,13 +104,12 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_never_stopped(tmp_path, jo
     whole = time.monotonic() - start
     chance = random.Random(job)
     for trial in range(3):
-        run, kills = tmp_path / f"killed-{trial}", 0
-        first = lambda run=run: work(run)
-        while kills < 5 and not (run / "run.json").exists():
-            kills += killed_after(first, chance.uniform(0.1, 1.0) * whole)
-        while kills < 5 and killed_after(lambda run=run: resume(run), chance.uniform(0.02, 0.7) * whole):
+        run = tmp_path / f"killed-{trial}"
+        ask = lambda run=run: resume(run) if begun(run) else work(run)
+        kills = 0
+        while kills < 5 and killed_after(ask, chance.uniform(0.02, 0.9) * whole):
             kills += 1
-        resume(run)
+        ask()
         assert outcome(run) == outcome(tmp_path / "whole")
 
 
@@ -114,12 +123,83 @@ def test_a_run_killed_while_it_saves_ends_as_if_it_never_stopped(tmp_path):
     often = merge(often, {"objective": {"name": "masked-lm"}})
     pretrain([str(corpus)], tmp_path / "whole", settings=often)
     run, chance, kills = tmp_path / "killed", random.Random(0), 0
-    while not (run / "run.json").exists():
-        kills += killed_after(lambda: pretrain([str(corpus)], run, settings=often), 0.3)
-    while kills < 12 and killed_after(lambda: resume(run), chance.uniform(0.05, 0.5)):
+    ask = lambda: resume(run) if begun(run) else pretrain([str(corpus)], run, settings=often)
+    while kills < 12 and killed_after(ask, chance.uniform(0.05, 0.5)):
         kills += 1
-    resume(run)
+    ask()
     assert outcome(run) == outcome(tmp_path / "whole")
+
+
+# What touches files, as the interpreter sees it: dying before each of these calls meets every state of the disk.
+FILE_CALLS = {"open", "write", "flush", "close", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir"}
+FILE_CALLS |= {"serialize_file"}
+WRITERS = {module.__file__ for module in (headstart.files, headstart.checkpoint, run_log, fit_state)}
+DEPTH = 6  # frames between a call and who asked for it: a tree is removed by functions that call each other
+
+
+def is_file_call(frame, kind: str, function) -> bool:
+    """Whether one of the modules that write a run is about to touch a file, by itself or through a library."""
+    if kind != "c_call" or function.__name__ not in FILE_CALLS:
+        return False
+    for _ in range(DEPTH):
+        if frame is None or frame.f_code.co_filename in WRITERS:
+            return frame is not None
+        frame = frame.f_back
+    return False
+
+
+def dying_before(work, number: int):
+    """`work`, cut off without a farewell before its file call of that number; with 0 it writes how many there are."""
+
+    def watched() -> None:
+        made = 0
+
+        def watch(frame, kind, function) -> None:
+            nonlocal made
+            if is_file_call(frame, kind, function):
+                made += 1
+                if made == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.setprofile(watch)
+        work()
+        sys.setprofile(None)
+        if number == 0:
+            Path("calls").write_text(str(made))
+
+    return watched
+
+
+def deaths(begun: Path, least: int):
+    """A copy of a run that was begun for each file call of its resume, which died before that call."""
+
+    def died_before(number: int) -> Path:
+        run = begun.with_name(f"run-{number}")
+        shutil.copytree(begun, run)
+        os.waitpid(in_child(dying_before(lambda: resume(run), number)), 0)
+        return run
+
+    died_before(0)
+    count = int(Path("calls").read_text())
+    assert count > least
+    for number in range(1, count + 1):
+        run = died_before(number)
+        yield run
+        shutil.rmtree(run)
+
+
+@pytest.mark.slow
+def test_a_resume_that_dies_before_any_of_its_file_calls_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = write_labelled(tmp_path / "table.tsv", count=24)
+    wanted = settings(epochs=2, batch_examples=8)
+    finetune("scratch", str(table), tmp_path / "whole", settings=wanted)
+    with pytest.raises(InterruptedError):
+        finetune("scratch", str(table), tmp_path / "begun", settings=wanted, on_event=interrupt_at(4))
+    assert (tmp_path / "begun" / "checkpoints" / "step-000000003").is_dir()
+    for run in deaths(tmp_path / "begun", least=40):
+        resume(run)
+        assert outcome(run) == outcome(tmp_path / "whole"), run
 
 
 @pytest.mark.slow
@@ -189,7 +269,30 @@ def test_pairs_that_changed_since_are_refused(tmp_path):
         resume(tmp_path / "run")
 
 
-def test_two_processes_cannot_train_one_run(tmp_path):
+@pytest.mark.slow
+def test_what_a_killed_run_had_started_may_let_go_of_it_a_moment_later(tmp_path):
+    """A run that dies while it starts a command leaves, for a moment, a copy of itself that holds its lock."""
+    table, run = write_labelled(tmp_path / "table.tsv"), tmp_path / "run"
+    wanted = settings(epochs=2, save_every=1)
+    finetune("scratch", str(table), tmp_path / "whole", settings=wanted)
+
+    def dies_while_it_starts_a_command(event):
+        if getattr(event, "step", 0) >= 2:
+            if os.fork() == 0:
+                time.sleep(0.5)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = in_child(
+        lambda: finetune("scratch", str(table), run, settings=wanted, on_event=dies_while_it_starts_a_command)
+    )
+    os.waitpid(child, 0)
+    resume(run)
+    assert outcome(run) == outcome(tmp_path / "whole")
+
+
+def test_two_processes_cannot_train_one_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("headstart.workflows.run.LETTING_GO", 0.1)
     table = write_labelled(tmp_path / "table.tsv")
     run, told = tmp_path / "run", []
 

@@ -1,7 +1,9 @@
 """A search: the same for one seed, the same after a kill, and its best settings are an ordinary settings file."""
 
 import json
+import os
 import random
+import signal
 import sys
 
 import pytest
@@ -11,12 +13,13 @@ import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
-from tests.end_to_end.test_resume import killed_after
+from headstart.training.events import Saved, StepDone
+from tests.end_to_end.test_resume import in_child, killed_after
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings
 
-SETTINGS = {"training": {"length": 32, "batch_tokens": 2048}}
+SETTINGS = {"training": {"length": 32, "batch_examples": 8, "save_every": 2}}
 SEARCH = [
     "optimizer.learning_rate=1e-4:3e-2:log",
     "training.epochs=1:2:int",
@@ -94,6 +97,72 @@ def test_a_search_killed_at_random_moments_ends_as_if_it_never_stopped(world, tm
     assert (out / "best.toml").read_bytes() == (world / "whole" / "best.toml").read_bytes()
 
 
+def left(out):
+    """What a trial keeps only until it is over."""
+    return [path.name for path in out.iterdir() if path.name in ("trial.json", "checkpoints")]
+
+
+def test_a_search_killed_after_every_save_makes_no_save_twice(world, tmp_path):
+    out, saves = tmp_path / "killed", []
+    search(world, tmp_path / "short", trials=4, on_event=lambda event: saves.append(event))
+    saves = [event for event in saves if isinstance(event, Saved)]
+    assert len(saves) > 8
+
+    def kill(event):
+        if isinstance(event, Saved):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for _ in saves:
+        os.waitpid(in_child(lambda: search(world, out, trials=4, on_event=kill)), 0)
+        assert not (out / "result.json").exists()
+        assert "checkpoints" in left(out)
+    search(world, out, trials=4, on_event=kill)  # which would end the tests
+    assert trials(out) == trials(world / "whole")[:4]
+    assert left(out) == []
+
+
+def test_a_search_that_died_between_two_folds_keeps_the_first(world, tmp_path):
+    fits = []
+
+    def count(event):
+        if isinstance(event, StepDone) and event.step == 1:
+            fits.append(event)
+            if len(fits) == 4:  # the second fold of trial 1
+                raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        search(world, tmp_path / "died", trials=2, on_event=count)
+    assert left(tmp_path / "died") == ["trial.json"]
+    fits.clear()
+    search(world, tmp_path / "died", trials=2, on_event=count)
+    assert len(fits) == 1
+    assert trials(tmp_path / "died") == trials(world / "whole")[:2]
+    assert left(tmp_path / "died") == []
+
+
+def test_a_pruned_trial_leaves_no_state_behind(world, tmp_path, monkeypatch):
+    monkeypatch.setattr("optuna.trial.Trial.should_prune", lambda trial: True)
+    saved = []
+    with pytest.raises(RunError, match=r"no trial .* reached its end"):
+        search(world, tmp_path / "pruned", trials=2, on_event=saved.append)
+    assert any(isinstance(event, Saved) for event in saved)
+    assert [trial["state"] for trial in trials(tmp_path / "pruned")] == ["pruned", "pruned"]
+    assert left(tmp_path / "pruned") == []
+
+
+def test_a_disk_that_is_full_ends_the_search_and_counts_against_no_trial(world, tmp_path, monkeypatch):
+    def full(*given):
+        raise RunError("cannot write: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headstart.workflows.fit_state.save_checkpoint", full)
+        with pytest.raises(RunError, match="No space left"):
+            search(world, tmp_path / "full", trials=2)
+    assert trials(tmp_path / "full") == []
+    search(world, tmp_path / "full", trials=2)
+    assert trials(tmp_path / "full") == trials(world / "whole")[:2]
+
+
 def test_more_trials_go_on_where_fewer_ended(world, tmp_path):
     search(world, tmp_path / "short", trials=3)
     before = trials(tmp_path / "short")
@@ -157,7 +226,7 @@ def test_values_that_cannot_be_are_told_before_anything_is_trained(world, tmp_pa
         ("optimizer.kind=adamw,sgd", "cannot be 'sgd'"),
     ):
         with pytest.raises(ConfigError, match=words):
-            search(world, tmp_path / "t", search=[row])
+            search(world, tmp_path / "t", search=[row], settings={"training": {"length": 32}})
         assert not (tmp_path / "t").exists()
     for asked, words in (
         ({"metric": "acuracy"}, "no metric"),

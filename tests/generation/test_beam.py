@@ -244,6 +244,25 @@ def test_sources_and_rows_stay_together_when_others_leave(kind):
         same([together[row]], beam_search(reader, alone(batch, row), rules, beam, most=[own[row]]))
 
 
+@pytest.mark.parametrize("width", [2, 5])
+@pytest.mark.parametrize("kind", CACHED)
+def test_a_large_vocabulary_is_searched_as_a_small_one(kind, width, monkeypatch):
+    """Neither ranking groups of tokens first nor sharing a past changes what is found."""
+    reader, batch = body_reader(kind, vocabulary=1000), body_batch(kind, [4, 1, 6, 3, 2, 5], 1000)
+    rules, search = Rules(last=3, most=24, banned=(0, 1)), Beam(width, width)
+    found = beam_search(reader, batch, rules, search)
+    monkeypatch.setattr(reader, "can_share", False)
+    monkeypatch.setattr("headstart.generation.reader.GROUP", 10**6)
+    same(found, beam_search(reader, batch, rules, search))
+
+
+def test_a_search_of_width_one_may_leave_its_scores_out():
+    reader, batch = body_reader("causal"), body_batch("causal", [4, 1, 6])
+    told, quick = (beam_search(reader, batch, Rules(3, 9), Beam(1, is_scored=each)) for each in (True, False))
+    assert texts_of(told) == texts_of(quick)
+    assert all(math.isnan(each.score) and math.isnan(each.log_probability) for (each,) in quick)
+
+
 @pytest.mark.parametrize("kind", CACHED)
 def test_learned_positions_bound_a_search(kind):
     reader = body_reader(kind, "learned-geglu", max_length=8)

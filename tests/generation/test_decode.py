@@ -1,5 +1,6 @@
 """Texts one by one: what a row gets is its own, cached or not, in a batch or alone."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from headstart.batch import Batch
 from headstart.errors import ConfigError, DataError
-from headstart.generation.decode import Rules, decode, log_probabilities
+from headstart.generation.decode import Rules, decode, log_probabilities, staying
 from headstart.generation.reader import ModelReader
 from headstart.generation.sampling import GREEDY, Sampling
 from headstart.models.bodies import BODIES
@@ -129,6 +130,14 @@ def test_finished_rows_leave_the_batch():
     needed = sum(len(text.tokens) + 1 - text.is_cut for text in texts)
     longest = max(len(text.tokens) + 1 - text.is_cut for text in texts)
     assert needed <= reader.read_rows < 1.4 * needed < 64 * longest
+
+
+@given(done=st.lists(st.booleans(), min_size=1, max_size=12))
+def test_rows_that_stay_keep_their_place_unless_they_fill_a_gap(done):
+    done = np.array(done)
+    left = staying(done)
+    assert sorted(left.tolist()) == np.flatnonzero(~done).tolist()
+    assert all(row == place or row >= len(left) for place, row in enumerate(left.tolist()))
 
 
 @pytest.mark.parametrize("kind", CACHED)

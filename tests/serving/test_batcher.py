@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from headstart.serving.batcher import Batcher
+from headstart.serving.batcher import WORTH, Batcher
 from headstart.serving.refusal import Refusal
 
 
@@ -249,3 +249,59 @@ def test_what_breaks_a_flow_is_told_to_its_listener(batcher, held):
     assert is_over.wait(30)
     assert found[0] == 1
     assert isinstance(found[1], ValueError)
+
+
+@pytest.fixture
+def pair(held):
+    made = Batcher(held, budget=10 * WORTH, room=100 * WORTH, workers=2).start()
+    yield made
+    held.go.release(1000)
+    made.close()
+
+
+def test_little_waits_for_the_batch_that_is_read_and_much_is_read_beside_it(pair, held):
+    first = busy(pair, held)
+    little = pair.submit("a", ["little"], [WORTH - 1], 60)
+    assert not held.begun.acquire(timeout=0.05)
+    more = pair.submit("a", ["more"], [1], 60)
+    assert held.begun.acquire(timeout=30)  # beside the first, which is still being read
+    assert finish(held, first, little, more) == [["a:first"], ["a:little"], ["a:more"]]
+    assert sorted(map(len, (items for _, items in held.batches))) == [1, 2]
+
+
+def test_much_that_waits_for_two_threads_is_halved(pair, held):
+    items = list(range(4))
+    whole = pair.submit("a", items, [WORTH] * 4, 60)
+    assert held.begun.acquire(timeout=30)
+    assert held.begun.acquire(timeout=30)
+    assert finish(held, whole) == [[f"a:{item}" for item in items]]
+    assert [len(items) for _, items in held.batches] == [2, 2]
+    assert pair.queued == 0
+
+
+def test_what_one_thread_cannot_finish_spoils_nothing_for_the_other(pair, held):
+    bad = pair.submit("a", ["poison", "b", "c", "d"], [WORTH] * 4, 60)
+    good = pair.submit("a", ["good"], [1], 60)
+    held.go.release(1000)
+    with pytest.raises(ValueError, match="bad"):
+        bad.result(timeout=30)
+    assert good.result(timeout=30) == ["a:good"]
+    assert pair.submit("a", ["after"], [1], 60).result(timeout=30) == ["a:after"]
+
+
+def test_while_a_text_is_written_another_thread_answers(pair, held):
+    begun, go = threading.Event(), threading.Event()
+
+    def pieces():
+        begun.set()
+        assert go.wait(30)
+        yield 1
+
+    found, is_over, emit = collect()
+    pair.flow(pieces(), emit, 60)
+    assert begun.wait(30)
+    held.go.release(1000)
+    assert pair.submit("a", [1], [1], 60).result(timeout=30) == ["a:1"]
+    go.set()
+    assert is_over.wait(30)
+    assert found == [1, None]

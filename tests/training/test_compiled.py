@@ -7,7 +7,7 @@ from headstart.config import RunConfig
 from headstart.data.loader import BlockLoader, TextLoader
 from headstart.models.model import build_model
 from headstart.objectives.table import OBJECTIVES
-from headstart.training.compiled import Compiled, should_compile
+from headstart.training.compiled import Compiled, can_compile, should_compile
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.runtime import Runtime
 from tests.worlds import ALPHABET, random_rows, small_body
@@ -114,6 +114,12 @@ def test_outside_of_a_step_the_body_reads_plainly():
         assert "forward" not in vars(run.model.body)
 
 
+def pretend_to_have_a_gpu(monkeypatch, capability=(9, 0)):
+    for name in ("find_spec", "shutil.which"):
+        monkeypatch.setattr(f"headstart.training.compiled.{name}", lambda name: name)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+
+
 @pytest.mark.parametrize(
     ("budget", "runtime", "is_compiled"),
     [
@@ -128,9 +134,23 @@ def test_outside_of_a_step_the_body_reads_plainly():
 )
 def test_compiling_is_left_to_long_runs_on_a_gpu(monkeypatch, budget, runtime, is_compiled):
     run = make_trainer("masked-lm")
-    for name in ("find_spec", "shutil.which"):
-        monkeypatch.setattr(f"headstart.training.compiled.{name}", lambda name: name)
+    pretend_to_have_a_gpu(monkeypatch)
     config = RunConfig(job="pretrain", body=run.config.body, training={**budget, "compile": "auto"})
     assert should_compile(config, run.model, run.objective, runtime, budget.get("steps")) is is_compiled
     said = config.with_({"training": {"compile": not is_compiled}})
     assert should_compile(said, run.model, run.objective, runtime, None) is not is_compiled
+
+
+def test_a_gpu_that_triton_does_not_know_is_not_compiled_for(monkeypatch):
+    pretend_to_have_a_gpu(monkeypatch, capability=(7, 0))
+    assert can_compile("cuda")
+    assert not can_compile("cpu")
+    pretend_to_have_a_gpu(monkeypatch, capability=(6, 1))
+    assert not can_compile("cuda")
+
+
+@pytest.mark.parametrize("missing", ["find_spec", "shutil.which"])
+def test_without_triton_or_a_c_compiler_nothing_is_compiled(monkeypatch, missing):
+    pretend_to_have_a_gpu(monkeypatch)
+    monkeypatch.setattr(f"headstart.training.compiled.{missing}", lambda name: None)
+    assert not can_compile("cuda")

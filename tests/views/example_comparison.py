@@ -122,6 +122,7 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         ),
         calibration_error=spans["calibration_error"],
         base="fr-small" if kind in ("frozen", "fine-tuned") else "",
+        twin="scratch" if kind in ("frozen", "fine-tuned") else "",
         transfer=_transfer() if kind in ("frozen", "fine-tuned") else None,
         passes_mark=[passes_mark(result.curve, 0.83) for result in results] if pace else [],
     )

@@ -67,6 +67,24 @@ def test_two_arms_of_one_kind_have_two_colours():
     assert len(arm_colours([(str(i), "fine-tuned") for i in range(20)])) == 20
 
 
+def test_a_second_base_takes_a_colour_that_no_kind_there_needs():
+    kinds = [("a", "fine-tuned"), ("b", "fine-tuned"), ("s", "scratch"), ("c", "classical")]
+    assert arm_colours(kinds)["b"] == PALETTE[2]  # of the frozen, of which there are none
+    assert arm_colours([*kinds, ("f", "frozen")])["f"] == PALETTE[2]
+    assert arm_colours([*kinds, ("f", "frozen")])["b"] == PALETTE[4]
+
+
+def test_a_line_that_ends_early_is_led_on_to_its_name(comparison):
+    arm = comparison.arm("fine-tuned")
+    short = [replace(result, curve=result.curve[:2]) for result in arm.results]
+    others = [each for each in comparison.arms if each.name != arm.name]
+    data = accuracy_curves(replace(comparison, arms=[*others, replace(arm, results=short)]))
+    assert [line.name for line in data.shorter] == ["fine-tuned"]
+    assert not accuracy_curves(comparison).shorter
+    ends = [line.get_xdata() for line in draw_curves(data).axes[0].lines]
+    assert [1.0, 8.0] in [list(x) for x in ends]
+
+
 def test_one_budget_has_no_label_efficiency():
     assert label_efficiency(example_comparison(budgets=[1600])) is None
 

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 import pytest
 
 from headstart.results import Interval
+from headstart.views import wording
 from headstart.views.audit_page import audit_html
 from headstart.views.report import render_report
 from tests.views.example_comparison import HOSTILE, difference, example_comparison
@@ -114,6 +115,18 @@ def test_pictures_are_read_aloud_and_tables_have_scopes(page):
 def test_the_headline_says_no_more_than_the_test(comparison, test, words):
     page = render_report(replace(comparison, tests=[test]))
     assert words in page[page.index("<h1>") : page.index("</h1>")]
+
+
+def test_the_headline_speaks_of_pretraining_only_where_nothing_else_differs(comparison):
+    """A base without a twin is far ahead of scratch; the one with a twin is what the headline is about."""
+    budget = max(comparison.label_budgets)
+    guest = replace(comparison.arm("fine-tuned", budget), name="guest", twin="")
+    far = replace(difference(0.2, 0.19, 0.21, 0.0001, "better"), arm="guest", labels=budget)
+    near = replace(difference(0.06, 0.04, 0.08, 0.0001, "better"), labels=budget)
+    both = replace(comparison, arms=[*comparison.arms, guest], tests=[far, near])
+    assert "Pretraining is worth +6.0" in wording.headline(both)
+    alone = replace(both, tests=[far])
+    assert "“guest” over “scratch” is worth +20.0" in wording.headline(alone)
 
 
 def test_without_tests_nothing_is_claimed(comparison):

@@ -32,6 +32,18 @@ def test_the_table_shows_every_arm_with_its_interval(comparison):
     assert "…" not in narrow
 
 
+def test_a_narrow_terminal_breaks_names_and_no_numbers(comparison):
+    slow = [
+        replace(arm, name=f"en-tiny {arm.name}", results=[replace(r, seconds=704.0) for r in arm.results])
+        for arm in comparison.arms
+        if arm.labels == 1600
+    ]
+    text = shown(summary_table(replace(comparison, label_budgets=[1600], arms=slow)), width=80)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert text.count("11 min 44 s") == len(slow)
+    assert "…" not in text
+
+
 def test_square_brackets_in_names_are_not_markup(comparison):
     arms = [replace(arm, name=f"[red]{arm.name}[/nothing]") for arm in comparison.arms]
     tests = [replace(test, arm=f"[bold]{test.arm}") for test in comparison.tests]

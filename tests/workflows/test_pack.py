@@ -10,13 +10,14 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.data.seen import seen_before
-from headstart.errors import ConfigError, RunError
+from headstart.errors import ConfigError, DataError, RunError
 from headstart.shipped import shipped_bases
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pack import pack
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
+from headstart.workflows.score import evaluate
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
@@ -100,6 +101,26 @@ def test_the_loss_of_storing_is_measured_and_put_in_the_card(bases, tmp_path):
     whole = pack(str(bases / "base"), "whole", tmp_path, form="float32")
     assert whole.before == whole.after
     assert whole.weight_error == 0
+
+
+def test_what_is_measured_on_is_read_as_the_packed_base_reads_it(bases, tmp_path):
+    """Its own table names other columns and other labels than the usual ones."""
+    rows = [row.split("\t") for row in (bases / "table.tsv").read_text().splitlines()[1:]]
+    stars = {"good": "5", "bad": "1"}
+    own = tmp_path / "stars.tsv"
+    own.write_text("opinion\tstars\n" + "".join(f"{text}\t{stars[label]}\n" for text, label in rows))
+    columns = {"text_column": "opinion", "label_column": "stars"}
+    data = {**columns, "classes": {"good": ["5"], "bad": ["1"]}}
+    finetune(str(bases / "base"), str(own), tmp_path / "run", settings={**TUNING, "data": data})
+    table = write_labelled(tmp_path / "valid.tsv", 60, seed=5)
+    done = pack(str(tmp_path / "run"), "starred", tmp_path / "bases", form="float32", measure=str(table))
+    assert done.measured_on == "valid.tsv"
+    marks = evaluate(str(tmp_path / "bases" / "starred"), str(table))
+    assert done.before["accuracy"] == marks.accuracy
+    assert done.before["loss"] == pytest.approx(marks.loss)
+    with pytest.raises(DataError, match="no column 'text'"):
+        pack(str(tmp_path / "run"), "other", tmp_path / "bases", measure=str(own))
+    assert pack(str(tmp_path / "run"), "other", tmp_path / "bases").measured_on.endswith("stars.tsv")
 
 
 def test_a_card_says_what_is_known_and_what_is_not(bases):

@@ -194,6 +194,22 @@ def test_a_recipe_goes_on_elsewhere_from_its_copied_stages(world, tmp_path_facto
     assert outcome(elsewhere / "run") == outcome(world / "whole")
 
 
+def test_only_the_weights_of_the_last_finished_stage_have_to_travel(world):
+    cook(world, "whole")
+    cook(world, "run", last_stage=2)
+    first, second = sorted((world / "run" / "stages").iterdir())
+    for weights in first.glob("weights-*"):
+        weights.unlink()
+    cook(world, "run")
+    assert outcome(world / "run") == outcome(world / "whole")
+    shutil.rmtree(world / "run" / "stages" / "03-decay")
+    (world / "run" / "run.json").unlink()
+    for weights in second.glob("weights-*"):
+        weights.unlink()
+    with pytest.raises(RunError, match=r"02-stars/weights-.* is missing"):
+        cook(world, "run")
+
+
 def test_a_stage_stopped_half_way_goes_on_elsewhere(world, tmp_path_factory):
     cook(world, "whole")
     with pytest.raises(InterruptedError):
@@ -299,3 +315,40 @@ def test_the_command_cooks_stage_by_stage(world, monkeypatch):
     rest = CliRunner().invoke(app, ["resume", "run"])
     assert rest.exit_code == 0, (rest.output, rest.exception)
     assert "base ready in run" in rest.output
+
+
+TWICE = """
+[[stages]]
+name = "again"
+kind = "finetune"
+table = "target.tsv"
+training = { epochs = 1, length = 32 }
+"""
+
+
+def test_a_head_goes_on_from_stage_to_stage_and_answers_when_it_is_packed(world, monkeypatch):
+    words = TEXT.split("[[stages]]")
+    same = words[2].replace("negative =", "bad =").replace("positive =", "good =")
+    text = "[[stages]]".join([words[0].replace('apart = ["target.tsv"]', ""), words[1], same])
+    (world / "recipe.toml").write_text(text)
+    cook(world, "run")
+    monkeypatch.chdir(world)
+    words = ["pack", "run", "--name", "opinions", "--out", "bases"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    target = ["texts/target.tsv", "--json"]
+    for words in (
+        ["bases/opinions", *target],
+        ["run", *target, "--text-column", "text", "--label-column", "label"],
+    ):
+        result = CliRunner().invoke(app, ["evaluate", *words])
+        assert result.exit_code == 0, (result.output, result.exception)
+        assert json.loads(result.stdout)["count"] == 80
+    result = CliRunner().invoke(app, ["predict", "bases/opinions", "texts/target.tsv", "--json"])
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(rows) == 80
+    assert {row["label"] for row in rows} <= {"bad", "good"}
+    (world / "recipe.toml").write_text(text + TWICE)
+    cook(world, "twice")
+    info = json.loads((world / "twice" / "stages" / "03-again" / "run.json").read_text())
+    assert not info["transfer"]["fresh"]
+    assert any(name.startswith("heads.class.") for name in info["transfer"]["reused"])

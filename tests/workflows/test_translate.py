@@ -11,6 +11,7 @@ from headstart.config import merge
 from headstart.data.tokenizer import open_tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.training.events import Note
+from headstart.workflows.pack import pack
 from headstart.workflows.picture import picture_attention
 from headstart.workflows.run import load_trained
 from headstart.workflows.score_translation import TranslationDuel
@@ -212,3 +213,30 @@ def test_without_a_target_the_translator_s_own_is_drawn(world):
     with pytest.raises(ConfigError) as caught:
         picture_attention(str(world / "one"), "40", None, part="crosss")
     assert "cross" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_packed_translator_is_used_by_its_name(world, tmp_path, monkeypatch, name):
+    packed = pack(str(world / name), "xx-digits", tmp_path)
+    monkeypatch.setenv("HEADSTART_BASES", str(tmp_path))
+    assert packed.measured_on == "the validation part of pairs"
+    assert {"bleu", "loss"} <= set(packed.before)
+    assert packed.after["loss"] == pytest.approx(packed.before["loss"], rel=0.05)
+    before, after = load_trained(str(world / name)), load_trained("xx-digits")
+    assert after.source_tokenizer.fingerprint == before.source_tokenizer.fingerprint
+    lines = [each.text for each in hs.translate("xx-digits", ["17", "", "203"])]
+    assert len(lines) == 3
+    assert lines[1] == ""
+    assert "| translates | src to trg |" in (tmp_path / "xx-digits" / "card.md").read_text("utf-8")
+
+
+def test_pairs_that_are_gone_ask_for_others_to_measure_a_packed_translator_on(world, tmp_path):
+    shutil.copytree(world / "one", tmp_path / "run")
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    info["inputs"]["data"] = str(tmp_path / "nowhere")
+    (tmp_path / "run" / "run.json").write_text(json.dumps(info))
+    with pytest.raises(RunError, match="cannot be read here") as caught:
+        pack(str(tmp_path / "run"), "xx-gone", tmp_path / "bases")
+    assert "--measure" in caught.value.hint
+    assert not (tmp_path / "bases" / "xx-gone").exists()
+    pack(str(tmp_path / "run"), "xx-gone", tmp_path / "bases", measure=str(world / "pairs"))

@@ -12,6 +12,8 @@ from headstart.workflows.warm_start import translator_config, warm_start
 from tests.parallel_worlds import TASKS, write_aligned
 from tests.worlds_of_text import QUICK, write_corpus
 
+pytestmark = pytest.mark.slow  # five bases are trained first
+
 BASES = {
     "encoder": {"objective": {"name": "masked-lm"}},
     "causal": {"objective": {"name": "causal-lm"}, "body": {"layers": 2, "norm_first": False}},

@@ -44,6 +44,9 @@ def bases(
         for score in row["scores"]:
             print(f"  {score_words(score)}")
     print("use one by its name: headstart finetune NAME DATA --out RUN; its card: headstart bases NAME")
+    translators = [row["name"] for row in rows if row["objective"] == "translate"]
+    if translators:
+        print(f"translators translate as they are: headstart translate {translators[0]} FILE")
 
 
 def _size(path: Path) -> int:
@@ -93,4 +96,5 @@ def pack(
     print(
         f"weights are off by {result.weight_error:.2%} of their size; on {result.measured_on}: {told or 'no score'}"
     )
-    print(f"use it: HEADSTART_BASES={out} headstart finetune {result.name} DATA --out RUN")
+    use = "translate {} FILE" if "bleu" in result.before else "finetune {} DATA --out RUN"
+    print(f"use it: HEADSTART_BASES={out} headstart {use.format(result.name)}")

@@ -53,7 +53,7 @@ def finetune(
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Put a new head on BASE and train it on DATA.
+    """Put a new head on BASE and train it on DATA; a BASE that names the very classes of DATA keeps its own head.
 
     With `scratch` as BASE the same model starts from fresh weights: the twin to compare with. With --pair DATA holds
     texts and their translations (train.en, train.de, …), and an encoder-decoder learns to translate.

@@ -29,6 +29,14 @@ def serve(
             "--token-file", help="A file whose first line every client must know (16 characters or more)."
         ),
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision",
+            help="In what classify and embed multiply: fast = bfloat16 where the processor does so itself; "
+            "auto, float32, bfloat16; the run's own training.precision unless told.",
+        ),
+    ] = None,
     log_texts: Annotated[
         bool, typer.Option("--log-texts", help="Also log the texts that are sent; otherwise none is.")
     ] = False,
@@ -58,6 +66,7 @@ def serve(
         port=port,
         token_file=token_file,
         settings=settings,
+        precision=precision,
         log_texts=log_texts,
         as_json=as_json,
         quiet=quiet,

@@ -60,7 +60,7 @@ def translate(
     at_once = 1 if file == "-" and sys.stdin.isatty() else translating.AT_ONCE
     found = translating.translate(
         translator, lines, beam=beam, n_best=n_best, length_penalty=length_penalty, max_length=max_length,
-        at_once=at_once,
+        at_once=at_once, scored=scores or as_json,
     )  # fmt: skip
     cut = _Cut(translator.longest_source)
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import DataConfig
-from headstart.data.example import Dataset, hashes, text_hash
+from headstart.data.example import Dataset, text_hash
 from headstart.data.sources import load_dataset
 from headstart.errors import DataError
 
@@ -17,7 +17,7 @@ def apart_hashes(names: Sequence[str]) -> NDArray[np.uint64]:
     found = [np.zeros(0, np.uint64)]
     for name in names:
         dataset = load_dataset(name, DataConfig(), with_test=True)
-        found += [hashes(dataset.texts(split)) for split in ("valid", "test")]
+        found += [dataset.hashes(split) for split in ("valid", "test")]
     return np.unique(np.concatenate(found))
 
 
@@ -25,7 +25,7 @@ def without_apart(dataset: Dataset, names: Sequence[str]) -> Dataset:
     """The dataset without rows whose text is set apart for judging in any of the named sets."""
     never = frozenset(apart_hashes(names).tolist())
     splits = {
-        name: [row for row in rows if text_hash(row.text) not in never]
+        name: [row for row in rows if text_hash(row.known_as) not in never]
         for name, rows in dataset.splits.items()
     }
     left = sum(map(len, dataset.splits.values())) - sum(map(len, splits.values()))

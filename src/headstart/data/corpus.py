@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.data.documents import Documents
-from headstart.data.example import hashes
+from headstart.data.example import batched, hashes_and_sizes
 from headstart.data.stream import DOCUMENT, Shard, TokenStream, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError, RunError
@@ -257,26 +257,17 @@ def _pieces(documents: Documents, on_progress: OnProgress) -> Iterator[list[str]
 
 
 def _gathered(texts: list[str]) -> _Documents:
-    hashed = hashes(texts)
-    sizes = np.fromiter((len(text.encode("utf-8")) for text in texts), np.int64, len(texts))
+    found = [hashes_and_sizes(batch) for batch in batched(texts, BATCH_CHARACTERS)]
+    hashed, sizes = (np.concatenate(part) for part in zip(*found, strict=True))
     return _Documents(hashed, sizes, hashed // np.uint64(10) % np.uint64(HELD_OUT) == 0)
 
 
 def _encoded(tokenizer: Tokenizer, texts: list[str]) -> _Encoded:
     """The texts as the tokenizer frames them, encoded as many at a time as is worth while."""
-    found: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = []
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if characters >= BATCH_CHARACTERS:
-            found.append(tokenizer.encode_joined(batch))
-            batch, characters = [], 0
-    if batch:
-        found.append(tokenizer.encode_joined(batch))
-    tokens, counts = (np.concatenate(part) for part in zip(*found, strict=True))
-    return _Encoded(*tokenizer.frame_joined(tokens, counts))
+    found = [
+        tokenizer.frame_joined(*tokenizer.encode_joined(batch)) for batch in batched(texts, BATCH_CHARACTERS)
+    ]
+    return _Encoded(*(np.concatenate(part) for part in zip(*found, strict=True)))
 
 
 def _piece_path(folder: Path, number: int) -> Path:

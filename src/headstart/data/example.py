@@ -1,10 +1,10 @@
 """One labelled text, a whole dataset, and the hash by which a text is known."""
 
 import hashlib
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from unicodedata import is_normalized, normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,16 @@ ALIASES = {
     **{name: name for name in SPLITS},
 }  # in file names
 
+# Every character at which `str.split` parts words.
+WHITE_SPACE = (
+    "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+CONTROL = "".join(filter(str.isascii, WHITE_SPACE)).replace(" ", "").encode()  # one byte, as a space has
+SPACED = bytes.maketrans(CONTROL, b" " * len(CONTROL))
+WIDE = [int.from_bytes(each.encode().ljust(3, b"\0"), "big") for each in WHITE_SPACE if not each.isascii()]
+BATCH_CHARACTERS = 2_000_000  # text that is hashed together
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -25,6 +35,12 @@ class Example:
     text: str
     label: str | None = None
     origin: str = ""
+    stood: str = ""  # the text as it stood, where a label was cut out of it
+
+    @property
+    def known_as(self) -> str:
+        """The text by which copies of it are known elsewhere: what stood, whatever was cut."""
+        return self.stood or self.text
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,10 @@ class Dataset:
         """The texts of one split, in order."""
         return [example.text for example in self.splits.get(split, [])]
 
+    def hashes(self, split: str) -> NDArray[np.uint64]:
+        """The hash by which each text of one split is known elsewhere, in order."""
+        return hashes(example.known_as for example in self.splits.get(split, []))
+
     def targets(self, split: str) -> list[int]:
         """The class index of each example of one split, in order."""
         index = self.class_index
@@ -83,11 +103,60 @@ class Dataset:
 
 def text_hash(text: str) -> int:
     """An unsigned 64-bit hash that stays the same for ever, blind to white space and Unicode composition."""
-    normal = " ".join(unicodedata.normalize("NFC", text).split())
-    digest = hashlib.blake2b(normal.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+    return int.from_bytes(_digest(_normal(text)), "big")
+
+
+def _normal(text: str) -> bytes:
+    return " ".join(normalize("NFC", text).split()).encode("utf-8", "surrogatepass")
+
+
+def _digest(raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=8).digest()
 
 
 def hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
     """The `text_hash` of each text."""
-    return np.fromiter((text_hash(text) for text in texts), dtype=np.uint64)
+    found = [hashes_and_sizes(batch)[0] for batch in batched(texts, BATCH_CHARACTERS)]
+    return np.concatenate([np.zeros(0, np.uint64), *found])
+
+
+def batched(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+    """The texts in lists, each closed by the text with which it holds so many characters."""
+    held: list[str] = []
+    size = 0
+    for text in texts:
+        held.append(text)
+        size += len(text)
+        if size >= characters:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def hashes_and_sizes(texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The `text_hash` of each text, and its bytes; what is no more than single spaces is seen of all texts at once."""
+    raw = [text.encode("utf-8", "surrogatepass") for text in texts]
+    sizes = np.fromiter(map(len, raw), np.int64, len(raw))
+    ends = np.cumsum(sizes + 1)  # of each text in the row of all, where a space stands before and after each
+    row = b" ".join([b"", *raw, b""])
+    if (np.frombuffer(row, np.uint8) < ord(" ")).any():
+        row = row.translate(SPACED)
+        starts = (ends - sizes).tolist()
+        raw = [row[start:end] for start, end in zip(starts, ends.tolist(), strict=True)]
+    for at in np.unique(np.searchsorted(ends, _odd_spaces(row))).tolist():
+        raw[at] = _normal(texts[at])
+    for at, text in enumerate(texts):
+        if not is_normalized("NFC", text):
+            raw[at] = _normal(text)
+    return np.frombuffer(b"".join(map(_digest, raw)), ">u8").astype(np.uint64), sizes
+
+
+def _odd_spaces(row: bytes) -> NDArray[np.int64]:
+    """Where white space stands that follows a space, or is another than a space."""
+    data = np.frombuffer(row, np.uint8)
+    is_space = data == ord(" ")
+    leads = np.flatnonzero((data == 0xC2) | (data >= 0xE1) & (data <= 0xE3))
+    codes = data[leads].astype(np.int32) << 16 | data[leads + 1].astype(np.int32) << 8
+    codes |= np.where(data[leads] == 0xC2, 0, data[leads + 2])
+    return np.concatenate([1 + np.flatnonzero(is_space[1:] & is_space[:-1]), leads[np.isin(codes, WIDE)]])

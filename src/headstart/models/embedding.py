@@ -88,10 +88,14 @@ class Embedding(nn.Module):
         self, tokens: Tensor, places: slice | Tensor, reach: int
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Vectors and turns of tokens that stand at `places`, a range or (B, T), all of them below `reach`."""
+        self.reach(places, reach)
+        return self._place(tokens, places, None)
+
+    def reach(self, places: slice | Tensor, reach: int) -> None:
+        """Be ready for tokens at `places`, all of them below `reach`."""
         if reach > self.config.max_length and isinstance(places, Tensor):
             reach = int(places.max()) + 1  # padding between prompt and answer takes up no position
         self._reach(reach)
-        return self._place(tokens, places, None)
 
     def _place(
         self, tokens: Tensor, places: slice | Tensor, segments: Tensor | None

@@ -1,6 +1,6 @@
 """A body under heads: built, given new heads, and filled from a base."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +90,15 @@ def transfer(
         fresh={name: weight.numel() for name, weight in new.items() if name not in same},
         left={name: weight.numel() for name, weight in base.items() if name not in same},
     )
+
+
+def reordered(
+    weights: Mapping[str, Tensor], head: str, old: Sequence[str], new: Sequence[str]
+) -> dict[str, Tensor]:
+    """A classifier's weights with the answers of its head in another order of the same classes."""
+    order = [old.index(name) for name in new]
+    answers = f"heads.{head}.classifier."
+    return {name: weight[order] if name.startswith(answers) else weight for name, weight in weights.items()}
 
 
 def count_parameters(model: nn.Module) -> int:

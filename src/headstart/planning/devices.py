@@ -28,6 +28,11 @@ class Device:
         return "bfloat16" if self.has_bfloat16 and self.kind == "cuda" else "float32"
 
     @property
+    def can_compile(self) -> bool:
+        """Whether torch compiles steps for it, given a C compiler: triton knows GPUs from Volta on."""
+        return self.kind == "cuda" and self.name not in OLD
+
+    @property
     def link(self) -> float:
         """GB/s each way between two such devices of one machine: NVLink or its like, else the PCIe of its time."""
         if self.kind == "cpu":
@@ -63,6 +68,8 @@ LINKS = {
     "RTX 5080": 50.0,
     "RTX 5090": 50.0,
 }
+
+OLD = ("GTX 1050 Ti", "GTX 1060", "GTX 1070", "GTX 1080 Ti", "Tesla K80", "Tesla P100")  # before Volta
 
 _ROWS: list[Device] = [
     Device("GTX 1050 Ti", 4, 2.1, 2.1, 112, False),

@@ -1,10 +1,14 @@
 """Seconds of a training step on a device: arithmetic against bandwidth, launches, random numbers, the update.
 
-Each class of work takes the longer of its arithmetic and its traffic. A GPU computes while the host launches,
-so its step is the longer of the two; on a CPU all is added up. PACES are measured constants, not laws.
+Each class of work takes the longer of its arithmetic and its traffic; on a CPU all is added up. A GPU computes while
+the host launches, but not all the time: where operations are small it waits for the next one, where they are large the
+host is far ahead, and a step has stretches of both. So a step takes neither the longer of the two nor their sum, but
+about the root of the sum of their squares: the longer where one is much longer, 1.4 times either where they are alike.
+PACES are measured constants, not laws.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from headstart.planning.cluster import ONE, Cluster, exchange
 from headstart.planning.cost import count_flops
@@ -16,6 +20,7 @@ from headstart.planning.memory import (
     PIECE,
     TILE,
     activations,
+    has_generator,
     is_plain_attention,
 )
 from headstart.planning.parameters import GATED
@@ -35,21 +40,27 @@ class Pace:
     update_bytes: float  # traffic for one weight: clipping and the optimiser
     random: float  # seconds for one random number of dropout
     launch: float  # seconds of the host for one operation
-    step: float  # seconds of the host for one step, whatever its size: reading rows, counting, telling
 
 
+# An H200 multiplies large matrices at 0.69 of its stated rate. Apple's GPUs were not measured: a launch is taken to cost
+# their host as much as it costs an H200's.
 PACES = {
-    "cpu": Pace(0.67, 20, 28, 0.3, 0.9, 5.0, 14, 60, 1.5e-9, 32e-6, 0.0),
-    "cuda": Pace(0.75, 450, 256, 0.35, 0.8, 8.0, 118, 60, 0.0, 8.5e-6, 9.5e-3),
-    "mps": Pace(0.6, 200, 128, 0.3, 0.7, 6.0, 70, 60, 0.0, 12e-6, 9.5e-3),
+    "cpu": Pace(0.67, 20, 28, 0.3, 0.9, 5.0, 14, 60, 1.5e-9, 32e-6),
+    "cuda": Pace(0.69, 75, 256, 0.35, 0.8, 8.0, 132, 60, 0.0, 19.5e-6),
+    "mps": Pace(0.6, 200, 128, 0.3, 0.7, 6.0, 70, 60, 0.0, 19.5e-6),
 }
+# Compiled steps have the same products; what lies between them is done in few passes. Of a layer, a profile shows so many
+# operations, there and back. A score of the vocabulary is written and read twice, and so is its slope.
+COMPILED = replace(PACES["cuda"], passes=3.0)
+COMPILED_LAYER = 27
+COMPILED_SCORE = 6
 BATCH_WORK = ("matrices", "attention", "scores", "element-wise", "random numbers")  # what every batch takes
 ROUNDS = 5  # of Newton and Schulz in Muon
 
 
 @dataclass(frozen=True)
 class Duration:
-    """Seconds of one step, by kind of work; on a GPU the launches run beside the rest."""
+    """Seconds of one step, by kind of work; on a GPU the launches run beside the rest, in part."""
 
     parts: dict[str, float]
     seconds: float
@@ -72,7 +83,7 @@ def predict_duration(load: Load, device: Device, cluster: Cluster = ONE) -> Dura
 
     In a cluster the load is one process's share, and the tokens are those of all.
     """
-    pace = PACES[device.kind]
+    pace = COMPILED if load.is_compiled else PACES[device.kind]
     rate = device.matrix_rate(load.precision)
     bandwidth = 1e9 * device.bandwidth * pace.bandwidth
     batches = {
@@ -86,10 +97,9 @@ def predict_duration(load: Load, device: Device, cluster: Cluster = ONE) -> Dura
     parts["update"] = _update(load, pace, rate, bandwidth) / load.parts
     if cluster.count > 1:
         parts["exchange"] = exchange(load, device, cluster, sum(batches.values())).exposed
-    launches = pace.step + pace.launch * operations(load)
-    device_time = sum(parts.values())
-    parts["launches"] = launches
-    seconds = device_time + launches if device.kind == "cpu" else max(device_time, launches)
+    computing, launching = sum(parts.values()), pace.launch * operations(load)
+    parts["launches"] = launching
+    seconds = computing + launching if device.kind == "cpu" else math.hypot(computing, launching)
     return Duration(parts, seconds, load.tokens * load.accumulate)
 
 
@@ -125,7 +135,9 @@ def _scores(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
     in_piece = min(rows, load.answers)
     products = 6 * scores * width / (rate * _share(width, pace) * in_piece / (in_piece + pace.half_rows))
     tables = pieces * 4 * FULL * size * width / bandwidth
-    return max(products, tables) + scores * pace.score_bytes / bandwidth
+    is_fused = load.is_compiled and not has_generator(load)
+    traffic = COMPILED_SCORE * load.low if is_fused else pace.score_bytes
+    return max(products, tables) + scores * traffic / bandwidth
 
 
 def random_numbers(load: Load) -> float:
@@ -169,6 +181,8 @@ def operations(load: Load) -> float:
     """Operations that the host starts in a step, roughly, from a reading of the code."""
     body = load.body
     layer = 55 + 30 * (load.low == 2) + 26 * (body.positions == "rotary") + 10 * (body.dropout > 0)
+    if load.is_compiled:
+        layer = COMPILED_LAYER
     pieces = 1
     if load.asked:
         rows = max(1, PIECE.get(load.device, OTHER_PIECE) // load.vocabulary)

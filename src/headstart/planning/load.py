@@ -42,6 +42,7 @@ class Load:
     averages: bool = False  # an average of the weights stands beside the model
     finished: float = 1.0  # share of positions that go through all of the last block
     parts: int = 1  # processes over which a sharded model is cut
+    is_compiled: bool = False  # on a GPU: torch.compile has written the body's code and that of the scores
 
     @property
     def tokens(self) -> int:
@@ -75,6 +76,10 @@ class Load:
     def span(self) -> int:
         """Tokens of one text, or of both texts of a pair."""
         return self.length + self.source_length
+
+    def compiled(self, is_known: bool) -> "Load":
+        """The same load in compiled steps, which finish every position; what else they change `is_known` or not."""
+        return self.with_(finished=1.0, is_compiled=is_known)
 
     def with_(self, **changes: object) -> "Load":
         """The same load with some sizes changed."""

@@ -167,6 +167,11 @@ def activations(load: Load) -> float:
     return load.passes * load.batch * kept
 
 
+def has_generator(load: Load) -> bool:
+    """Whether tokens are drawn from the scores of a generator, which are marked plainly also in compiled steps."""
+    return any(spec.kind == "generator" for spec in load.heads.values())
+
+
 def generator_layers(load: Load) -> float:
     """A generator's narrow layers, half as many as the body's, as so many whole ones."""
     shares = [spec.settings.get("share", 0.5) for spec in load.heads.values() if spec.kind == "generator"]
@@ -238,9 +243,12 @@ def _crossing(load: Load, stack: Stack) -> float:
 
 
 def _feed_forward_copies(load: Load) -> int:
-    """How often the inner width is kept: before, between and after the activation."""
+    """How often the inner width is kept: before, between and after the activation.
+
+    Compiled code bends a gate anew on the way back instead of keeping what came out.
+    """
     if load.body.activation in GATED:
-        return 4
+        return 3 if load.is_compiled else 4
     if load.body.activation == "relu":
         return 2 if load.body.dropout else 1
     return 2
@@ -279,12 +287,10 @@ def score_bytes(load: Load) -> tuple[float, float, float]:
     table = size * width
     vectors = load.low * answers * width
     piece = PIECE.get(load.device, OTHER_PIECE)
-    if any(
-        spec.kind == "generator" for spec in load.heads.values()
-    ):  # all scores at once, and a draw from them
+    if has_generator(load):  # all scores at once, and a draw from them
         scores = FULL * answers * size
         return 5 * scores + vectors, 2 * scores + vectors, 2 * scores + FULL * table
-    if answers * size <= WHOLE.get(
+    if not load.is_compiled and answers * size <= WHOLE.get(
         load.device, OTHER_PIECE
     ):  # scores, their log-softmax; on the way back two slopes more
         scores = FULL * answers * size
@@ -295,20 +301,28 @@ def score_bytes(load: Load) -> tuple[float, float, float]:
         tile = load.low * rows * min(size, TILE) + FULL * rows * width if load.low == 2 else 0
         low = load.low * table if load.low == 2 else 0
         return FULL * rows * size + tile + slopes + vectors, slopes + vectors, low
-    first, second = rows * size, min(rows, answers - rows) * size
-    # The old piece's slopes live until the new one's replace them; logsumexp makes a copy.
-    alive = max(
-        8 * first, (FULL + 4) * second + load.low * first + (load.low if load.low == 2 else 0) * second
-    )
+    if load.is_compiled:  # pieces of one size, of which scores, slopes and the last piece's slopes are alive
+        pieces = -(-answers * size // piece)
+        alive = load.low * (3 if pieces > 1 else 2) * -(-answers // pieces) * size
+    else:
+        first, second = rows * size, min(rows, answers - rows) * size
+        # The old piece's slopes live until the new one's replace them; logsumexp makes a copy.
+        alive = max(
+            8 * first, (FULL + 4) * second + load.low * first + (load.low if load.low == 2 else 0) * second
+        )
     kept = FULL * table + vectors
     temporary = load.low * table if load.low == 2 else 0
     return alive + kept + temporary, kept, FULL * table + temporary + vectors
 
 
 def layer_working(load: Load) -> float:
-    """Bytes of slopes in flight on the way back through one layer."""
+    """Bytes of slopes in flight on the way back through one layer.
+
+    Compiled, a gated part has those of its product, gate and value; plainly also what they were cut out of.
+    """
     body, low, found = load.body, load.low, 0.0
-    inner = low * body.feed_forward * (5 if body.activation in GATED else 2)
+    gated = 3 if load.is_compiled else 5
+    inner = low * body.feed_forward * (gated if body.activation in GATED else 2)
     for stack in load.stacks:
         attention = 4 * low * body.width
         if is_plain_attention(load):

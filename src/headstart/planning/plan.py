@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headstart.compiling import TAKES, will_compile
 from headstart.config import RunConfig, load_preset, preset_names, resolve
 from headstart.errors import ConfigError
 from headstart.planning.cluster import ONE, Cluster, Exchange, exchange, share_of
@@ -30,6 +31,7 @@ class Fit:
     largest_batch: int  # texts; 0 = not even one
     hours: float
     cost: float | None
+    compiled: bool  # its steps are
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Plan:
     is_measured: bool = False  # the time rests on steps run on this machine
     cluster: Cluster = ONE
     step: Load | None = None  # the whole step, of which `load` is one process's share
+    is_compiled: bool = False  # torch.compile is at work in training steps
 
     @property
     def fits(self) -> bool:
@@ -56,8 +59,13 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """For all tokens."""
-        return steps_for(self.step or self.load, self.tokens) * self.duration.seconds
+        """For all tokens, and for compiling where that is done."""
+        return steps_for(self.step or self.load, self.tokens) * self.duration.seconds + self.compile_seconds
+
+    @property
+    def compile_seconds(self) -> float:
+        """What compiling takes before the first step is done."""
+        return TAKES if self.load.is_compiled else 0.0
 
     @property
     def cost(self) -> float | None:
@@ -82,10 +90,11 @@ class Plan:
         fits = f"fits, {self.largest_batch:,} texts {among} at most" if self.fits else "does not fit"
         cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
         many = f" in each of {self.cluster.count} processes" if self.cluster.count > 1 else ""
+        compiled = "compiled " if self.load.is_compiled else ""
         return [
             f"plan: {self.load.account.total:,} parameters, {human(self.flops.training)}FLOPs a token; peak memory "
             f"{self.memory.peak / GIB:.2f} GiB of {self.device.usable / GIB:.1f} on {self.device.name}{many} ({fits})",
-            f"plan: {self.tokens_per_step:,} tokens a step in about {clock(self.duration.seconds)}; "
+            f"plan: {self.tokens_per_step:,} tokens a {compiled}step in about {clock(self.duration.seconds)}; "
             f"{human(self.tokens)}tokens in about {clock(self.seconds)}{cost}",
         ]
 
@@ -120,6 +129,8 @@ class Plan:
                 "hours": self.seconds / 3600,
                 "cost": self.cost,
                 "measured": self.is_measured,
+                "compiled": self.is_compiled,
+                "compile_seconds": self.compile_seconds,
                 "parts": self.duration.parts,
             },
             "verdict": {
@@ -160,12 +171,17 @@ def make_plan(
     price: float | None = None,
     seconds_per_step: float | None = None,
     cluster: Cluster = ONE,
+    can_compile: bool | None = None,
 ) -> Plan:
     """The plan of a run on a device, or on each of a cluster; `batch` is of all its processes together.
 
-    `tokens` is the text read once, `seconds_per_step` what was measured.
+    `tokens` is the text read once, `seconds_per_step` what was measured; `can_compile` is as the device's row says.
     """
     step = make_load(config, device.kind, precision_on(config, device), vocabulary, classes, batch, length)
+    asked = tokens_asked(config, step, tokens, epochs)
+    is_able = device.can_compile if can_compile is None else can_compile
+    is_compiled = is_compiled_on(config, step, asked, is_able, cluster)
+    step = step.compiled(device.can_compile) if is_compiled else step
     load = share_of(step, cluster)
     duration = predict_duration(load, device, cluster)
     if seconds_per_step is not None:
@@ -177,13 +193,28 @@ def make_plan(
         flops=count_flops(load),
         memory=memory,
         duration=duration,
-        tokens=tokens_to_read(config, step, duration, tokens, epochs),
+        tokens=tokens_in(config, step, duration) if asked is None else asked,
         largest_batch=largest_batch(load, device),
         advice=[] if memory.peak <= device.usable else list(advise(config, load, device, step, cluster)),
         price=price,
         is_measured=seconds_per_step is not None,
         cluster=cluster,
         step=step,
+        is_compiled=is_compiled,
+    )
+
+
+def is_compiled_on(
+    config: RunConfig, step: Load, tokens: float | None, is_able: bool, cluster: Cluster
+) -> bool:
+    """Whether training will compile its steps where it `is_able`."""
+    return will_compile(
+        config.training,
+        is_able=is_able,
+        is_sharded=cluster.sharded,
+        weights=step.account.total,
+        passes=step.passes,
+        tokens=tokens or 0.0,
     )
 
 
@@ -195,10 +226,11 @@ def precision_on(config: RunConfig, device: Device) -> str:
     return device.precision if chosen == "auto" else chosen
 
 
-def tokens_to_read(
-    config: RunConfig, step: Load, duration: Duration, tokens: float | None, epochs: float | None
-) -> float:
-    """Tokens of the whole run: those given times the epochs, else the settings' own budget, else a million."""
+def tokens_asked(config: RunConfig, step: Load, tokens: float | None, epochs: float | None) -> float | None:
+    """Tokens of the whole run: those given times the epochs, else the settings' own budget, else a million.
+
+    None = as many as are read in the minutes of the settings.
+    """
     training = config.training
     if tokens is not None:
         return tokens * (epochs or training.epochs or 1)
@@ -206,9 +238,14 @@ def tokens_to_read(
         return training.tokens
     if training.steps is not None:
         return training.steps * step.tokens * step.accumulate
-    if training.minutes is not None:
-        return training.minutes * 60 * step.tokens * step.accumulate / duration.seconds
-    return UNSAID * (epochs or 1)
+    return None if training.minutes is not None else UNSAID * (epochs or 1)
+
+
+def tokens_in(config: RunConfig, step: Load, duration: Duration) -> float:
+    """Tokens that are read in the minutes of the settings, of which compiling takes its part; a step's at least."""
+    assert config.training.minutes is not None
+    seconds = 60 * config.training.minutes - (TAKES if step.is_compiled else 0)
+    return max(1.0, seconds / duration.seconds) * step.tokens * step.accumulate
 
 
 def largest_batch(load: Load, device: Device) -> int:
@@ -285,9 +322,12 @@ def fits_everywhere(config: RunConfig, plan: Plan, **sizes: Any) -> list[Fit]:
     rows = []
     for device in DEVICES.values():
         step = make_load(config, device.kind, precision_on(config, device), **sizes)
+        if is_compiled_on(config, step, plan.tokens, device.can_compile, plan.cluster):
+            step = step.compiled(device.can_compile)
         load = share_of(step, plan.cluster)
         memory, duration = predict_memory(load), predict_duration(load, device, plan.cluster)
-        seconds = steps_for(step, plan.tokens) * duration.seconds
+        compiling = TAKES if load.is_compiled else 0
+        seconds = steps_for(step, plan.tokens) * duration.seconds + compiling
         rows.append(
             Fit(
                 device=device.name,
@@ -298,6 +338,7 @@ def fits_everywhere(config: RunConfig, plan: Plan, **sizes: Any) -> list[Fit]:
                 largest_batch=largest_batch(load, device),
                 hours=seconds / 3600,
                 cost=money(seconds * plan.cluster.count, plan.price),
+                compiled=load.is_compiled,
             )
         )
     return rows

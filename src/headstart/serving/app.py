@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headstart.playground import FILES, Asset
 from headstart.serving.call import read_body
@@ -22,19 +22,36 @@ PLAYGROUND_POLICY = (
 )
 
 
+Answer = Callable[[Request], Awaitable[Response]]
+
+
 def make_app(service: Service) -> ASGIApp:
     """The application that a server runs."""
-    routes = [
-        Route(each.path, _endpoint(service, each), methods=[each.method], name=each.path)
-        for each in ENDPOINTS
-    ]
-    routes += [Route(path, _asset(path, asset), methods=["GET"]) for path, asset in FILES.items()]
-    router = Router(routes, redirect_slashes=False)
+    answers = {(each.method, each.path): _endpoint(service, each) for each in ENDPOINTS}
+    answers |= {("GET", path): _asset(path, asset) for path, asset in FILES.items()}
     is_open = frozenset([*FILES, *(each.path for each in ENDPOINTS if each.is_open)])
-    return Guard(router, service, is_open)
+    return Guard(Switch(answers), service, is_open)
 
 
-def _endpoint(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+class Switch:
+    """Finds the answer by method and path; what is not a plain path goes through starlette's router."""
+
+    def __init__(self, answers: "dict[tuple[str, str], Answer]"):
+        routes = [Route(path, answer, methods=[method]) for (method, path), answer in answers.items()]
+        self._router = Router(routes, redirect_slashes=False)
+        self._plain = {key: answer for key, answer in answers.items() if "{" not in key[1]}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        answer = self._plain.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if answer is None:
+            await self._router(scope, receive, send)
+        else:
+            response = await answer(Request(scope, receive))
+            await response(scope, receive, send)
+
+
+def _endpoint(service: Service, endpoint: Endpoint) -> Answer:
     async def answer(request: Request) -> Response:
         request.scope[ENDPOINT] = endpoint.path
         asked: Any = None
@@ -52,7 +69,7 @@ def _texts(asked: Any) -> list[str]:
     return [*getattr(asked, "texts", []), *single]
 
 
-def _asset(path: str, asset: Asset) -> Callable[[Request], Awaitable[Response]]:
+def _asset(path: str, asset: Asset) -> Answer:
     """A file of the playground; which ones there are is fixed, so no client names a file."""
     headers = {
         "Content-Type": asset.kind,

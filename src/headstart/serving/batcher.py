@@ -1,6 +1,7 @@
-"""Requests answered together: a thread for each run takes what is waiting, as much as a token budget holds.
+"""Requests answered together: a run's threads take what is waiting, as much as a token budget holds.
 
-It never waits for more to come: while one batch is read the next one gathers by itself.
+They do not wait for more to come: while one batch is read the next one gathers by itself. A second thread reads beside
+the first once enough has gathered to be worth it; few texts cost more each than many.
 """
 
 import threading
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.serving.refusal import Refusal
+
+WORTH = 768  # cost from which a batch is read beside another
 
 Work = Callable[[Hashable, list[Any]], Sequence[Any]]
 
@@ -75,7 +78,7 @@ class BatchDone:
 
 
 class Batcher:
-    """Answers requests in batches on a thread of its own, taking an item of each waiting request in turn."""
+    """Answers requests in batches on threads of its own, taking an item of each waiting request in turn."""
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class Batcher:
         budget: int,
         room: int,
         flows: int = 8,
+        workers: int = 1,
         name: str = "batcher",
         on_batch: Callable[[BatchDone], None] = lambda done: None,
         clock: Callable[[], float] = time.monotonic,
@@ -95,8 +99,14 @@ class Batcher:
         self._queued = 0
         self._rate = float(budget)  # cost a second, as measured
         self._is_open = True
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._rest = [threading.Condition(self._lock) for _ in range(workers)]  # where each thread waits
+        self._is_busy = [False] * workers
+        self._reading = 0  # batches under way
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"{name}, {number}", daemon=True)
+            for number in range(workers)
+        ]
 
     @property
     def queued(self) -> int:
@@ -110,8 +120,8 @@ class Batcher:
 
     def start(self) -> "Batcher":
         """Begin to answer."""
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def submit(
@@ -129,7 +139,7 @@ class Batcher:
         if not items:
             group.settle([])
             return group.future
-        with self._changed:
+        with self._lock:
             self._check_open()
             if self._queued + cost > self.room:
                 self._sweep()  # clients that have gone give up their place
@@ -140,13 +150,13 @@ class Batcher:
                 )
             self._queued += cost
             self._groups.append(group)
-            self._changed.notify()
+            self._wake()
         return group.future
 
     def flow(self, pieces: Iterator[Any], emit: Callable[[Any], None], seconds: float) -> Flow:
         """Let `pieces` come one by one, in turn with batches and with other flows."""
         flow = Flow(pieces, emit, self.clock() + seconds)
-        with self._changed:
+        with self._lock:
             self._check_open()
             self._flows = [other for other in self._flows if not other.is_cancelled]
             if len(self._flows) >= self.most_flows:
@@ -157,16 +167,19 @@ class Batcher:
                     retry_after=1,
                 )
             self._flows.append(flow)
-            self._changed.notify()
+            self._rest[0].notify()
         return flow
 
     def close(self, seconds: float = 5.0) -> None:
-        """Finish the batch under way and stop; what still waits is refused."""
-        with self._changed:
+        """Finish the batches under way and stop; what still waits is refused."""
+        with self._lock:
             self._is_open = False
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(seconds)
+            for rest in self._rest:
+                rest.notify()
+        by = time.monotonic() + seconds
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, by - time.monotonic()))
         for group in self._groups:
             group.settle(_closing())
 
@@ -174,17 +187,37 @@ class Batcher:
         if not self._is_open:
             raise _closing()
 
-    def _run(self) -> None:
+    def _is_worth(self) -> bool:
+        """Whether a batch should be read now."""
+        return bool(self._groups) and (self._reading == 0 or self._queued >= WORTH)
+
+    def _wake(self) -> None:
+        """Call the first thread that rests, whose caches are the warmest."""
+        if self._is_worth():
+            for rest, is_busy in zip(self._rest, self._is_busy, strict=True):
+                if not is_busy:
+                    rest.notify()
+                    return
+
+    def _run(self, number: int) -> None:
+        """What a thread does; the first one alone takes care of flows, which come in turn."""
         while True:
-            with self._changed:
-                while self._is_open and not self._groups and not self._flows:
-                    self._changed.wait()
+            with self._lock:
+                self._is_busy[number] = False
+                while self._is_open and not self._is_worth() and not (number == 0 and self._flows):
+                    self._rest[number].wait()
                 if not self._is_open:
                     return
-                batch = self._take()
-                flows = list(self._flows)
+                self._is_busy[number] = True
+                batch = self._take() if self._is_worth() else []
+                flows = list(self._flows) if number == 0 else []
+                self._reading += bool(batch)
+                self._wake()  # what is over the budget
             if batch:
                 self._answer(batch)
+                with self._lock:
+                    self._reading -= 1
+                    self._wake()
             for flow in flows:
                 self._step(flow)
 
@@ -209,10 +242,13 @@ class Batcher:
             )
 
     def _take(self) -> list[tuple[Group, int]]:
-        """Items of the oldest request's kind, one of each request in turn, within the budget."""
+        """Items of the oldest request's kind, one of each request in turn, within the budget; half of much for each of two."""
         self._sweep()
         if not self._groups:
             return []
+        budget, free = self.budget, len(self._threads) - self._reading
+        if free > 1 and self._queued >= free * WORTH:
+            budget = min(budget, -(-self._queued // free))
         kind = self._groups[0].kind
         ready = deque(group for group in self._groups if group.kind == kind)
         batch: list[tuple[Group, int]] = []
@@ -220,7 +256,7 @@ class Batcher:
         while ready:
             group = ready.popleft()
             cost = group.costs[group.taken]
-            if batch and spent + cost > self.budget:
+            if batch and spent + cost > budget:
                 break
             batch.append((group, group.taken))
             spent += cost
@@ -253,7 +289,7 @@ class Batcher:
     def _blame(self, batch: list[tuple[Group, int]], groups: list[Group], error: Exception) -> None:
         """Let the request that broke a batch bear it alone; its neighbours are read again without it."""
         if len(groups) == 1:
-            with self._changed:
+            with self._lock:
                 if groups[0] in self._groups:
                     self._groups.remove(groups[0])
                     self._queued -= groups[0].waiting
@@ -280,7 +316,7 @@ class Batcher:
             close = getattr(flow.pieces, "close", None)
             if close is not None:
                 close()
-            with self._changed:
+            with self._lock:
                 self._flows = [other for other in self._flows if other is not flow]
 
 

@@ -8,13 +8,10 @@ from typing import Any
 from starlette.requests import Request
 
 from headstart.serving.bounds import Bounds
+from headstart.serving.link import ClientGone, link_of, outbox_of, wake
 from headstart.serving.refusal import Refusal
 
 DRAINED = 8  # a body over the bound is read on up to this many times the bound, so that its client hears why
-
-
-class ClientGone(Exception):
-    """The client left before its answer was there."""
 
 
 async def read_body(request: Request, bounds: Bounds) -> bytes:
@@ -62,23 +59,21 @@ async def _drain(request: Request, bounds: Bounds) -> None:
                     return
 
 
-async def gone(request: Request) -> None:
-    """Wait until the client leaves."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def answered(future: "Future[list[Any]]", request: Request, seconds: float) -> list[Any]:
     """What `future` gives; it is cancelled when the client leaves or time is over."""
-    answer: asyncio.Future[Any] = asyncio.wrap_future(future)
-    leaving: asyncio.Future[Any] = asyncio.ensure_future(gone(request))
+    loop, link = asyncio.get_running_loop(), link_of(request)
+    told: asyncio.Future[None] = loop.create_future()
+    outbox = outbox_of(loop)
+    future.add_done_callback(lambda _: outbox.put(told))
+    timer = loop.call_later(seconds, wake, told)
     try:
-        await asyncio.wait({answer, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if answer.done():
-            return answer.result()
-        if leaving.done():
+        with link.watched(lambda: wake(told)):
+            await told
+        if future.done():
+            return future.result()
+        if link.is_gone:
             raise ClientGone
         raise Refusal(503, "the answer took too long", hint="ask again, or ask for less", retry_after=1)
     finally:
-        leaving.cancel()
-        answer.cancel()
+        timer.cancel()
+        future.cancel()

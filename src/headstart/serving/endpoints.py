@@ -23,6 +23,7 @@ JSON = "application/json"
 HTML = "text/html; charset=utf-8"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 LAST_STEP = 2**53
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 Handler = Callable[[Service, Request, Any], Awaitable[Response]]
 
@@ -44,8 +45,7 @@ class Endpoint:
 
 def reply(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A JSON answer."""
-    body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Response(body.encode("utf-8"), status, headers, media_type=JSON)
+    return Response(_ENCODER.encode(content).encode("utf-8"), status, headers, media_type=JSON)
 
 
 async def find(service: Service, ability: schema.Ability, name: str | None) -> Entry:
@@ -184,6 +184,7 @@ async def models(service: Service, request: Request, asked: None) -> Response:
                 "attention_heads": body.attention_heads,
                 "width": body.width,
                 "length": loaded.length("classify" if "classify" in loaded.can else "embed"),
+                "precision": loaded.precision,
             }
         )
     return reply({"models": shown})

@@ -1,6 +1,5 @@
 """The door in front of every endpoint: who may come in, for how long, and what every answer carries."""
 
-import asyncio
 import time
 import traceback
 
@@ -10,14 +9,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.errors import HeadstartError
-from headstart.serving.call import ClientGone
 from headstart.serving.endpoints import reply
+from headstart.serving.link import LINK, ClientGone, Link
 from headstart.serving.refusal import Refusal, refusal_of
 from headstart.serving.service import Service
 
 ENDPOINT = "headstart.endpoint"  # where a route leaves its name in the scope
 TEXTS = "headstart.texts"  # where it leaves the texts, should they be logged
-ABORT = "headstart.abort"  # where a connection leaves the way to cut it
 WHILE_STOPPING = ("/healthz", "/metrics")
 
 HEADERS = {
@@ -45,17 +43,16 @@ class Guard:
                 await self.app(scope, receive, send)
             return
         gate, start, status = self.service.gate, time.perf_counter(), 0
+        link: Link | None = scope.get("state", {}).get(LINK)
 
         async def tell(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": _with_ours(message.get("headers", []))}
-            try:
-                async with asyncio.timeout(self.service.bounds.slow):
-                    await send(message)
-            except TimeoutError:  # a client that takes in nothing keeps nothing of ours
-                raise ClientGone from None
+                message["headers"] = _with_ours(message.get("headers", []))
+            await send(message)  # a connection cuts off whoever takes in nothing
+            if link is not None and link.is_gone:
+                raise ClientGone
 
         gate.under_way += 1
         try:
@@ -72,10 +69,10 @@ class Guard:
                 await self._refused(error)(scope, receive, tell)
         except ClientGone:
             self.service.counters.gone.add()
-            if status:  # half an answer must not look whole, and must not wait to be taken in
-                abort = scope.get("state", {}).get(ABORT)
-                if abort is not None:
-                    abort()
+            if (
+                status and link is not None
+            ):  # half an answer must not look whole, and must not wait to be taken in
+                link.abort()
         finally:
             gate.under_way -= 1
             self._count(scope, status, time.perf_counter() - start)

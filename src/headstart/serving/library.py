@@ -21,8 +21,16 @@ LONGEST_NAME = 200
 class Entry:
     """One folder that is served: a run, finished or not, or a comparison."""
 
-    def __init__(self, name: str, path: Path, bounds: Bounds, on_batch: Callable[[str, BatchDone], None]):
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        bounds: Bounds,
+        on_batch: Callable[[str, BatchDone], None],
+        precision: str | None = None,
+    ):
         self.name, self.path, self.bounds, self._on_batch = name, path, bounds, on_batch
+        self.precision = precision
         self.is_comparison = is_comparison(path)
         self.progress = Progress(path / "log.jsonl")
         self.loaded: Loaded | None = None
@@ -58,12 +66,13 @@ class Entry:
                 return True
             if self.is_comparison or self.look()["status"] != "finished":
                 return False
-            loaded = Loaded(load_trained(str(self.path)), self.bounds)
+            loaded = Loaded(load_trained(str(self.path)), self.bounds, self.precision)
             self.batcher = Batcher(
                 loaded.work,
                 budget=self.bounds.batch_tokens,
                 room=self.bounds.queued,
                 flows=self.bounds.streams,
+                workers=loaded.workers,
                 name=f"run {self.name}",
                 on_batch=lambda done: self._on_batch(self.name, done),
             ).start()
@@ -88,6 +97,7 @@ class Library:
         runs: Sequence[str],
         bounds: Bounds,
         on_batch: Callable[[str, BatchDone], None] = lambda name, done: None,
+        precision: str | None = None,
     ):
         self.bounds = bounds
         self.entries: dict[str, Entry] = {}
@@ -95,13 +105,19 @@ class Library:
             name, path = _named(word)
             if name in self.entries:
                 raise RunError(f"two runs are called {name!r}", hint=f"give one another name: OTHER={path}")
-            self.entries[name] = Entry(name, path, bounds, on_batch)
+            self.entries[name] = Entry(name, path, bounds, on_batch, precision)
 
     def load(self, on_loaded: Callable[[str], None] = lambda name: None) -> None:
         """Bring every finished run into memory."""
         for entry in self.entries.values():
             if entry.load():
                 on_loaded(entry.name)
+
+    @property
+    def plain(self) -> list[str]:
+        """The runs in memory whose texts are read in float32."""
+        found = [(name, entry.loaded) for name, entry in self.entries.items()]
+        return [name for name, loaded in found if loaded is not None and loaded.precision == "float32"]
 
     def entry(self, name: str) -> Entry:
         """The entry called `name`."""

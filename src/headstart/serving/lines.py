@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from starlette.requests import Request
@@ -11,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.errors import HeadstartError
 from headstart.serving.batcher import Batcher, Flow
-from headstart.serving.call import ClientGone, gone
+from headstart.serving.link import ClientGone, link_of
 from headstart.serving.refusal import Refusal, refusal_of
 
 LINES = "application/x-ndjson"
@@ -23,7 +24,8 @@ class Listener:
     def __init__(self, request: Request, seconds: float):
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[Any] = asyncio.Queue()
-        self._leaving = asyncio.ensure_future(gone(request))
+        self._watch = ExitStack()
+        self._watch.enter_context(link_of(request).watched(lambda: self._pieces.put_nowait(ClientGone())))
         self._by = self._loop.time() + seconds
         self._flow: Flow | None = None
 
@@ -39,22 +41,21 @@ class Listener:
         try:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
         except RuntimeError:  # the server has ended
-            self.close()
+            if self._flow is not None:
+                self._flow.cancel()
 
     async def next(self) -> Any:
         """The next piece; None when it was the last."""
-        piece = asyncio.ensure_future(self._pieces.get())
-        left = max(0.0, self._by - self._loop.time())
-        await asyncio.wait({piece, self._leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if piece.done():
-            found = piece.result()
-            if isinstance(found, BaseException):
-                raise found
-            return found
-        piece.cancel()
-        if self._leaving.done():
-            raise ClientGone
-        raise Refusal(503, "the answer took too long", hint="ask for fewer tokens", retry_after=1)
+        try:
+            async with asyncio.timeout_at(self._by):
+                found = await self._pieces.get()
+        except TimeoutError:
+            raise Refusal(
+                503, "the answer took too long", hint="ask for fewer tokens", retry_after=1
+            ) from None
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
     def end(self) -> None:
         """Let the piece at hand be the last."""
@@ -62,7 +63,7 @@ class Listener:
 
     def close(self) -> None:
         """Stop the flow if it is still going."""
-        self._leaving.cancel()
+        self._watch.close()
         if self._flow is not None:
             self._flow.cancel()
 

@@ -1,16 +1,23 @@
-"""A finished run in memory, answering batches; one thread at a time uses it."""
+"""A finished run in memory, answering batches."""
 
+import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from headstart.batch import Row
 from headstart.errors import RunError
 from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models.halved import halved
 from headstart.models.model import count_parameters
+from headstart.models.packed import packed
 from headstart.objectives.hybrid import CausalAndMasked
 from headstart.serving.bounds import Bounds
+from headstart.serving.cores import CORES
 from headstart.serving.maps import check_size, shown_maps
 from headstart.serving.refusal import Refusal
 from headstart.serving.schema import Ability, GenerateRequest
@@ -25,6 +32,7 @@ from headstart.workflows.generate import Writer, open_writer
 from headstart.workflows.run import Trained
 from headstart.workflows.translating import Translator, open_translator
 
+SIDE_BY_SIDE = ("classify", "embed")  # what two threads may do at a time
 CHARACTERS_A_TOKEN = 3  # a guess that is good enough to share out work by
 SEARCHED = (
     20  # readings that a token of a source costs: as many hypotheses as a search is wide, each step by step
@@ -34,14 +42,27 @@ SEARCHED = (
 class Loaded:
     """A run that answers: its model, its tokenizer, and what it can do."""
 
-    def __init__(self, trained: Trained, bounds: Bounds):
+    def __init__(self, trained: Trained, bounds: Bounds, precision: str | None = None):
         self.trained, self.bounds = trained, bounds
         self.config, self.tokenizer = trained.info.config, trained.tokenizer
-        self.runtime = start_runtime(self.config.training)
+        asked = {} if precision is None else {"training": {"precision": precision}}
+        self.runtime = start_runtime(self.config.with_(asked).training)
         self.model = trained.model().to(self.runtime.device)
         self.parameters = count_parameters(self.model)
         self.reach = usual_length(trained)
         self.together = self.runtime.mark_tokens
+        self.precision = str(self.runtime.precision).removeprefix("torch.")  # in which `quick` multiplies
+        self.quick = self.model.eval()  # what answers read with
+        if self.runtime.device.type == "cpu":
+            self.quick = packed(self.model)
+            if self.runtime.precision == torch.bfloat16:  # once, and not by autocast at every call
+                self.quick.body = halved(self.model.body)
+                self.runtime = replace(self.runtime, precision=torch.float32)
+                self.together *= 2  # half as wide, so a cache holds twice as many
+            self.quick.body.is_flat = isinstance(self.quick.body, TransformerBody)
+        self.workers = CORES.workers if self.runtime.device.type == "cpu" else 1
+        self._weights = self.parameters - self.model.body.table.numel()  # that multiply each token
+        self._turn = threading.Lock()
         self._ways: dict[str, Callable[..., Sequence[Any]]] = {
             "classify": self._classify,
             "embed": self._embed,
@@ -75,7 +96,10 @@ class Loaded:
         """The answers to items of one kind; a kind is an ability and its settings."""
         assert isinstance(kind, tuple)
         ability, *settings = kind
-        return self._ways[ability](items, *settings)
+        tokens = sum(self.cost(ability, text) for text in items) / len(items)
+        turn = nullcontext() if ability in SIDE_BY_SIDE else self._turn
+        with CORES.share(2 * self._weights * tokens), turn:
+            return self._ways[ability](items, *settings)
 
     def write(self, asked: GenerateRequest, most: int, name: str) -> Iterator[dict[str, Any]]:
         """At most `most` tokens after a prompt, piece by piece."""
@@ -90,22 +114,20 @@ class Loaded:
 
     def _scores(self, rows: Sequence[Row]) -> np.ndarray:
         objective = self.trained.objective
-        return class_scores(self.model, objective, rows, self.tokenizer, self.runtime, self.together)
+        return class_scores(self.quick, objective, rows, self.tokenizer, self.runtime, self.together)
 
     def _classify(self, texts: Sequence[str], explained: bool) -> list[dict[str, Any]]:
         rows, cut = self._rows("classify", texts)
         scores = self._scores(rows).astype(np.float64)  # (N, C)
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
-        answers = []
-        for row, was_cut, found in zip(rows, cut, shares, strict=True):
-            best = int(found.argmax())
+        classes, answers = self.trained.info.classes, []
+        each = zip(rows, cut, shares.argmax(axis=1).tolist(), np.round(shares, 6).tolist(), strict=True)
+        for row, was_cut, best, found in each:
             answer = {
-                "label": self.trained.info.classes[best],
-                "probability": round(float(found[best]), 6),
-                "probabilities": dict(
-                    zip(self.trained.info.classes, np.round(found, 6).tolist(), strict=True)
-                ),
+                "label": classes[best],
+                "probability": found[best],
+                "probabilities": dict(zip(classes, found, strict=True)),
                 "tokens": len(row.tokens),
                 "cut": was_cut,
             }
@@ -137,7 +159,7 @@ class Loaded:
                 hint="use the pool mean, or last: the last token of a causal model has seen the whole text",
             )
         rows, cut = self._rows("embed", texts)
-        encoder = Encoder(self.model, self.tokenizer, self.config, self.runtime, pool, self.together)
+        encoder = Encoder(self.quick, self.tokenizer, self.config, self.runtime, pool, self.together)
         vectors = np.stack(encoder.vectors(rows)).astype(np.float64)  # (N, D)
         return list(zip(np.round(vectors, 6).tolist(), cut, strict=True))
 

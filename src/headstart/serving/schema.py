@@ -231,6 +231,7 @@ class Model(Answer):
     attention_heads: int
     width: int
     length: int = Field(description="tokens read of a text at most")
+    precision: str = Field(description="in what its matrices are multiplied when texts are read")
 
 
 class ModelsAnswer(Answer):

@@ -91,8 +91,9 @@ def make_service(
     *,
     token: str | None = None,
     hosts: frozenset[str] = frozenset(),
+    precision: str | None = None,
 ) -> Service:
-    """A service over these runs, none of which is in memory yet."""
+    """A service over these runs, none of which is in memory yet; each is read in its own precision unless told."""
     counters = Counters()
 
     def count(name: str, done: BatchDone) -> None:
@@ -100,7 +101,7 @@ def make_service(
         counters.tokens.add(done.cost, run=name)
         counters.batches.add(done.items, run=name)
 
-    service = Service(Library(runs, bounds, count), bounds, counters, log, token, hosts)
+    service = Service(Library(runs, bounds, count, precision), bounds, counters, log, token, hosts)
 
     def each(name: str) -> dict[tuple[tuple[str, str], ...], float]:
         entries = service.library.entries.values()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstart.config import parse
+from headstart.config import TrainingConfig, parse
 from headstart.errors import ConfigError
 from headstart.serving.bounds import Bounds
 
@@ -33,6 +33,7 @@ def serve(
     port: int = 8000,
     token_file: Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    precision: str | None = None,
     log_texts: bool = False,
     as_json: bool = False,
     quiet: bool = False,
@@ -40,6 +41,8 @@ def serve(
 ) -> None:
     """Serve runs until a signal comes; gives back when all that was under way is answered."""
     bounds = make_bounds(settings or {})
+    if precision is not None:
+        parse(TrainingConfig, {"precision": precision}, "training")
     token = read_token(token_file) if token_file is not None else None
     if token is None and host not in LOOPBACK:
         raise ConfigError(
@@ -47,11 +50,13 @@ def serve(
             hint="give a secret with --token-file FILE, or leave --host out",
         )
     try:
+        import httptools  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "serving needs the starlette and uvicorn packages", hint="pip install 'headstart[serve]'"
+            "serving needs the starlette, uvicorn and httptools packages",
+            hint="pip install 'headstart[serve]'",
         ) from None
     from headstart.serving.log import Log
     from headstart.serving.server import listen, run_server
@@ -59,9 +64,11 @@ def serve(
 
     log = Log(as_json=as_json, quiet=quiet, with_texts=log_texts)
     hosts = frozenset() if token is not None else frozenset([*LOOPBACK, host])
-    service = make_service(runs, bounds, log, token=token, hosts=hosts)
+    service = make_service(runs, bounds, log, token=token, hosts=hosts, precision=precision)
     listener = listen(host, port)  # a port that is taken is told before models are loaded
     service.library.load()
+    for name in service.library.plain if precision == "fast" else ():
+        log.say(f"{name} is read in float32: this machine does not multiply bfloat16 itself")
     address = Address(host, listener.getsockname()[1])
     run_server(service, listener, lambda: on_ready(address))
 

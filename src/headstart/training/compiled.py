@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstart.batch import Batch, rows_at
+from headstart.compiling import will_compile
 from headstart.config import RunConfig
 from headstart.models.model import Model, count_parameters
 from headstart.objectives.base import Objective
@@ -22,10 +23,7 @@ from headstart.objectives.fused import fused
 from headstart.training.runtime import Runtime
 
 MULTIPLE = 8  # to which lengths of texts are filled up
-PAYS_AFTER = (
-    300.0  # seconds of plain training that compiling, which takes about one minute, must promise to shorten
-)
-PLAIN_RATE, PLAIN_STEP = 100e12, 0.02  # operations a second of a plain step, and the least seconds of one
+OLDEST = (7, 0)  # compute capability of a GPU for which triton writes code
 
 
 class Compiled:
@@ -96,26 +94,21 @@ def _widened(batch: Batch, most: int) -> Batch:
 def should_compile(
     config: RunConfig, model: Model, objective: Objective, runtime: Runtime, steps: int | None
 ) -> bool:
-    """Whether steps are compiled: as the settings say, or where that is left open, if a long run on a GPU is ahead."""
+    """Whether the steps of this run are compiled here."""
     training = config.training
-    if training.compile != "auto":
-        return training.compile
-    if runtime.device.type != "cuda" or runtime.is_sharded or training.deterministic:
-        return False
-    if (
-        training.freeze or training.unfreeze_every is not None
-    ):  # what learns changes, and so would the compiled code
-        return False
-    has_compiler = find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
-    return has_compiler and _plain_seconds(config, model, objective, steps) >= PAYS_AFTER
-
-
-def _plain_seconds(config: RunConfig, model: Model, objective: Objective, steps: int | None) -> float:
-    """About how long the whole run would take on a large GPU without compiling: a function of its settings alone."""
-    training = config.training
-    if training.minutes is not None:
-        return 60 * training.minutes
     in_step = training.batch_tokens * training.accumulate
-    tokens = float(training.tokens) if training.tokens is not None else float((steps or 0) * in_step)
-    work = 6.0 * count_parameters(model) * objective.passes * tokens
-    return max(work / PLAIN_RATE, PLAIN_STEP * tokens / in_step)
+    return will_compile(
+        training,
+        is_able=can_compile(runtime.device.type),
+        is_sharded=runtime.is_sharded,
+        weights=count_parameters(model),
+        passes=objective.passes,
+        tokens=training.tokens if training.tokens is not None else (steps or 0) * in_step,
+    )
+
+
+def can_compile(device: str) -> bool:
+    """Whether this machine has what compiling for a GPU takes: triton, a C compiler, and a GPU that triton knows."""
+    if device != "cuda" or find_spec("triton") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        return False
+    return torch.cuda.get_device_capability() >= OLDEST

@@ -36,8 +36,10 @@ def class_scores(
     batch_tokens: int,
 ) -> np.ndarray:
     """The score of every class (N, C) in float32 for each text, in the order given."""
-    model.eval()
-    loader = TextLoader(rows, batch_tokens, shuffled=False)
+    if model.training:
+        model.eval()
+    padding = None if model.body.is_flat else runtime.mark_padding
+    loader = TextLoader(rows, batch_tokens, shuffled=False, padding=padding)
     batches = loader.batches(0)
     found: np.ndarray | None = None
     for index, is_own in runtime.dealt(len(batches)):

@@ -19,7 +19,7 @@ from torch import Tensor
 from headstart.batch import Batch
 from headstart.config import RunConfig
 from headstart.data.loader import Loader
-from headstart.errors import RunError, Stopped
+from headstart.errors import Diverged, Stopped
 from headstart.models.model import Model
 from headstart.objectives.base import Alphabet, Loss, Objective, counts
 from headstart.training.ahead import made_ahead
@@ -70,9 +70,10 @@ class State:
 
     @staticmethod
     def from_dict(content: dict[str, Any]) -> "State":
-        """What `to_dict` gave."""
+        """What `to_dict` gave, also by way of a file, where what is not finite is None."""
         best = content["best_rank"]
-        return State(**{**content, "best_rank": -math.inf if best is None else best})
+        curve = [{name: math.nan if v is None else v for name, v in p.items()} for p in content["curve"]]
+        return State(**{**content, "best_rank": -math.inf if best is None else best, "curve": curve})
 
 
 def sum_of_means(losses: Mapping[str, Loss], whole: Mapping[str, int]) -> Tensor:
@@ -286,7 +287,7 @@ class Trainer:
             return
         found = self._since.finish(state.seconds, self.runtime.processes.add_up(self._since.sums()))
         if not math.isfinite(found["loss"]):
-            error = RunError(
+            error = Diverged(
                 f"the loss is {found['loss']} at step {state.step}: training has diverged",
                 hint="lower --set optimizer.learning_rate, or raise schedule.warmup",
             )

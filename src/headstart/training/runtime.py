@@ -42,6 +42,11 @@ class Runtime:
         """Tokens read together, padding included, when nothing is learnt: what a CPU's cache holds, or a GPU wants."""
         return 1024 if self.device.type == "cpu" else 16384
 
+    @property
+    def mark_padding(self) -> int | None:
+        """Padding from which texts are read apart when nothing is learnt: a CPU pays for each token, a GPU for each call."""
+        return 32 if self.device.type == "cpu" else None
+
     def dealt(self, count: int) -> list[tuple[int, bool]]:
         """Which of `count` pieces of work are this process's, each once over all, and whether it is theirs to count.
 

@@ -1,5 +1,6 @@
 """What is counted between two tellings: losses, answers, tokens and padding."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,10 +49,13 @@ class Tally:
         return found
 
     def load(self, content: dict[str, Any], seconds: float) -> None:
-        """Go on from what `nested` gave."""
+        """Go on from what `nested` gave, also by way of a file, where a sum that is not finite is None."""
         self.last_seconds = seconds
         if content:
-            self.totals = {name: list(sums) for name, sums in content["totals"].items()}
+            self.totals = {
+                name: [math.nan if value is None else value for value in sums]
+                for name, sums in content["totals"].items()
+            }
             self.tokens, self.computed = content["tokens"], content["computed"]
 
     def finish(self, seconds: float, sums: Mapping[str, float]) -> dict[str, float]:

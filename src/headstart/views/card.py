@@ -15,6 +15,8 @@ def render_card(card: Mapping[str, Any]) -> str:
         card["note"],
         "## Scores",
         _scores(card["scores"]),
+        "## Fine-tuning it" if card["advice"] else "",
+        _advice(card["name"], card["advice"]) if card["advice"] else "",
         "## The loss of storing",
         _storing(card["storing"]),
         "## Data and licences",
@@ -51,19 +53,33 @@ def _cell(value: Any) -> str:
 
 def score_words(row: Mapping[str, Any]) -> str:
     """A score in one line."""
-    labels = f", {row['labels']:,} labels" if row.get("labels") else ""
-    return (
-        f"{row['task']}{labels}: {row['metric']} {row['value']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
-    )
+    count = row.get("labels")
+    labels = "" if count is None else f", {count:,} labels" if count else ", no labels"
+    value, low, high = (_number(row[key]) for key in ("value", "low", "high"))
+    return f"{row['task']}{labels}: {row['metric']} {value} ({low} to {high})"
+
+
+def _labels(count: int | None) -> str:
+    return "all" if count is None else f"{count:,}" if count else "none"
+
+
+def _number(value: float) -> str:
+    """Shares to four places, scores of a hundred to one."""
+    return f"{value:.4f}" if abs(value) <= 1 else f"{value:.1f}"
 
 
 def _scores(rows: Sequence[Mapping[str, Any]]) -> str:
     found = [
-        (row["task"], row["labels"] or "all", row["metric"], f"{row['value']:.4f}",
-         f"{row['low']:.4f} to {row['high']:.4f}", row["seeds"])
+        (row["task"], _labels(row["labels"]), row["metric"], _number(row["value"]),
+         f"{_number(row['low'])} to {_number(row['high'])}", row["seeds"])
         for row in rows
     ]  # fmt: skip
     return _table(("task", "labels", "measure", "score", "95 % interval", "seeds"), found)
+
+
+def _advice(name: str, settings: str) -> str:
+    words = f"`headstart finetune {name} DATA` follows these settings, except where you set others:"
+    return f"{words}\n\n```toml\n{settings.strip()}\n```"
 
 
 def _storing(storing: Mapping[str, Any]) -> str:

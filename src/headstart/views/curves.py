@@ -64,6 +64,16 @@ class CurveData:
     lines: list[Band]
     levels: list[Band]  # one point each
 
+    @property
+    def end(self) -> float:
+        """The last epoch of any line."""
+        return max([self.epochs, *(float(line.x[-1]) for line in self.lines)])
+
+    @property
+    def shorter(self) -> list[Band]:
+        """The lines that end before the last epoch."""
+        return [line for line in self.lines if line.x[-1] < self.end]
+
 
 @dataclass(frozen=True)
 class EfficiencyData:
@@ -123,22 +133,24 @@ def reliability(comparison: Comparison, labels: int | None = None) -> Reliabilit
 
 
 def draw_curves(data: CurveData) -> Figure:
-    """Lines by epoch with a band over the seeds; an arm without epochs is a dashed level."""
+    """Lines by epoch with a band over the seeds, dotted where one has ended; an arm without epochs is a dashed level."""
     figure, axes = _canvas(8.2, 4.3)
     with matplotlib.rc_context(STYLE):
-        end = max([data.epochs, *(float(line.x[-1]) for line in data.lines)])
         for level in data.levels:
             axes.axhspan(level.low[0], level.high[0], color=level.colour, alpha=0.12, linewidth=0)
             axes.axhline(level.mean[0], color=level.colour, linewidth=1.8, linestyle=(0, (5, 3)))
         for line in data.lines:
             axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.16, linewidth=0)
             axes.plot(line.x, line.mean, color=line.colour, linewidth=2.2, marker="o", markersize=3.5)
+        for line in data.shorter:
+            last = [line.mean[-1], line.mean[-1]]
+            axes.plot([line.x[-1], data.end], last, color=line.colour, linewidth=1.2, linestyle=(0, (1, 3)))
         axes.axhline(data.mark, color=INK, linewidth=1, linestyle=(0, (1, 2)))
-        axes.set_xlim(0, end)
+        axes.set_xlim(0, data.end)
         _accuracy_axis(axes, [*data.lines, *data.levels], data.mark)
         axes.set_xlabel("epoch")
         axes.set_ylabel("validation accuracy")
-        axes.xaxis.set_major_locator(MaxNLocator(10, integer=end >= 2))
+        axes.xaxis.set_major_locator(MaxNLocator(10, integer=data.end >= 2))
         ends = [(line.name, line.colour, float(line.mean[-1])) for line in [*data.lines, *data.levels]]
         _label_ends(axes, [*ends, ("mark", INK, data.mark)])
     return figure

@@ -44,12 +44,14 @@ STYLE: dict[Any, Any] = {
 
 def arm_colours(arms: Iterable[tuple[str, str]]) -> dict[str, str]:
     """A colour for each arm of (name, kind), the same in every picture of one comparison."""
+    kinds = dict(arms)
+    # Those of kinds that are not there are further from each other than the rest is from them.
+    absent = [PALETTE[at] for kind, at in BY_KIND.items() if kind not in kinds.values()]
     colours: dict[str, str] = {}
-    for name, kind in arms:
-        if name not in colours:
-            own = PALETTE[BY_KIND.get(kind, 0)]
-            spare = [colour for colour in PALETTE[len(BY_KIND) :] if colour not in colours.values()]
-            colours[name] = own if own not in colours.values() else next(iter(spare), own)
+    for name, kind in kinds.items():
+        own = PALETTE[BY_KIND.get(kind, 0)]
+        spare = [colour for colour in (*absent, *PALETTE[len(BY_KIND) :]) if colour not in colours.values()]
+        colours[name] = own if own not in colours.values() else next(iter(spare), own)
     return colours
 
 

@@ -70,6 +70,9 @@ def device_table(devices: Sequence[Mapping[str, Any]]) -> Table:
             hours_in_words(row["hours"]),
             *([f"{row['cost']:,.2f}"] if has_cost else []),
         )
+    if any(row["compiled"] for row in devices):
+        table.caption = "steps are compiled on GPUs from Volta on, and plain elsewhere"
+        table.caption_justify = "left"
     return table
 
 
@@ -79,14 +82,20 @@ def plan_lines(content: Mapping[str, Any]) -> list[str]:
     source = "measured here" if time["measured"] else "by the device's row and our constants"
     cost = "" if time["cost"] is None else f", cost {time['cost']:,.2f}"
     noted = [escape(content["note"])] if content.get("note") else []
+    kind = "compiled" if time["compile_seconds"] else "plain"
+    compiling = f", {time['compile_seconds']:.0f} s of it to compile" if time["compile_seconds"] else ""
     lines = [
         *noted,
         f"operations a token: {flops['forward_per_token'] / 1e6:,.2f} MFLOPs forward, "
         f"{flops['backward_per_token'] / 1e6:,.2f} backward; {flops['step'] / 1e12:,.3f} TFLOPs a step",
-        f"time: {time['tokens_per_step']:,} tokens a step in {time['seconds_per_step']:.4g} s, "
+        f"time: {time['tokens_per_step']:,} tokens a {kind} step in {time['seconds_per_step']:.4g} s, "
         f"{time['tokens_per_second']:,.0f} tokens a second ({source})",
-        f"{time['tokens']:,.0f} tokens take {hours_in_words(time['hours'])}{cost}",
+        f"{time['tokens']:,.0f} tokens take {hours_in_words(time['hours'])}{compiling}{cost}",
     ]
+    if time["compiled"] and not time["compile_seconds"]:
+        lines.append(
+            "its steps are compiled, but what that saves there is not known: they are counted as plain"
+        )
     if "cluster" in content:
         lines.append(cluster_line(content["cluster"]))
     if verdict["fits"]:

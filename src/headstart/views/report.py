@@ -134,6 +134,7 @@ def _curves(comparison: Comparison) -> str:
     svg = inline_svg(draw_curves(data), "curves", f"Validation accuracy by epoch: {'; '.join(ends)}.")
     words = (
         f"Validation accuracy with {data.labels:,} labels: mean over seeds, the band from lowest to highest."
+        + (" Where a line is dotted, its training has ended." if data.shorter else "")
     )
     return _figure(svg, words, {line.name: line.colour for line in [*data.lines, *data.levels]})
 

@@ -32,23 +32,23 @@ def summary_table(comparison: Comparison) -> Table:
     names = ["accuracy", "95 % interval", "leak-free" if leaks else "F1", "mark at", "time"]
     if several:
         table.add_column("labels", justify="right", no_wrap=True)
-    table.add_column("arm", no_wrap=True, overflow="ellipsis")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("arm")
+    marks = [_marks(arm, leaks) for arm in comparison.arms]
+    for column in zip(names, *marks, strict=True):  # where it is narrow a name is broken, a number never
+        table.add_column(column[0], justify="right", no_wrap=True, min_width=max(map(len, column)))
     for budget in sorted(comparison.label_budgets, reverse=True):
         for number, arm in enumerate(arm for arm in comparison.arms if arm.labels == budget):
             first = [f"{budget:,}" if number == 0 else ""] if several else []
-            table.add_row(*first, *_arm_row(arm, leaks))
+            table.add_row(*first, *map(escape, (arm.name, *_marks(arm, leaks))))
         table.add_section()
     return table
 
 
-def _arm_row(arm: Arm, leaks: bool) -> list[str]:
+def _marks(arm: Arm, leaks: bool) -> list[str]:
     spread = f" ±{wording.share(arm.accuracy.spread)}" if len(arm.results) > 1 else ""
     return [
-        escape(arm.name),
         wording.share(arm.accuracy.mean) + spread,
-        escape(wording.range_words(arm.accuracy)) or wording.UNKNOWN,
+        wording.range_words(arm.accuracy) or wording.UNKNOWN,
         wording.share((arm.leak_free_accuracy if leaks else arm.macro_f1).mean),
         wording.mark_words(arm.passes_mark),
         wording.duration(wording.seconds_of(arm)),

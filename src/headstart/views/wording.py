@@ -78,8 +78,9 @@ def headline(comparison: Comparison) -> str:
     if test is None:
         return "No arm was set against another, so nothing is claimed."
     numbers = f"95\u00a0% interval {points_range(test.difference)}, {p_words(test.p_value)}"
-    kinds = {arm.name: arm.kind for arm in comparison.arms}
-    subject = "Pretraining" if kinds.get(test.against) == "scratch" else f"“{test.arm}” over “{test.against}”"
+    twins = {(arm.name, arm.twin) for arm in comparison.arms if arm.kind != "ensemble"}
+    # Only against a twin is pretraining all that differs.
+    subject = "Pretraining" if (test.arm, test.against) in twins else f"“{test.arm}” over “{test.against}”"
     if test.verdict == "better":
         return f"{subject} is worth {points(test.difference.mean)} points of accuracy ({numbers})."
     if test.verdict == "worse":
@@ -109,17 +110,18 @@ def test_line(test: PairedTest) -> str:
 
 
 def main_test(comparison: Comparison) -> PairedTest | None:
-    """The test that answers the question: the best fine-tuned arm against scratch, at the largest budget."""
+    """The test that answers the question: the best fine-tuned arm against its twin from scratch, at the largest budget."""
     if not comparison.tests:
         return None
     arms = {(arm.name, arm.labels): arm for arm in comparison.arms}
 
-    def rank(test: PairedTest) -> tuple[int, bool, bool, float]:
+    def rank(test: PairedTest) -> tuple[int, bool, bool, bool, float]:
         arm, other = arms.get((test.arm, test.labels)), arms.get((test.against, test.labels))
         is_tuned, is_scratch = (
             arm is not None and arm.kind == "fine-tuned",
             other is not None and other.kind == "scratch",
         )
-        return test.labels, is_scratch, is_tuned, arm.accuracy.mean if arm else 0.0
+        is_twin = arm is not None and arm.twin == test.against
+        return test.labels, is_scratch, is_tuned, is_twin, arm.accuracy.mean if arm else 0.0
 
     return max(comparison.tests, key=rank)

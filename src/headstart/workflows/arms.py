@@ -5,30 +5,27 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headstart.baselines.classical import train_classical
 from headstart.batch import Row
-from headstart.data.example import Dataset, Example, hashes
+from headstart.config import RunConfig
+from headstart.data.example import Dataset, Example
 from headstart.data.folds import all_folds, cut_folds
 from headstart.data.seen import seen_before
 from headstart.data.splits import take_labels
-from headstart.errors import Stopped
-from headstart.files import finite, write_text
+from headstart.files import content_hash, finite, write_text
 from headstart.results import CurvePoint, SeedResult, Transfer, plain
-from headstart.training.evaluate import predict_probabilities
+from headstart.training.evaluate import marked_places, predict_probabilities
 from headstart.training.events import Event
 from headstart.training.metrics import score
 from headstart.training.runtime import StopWish, start_runtime
+from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import (
-    Task,
-    encode_rows,
-    make_classifier,
-    make_trainer,
-    marked_places,
-)
+from headstart.workflows.fit_state import FitState
+from headstart.workflows.labelled import Task, data_fingerprint, encode_rows
 
 DIGITS = 9  # of a probability on disk: enough for every float32
 
@@ -78,23 +75,22 @@ def labels_in(parts: Sequence[Part]) -> int:
 
 
 class Encoder:
-    """Each text tokenised once for each tokenizer and length."""
+    """Each text that a model reads, tokenised once for each tokenizer and length."""
 
-    def __init__(self, examples: Sequence[Example]):
-        self.examples = examples
+    def __init__(self) -> None:
         self.known: dict[tuple[str, int, str], dict[str, np.ndarray]] = {}
 
     def task(self, dataset: Dataset, plan: Plan) -> Task:
-        """`dataset`, whose texts are all among the encoder's, as tokens."""
+        """`dataset` as tokens."""
         length, keep = plan.config.training.length, plan.config.data.keep
-        key = (plan.tokenizer.fingerprint, length, keep)
-        if key not in self.known:
-            rows = encode_rows(plan.tokenizer, self.examples, None, length, keep)
-            texts = (example.text for example in self.examples)
-            self.known[key] = {text: row.tokens for text, row in zip(texts, rows, strict=True)}
+        known = self.known.setdefault((plan.tokenizer.fingerprint, length, keep), {})
+        every = (example for examples in dataset.splits.values() for example in examples)
+        new = list({example.text: example for example in every if example.text not in known}.values())
+        rows = encode_rows(plan.tokenizer, new, None, length, keep)
+        known.update((example.text, row.tokens) for example, row in zip(new, rows, strict=True))
         index = dataset.class_index
         found = {
-            split: [Row(self.known[key][example.text], index[example.label or ""]) for example in examples]
+            split: [Row(known[example.text], index[example.label or ""]) for example in examples]
             for split, examples in dataset.splits.items()
         }
         return Task(dataset, plan.tokenizer, found)
@@ -108,10 +104,14 @@ def train_fit(
     encoder: Encoder,
     stop: StopWish | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
+    checkpoints: Path | None = None,
 ) -> Fit:
-    """One model of one arm, from `budget` labels of its part (None = all of them)."""
+    """One model of one arm, from `budget` labels of its part (None = all of them).
+
+    With `checkpoints` it keeps its state there on the way, goes on from it, and leaves it to the caller to take away.
+    """
     dataset = part.dataset if budget is None else take_labels(part.dataset, budget, seed)
-    start, moved, seen = time.monotonic(), None, hashes(dataset.texts("train"))
+    start, before, moved, seen = time.monotonic(), 0.0, None, dataset.hashes("train")
     if plan.kind == "classical":
         found, curve = _fit_classical(plan, dataset, part.scored, seed)
     else:
@@ -119,7 +119,13 @@ def train_fit(
         runtime, task = start_runtime(config.training), encoder.task(dataset, plan)
         network, moved = make_classifier(config, plan.objective, task, plan.trained)
         trainer = make_trainer(network, plan.objective, task, config, runtime, on_event, stop)
-        trainer.run()
+        if checkpoints is None:
+            trainer.run()
+        else:
+            state = FitState(checkpoints, lambda: _identity(plan, config, dataset, part.scored))
+            state.take_up(trainer)
+            before = trainer.state.seconds
+            trainer.run(lambda: state.save(trainer))
         trainer.finish()
         rows = task.rows[part.scored]
         found = predict_probabilities(
@@ -128,10 +134,20 @@ def train_fit(
         curve = [_point(point) for point in trainer.state.curve]
         if plan.trained is not None:
             seen = np.concatenate([seen, plan.trained.seen])
-    if stop:
-        raise Stopped(stop.signal or 0)
-    was_seen = seen_before(hashes(dataset.texts(part.scored)), seen)
-    return Fit(_rounded(found), was_seen, round(time.monotonic() - start, 2), curve, moved)
+    was_seen = seen_before(dataset.hashes(part.scored), seen)
+    return Fit(_rounded(found), was_seen, round(before + time.monotonic() - start, 2), curve, moved)
+
+
+def _identity(plan: Plan, config: RunConfig, dataset: Dataset, scored: str) -> dict[str, Any]:
+    """All that a model depends on: its arm and settings with the seed, its base, and every text and label."""
+    return {
+        "arm": [plan.name, plan.kind],
+        "settings": config.model_dump(),
+        "base": content_hash(plan.trained.info.to_dict()) if plan.trained is not None else "",
+        "tokenizer": plan.tokenizer.fingerprint,
+        "data": data_fingerprint(dataset),
+        "scored": scored,
+    }
 
 
 def _fit_classical(

@@ -7,15 +7,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig
 from headstart.errors import RunError
 from headstart.training.events import Event
 from headstart.training.launch import Place
 from headstart.training.processes import Processes
 from headstart.training.runtime import Runtime
-from headstart.workflows.run import RunFolder, RunInfo
+from headstart.workflows.run import RunFolder, RunInfo, Trained, load_trained
 
 OnEvent = Callable[[Event], None]
+SCRATCH = "scratch"  # the base that is none
 
 
 def heard(processes: Processes, on_event: OnEvent) -> OnEvent:
@@ -57,3 +59,13 @@ def _own(path: Path, config: RunConfig, inputs: dict[str, Any], place: Place) ->
     ):
         raise RunError(f"{path} holds a run with other settings", hint="choose another --out")
     return json.dumps(info.to_dict())
+
+
+def base_for(folder: RunFolder, info: RunInfo, processes: Processes) -> Trained | None:
+    """The base that a stopped run needs to begin again; None when it had none, or has a checkpoint to go on from."""
+    base = info.inputs.get("base", SCRATCH)
+    if base == SCRATCH:
+        return None
+    has_state = processes.from_main(lambda: str(has_checkpoint(folder.checkpoints))) == "True"
+    with processes.together():
+        return None if has_state else load_trained(base)

@@ -1,11 +1,13 @@
 """What the pretraining bought: classical, scratch, frozen and fine-tuned arms at equal budget over several seeds.
 
-Every trained arm is written down as soon as it is done, so a comparison that dies goes on where it was.
+Every trained model is written down as soon as it is done, and the one under way keeps its training state as any run
+does, so a comparison that dies goes on where it was.
 """
 
 import json
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -38,14 +40,14 @@ from headstart.workflows.arms import (
     whole_part,
     write_fit,
 )
-from headstart.workflows.conclude import ARMS, OPTIONAL_ARMS, Plan, conclude, write_comparison
-from headstart.workflows.finetune import data_fingerprint, finetune_config
+from headstart.workflows.conclude import ARMS, FROZEN_RATE, OPTIONAL_ARMS, Plan, conclude, write_comparison
+from headstart.workflows.finetune import finetune_config
+from headstart.workflows.labelled import data_fingerprint
+from headstart.workflows.notes import notes_after, notes_before
 from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import RunFolder, Trained, load_trained
 from headstart.workflows.story import command_line
 from headstart.workflows.tokenizers import choose_tokenizer
-
-FROZEN_RATE = 10.0  # a head alone bears, and needs, a higher learning rate than a whole model
 
 
 def compare(
@@ -61,11 +63,14 @@ def compare(
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     mark: float | None = None,
+    guests: Mapping[str, Mapping[str, Any]] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Comparison:
     """Train every arm with every seed at every label budget, and report what differs beyond chance.
 
-    With `folds`, train and valid are put together and every text is held out once; test is not read.
+    With `folds`, train and valid are put together and every text is held out once; test is not read. `guests` are
+    bases set beside the others, each with settings of its own over the common ones: no twin from scratch is
+    trained for a guest, so it is tested against the twins of the others.
     """
     need_alone("a comparison")
     known = (*ARMS, *OPTIONAL_ARMS)
@@ -74,10 +79,12 @@ def compare(
             raise ConfigError(f"no arm is called {name!r}", hint=nearest(name, known))
     if seeds < 1:
         raise ConfigError(f"{seeds} seeds train nothing", hint="--seeds 3 or more tells luck from difference")
+    beside = dict(guests or {})
     inputs = {
         "data": absolute([data])[0],
-        "bases": absolute(list(bases)),
-        "names": _names(bases),
+        "bases": absolute([*bases, *beside]),
+        "names": _names([*bases, *beside]),
+        "guests": dict(zip(absolute(list(beside)), beside.values(), strict=True)),
         "seeds": list(range(first_seed, first_seed + seeds)),
         "labels": sorted(set(labels)) if labels else None,
         "folds": folds,
@@ -155,9 +162,10 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
     for plan in plans:
         if plan.kind != "classical":
             check_dropout(plan.tokenizer, parts[0].dataset.texts("train"), plan.config.training)
-    notes = [*judged.notes, *_notes(parts, plans)]
+    notes = [*judged.notes, *notes_before(parts, plans, inputs)]
     _begin(out, inputs, whole, [content_hash(trained.info.to_dict()) for trained in bases])
-    results, transfers = _train_all(out, inputs, plans, parts, budgets, most, judged, on_event)
+    results, transfers = _train_all(out, inputs, plans, parts, budgets, most, on_event)
+    notes += notes_after(plans, results)
     scored = parts[0].scored if folds is None else f"{folds} folds"
     examples = [example for part in parts for example in part.examples]
     truth = np.concatenate([part.dataset.targets(part.scored) for part in parts])
@@ -194,7 +202,6 @@ def _train_all(
     parts: list[Part],
     budgets: list[int],
     most: int,
-    judged: Dataset,
     on_event: Callable[[Event], None],
 ) -> tuple[dict[tuple[str, int], list[SeedResult]], dict[str, Transfer | None]]:
     """Every arm's results by name and budget, and what each carried over; what is on disk is not trained again."""
@@ -208,7 +215,7 @@ def _train_all(
         and not (plan.kind == "classical" and seed != first_seed and budget == most)
         for number in range(len(parts))
     ]
-    encoder = Encoder([example for rows in judged.splits.values() for example in rows])
+    encoder, state = Encoder(), RunFolder(out).checkpoints
     fits: dict[tuple[str, int, int], list[Fit]] = {}
     transfers: dict[str, Transfer | None] = {}
     try:
@@ -221,13 +228,17 @@ def _train_all(
                 fit = read_fit(path)
                 if fit is None:
                     own = None if budget == most else budget
-                    fit = train_fit(plan, parts[number], own, seed, encoder, stop, on_event)
+                    fit = train_fit(plan, parts[number], own, seed, encoder, stop, on_event, state)
                     write_fit(path, fit)
+                    shutil.rmtree(state, ignore_errors=True)
+                    if stop:
+                        raise Stopped(stop.signal or 0)
                 fits.setdefault((plan.name, budget, seed), []).append(fit)
                 transfers[plan.name] = fit.transfer
     except Stopped as stopped:
         stopped.again = f"headstart resume {shlex.quote(str(out))}"
         raise
+    shutil.rmtree(state, ignore_errors=True)  # of a last fit that was written down before the comparison died
     for plan in plans:
         for budget in budgets if plan.kind == "ensemble" else []:
             members = [fits[plan.members, budget, seed] for seed in inputs["seeds"]]
@@ -261,79 +272,42 @@ def _plans(
     """The arms, in the order of the report."""
     extra = {"training": {"keep": "last"}} if scored == "valid" else {}
     settings = merge(extra, inputs["settings"])
-    frozen = merge(settings, {"training": {"freeze": True, "reset_layers": 0}})
+    frozen = {"training": {"freeze": True, "reset_layers": 0, "unfreeze_every": None}}
     plans: list[Plan] = []
     twins: dict[tuple[str, str], str] = {}
-    starts: list[Trained | None] = [*bases] or [None]
-    for trained in starts:
-        config, objective = finetune_config(trained, inputs["preset"], settings)
+    guests = inputs.get("guests", {})
+    starts: list[tuple[Trained | None, Mapping[str, Any] | None]] = [
+        (trained, guests.get(path)) for trained, path in zip(bases, inputs["bases"], strict=True)
+    ]
+    if all(own is not None for _, own in starts):
+        starts = [(None, None), *starts]
+    for trained, own in starts:
+        # A base's advice is for the base: what starts from nothing of it keeps to the preset.
+        usual, asked = finetune_config(trained, inputs["preset"], settings, is_advised=False)
+        wanted = merge(settings, own or {})
+        config, objective = finetune_config(trained, inputs["preset"], wanted)
         tokenizer = choose_tokenizer(config, judged, trained, on_event)
         if not plans and "classical" in inputs["arms"]:
-            plans.append(Plan("classical", "classical", config, objective, tokenizer))
-        twin = (config.body.model_dump_json(), tokenizer.fingerprint)
-        if "scratch" in inputs["arms"] and twin not in twins:
+            plans.append(Plan("classical", "classical", usual, asked, tokenizer))
+        twin = (usual.body.model_dump_json(), tokenizer.fingerprint)
+        if "scratch" in inputs["arms"] and twin not in twins and own is None:
             name = "scratch" if not twins or trained is None else f"scratch like {trained.name}"
-            plans.append(Plan(name, "scratch", config, objective, tokenizer))
+            plans.append(Plan(name, "scratch", usual, asked, tokenizer))
             twins[twin] = name
         if trained is None:
             continue
-        rest = (objective, tokenizer, trained, trained.name, twins.get(twin, ""))
+        rest = (objective, tokenizer, trained, trained.name, "" if own else twins.get(twin, ""))
         if "frozen" in inputs["arms"]:
-            still, _ = finetune_config(trained, inputs["preset"], frozen)
+            still, _ = finetune_config(trained, inputs["preset"], merge(wanted, frozen))
             still = still.with_({"optimizer": {"learning_rate": still.optimizer.learning_rate * FROZEN_RATE}})
             plans.append(Plan(f"{trained.name} frozen", "frozen", still, *rest))
         if "fine-tuned" in inputs["arms"]:
             tuned = f"{trained.name} fine-tuned"
             plans.append(Plan(tuned, "fine-tuned", config, *rest))
             if "ensemble" in inputs["arms"]:
-                own = (objective, tokenizer, trained, trained.name, tuned, tuned)
-                plans.append(Plan(f"{trained.name} ensemble", "ensemble", config, *own))
+                of_seeds = (objective, tokenizer, trained, trained.name, tuned, tuned)
+                plans.append(Plan(f"{trained.name} ensemble", "ensemble", config, *of_seeds))
     return plans
-
-
-def _notes(parts: list[Part], plans: list[Plan]) -> list[str]:
-    notes = []
-    if len(parts) > 1:
-        notes.append(
-            f"train and valid were put together and cut into {len(parts)} folds; every text is scored by a model that "
-            "held it out, after its last epoch, and all arms have the same folds"
-        )
-        notes.append(
-            "models of different folds share most of their training texts, so the intervals speak of new seeds and "
-            "texts, not of new training sets"
-        )
-        if any(plan.trained is None and plan.kind != "classical" for plan in plans):
-            notes.append("vocabularies were learnt without labels from all folds' texts, or came with a base")
-    elif parts[0].scored == "valid":
-        notes.append(
-            "there is no test split, so the last epoch is scored on valid and nothing is selected on it"
-        )
-    else:
-        notes.append("each neural model keeps its best epoch on valid; test is read once, at the end")
-    neural = [plan.config for plan in plans if plan.kind != "classical"]
-    if neural and len(neural) < len(plans):
-        length, keep = neural[0].training.length, neural[0].data.keep
-        part = {"start": "its beginning", "end": "its end", "both": "both its ends"}[keep]
-        notes.append(
-            f"neural arms read at most {length} tokens of a text ({part} when it is longer); "
-            "the classical baseline reads it whole"
-        )
-    recipes = {
-        plan.config.model_dump_json(include={"optimizer", "schedule", "training"})
-        for plan in plans
-        if plan.kind == "fine-tuned"
-    }
-    if len(recipes) > 1:
-        notes.append(
-            "the bases train with the settings of their own presets, so budgets differ: see settings"
-        )
-    if any(plan.kind == "frozen" for plan in plans):
-        notes.append(f"frozen arms train the head alone, at {FROZEN_RATE:g} times the learning rate")
-    if any(plan.kind == "ensemble" for plan in plans):
-        notes.append(
-            "an ensemble is one model made of all seeds of its arm: its interval speaks of texts, not of seeds"
-        )
-    return notes
 
 
 def _slug(name: str) -> str:

@@ -41,6 +41,7 @@ from headstart.workflows.story import tell_story
 MISTAKES = 10
 ARMS: tuple[ArmKind, ...] = ("classical", "scratch", "frozen", "fine-tuned")
 OPTIONAL_ARMS: tuple[ArmKind, ...] = ("ensemble",)  # trained only when asked for
+FROZEN_RATE = 10.0  # a head alone bears, and needs, a higher learning rate than a whole model
 
 
 @dataclass(frozen=True)
@@ -150,12 +151,13 @@ def _arm(
 
 def _tests(arms: list[Arm], truth: np.ndarray) -> list[PairedTest]:
     """Every arm against its twin and against classical, and fine-tuned bases against each other, at each budget,
-    adjusted for their number.
+    adjusted for their number; a base without a twin against those of the others.
     """
     tests = []
     for place, arm in enumerate(arms):
         for number, other in enumerate(arms):
-            is_yardstick = other.name == arm.twin or (other.kind == "classical" and arm.kind != "classical")
+            is_twin = other.name == arm.twin if arm.twin else bool(arm.base) and other.kind == "scratch"
+            is_yardstick = is_twin or (other.kind == "classical" and arm.kind != "classical")
             is_rival = arm.kind == other.kind == "fine-tuned" and number < place
             if (is_yardstick or is_rival) and other.labels == arm.labels:
                 correct = _correct(arm.results, truth), _correct(other.results, truth)

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.checkpoint import has_checkpoint
 from headstart.config import load_preset
 from headstart.errors import ConfigError
-from headstart.training.processes import Processes
-from headstart.workflows.run import RunFolder, RunInfo, Trained, load_trained
+from headstart.workflows.run import Trained
 from headstart.workflows.tokenizers import check_tokenizer
 
 
@@ -46,12 +44,3 @@ def taught_settings(trained: Trained, settings: Mapping[str, Any]) -> dict[str, 
                 hint="a base or a teacher brings its own tokenizer; pretrain from scratch to change it",
             )
     return {**settings, "tokenizer": {**own.model_dump(), **asked}}
-
-
-def base_for(folder: RunFolder, info: RunInfo, processes: Processes) -> Trained | None:
-    """The base that a stopped run needs to begin again; None when it had none, or has a checkpoint to go on from."""
-    if "base" not in info.inputs:
-        return None
-    has_state = processes.from_main(lambda: str(has_checkpoint(folder.checkpoints))) == "True"
-    with processes.together():
-        return None if has_state else load_trained(info.inputs["base"])

@@ -18,7 +18,11 @@ from headstart.training.processes import Processes
 from headstart.training.runtime import Runtime
 
 LONGER = 50  # tokens that a translation may have beyond its source (Vaswani et al., 2017)
-TOKENS = 16384  # of sources read at once, each counted as often as it has hypotheses
+
+
+def at_once(runtime: Runtime) -> int:
+    """Tokens of sources read at once, each counted as often as it has hypotheses: a CPU's caches hold few."""
+    return 4096 if runtime.device.type == "cpu" else 16384
 
 
 def write_translations(
@@ -37,7 +41,7 @@ def write_translations(
         found = search_translations(reader, rows, tokenizer, runtime, beam)
         return [Text(best[0].tokens, best[0].is_cut) for best in found]
     written: dict[int, Text] = {}
-    batches, processes = _together(rows, tokenizer, 1, None), runtime.processes
+    batches, processes = _together(rows, tokenizer, runtime, 1, None), runtime.processes
     for numbers, batch, rules, most in islice(batches, processes.rank, None, processes.count):
         with runtime.autocast(), torch.inference_mode():
             texts = decode(reader, batch, rules, most=most)
@@ -64,7 +68,7 @@ def search_translations(
 ) -> list[list[Hypothesis]]:
     """The best translations of every framed source, in their order; `longest` is a limit to all, in tokens."""
     found: dict[int, list[Hypothesis]] = {}
-    for numbers, batch, rules, most in _together(rows, tokenizer, beam.width, longest):
+    for numbers, batch, rules, most in _together(rows, tokenizer, runtime, beam.width, longest):
         with runtime.autocast(), torch.inference_mode():
             best = beam_search(reader, batch, rules, beam, most=most)
         found.update(zip(numbers, best, strict=True))
@@ -72,11 +76,11 @@ def search_translations(
 
 
 def _together(
-    rows: Sequence[np.ndarray], tokenizer: Tokenizer, width: int, longest: int | None
+    rows: Sequence[np.ndarray], tokenizer: Tokenizer, runtime: Runtime, width: int, longest: int | None
 ) -> Iterator[tuple[list[int], Batch, Rules, list[int]]]:
     """Sources of like length: their numbers, batch and rules, and how many tokens each translation may have."""
     banned = tuple(sorted(tokenizer.special_ids - {tokenizer.last}))
-    loader = TextLoader([Row(row) for row in rows], max(1, TOKENS // width), shuffled=False)
+    loader = TextLoader([Row(row) for row in rows], max(1, at_once(runtime) // width), shuffled=False)
     for numbers in loader.batches(0):
         chosen = [rows[number] for number in numbers]
         most = [min(len(row) + LONGER, longest or len(row) + LONGER) for row in chosen]

@@ -7,38 +7,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headstart.config import resolve
+from headstart.config import merge, resolve
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped
 from headstart.files import write_bytes, write_json
 from headstart.results import Comparison
+from headstart.shipped import shipped_bases
 from headstart.training.events import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
+from headstart.workflows.finetune import finetune_config
 from headstart.workflows.inspect import inspect_data
-from headstart.workflows.pretrain import pretrain
+from headstart.workflows.pretrain import absolute, pretrain
 from headstart.workflows.resume import resume
+from headstart.workflows.run import load_trained
 
 DATA = "imdb"
+SHIPPED = "en-tiny"
+SHIPPED_EPOCHS = 1  # it starts near where it ends, and an epoch of it costs four of the others
 LENGTH = 128
+SHIPPED_LENGTH = 256  # tokens of a review that it reads: what it knows is worth reading more for
 PRECISION = "fast"
-MARKED = 1000  # validation reviews read after each epoch
+MARKED = 800  # validation reviews read after each epoch
 SHOWN = ("report.html", "curves.png", "curves.svg", "comparison.json")
 
 
 def run_demo(
     out: str | Path,
     *,
-    minutes: float = 6,
+    minutes: float = 3.5,
     seeds: int = 3,
     labels: int = 1600,
     epochs: float = 3,
+    base: str = SHIPPED,
     first_seed: int = 0,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Comparison:
-    """Audit, pretrain a tiny base, compare it with its twin from scratch and a classical baseline, and report.
+    """Audit, pretrain a tiny base, compare it with its twin from scratch, a shipped base and a classical baseline.
 
-    Called again after a stop it goes on where it was; called on a finished demo it returns what was found.
+    `base` is the shipped base, or a run to set beside in its place. Called again after a stop it goes on where it
+    was; called on a finished demo it returns what was found.
     """
     folder, start = Path(out), time.monotonic()
     inputs = {
@@ -46,6 +54,7 @@ def run_demo(
         "seeds": seeds,
         "labels": labels,
         "epochs": epochs,
+        "base": absolute([base])[0],
         "first_seed": first_seed,
     }
     _check(inputs)
@@ -57,6 +66,7 @@ def run_demo(
     except Stopped as stopped:
         flags = {"minutes": minutes, "seeds": seeds, "labels": labels, "epochs": epochs, "seed": first_seed}
         words = [word for name, value in flags.items() for word in (f"--{name}", f"{value:g}")]
+        words += ["--base", base] if base != SHIPPED else []
         stopped.again = shlex.join(["headstart", "demo", "--out", str(folder), *words])
         raise
     for name in SHOWN:
@@ -71,6 +81,13 @@ def _check(inputs: dict[str, Any]) -> None:
         raise ConfigError(
             f"{inputs['seeds']} seeds train nothing", hint="--seeds 3 tells luck from difference"
         )
+    base = inputs["base"]
+    if base not in shipped_bases() and not Path(base).exists():
+        raise RunError(
+            f"the demo sets the base {base} beside its own, and there is no base of that name here",
+            hint="`headstart bases` lists those that are here; HEADSTART_BASES names folders with more",
+        )
+    finetune_config(load_trained(base), None, merge(_settings(inputs), _shipped_settings(inputs)))
     training = {"epochs": inputs["epochs"], "seed": inputs["first_seed"]}
     resolve("pretrain", "tiny", {"training": {"minutes": inputs["minutes"]}})
     config = resolve("finetune", "tiny", {"training": training, "data": {"labels": inputs["labels"]}})
@@ -91,12 +108,13 @@ def _claim(folder: Path, inputs: dict[str, Any]) -> None:
 
 def _tell_plan(inputs: dict[str, Any], on_event: Callable[[Event], None]) -> None:
     """Say what will happen and for how long, and audit the data."""
-    fits = inputs["seeds"] * inputs["epochs"] * inputs["labels"] / 1600
-    total = inputs["minutes"] + 1.5 + fits * 0.3
+    epochs = 0.2 * inputs["epochs"] + 0.7 * min(inputs["epochs"], SHIPPED_EPOCHS)
+    total = inputs["minutes"] + 0.7 + inputs["seeds"] * (0.8 + epochs * inputs["labels"] / 1600)
     on_event(
         Note(
             f"{inputs['minutes']:g} minutes of pretraining on film reviews without labels, then {inputs['seeds']} seeds "
-            f"of each way to learn from {inputs['labels']:,} labels: about {total:.0f} minutes on two cores, no network"
+            f"of each way to learn from {inputs['labels']:,} labels, {Path(inputs['base']).name} as it comes among them: "
+            f"about {total:.0f} minutes on two cores, no network"
         )
     )
     found = inspect_data(
@@ -106,6 +124,16 @@ def _tell_plan(inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Non
     on_event(Note(f"audit of {DATA}: {counts}; {len(found.leaks)} texts stand in two splits"))
     for warning in found.warnings:
         on_event(Note(warning))
+
+
+def _settings(inputs: dict[str, Any]) -> dict[str, Any]:
+    """How every arm learns from labels."""
+    training = {"length": LENGTH, "epochs": inputs["epochs"], "marked": MARKED, "precision": PRECISION}
+    return {"training": training, "data": {"keep": "both"}}
+
+
+def _shipped_settings(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {"training": {"epochs": min(inputs["epochs"], SHIPPED_EPOCHS), "length": SHIPPED_LENGTH}}
 
 
 def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Comparison:
@@ -126,14 +154,7 @@ def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], No
         first_seed=inputs["first_seed"],
         labels=[inputs["labels"]],
         arms=("classical", "scratch", "fine-tuned"),
-        settings={
-            "training": {
-                "length": LENGTH,
-                "epochs": inputs["epochs"],
-                "marked": MARKED,
-                "precision": PRECISION,
-            },
-            "data": {"keep": "both"},
-        },
+        guests={inputs["base"]: _shipped_settings(inputs)},
+        settings=_settings(inputs),
         on_event=on_event,
     )

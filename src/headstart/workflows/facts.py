@@ -20,7 +20,7 @@ class ScoreFact(Section):
     value: float
     low: float
     high: float
-    labels: int | None = None
+    labels: int | None = None  # 0 = none was used, None = all there are
     seeds: int = 1
     metric: str = "accuracy"
 

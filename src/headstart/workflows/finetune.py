@@ -1,4 +1,4 @@
-"""A base under a new head, trained on a few labels; or its twin from scratch."""
+"""A base trained on a few labels, under a new head or its own; or its twin from scratch."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,31 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from headstart.batch import Row
-from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig, load_preset, resolve
-from headstart.data.apart import without_apart
-from headstart.data.example import Dataset, Example, hashes
-from headstart.data.fresh_loader import check_dropout, training_loader
+from headstart.data.fresh_loader import check_dropout
 from headstart.data.portion import Corpora
-from headstart.data.seen import seen_before
-from headstart.data.sources import load_dataset
-from headstart.data.splits import take_labels
-from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.files import content_hash
-from headstart.models.model import Model, build_model, count_parameters, transfer
+from headstart.models.model import count_parameters
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.results import Score, Transfer, plain, with_nan
-from headstart.training.evaluate import marked_places as marked_places
-from headstart.training.evaluate import predict_probabilities
-from headstart.training.events import Event, Note, Stage
-from headstart.training.loop import Evaluation, Trainer
-from headstart.training.metrics import METRICS, score
+from headstart.training.events import Event, Note
 from headstart.training.processes import joined
-from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
-from headstart.workflows.begin import begun, heard
+from headstart.training.runtime import Runtime, start_runtime, stopping_gently
+from headstart.workflows.advice import advice_under, check_reset, followed, may_change
+from headstart.workflows.begin import SCRATCH, base_for, begun, heard
+from headstart.workflows.classifier import make_classifier, make_trainer, misfit, score_rows
+from headstart.workflows.labelled import Task, data_fingerprint, load_labelled, make_task
 from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import absolute, fit_length
 from headstart.workflows.run import RunFolder, RunInfo, Trained, from_main, load_trained, train_in
@@ -43,8 +34,6 @@ from headstart.workflows.tokenizers import check_tokenizer, choose_tokenizer
 
 if TYPE_CHECKING:
     from headstart.workflows.translate import FinishedTranslator
-
-SCRATCH = "scratch"
 
 
 @dataclass(frozen=True)
@@ -58,20 +47,6 @@ class Finetuned:
     transfer: Transfer | None
     parameters: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class Task:
-    """Labelled texts as tokens, split by split."""
-
-    dataset: Dataset
-    tokenizer: Tokenizer
-    rows: dict[str, list[Row]]
-
-    @property
-    def classes(self) -> list[str]:
-        """The labels in the order of their indices."""
-        return self.dataset.classes
 
 
 def finetune(
@@ -108,13 +83,15 @@ def finetune(
                     "from scratch every block starts fresh", hint="leave training.reset_layers out"
                 )
             runtime = start_runtime(config.training, processes)
-        inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+        inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
         inputs |= teaching.inputs() if teaching is not None else {}
         start = "" if trained is None else content_hash(trained.info.to_dict())
         listen = heard(processes, on_event)
         with begun(Path(out), config, inputs, runtime, start) as (folder, known):
             if known is not None:
                 return resume_finetune(folder, known, runtime, listen)
+            if trained is not None and (words := followed(trained.info.advice, settings or {}, config)):
+                listen(Note(f"following the advice of {trained.name}: {words}"))
             return _run(folder, config, objective, inputs, trained, teaching, runtime, None, listen)
 
 
@@ -124,10 +101,8 @@ def resume_finetune(
     """Go on with an unfinished run; the folder is held by the caller."""
     if info.status == "finished":
         return read_finetuned(folder)
-    base, processes = info.inputs["base"], runtime.processes
-    has_state = processes.from_main(lambda: str(has_checkpoint(folder.checkpoints))) == "True"
-    with processes.together():
-        trained = None if base == SCRATCH or has_state else load_trained(base)
+    trained = base_for(folder, info, runtime.processes)
+    with runtime.processes.together():
         teaching = teaching_of(info.inputs)
     objective = make_objective(info.config.objective)
     return _run(folder, info.config, objective, info.inputs, trained, teaching, runtime, info, on_event)
@@ -143,11 +118,12 @@ def read_finetuned(folder: RunFolder) -> Finetuned:
 
 
 def finetune_config(
-    trained: Trained | None, preset: str | None, settings: Mapping[str, Any]
+    trained: Trained | None, preset: str | None, settings: Mapping[str, Any], *, is_advised: bool = True
 ) -> tuple[RunConfig, Objective]:
     """The run's settings; a base brings its own body and tokenizer, of which only dropout may be changed.
 
-    A pooler may be added: it starts fresh, as a head does.
+    A pooler may be added: it starts fresh, as a head does. The base's advice stands over the preset and under
+    `settings`, unless the run is not to be `is_advised`.
     """
     if trained is None:
         config = resolve("finetune", preset or "tiny", settings)
@@ -156,18 +132,18 @@ def finetune_config(
         if settings.get("tokenizer", {}).get("kind") is not None:
             check_tokenizer(trained, settings["tokenizer"]["kind"])
         name = preset or own.preset
-        advice = load_preset(name).get("finetune", {}).get("body", {})
-        wanted = {**advice, **settings.get("body", {})}
+        advice = advice_under(trained.info.advice, settings) if is_advised else {}
+        usual = load_preset(name).get("finetune", {}).get("body", {})
+        wanted = {**usual, **advice.get("body", {}), **settings.get("body", {})}
         for key, value in wanted.items():
-            may_change = "dropout" in key or (key == "pooler" and value is True)
-            if not may_change and getattr(own.body, key, value) != value:
+            if not may_change(key, value) and getattr(own.body, key, value) != value:
                 raise ConfigError(
                     f"body.{key} of {trained.name} is {getattr(own.body, key)}, not {value}",
                     hint="a base's shape is fixed; fine-tune from scratch to change it",
                 )
         body = {**own.body.model_dump(), **wanted}
         over = {**settings, "body": body, "tokenizer": own.tokenizer.model_dump()}
-        config = resolve("finetune", name, over)
+        config = resolve("finetune", name, advice, over)
     objective = make_objective(config.objective)
     if objective.reads == "translations":
         raise ConfigError(
@@ -179,11 +155,7 @@ def finetune_config(
             f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`"
         )
     config = config.with_({"body": objective.settle(config.body).model_dump()})
-    if config.training.reset_layers > config.body.layers:
-        raise ConfigError(
-            f"training.reset_layers {config.training.reset_layers} is more than the {config.body.layers} blocks there are",
-            hint=f"set it to {config.body.layers} or less; one or two is usual",
-        )
+    check_reset(config)
     return fit_length(config, settings), objective
 
 
@@ -229,6 +201,8 @@ def _run(
     processes.start(runtime.device, config.training.timeout)
     if moved is not None:
         on_event(Note(f"from {inputs['base']}: {moved.summary()}"))
+        if why := misfit(config, objective, task.classes, trained):
+            on_event(Note(why))
     on_event(Note(f"{count_parameters(model):,} parameters; {len(dataset.train):,} texts to learn from"))
     asked = objective if teaching is None else teaching.objective(objective, config, runtime)
     with stopping_gently() as stop:
@@ -277,119 +251,10 @@ def _begin(
         story=plain(tell_story(runtime, [config.training.seed])),
         transfer=plain(moved) if moved is not None else None,
     )
-    seen = [hashes(task.dataset.texts("train")), *(each.seen for each in (trained, teaching) if each)]
+    seen = [task.dataset.hashes("train"), *(each.seen for each in (trained, teaching) if each)]
     with runtime.processes.together():
         if runtime.processes.is_main:
             task.tokenizer.save(folder.path)
             folder.write_seen(np.concatenate(seen))
             folder.write_info(info)
     return info
-
-
-def load_labelled(
-    data: str,
-    config: RunConfig,
-    *,
-    with_test: bool = False,
-    on_event: Callable[[Event], None] = lambda event: None,
-) -> Dataset:
-    """The labelled splits, with the subset that `data.labels` asks for, and what was skipped told."""
-    dataset = load_dataset(data, config.data, with_test=with_test)
-    if dataset.skips:
-        first = dataset.skips[0]
-        on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
-    if config.data.apart:
-        dataset = without_apart(dataset, config.data.apart)
-    if config.data.labels is not None:
-        dataset = take_labels(dataset, config.data.labels, config.training.seed)
-    for note in dataset.notes:
-        on_event(Note(note))
-    return dataset
-
-
-def data_fingerprint(dataset: Dataset) -> str:
-    """A hash of every text and label that a run learns from or is marked on."""
-    return content_hash(
-        {name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()}
-    )
-
-
-def encode_rows(
-    tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, keep: str
-) -> list[Row]:
-    """Examples as framed tokens, with class indices when `classes` are given."""
-    index = {label: number for number, label in enumerate(classes or [])}
-    encoded = tokenizer.encode([example.text for example in examples])
-    return [
-        Row(tokenizer.frame(ids, length, keep), None if example.label is None else index.get(example.label))
-        for ids, example in zip(encoded, examples, strict=True)
-    ]
-
-
-def make_task(
-    dataset: Dataset,
-    tokenizer: Tokenizer,
-    config: RunConfig,
-    on_event: Callable[[Event], None] = lambda event: None,
-) -> Task:
-    """Every split as tokens."""
-    on_event(Stage("tokenising the labelled texts"))
-    rows = {
-        name: encode_rows(tokenizer, examples, dataset.classes, config.training.length, config.data.keep)
-        for name, examples in dataset.splits.items()
-    }
-    return Task(dataset, tokenizer, rows)
-
-
-def make_classifier(
-    config: RunConfig, objective: Objective, task: Task, trained: Trained | None
-) -> tuple[Model, Transfer | None]:
-    """A classifier with the base's body in it, and the account of what crossed; all fresh without a base."""
-    seed_everything(config.training.seed, 0, 3)
-    specs = objective.heads(config.body, task.tokenizer.size, len(task.classes))
-    model = build_model(config.body, task.tokenizer.size, specs)
-    if trained is None:
-        return model, None
-    return model, transfer(trained.weights, model, reset_layers=config.training.reset_layers)
-
-
-def make_trainer(
-    model: Model,
-    objective: Objective,
-    task: Task,
-    config: RunConfig,
-    runtime: Runtime,
-    on_event: Callable[[Event], None] = lambda event: None,
-    stop: StopWish | None = None,
-) -> Trainer:
-    """A trainer over the task's training rows that marks itself on the validation rows."""
-    training = config.training
-    texts = task.dataset.texts("train")
-    loader = training_loader(task.rows["train"], texts, task.tokenizer, training, config.data)
-    chosen = marked_places(len(task.rows["valid"]), training.marked)
-    truth = np.array(task.dataset.targets("valid"))[chosen]
-    rows = [task.rows["valid"][place] for place in chosen]
-
-    def marks(model: Model) -> Evaluation:
-        found = predict_probabilities(model, objective, rows, task.tokenizer, runtime, runtime.mark_tokens)
-        values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
-        return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
-
-    return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)
-
-
-def score_rows(
-    model: Model,
-    objective: Objective,
-    task: Task,
-    split: str,
-    config: RunConfig,
-    runtime: Runtime,
-    seen: np.ndarray,
-) -> Score:
-    """The marks on one split, with the leak-free twin."""
-    probabilities = predict_probabilities(
-        model, objective, task.rows[split], task.tokenizer, runtime, runtime.mark_tokens
-    )
-    was_seen = seen_before(hashes(task.dataset.texts(split)), seen)
-    return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)

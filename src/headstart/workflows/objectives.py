@@ -7,7 +7,7 @@ from typing import Any
 from headstart.config import BUDGETS, resolve
 from headstart.data.documents import open_documents
 from headstart.data.tokenizer import Tokenizer
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, Stopped
 from headstart.files import write_json
 from headstart.objectives.table import make_objective
 from headstart.planning.cost import count_flops
@@ -18,6 +18,7 @@ from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.prepare import learn_tokenizer
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
+from headstart.workflows.story import command_line
 
 DEFAULT_TOKENS = 5_000_000  # that the first objective reads, when no budget is given
 
@@ -48,21 +49,29 @@ def compare_objectives(
         raise ConfigError("each objective's budget follows from --tokens", hint="leave the other budgets out")
     budgets = equal_budgets(objectives, preset, extra, tokens)
     tokenizer = _shared_tokenizer(folder, corpora, preset, extra, on_event)
-    bases = []
-    for name, budget in budgets.items():
-        base = folder / "bases" / name
-        bases.append(str(base))
-        on_event(Note(f"{name}: {budget:,} tokens for the operations of {tokens:,} of {next(iter(budgets))}"))
-        if (base / "run.json").exists():
-            resume(base, on_event)
-            continue
-        own = {"objective": {"name": name}, "training": {"tokens": budget}, "tokenizer": {"kind": tokenizer}}
-        pretrain(corpora, base, preset=preset, settings=_over(extra, own), on_event=on_event)
-    write_json(folder / "objectives.json", {"tokens": budgets})
-    compared = folder / "compare"
-    if (compared / "compare.json").exists():
-        return resume_compare(compared, on_event) or read_comparison(compared)
-    return compare(data, bases, compared, settings=settings, on_event=on_event, **comparing)
+    bases = {name: folder / "bases" / name for name in budgets}
+    try:
+        for name, budget in budgets.items():
+            first = next(iter(budgets))
+            on_event(Note(f"{name}: {budget:,} tokens for the operations of {tokens:,} of {first}"))
+            if (bases[name] / "run.json").exists():
+                resume(bases[name], on_event)
+                continue
+            own = {
+                "objective": {"name": name},
+                "training": {"tokens": budget},
+                "tokenizer": {"kind": tokenizer},
+            }
+            pretrain(corpora, bases[name], preset=preset, settings=_over(extra, own), on_event=on_event)
+        write_json(folder / "objectives.json", {"tokens": budgets})
+        compared = folder / "compare"
+        if (compared / "compare.json").exists():
+            return resume_compare(compared, on_event) or read_comparison(compared)
+        paths = [str(base) for base in bases.values()]
+        return compare(data, paths, compared, settings=settings, on_event=on_event, **comparing)
+    except Stopped as stopped:
+        stopped.again = command_line()  # the bases that are left, and the comparison, are its to make
+        raise
 
 
 def equal_budgets(

@@ -16,24 +16,30 @@ from headstart.data.portion import Portion
 from headstart.data.seen import shortened
 from headstart.data.sources import SOURCES
 from headstart.data.stream import join
+from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.files import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
-from headstart.results import LanguageScore, Score
+from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.shipped import BASE, CHECKSUMS
 from headstart.storage import FORMS, as_stored, store_weights, stored_bytes
 from headstart.training.runtime import start_runtime
 from headstart.views.card import render_card
+from headstart.workflows.begin import SCRATCH
+from headstart.workflows.classifier import score_rows
 from headstart.workflows.facts import Facts
-from headstart.workflows.finetune import SCRATCH, load_labelled, make_task, score_rows
+from headstart.workflows.labelled import load_labelled, make_task
 from headstart.workflows.mix import without_repeats
 from headstart.workflows.prepare import prepare_documents
 from headstart.workflows.pretrain import score_language
-from headstart.workflows.run import RECIPE, SEEN, RunInfo, Trained, load_trained
+from headstart.workflows.run import RECIPE, SEEN, SOURCE_TOKENIZER, TOKENIZER, RunInfo, Trained, load_trained
 from headstart.workflows.score import evaluate_trained
+from headstart.workflows.score_translation import evaluate_translator, mark_own_valid
+from headstart.workflows.search import to_toml
 
 FORMAT = 1
 LARGE = 64 * 2**10  # bytes from which a tokenizer's file is compressed
-MEASURES = ("accuracy", "macro_f1", "loss", "perplexity")
+READING = ("text_column", "label_column", "label_pattern", "classes")  # settings for one table, no one else's
+MEASURES = ("accuracy", "macro_f1", "loss", "perplexity", "bleu", "chrf")
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,6 @@ def pack(
     refuse_existing(path)
     told: Facts = parse(Facts, load_toml(Path(facts)), str(facts)) if facts else Facts()
     trained = load_trained(run)
-    if trained.info.pair:
-        raise RunError(f"{run} is a translator, and those are not packed", hint="`headstart export` takes it")
     stored = as_stored(trained.weights, form)
     lossy = replace(trained, weights=stored)
     where, before = _marks(trained, measure)
@@ -92,12 +96,9 @@ def pack(
 
     def fill(beside: Path) -> None:
         store_weights(beside, trained.weights, form, shard_mib)
-        for file, content in trained.tokenizer.engine.files().items():
-            is_large = len(content) > LARGE
-            write_bytes(
-                beside / (f"{file}.xz" if is_large else file),
-                lzma.compress(content, preset=9) if is_large else content,
-            )
+        _write_tokenizer(beside, trained.tokenizer, TOKENIZER)
+        if trained.own_source_tokenizer is not None:
+            _write_tokenizer(beside, trained.own_source_tokenizer, SOURCE_TOKENIZER)
         write_bytes(beside / SEEN, shortened(trained.seen))
         write_json(beside / "run.json", _without_places(trained).to_dict())
         shape = {**about["shape"], "weights on disk": f"{stored_bytes(beside) / 2**20:.1f} MiB"}
@@ -120,6 +121,17 @@ def pack(
     )
 
 
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, name: str) -> None:
+    """The tokenizer's files, the main one under `name`; large ones compressed."""
+    for file, content in tokenizer.engine.files().items():
+        place = name if file == TOKENIZER else file
+        is_large = len(content) > LARGE
+        write_bytes(
+            folder / (f"{place}.xz" if is_large else place),
+            lzma.compress(content, preset=9) if is_large else content,
+        )
+
+
 def _error(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> float:
     """The root mean square error over the root mean square, of all weights together."""
     off = sum(
@@ -133,8 +145,10 @@ def _marks(trained: Trained, measure: str | None) -> tuple[str, dict[str, float]
     """What a base was measured on, and its marks; none for a body without a head."""
     if not trained.info.has_heads:
         return "it has no head that could be asked", {}
+    if trained.info.pair:
+        return _translator_marks(trained, measure)
     if measure is not None:
-        return Path(measure).name, _numbers(evaluate_trained(trained, measure))
+        return Path(measure).name, _numbers(evaluate_trained(_reading_as_usual(trained), measure))
     config, inputs = trained.info.config, trained.info.inputs
     runtime = start_runtime(config.training)
     model = trained.model().to(runtime.device)
@@ -162,29 +176,51 @@ def _marks(trained: Trained, measure: str | None) -> tuple[str, dict[str, float]
     return "the held-out part of its texts", _numbers(marks)
 
 
+def _translator_marks(trained: Trained, measure: str | None) -> tuple[str, dict[str, float]]:
+    """Marks of a translator on the pairs named, or on those that it was validated on."""
+    if measure is not None:
+        marks = evaluate_translator(trained, measure, trained.info.config)
+        assert isinstance(marks, TranslationScore)
+        return Path(measure).name, _numbers(marks)
+    data = str(trained.info.inputs["data"])
+    try:
+        return f"the validation part of {Path(data).name}", _numbers(mark_own_valid(trained))
+    except DataError as error:
+        raise RunError(
+            f"the pairs that {trained.name} was made of cannot be read here: {error}",
+            hint="--measure DATA names others to measure the loss of storing on",
+        ) from None
+
+
 def _plain(corpora: list[str]) -> list[dict[str, Any]]:
     return [{"corpus": name} for name in corpora]
 
 
-def _numbers(marks: Score | LanguageScore) -> dict[str, float]:
+def _numbers(marks: Score | LanguageScore | TranslationScore) -> dict[str, float]:
     return {name: float(getattr(marks, name)) for name in MEASURES if hasattr(marks, name)}
 
 
+def _reading_as_usual(trained: Trained) -> Trained:
+    """The run without the columns and labels of the table that it was made of, which are no one else's."""
+    config = trained.info.config
+    usual = {name: getattr(DataConfig(), name) for name in READING}
+    config = config.model_copy(update={"data": config.data.model_copy(update=usual)})
+    return replace(trained, info=replace(trained.info, config=config))
+
+
 def _without_places(trained: Trained) -> RunInfo:
-    """The run's description without the paths of the machine that it was trained on."""
-    info, config = trained.info, trained.info.config
+    """The run's description without the places of the machine that it was trained on, and of its table."""
+    info = _reading_as_usual(trained).info
     inputs = {
         "corpora": [Path(name).name for name in info.inputs.get("corpora", [])],
         **({"data": Path(info.inputs["data"]).name} if "data" in info.inputs else {}),
     }
     story = {key: value for key, value in info.story.items() if key != "command"}
-    apart = [Path(name).name for name in config.data.apart]
-    changes: dict[str, Any] = {"data": {"apart": apart}}
+    apart = [Path(name).name for name in info.config.data.apart]
+    config = info.config.model_copy(update={"data": info.config.data.model_copy(update={"apart": apart})})
     if Path(config.tokenizer.kind).exists():
-        changes["tokenizer"] = {"kind": trained.tokenizer.kind}
-    return replace(
-        info, config=config.with_(changes), inputs=inputs, story={"command": "", **story}, transfer=None
-    )
+        config = config.with_({"tokenizer": {"kind": trained.tokenizer.kind}})
+    return replace(info, config=config, inputs=inputs, story={"command": "", **story}, transfer=None)
 
 
 def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[str, Any]) -> dict[str, Any]:
@@ -203,8 +239,10 @@ def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[st
         "parameters": parameters,
         "objective": info.config.objective.name,
         "classes": info.classes,
+        "advice": to_toml(info.advice) if info.advice else "",
         "shape": {
             "language": told.language or said.get("language", "") or "not stated",
+            **({"translates": " to ".join(info.pair)} if info.pair else {}),
             "parameters": parameters,
             "body": f"{body.kind}, {body.layers} blocks, width {body.width}, reads {body.max_length} tokens at most",
             "tokenizer": f"{trained.tokenizer.kind}, {trained.tokenizer.size:,} tokens",

@@ -45,7 +45,7 @@ from headstart.views.page import bullets, page, table
 from headstart.views.positions import PositionMap, draw_positions, model_map, sinusoidal_map
 from headstart.workflows.decoding import write_translations
 from headstart.workflows.embed import plain_batch
-from headstart.workflows.finetune import encode_rows
+from headstart.workflows.labelled import encode_rows
 from headstart.workflows.run import Trained, load_trained, need_heads
 
 KINDS = (".png", ".svg", ".html")

@@ -12,6 +12,7 @@ from headstart.objectives.table import OBJECTIVES
 from headstart.planning.cluster import Cluster
 from headstart.planning.devices import Device, cpu_like, find_device
 from headstart.planning.plan import Fit, Plan, fits_everywhere, make_plan, refuse_if_too_large
+from headstart.training.compiled import can_compile
 from headstart.training.events import Event, Note
 from headstart.training.runtime import Runtime
 
@@ -46,25 +47,30 @@ def plan(
     config = plan_config(preset, settings or {})
     device = this_machine() if gpu is None else find_device(gpu)
     cluster = Cluster(gpus, nodes, network, config.training.sharded and gpus * nodes > 1)
-    asked["cluster"] = cluster
+    if measure:
+        check_measurable(device, cluster)
+    is_here = measure or gpu is None
+    asked |= {"cluster": cluster, "can_compile": can_compile(device.kind) if is_here else None}
     first = make_plan(config, device, **asked)
     if cluster.sharded and first.load.source_length:
         raise no_parts()
     if measure:
-        if cluster.count > 1:
-            raise ConfigError(
-                "--measure runs on one device", hint="leave out --gpus and --nodes, or --measure"
-            )
-        if gpu is not None and device.name != this_machine().name:
-            raise ConfigError(
-                f"--measure runs on this machine, and {device.name} is another",
-                hint="leave out --gpu or --measure",
-            )
         first = make_plan(config, device, **asked, seconds_per_step=_measured(config, first))
     sizes = {name: asked.get(name) for name in ("vocabulary", "batch", "length")}
     sizes["classes"] = asked.get("classes", 2)
     note = load_preset(preset).get("note", "")
     return Planned(first, [] if gpu else fits_everywhere(config, first, **sizes), note)
+
+
+def check_measurable(device: Device, cluster: Cluster) -> None:
+    """Refuse to measure what is not here."""
+    if cluster.count > 1:
+        raise ConfigError("--measure runs on one device", hint="leave out --gpus and --nodes, or --measure")
+    if device.name != this_machine().name:
+        raise ConfigError(
+            f"--measure runs on this machine, and {device.name} is another",
+            hint="leave out --gpu or --measure",
+        )
 
 
 def no_parts() -> ConfigError:
@@ -114,6 +120,7 @@ def announce(
         config,
         part_of_cpu(device, place.local_count) if device.kind == "cpu" else device,
         cluster=cluster,
+        can_compile=can_compile(device.kind),
         vocabulary=vocabulary,
         classes=max(2, classes),
         tokens=tokens if config.training.epochs is not None else None,
@@ -140,6 +147,7 @@ def _measured(config: RunConfig, plan: Plan) -> float:
 
     load = plan.load
     batch = max(1, min(load.batch, plan.largest_batch))
+    config = config.with_({"training": {"compile": plan.is_compiled}})
     classes = next((spec.size for spec in load.heads.values() if spec.kind == "class"), 2)
     found = measure_steps(config, load.vocabulary, classes, batch, load.length)
     return found.seconds_per_step * load.batch / batch

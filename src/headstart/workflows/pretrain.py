@@ -29,8 +29,8 @@ from headstart.training.events import Event, Note
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
-from headstart.workflows.begin import begun, heard
-from headstart.workflows.continued import base_for, continued_settings, taught_settings
+from headstart.workflows.begin import SCRATCH, base_for, begun, heard
+from headstart.workflows.continued import continued_settings, taught_settings
 from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
 from headstart.workflows.plan import announce
 from headstart.workflows.prepare import learn_tokenizer, prepare_documents, prepare_documents_share
@@ -299,7 +299,7 @@ def _begin(
 
 def absolute(names: Sequence[str]) -> list[str]:
     """Paths made absolute, so that a resume finds them from any folder; names of bases and others as they are."""
-    known = shipped_bases()
+    known = (*shipped_bases(), SCRATCH)
     return [str(Path(n).resolve()) if Path(n).exists() and n not in known else n for n in names]
 
 

@@ -15,6 +15,7 @@ from headstart.errors import ConfigError, pick
 from headstart.sections import TrainingConfig
 from headstart.shipped import shipped_bases
 from headstart.storage import FORMS
+from headstart.workflows.advice import check_advice
 
 SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
 Settings = dict[str, Any]
@@ -73,6 +74,9 @@ class RecipeConfig(Said):
     )
     tokenizer: Settings = Field(default_factory=dict)
     carry: CarryConfig = CarryConfig()
+    finetune: Settings = Field(
+        default_factory=dict, description="advice: settings by section for fine-tuning the base"
+    )
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     stages = [
         _stage(number, config, stage, found, root, over, scale) for number, stage in enumerate(given, start=1)
     ]
+    shape = merge(config.body, over.get("body", {}))
+    check_advice(config.finetune, config.preset, shape, is_whole=not config.base)
     read = list(dict.fromkeys(name for stage in given for name in stage.mix))
     names = config.tokenizer_texts or read
     return Recipe(config, stages, [pick(found, name, "text of the recipe") for name in names])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +34,8 @@ from headstart.training.processes import ALONE, Processes
 from headstart.workflows.run_log import RunLog
 from headstart.workflows.tensorboard import TensorBoardLog
 
+# Seconds: what a killed run had just started (a `git` on its way to begin) keeps its lock for a moment longer.
+LETTING_GO = 5.0
 FORMAT = 1  # of run.json; a newer one is refused with a word
 TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
 SEEN = "seen.xz"  # of a packed base: the hashes in their short form
@@ -54,6 +57,7 @@ class RunInfo:
     pair: list[str] = field(default_factory=list)  # the languages of a translator: from, to
     source_fingerprint: str = ""  # of the source's tokenizer, where it has its own
     has_heads: bool = True  # False for a body that came in without any
+    advice: dict[str, Any] = field(default_factory=dict)  # settings by section with which to fine-tune it
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with the format's number first."""
@@ -139,14 +143,18 @@ class RunFolder:
             return ""
         with writing(self.path):
             self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 held until the run is let go
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise RunError(
-                f"{self.path} is being trained by another process", hint="wait for it, or stop it"
-            ) from None
-        return ""
+        patience = monotonic() + LETTING_GO
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return ""
+            except OSError:
+                if monotonic() > patience:
+                    self._lock.close()
+                    raise RunError(
+                        f"{self.path} is being trained by another process", hint="wait for it, or stop it"
+                    ) from None
+                sleep(0.05)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -321,11 +329,11 @@ class Trained:
         return model.eval()
 
 
-def load_trained(name: str) -> Trained:
-    """A finished run, by its folder or by a shipped base's name."""
+def load_trained(name: str, with_weights: bool = True) -> Trained:
+    """A finished run, by its folder or by a shipped base's name; without its weights it can only be asked what it is."""
     shipped = shipped_bases()
     path = shipped.get(name, Path(name))
-    if not path.exists() and shipped:
+    if not path.exists() and shipped and path.parent == Path():  # a path to elsewhere names no base
         raise RunError(f"there is no run at {name} and no base of that name", hint=nearest(name, shipped))
     folder = RunFolder.open(path)
     if (path / BASE).is_file():
@@ -340,7 +348,7 @@ def load_trained(name: str) -> Trained:
         info=info,
         objective=make_objective(info.config.objective),
         tokenizer=folder.tokenizer(info),
-        weights=read_weights(path),
+        weights=read_weights(path) if with_weights else {},
         seen=folder.seen(),
         own_source_tokenizer=folder.source_tokenizer(info),
     )
@@ -364,7 +372,8 @@ def train_in(
     logs: list[RunLog | TensorBoardLog] = []
     with folder.processes.together():
         if folder.processes.is_main:
-            logs.append(RunLog(folder.path / "log.jsonl", trainer.state.step))
+            own = RunLog(folder.path / "log.jsonl", trainer.state.step)
+            logs.append(own)
             if trainer.config.training.tensorboard:
                 logs.append(TensorBoardLog(folder.path / "tensorboard"))
 
@@ -373,9 +382,15 @@ def train_in(
             log(event)
         on_event(event)
 
+    def save() -> None:
+        with folder.processes.together():
+            if folder.processes.is_main:
+                own.sync()  # a checkpoint never outlives the log up to it
+        folder.save_state(trainer)
+
     trainer.on_event = listen
     try:
-        trainer.run(lambda: folder.save_state(trainer))
+        trainer.run(save)
     except Stopped as stopped:
         stopped.again = f"headstart resume {shlex.quote(str(folder.path))}"
         raise

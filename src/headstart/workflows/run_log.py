@@ -1,9 +1,10 @@
 """What happens in a run, written down as it happens."""
 
 import json
+import os
 from pathlib import Path
 
-from headstart.files import writing
+from headstart.files import write_text, writing
 from headstart.training.events import Evaluated, Event, StepDone
 
 
@@ -21,8 +22,8 @@ class RunLog:
                     continue
                 if entry.get("step", 0) <= from_step and from_step > 0:
                     kept.append(line)
+        write_text(path, "".join(line + "\n" for line in kept))
         with writing(path):
-            path.write_text("".join(line + "\n" for line in kept), "utf-8")
             self._handle = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def __call__(self, event: Event) -> None:
@@ -36,6 +37,11 @@ class RunLog:
         with writing(self.path):
             self._handle.write(json.dumps(content) + "\n")
             self._handle.flush()
+
+    def sync(self) -> None:
+        """Make what was written last as long as the checkpoint that is about to be written."""
+        with writing(self.path):
+            os.fsync(self._handle.fileno())
 
     def close(self) -> None:
         """Let go of the file."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from headstart.config import DataConfig, RunConfig, parse
 from headstart.data.documents import open_for_scoring
-from headstart.data.example import Dataset, Example, hashes
+from headstart.data.example import Dataset, Example
 from headstart.data.seen import seen_before
 from headstart.data.sources import load_for_scoring, load_texts
 from headstart.data.stream import join
@@ -20,7 +20,7 @@ from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.metrics import score
 from headstart.training.runtime import start_runtime
-from headstart.workflows.finetune import encode_rows
+from headstart.workflows.labelled import encode_rows
 from headstart.workflows.prepare import prepare_documents
 from headstart.workflows.pretrain import score_language
 from headstart.workflows.run import Trained, load_trained, need_heads
@@ -141,7 +141,7 @@ def _evaluate_classifiers(
     dataset = Dataset(name=data, splits={split: examples}, classes=classes)
     found = vote([Voter(own, settings) for own in trained], examples)
     seen = np.concatenate([own.seen for own in trained])
-    was_seen = seen_before(hashes(dataset.texts(split)), seen)
+    was_seen = seen_before(dataset.hashes(split), seen)
     marks = score(np.array(dataset.targets(split)), found, classes, was_seen, split)
     return replace(marks, skipped=len(skips))
 

@@ -11,7 +11,7 @@ from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.data.example import hashes
 from headstart.data.loader import TextLoader
-from headstart.data.parallel import ParallelText, load_pairs_for_scoring
+from headstart.data.parallel import ParallelText, load_pairs_for_scoring, load_parallel
 from headstart.data.seen import seen_before
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
@@ -22,7 +22,7 @@ from headstart.results import TranslationScore, TranslationTest
 from headstart.training.evaluate import language_sums
 from headstart.training.runtime import Runtime, start_runtime
 from headstart.training.translation_metrics import MEASURES, compare_translations, score_translations
-from headstart.workflows.decoding import TOKENS, write_translations
+from headstart.workflows.decoding import at_once, write_translations
 from headstart.workflows.run import Trained, load_trained
 from headstart.workflows.translation_task import TranslationTask, encode_pairs
 
@@ -74,6 +74,17 @@ def evaluate_translator(
     return TranslationDuel(found, theirs, tests)
 
 
+def mark_own_valid(trained: Trained) -> TranslationScore:
+    """Marks on the validation part of the pairs that a translator was made of."""
+    config = trained.info.config
+    source, target = trained.info.pair
+    text = load_parallel(trained.info.inputs["data"], (source, target), config.data)
+    tokenizers = trained.tokenizer, trained.source_tokenizer
+    rows = encode_pairs(text.splits["valid"], tokenizers, config.training.length, config.data.keep)
+    task = TranslationTask(text, *tokenizers, {"valid": rows})
+    return _mark(trained, task, start_runtime(config.training), BEAM, len(text.skips))[0]
+
+
 def _scored_task(trained: Trained, data: str, config: RunConfig) -> tuple[TranslationTask, int]:
     source, target = trained.info.pair
     split, examples, skips = load_pairs_for_scoring(data, (source, target), config.data)
@@ -101,7 +112,7 @@ def mark_losses(
     model: Model, objective: Objective, rows: Sequence[Row], alphabet: Tokenizer, runtime: Runtime
 ) -> tuple[float, float]:
     """The loss (nats a token, without smoothing) and the share of right tokens, each with the true ones before it."""
-    loader = TextLoader(rows, TOKENS, shuffled=False)
+    loader = TextLoader(rows, at_once(runtime), shuffled=False)
     total, count, correct = language_sums(model, objective, loader, alphabet, runtime)["lm"]
     return total / max(1, count), correct / max(1, count)
 

@@ -12,6 +12,7 @@ from typing import Any
 from headstart.config import RunConfig
 from headstart.errors import ConfigError, RunError, Stopped
 from headstart.files import write_json, write_with, writing
+from headstart.sections import FREE
 from headstart.storage import compact
 from headstart.training.events import Event, Note
 from headstart.training.launch import need_alone
@@ -30,11 +31,7 @@ from headstart.workflows.teaching import make_teaching
 
 FORMAT = 1
 STAGES = "stages"
-# Settings that say where and how a stage is trained, not what comes out: another machine may have others.
-FREE = (
-    "device", "precision", "compile", "sharded", "timeout", "deterministic", "save_every", "save_minutes", "force",
-    "tensorboard",
-)  # fmt: skip
+ADVICE = "finetune"  # the table of a recipe with its base's advice
 
 OnEvent = Callable[[Event], None]
 
@@ -87,14 +84,19 @@ def _read(given: Mapping[str, Any], root: Path) -> Recipe:
 
 
 def _begin(path: Path, given: dict[str, Any], beside: dict[str, Any]) -> None:
-    """Write what a resume needs; a folder that holds another recipe, or anything else, is left as it is."""
+    """Write what a resume needs; a folder that holds another recipe, or anything else, is left as it is.
+
+    Other advice makes no other recipe: nothing that is trained depends on it.
+    """
     if path.is_file():
         raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
     known = json.loads((path / RECIPE).read_text("utf-8")) if is_recipe(path) else None
-    if known is not None and any(known[name] != given[name] for name in given):
-        changed = ", ".join(name for name in given if known[name] != given[name])
+    changed = (
+        [] if known is None else [name for name in given if _trained(known[name]) != _trained(given[name])]
+    )
+    if changed:
         raise RunError(
-            f"{path} was begun otherwise: the {changed} differ",
+            f"{path} was begun otherwise: the {', '.join(changed)} differ",
             hint="choose another --out, or go on as it was begun",
         )
     others = [item.name for item in path.iterdir()] if path.is_dir() else []
@@ -105,11 +107,19 @@ def _begin(path: Path, given: dict[str, Any], beside: dict[str, Any]) -> None:
     write_json(path / RECIPE, {"format": FORMAT, **given, **beside})
 
 
+def _trained(given: Any) -> Any:
+    """A part of what is given, without the recipe's advice."""
+    return {key: value for key, value in given.items() if key != ADVICE} if isinstance(given, dict) else given
+
+
 def _cook(
     path: Path, recipe: Recipe, last_stage: int | None, on_event: OnEvent
 ) -> Pretrained | Finetuned | None:
     with RunFolder(path) as folder:
+        advice = recipe.config.finetune
         if (path / "run.json").is_file():
+            if (info := folder.info()).advice != advice:
+                folder.write_info(replace(info, advice=advice))
             return _result(path)
         base = recipe.config.base
         wanted = recipe.stages[:last_stage]
@@ -126,7 +136,7 @@ def _cook(
         if len(wanted) < len(recipe.stages):
             on_event(Note(f"stages {len(wanted) + 1} to {len(recipe.stages)} are left"))
             return None
-        _present(folder, Path(base))
+        _present(folder, Path(base), advice)
         return _result(path)
 
 
@@ -161,7 +171,7 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
             )
         return
     info = RunFolder.open(run).info()
-    trained = load_trained(base) if base else None
+    trained = load_trained(base, with_weights=False) if base else None
     teaching = make_teaching(stage.teacher or None, stage.unlabelled)
     if is_tuned:
         config, _ = finetune_config(trained, preset, stage.settings)
@@ -198,11 +208,12 @@ def _weights(info: RunInfo) -> list[float]:
     return [each["weight"] for each in info.inputs.get("mix", [])]
 
 
-def _present(folder: RunFolder, last: Path) -> None:
-    """Make the last stage's result that of the recipe's own folder, run.json last."""
+def _present(folder: RunFolder, last: Path, advice: dict[str, Any]) -> None:
+    """Make the last stage's result that of the recipe's own folder, run.json, with the advice in it, last."""
     names = [item.name for item in sorted(last.iterdir()) if item.is_file() and not item.name.startswith(".")]
-    for name in [name for name in names if name != "run.json"] + ["run.json"]:
+    for name in [name for name in names if name != "run.json"]:
         write_with(folder.path / name, partial(shutil.copyfile, last / name))
+    folder.write_info(replace(RunFolder(last).info(), advice=advice))
 
 
 def _result(path: Path) -> Pretrained | Finetuned:

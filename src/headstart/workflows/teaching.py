@@ -10,7 +10,7 @@ import numpy as np
 from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.data.apart import apart_hashes
-from headstart.data.example import Dataset, Example, hashes, text_hash
+from headstart.data.example import Dataset, Example, text_hash
 from headstart.data.portion import Corpora, Portion, portions
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
@@ -96,7 +96,7 @@ class Teaching:
     def texts(self, dataset: Dataset, objective: Objective, config: RunConfig) -> list[str]:
         """The texts without labels, each once, and none that the dataset has or that is set apart."""
         self.check(objective, config, dataset.classes)
-        known = [hashes(dataset.texts(split)) for split in dataset.splits]
+        known = [dataset.hashes(split) for split in dataset.splits]
         passed = set(np.concatenate([*known, apart_hashes(config.data.apart)]).tolist())
         found = []
         for each in self.unlabelled:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig
 from headstart.data.example import hashes
 from headstart.data.loader import padding_share
@@ -23,14 +22,14 @@ from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives.table import make_objective
 from headstart.objectives.translate import Translate
 from headstart.results import Transfer, TranslationScore, plain
+from headstart.training.evaluate import marked_places
 from headstart.training.events import Event, Note
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.processes import Processes, joined
 from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
 from headstart.training.translation_metrics import score_translations
-from headstart.workflows.begin import begun, heard
+from headstart.workflows.begin import SCRATCH, base_for, begun, heard
 from headstart.workflows.decoding import write_translations
-from headstart.workflows.finetune import SCRATCH, marked_places
 from headstart.workflows.plan import announce, no_parts
 from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import (
@@ -88,7 +87,7 @@ def train_translator(
             config, _ = translator_config(trained, preset, settings or {})
             languages = parse_pair(pair)
             runtime = start_runtime(config.training, processes)
-        inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+        inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
         inputs["pair"] = "-".join(languages)
         start = "" if trained is None else content_hash(trained.info.to_dict())
         listen = heard(processes, on_event)
@@ -104,11 +103,8 @@ def resume_translator(
     """Go on with an unfinished run; the folder is held by the caller."""
     if info.status == "finished":
         return read_translator(folder)
-    base, processes = info.inputs["base"], runtime.processes
-    has_state = processes.from_main(lambda: str(has_checkpoint(folder.checkpoints))) == "True"
-    with processes.together():
-        trained = None if base == SCRATCH or has_state else load_trained(base)
-    pair = "-".join(info.pair)
+    trained = base_for(folder, info, runtime.processes)
+    base, pair = info.inputs["base"], "-".join(info.pair)
     return _run(folder, info.config, info.inputs["data"], pair, base, trained, runtime, info, on_event)
 
 
@@ -143,7 +139,7 @@ def _run(
     objective = make_objective(config.objective)
     assert isinstance(objective, Translate)
     model, moved = _build(config, objective, task, trained)
-    inputs = {"data": absolute([data])[0], "base": absolute([base])[0] if base != SCRATCH else base}
+    inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
     inputs |= {"pair": "-".join(task.text.pair), "fingerprint": fingerprint}
     info = known or _begin(folder, config, inputs, task, trained, moved, runtime)
     runtime.processes.start(runtime.device, config.training.timeout)

@@ -1,20 +1,26 @@
 """One trial of a search: values that are asked for, models trained with them, and marks on the way."""
 
 import json
+import math
+import shutil
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headstart.config import merge
-from headstart.errors import ConfigError, RunError
+from headstart.config import RunConfig, merge
+from headstart.errors import ConfigError, Diverged
+from headstart.files import content_hash, write_json
 from headstart.training.events import Evaluated, Event
 from headstart.training.runtime import StopWish, seed_for, start_runtime
 from headstart.workflows.arms import Encoder, Part
+from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import finetune_config, make_classifier, make_trainer
+from headstart.workflows.finetune import finetune_config
+from headstart.workflows.fit_state import FitState
+from headstart.workflows.labelled import data_fingerprint
 from headstart.workflows.search import Row, as_settings, standing
 
 if TYPE_CHECKING:
@@ -78,6 +84,16 @@ class Job:
     on_event: Callable[[Event], None]
 
     @property
+    def begun(self) -> Path:
+        """What the finished folds of the trial under way gave."""
+        return self.path / "trial.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The training state of its fold under way."""
+        return self.path / "checkpoints"
+
+    @property
     def seed(self) -> int:
         """The seed of the search and of every model in it."""
         return self.plan.config.training.seed
@@ -128,28 +144,73 @@ class _GivenUp(Exception):
     """A trial that is worse than others were at this point."""
 
 
+@dataclass
+class _Way:
+    """How far a trial has come; what it holds goes to disk and comes back."""
+
+    trial: str  # the hash of its number, its values and the search
+    folds: list[float] = field(default_factory=list)
+    marks: dict[str, float] = field(default_factory=dict)
+    earlier: float = 0.0  # seconds before a stop
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the trial has taken, over all its sittings."""
+        return self.earlier + time.monotonic() - self.start
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"trial": self.trial, "folds": self.folds, "marks": self.marks, "seconds": self.seconds}
+
+    def take_up(self, content: dict[str, Any], asked: "Asked") -> None:
+        """Go on from what `to_dict` gave, and tell the study the marks that it does not know yet."""
+        for step, value in content["marks"].items():
+            if step not in self.marks:
+                self.marks[step] = math.nan if value is None else value
+                asked.report(self.marks[step], int(step))
+        self.folds = [math.nan if value is None else value for value in content["folds"]]
+        self.earlier = content["seconds"]
+
+
 def run_trial(job: Job, history: list[Trial], stop: StopWish) -> Trial:
-    """The next trial, run; the first one takes the settings as they stand."""
-    study, start = _study(job, history), time.monotonic()
+    """The next trial, run; the first one takes the settings as they stand, and one that was begun goes on."""
+    study = _study(job, history)
     if not history:
         study.enqueue_trial(standing(job.plan.config, job.rows))
     asked = study.ask({row.name: row.distribution() for row in job.rows})
     values = {row.name: asked.params[row.name] for row in job.rows}
-    marks: dict[str, float] = {}
-    folds: list[float] = []
+    way = _Way(content_hash([len(history), values, job.inputs]))
+    if (content := _read_begun(job, way.trial)) is not None:
+        way.take_up(content, asked)
     state, reason = "finished", ""
     try:
-        for number in range(len(job.parts)):
-            folds.append(_fit(job, values, number, asked, folds, marks, stop))
+        for number in range(len(way.folds), len(job.parts)):
+            found = _fit(job, values, number, asked, way, stop)
+            way.folds.append(found)
+            write_json(job.begun, way.to_dict())
     except _GivenUp:
         state = "pruned"
-    except (RunError, ConfigError) as error:  # it diverged, or its values do not go together
+    except (Diverged, ConfigError) as error:  # or its values do not go together
         state, reason = "failed", str(error)
-    value = list(marks.values())[-1] if marks else None
+    value = list(way.marks.values())[-1] if way.marks else None
     if state == "finished":
-        value = sum(folds) / len(folds)
-    seconds = round(time.monotonic() - start, 2)
-    return Trial(len(history), state, value, values, marks, folds, seconds, reason)
+        value = sum(way.folds) / len(way.folds)
+    return Trial(len(history), state, value, values, way.marks, way.folds, round(way.seconds, 2), reason)
+
+
+def _read_begun(job: Job, trial: str) -> dict[str, Any] | None:
+    """What finished folds of this very trial gave, if it was begun before."""
+    if not job.begun.exists():
+        return None
+    content = json.loads(job.begun.read_text("utf-8"))
+    return content if content["trial"] == trial else None
+
+
+def drop_begun(job: Job) -> None:
+    """Take away what a trial kept on its way."""
+    job.begun.unlink(missing_ok=True)
+    shutil.rmtree(job.checkpoints, ignore_errors=True)
 
 
 def _fit(
@@ -157,8 +218,7 @@ def _fit(
     values: dict[str, Any],
     number: int,
     asked: "Asked",
-    before: list[float],
-    marks: dict[str, float],
+    way: _Way,
     stop: StopWish,
 ) -> float:
     """The mark of one model after its last epoch; raises _GivenUp when the pruner has seen enough."""
@@ -177,13 +237,29 @@ def _fit(
         if event.step == 0:
             return
         step = number * PARTS + int(PARTS * trainer.progress + 1e-9)
-        if str(step) in marks:
+        if str(step) in way.marks:
             return
-        marks[str(step)] = (sum(before) + event.values[metric]) / (len(before) + 1)
-        asked.report(marks[str(step)], step)
+        way.marks[str(step)] = (sum(way.folds) + event.values[metric]) / (len(way.folds) + 1)
+        asked.report(way.marks[str(step)], step)
         if (number, step) != (last, (last + 1) * PARTS) and asked.should_prune():
             raise _GivenUp
 
     trainer = make_trainer(model, objective, task, config, runtime, listen, stop)
-    trainer.run()
+    state = FitState(job.checkpoints, lambda: _identity(job, config, part, number, way))
+    if (content := state.take_up(trainer)) is not None:
+        way.take_up(content, asked)
+    trainer.run(lambda: state.save(trainer, way.to_dict()))
     return trainer.state.curve[-1][metric]
+
+
+def _identity(job: Job, config: RunConfig, part: Part, number: int, way: _Way) -> dict[str, Any]:
+    """All that a fold's model and its marks depend on."""
+    trained = job.plan.trained
+    return {
+        "trial": way.trial,
+        "settings": config.model_dump(),
+        "base": content_hash(trained.info.to_dict()) if trained is not None else "",
+        "tokenizer": job.plan.tokenizer.fingerprint,
+        "data": data_fingerprint(part.dataset),
+        "fold": [number, way.folds],
+    }

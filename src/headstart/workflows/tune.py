@@ -1,7 +1,7 @@
 """A search for the settings that fine-tune a base best, trial by trial; it can be stopped anywhere and go on.
 
-Every trial is a file of its own, and what comes next is a function of those files and the seed: a search that was
-killed ends as if it never had been.
+Every trial is a file of its own, and what comes next is a function of those files and the seed; the trial under way
+keeps its finished folds and its training state. A search that was killed ends as if it never had been.
 """
 
 import json
@@ -23,20 +23,18 @@ from headstart.results import Story, plain
 from headstart.training.events import Event, Note, Stage
 from headstart.training.launch import need_alone
 from headstart.training.runtime import StopWish, start_runtime, stopping_gently
+from headstart.workflows.advice import followed
 from headstart.workflows.arms import Encoder, Part, fold_parts, whole_part
+from headstart.workflows.begin import SCRATCH
 from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import (
-    SCRATCH,
-    data_fingerprint,
-    finetune_config,
-    load_labelled,
-)
+from headstart.workflows.finetune import finetune_config
+from headstart.workflows.labelled import data_fingerprint, load_labelled
 from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import RunFolder, Trained, load_trained
 from headstart.workflows.search import Row, as_settings, make_space, parse_row, standing, to_toml
 from headstart.workflows.story import command_line, tell_story
 from headstart.workflows.tokenizers import choose_tokenizer
-from headstart.workflows.trial import METRICS, PRUNERS, Job, Trial, read_trials, run_trial
+from headstart.workflows.trial import METRICS, PRUNERS, Job, Trial, drop_begun, read_trials, run_trial
 
 TRIALS = 20  # unless told, or minutes are
 
@@ -87,7 +85,7 @@ def tune(
             raise ConfigError(f"{name} {number} search nothing", hint=f"give --{name} a number above 0")
     fixed = json.loads(json.dumps(dict(settings or {})))
     inputs = {
-        "base": absolute([base])[0] if base != SCRATCH else base,
+        "base": absolute([base])[0],
         "data": absolute([data])[0],
         "folds": folds,
         "search": [row.words for row in make_space(search, only, fixed)],
@@ -147,8 +145,11 @@ def _run(
     if any(row.name == "training.bpe_dropout" for row in rows) or config.training.bpe_dropout:
         dropout_of(plan.tokenizer).words(first.texts("train")[:20])  # refuses what it cannot split
     known = _begin(path, inputs, budget, parts, trained)
-    encoder = Encoder([example for examples in first.splits.values() for example in examples])
-    job = Job(path, inputs, rows, plan, parts, encoder, on_event)
+    job = Job(path, inputs, rows, plan, parts, Encoder(), on_event)
+    if trained is not None:
+        searched = merge(settings, as_settings({row.name: None for row in rows}))
+        if words := followed(trained.info.advice, searched, config):
+            on_event(Note(f"following the advice of {trained.name}: {words}"))
     for line in _announcement(config, rows):
         on_event(Note(line))
     try:
@@ -234,11 +235,13 @@ def _search(job: Job, budget: dict[str, Any], stop: StopWish) -> None:
         spent = sum(trial.seconds for trial in history) / 60
         is_over = budget["minutes"] is not None and spent >= budget["minutes"]
         if (most is not None and len(history) >= most) or (is_over and history):
+            drop_begun(job)  # of a last trial that was written down before the search died
             return
         (job.path / "result.json").unlink(missing_ok=True)  # that of fewer trials
         job.on_event(Stage(f"trial {len(history)}", len(history), most or 0))
         trial = run_trial(job, history, stop)
         write_json(job.path / "trials" / f"{trial.number:05d}.json", asdict(trial))
+        drop_begun(job)
         told = "–" if trial.value is None else f"{trial.value:.4f}"
         job.on_event(Note(f"trial {trial.number} {trial.state}: {job.inputs['metric']} {told}"))
 

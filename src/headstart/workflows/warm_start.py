@@ -19,7 +19,10 @@ PRESET = "translate-tiny"  # whose recipe is followed when none is named
 # The stack that a base of each kind can warm up, and the settings that say how deep the two stacks are.
 STACKS = {"bidirectional": "encoder", "causal": "decoder"}
 DEPTHS = {"encoder": ("layers", "decoder_layers"), "decoder": ("decoder_layers", "layers")}
-LABELLED = {"data": ("labels", "text_column", "label_column"), "training": ("cutoff", "reset_layers")}
+LABELLED = {
+    "data": ("labels", "text_column", "label_column", "label_pattern"),
+    "training": ("cutoff", "reset_layers"),
+}
 FREE = ("dropout", "attention_dropout", "kind", "pooler", "tied")  # settings in which a translator may differ
 
 

@@ -1,0 +1,55 @@
+"""Labels that authors wrote into their texts ("8/10"): found by a pattern, and cut out before anything is learnt."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headstart.data.example import Example, Skip
+from headstart.data.lines import TABLE_KINDS, kind_of, open_text
+from headstart.data.relabel import class_finder
+from headstart.data.tables import iterate_table, refuse
+from headstart.errors import DataError
+
+
+def read_written(
+    path: Path, text_column: str, pattern: str, classes: Mapping[str, Sequence[str]], strict: bool = False
+) -> tuple[list[Example], list[Skip]]:
+    """The texts of a table, or the lines of a .txt file, that hold a label; and what was left out, each with why.
+
+    A text that names two classes has no true one. `strict` makes errors of damaged rows, not of texts without a label.
+    """
+    finder, class_of = re.compile(pattern), class_finder(classes)
+    found: list[Example] = []
+    skips: list[Skip] = []
+    if kind_of(path) in TABLE_KINDS:
+        texts = iterate_table(path, text_column, None, refuse if strict else skips.append)
+    else:
+        lines = ((f"{path.name}:{number}", line) for number, line in open_text(path))
+        texts = (Example(line, None, origin) for origin, line in lines if line.strip())
+    for example in texts:
+        labels = [match[1 if finder.groups else 0] for match in finder.finditer(example.text)]
+        named = {class_of(label.strip()) for label in labels if label}
+        rest = " ".join(finder.sub(" ", example.text).split())
+        fault = _fault(named, rest)
+        if fault:
+            skips.append(Skip(example.origin, fault))
+        else:
+            found.append(Example(rest, named.pop(), example.origin, example.text))
+    if not found:
+        first = f"; the first, {skips[0].origin}: {skips[0].reason}" if skips else ""
+        raise DataError(
+            f"data.label_pattern finds a label to learn in no text of {path}{first}",
+            hint="the first group of the pattern is the label; data.classes names labels as they stand in the texts",
+        )
+    return found, skips
+
+
+def _fault(named: set[str | None], rest: str) -> str:
+    """Why a text that names these classes, and has this rest, cannot be learnt from, or ""."""
+    if not named:
+        return "no label is written in it"
+    if len(named) > 1:
+        return "it names labels of more than one class"
+    if None in named:
+        return "its label is of no class"
+    return "" if rest else "nothing is left beside its label"

@@ -1,0 +1,126 @@
+"""A classifier: built from a base, trained on a task's rows, and marked."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from headstart.config import RunConfig
+from headstart.data.fresh_loader import training_loader
+from headstart.data.seen import seen_before
+from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
+from headstart.objectives.base import Objective
+from headstart.results import Score, Transfer
+from headstart.training.evaluate import marked_places, predict_probabilities
+from headstart.training.events import Event
+from headstart.training.loop import Evaluation, Trainer
+from headstart.training.metrics import METRICS, score
+from headstart.training.runtime import Runtime, StopWish, seed_everything
+from headstart.workflows.labelled import Task
+from headstart.workflows.run import Trained
+
+HEAD = "class"  # what the head of a classifier is called
+
+
+def make_classifier(
+    config: RunConfig, objective: Objective, task: Task, trained: Trained | None
+) -> tuple[Model, Transfer | None]:
+    """A classifier with the base's body in it, and the account of what crossed; all fresh without a base.
+
+    The base's head crosses too where `keeps_head` says so.
+    """
+    seed_everything(config.training.seed, 0, 3)
+    specs = objective.heads(config.body, task.tokenizer.size, len(task.classes))
+    model = build_model(config.body, task.tokenizer.size, specs)
+    if trained is None:
+        return model, None
+    reset, is_kept = config.training.reset_layers, keeps_head(config, objective, task.classes, trained)
+    weights = (
+        reordered(trained.weights, HEAD, trained.info.classes, task.classes) if is_kept else trained.weights
+    )
+    return model, transfer(weights, model, with_base_heads=is_kept, reset_layers=reset)
+
+
+def keeps_head(
+    config: RunConfig, objective: Objective, classes: Sequence[str], trained: Trained | None
+) -> bool:
+    """Whether a base's own head goes on: it names these very classes, and reads as the run's head does.
+
+    Above blocks that start fresh it would read what it has never seen, so there it starts fresh as well.
+    """
+    training, own = config.training, _head_for(classes, trained)
+    is_wanted = training.head == "auto" and not training.reset_layers
+    return is_wanted and own is not None and _form(own) == _form(_head(config, objective, classes))
+
+
+def misfit(config: RunConfig, objective: Objective, classes: Sequence[str], trained: Trained | None) -> str:
+    """Why a base's head for these very classes does not go on although it may; nothing when there is nothing to tell."""
+    training, own = config.training, _head_for(classes, trained)
+    if own is None or training.head != "auto" or keeps_head(config, objective, classes, trained):
+        return ""
+    if training.reset_layers:
+        return "the base's head names the same classes, and starts fresh above the fresh blocks"
+    new = _form(_head(config, objective, classes))
+    wanted = " ".join(
+        f"--set objective.{key}={value}" for key, value in _form(own).items() if new[key] != value
+    )
+    return (
+        f"the base's head names the same classes but reads otherwise, so it starts fresh; {wanted} keeps it"
+    )
+
+
+def _head_for(classes: Sequence[str], trained: Trained | None) -> HeadSpec | None:
+    """The base's head if it names these classes, in any order."""
+    is_same = trained is not None and sorted(trained.info.classes) == sorted(classes)
+    return trained.specs.get(HEAD) if trained is not None and is_same else None
+
+
+def _head(config: RunConfig, objective: Objective, classes: Sequence[str]) -> HeadSpec:
+    return objective.heads(config.body, 0, len(classes))[HEAD]
+
+
+def _form(head: HeadSpec) -> dict[str, Any]:
+    """What a head's weights are made for; dropout is none of it."""
+    return {key: value for key, value in head.settings.items() if key != "dropout"}
+
+
+def make_trainer(
+    model: Model,
+    objective: Objective,
+    task: Task,
+    config: RunConfig,
+    runtime: Runtime,
+    on_event: Callable[[Event], None] = lambda event: None,
+    stop: StopWish | None = None,
+) -> Trainer:
+    """A trainer over the task's training rows that marks itself on the validation rows."""
+    training = config.training
+    texts = task.dataset.texts("train")
+    loader = training_loader(task.rows["train"], texts, task.tokenizer, training, config.data)
+    chosen = marked_places(len(task.rows["valid"]), training.marked)
+    truth = np.array(task.dataset.targets("valid"))[chosen]
+    rows = [task.rows["valid"][place] for place in chosen]
+
+    def marks(model: Model) -> Evaluation:
+        found = predict_probabilities(model, objective, rows, task.tokenizer, runtime, runtime.mark_tokens)
+        values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
+        return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
+
+    return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)
+
+
+def score_rows(
+    model: Model,
+    objective: Objective,
+    task: Task,
+    split: str,
+    config: RunConfig,
+    runtime: Runtime,
+    seen: np.ndarray,
+) -> Score:
+    """The marks on one split, with the leak-free twin."""
+    probabilities = predict_probabilities(
+        model, objective, task.rows[split], task.tokenizer, runtime, runtime.mark_tokens
+    )
+    was_seen = seen_before(task.dataset.hashes(split), seen)
+    return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)

@@ -1,0 +1,83 @@
+"""Labelled texts as a run reads them: the splits that the settings ask for, then their tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headstart.batch import Row
+from headstart.config import RunConfig
+from headstart.data.apart import without_apart
+from headstart.data.example import Dataset, Example
+from headstart.data.sources import load_dataset
+from headstart.data.splits import take_labels
+from headstart.data.tokenizer import Tokenizer
+from headstart.files import content_hash
+from headstart.training.events import Event, Note, Stage
+
+
+@dataclass(frozen=True)
+class Task:
+    """Labelled texts as tokens, split by split."""
+
+    dataset: Dataset
+    tokenizer: Tokenizer
+    rows: dict[str, list[Row]]
+
+    @property
+    def classes(self) -> list[str]:
+        """The labels in the order of their indices."""
+        return self.dataset.classes
+
+
+def load_labelled(
+    data: str,
+    config: RunConfig,
+    *,
+    with_test: bool = False,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Dataset:
+    """The labelled splits, with the subset that `data.labels` asks for, and what was skipped told."""
+    dataset = load_dataset(data, config.data, with_test=with_test)
+    if dataset.skips:
+        first = dataset.skips[0]
+        on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
+    if config.data.apart:
+        dataset = without_apart(dataset, config.data.apart)
+    if config.data.labels is not None:
+        dataset = take_labels(dataset, config.data.labels, config.training.seed)
+    for note in dataset.notes:
+        on_event(Note(note))
+    return dataset
+
+
+def data_fingerprint(dataset: Dataset) -> str:
+    """A hash of every text and label that a run learns from or is marked on."""
+    return content_hash(
+        {name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()}
+    )
+
+
+def encode_rows(
+    tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, keep: str
+) -> list[Row]:
+    """Examples as framed tokens, with class indices when `classes` are given."""
+    index = {label: number for number, label in enumerate(classes or [])}
+    encoded = tokenizer.encode([example.text for example in examples])
+    return [
+        Row(tokenizer.frame(ids, length, keep), None if example.label is None else index.get(example.label))
+        for ids, example in zip(encoded, examples, strict=True)
+    ]
+
+
+def make_task(
+    dataset: Dataset,
+    tokenizer: Tokenizer,
+    config: RunConfig,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Task:
+    """Every split as tokens."""
+    on_event(Stage("tokenising the labelled texts"))
+    rows = {
+        name: encode_rows(tokenizer, examples, dataset.classes, config.training.length, config.data.keep)
+        for name, examples in dataset.splits.items()
+    }
+    return Task(dataset, tokenizer, rows)

@@ -1,0 +1,156 @@
+"""A plan counts on compiled steps exactly where training compiles them, and knows what they change."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from headstart.compiling import TAKES
+from headstart.config import resolve
+from headstart.models.block import FeedForward
+from headstart.models.model import build_model
+from headstart.objectives.table import make_objective
+from headstart.planning.devices import DEVICES, find_device
+from headstart.planning.duration import operations
+from headstart.planning.memory import layer_activations, score_bytes
+from headstart.planning.plan import fits_everywhere, make_plan
+from headstart.training.compiled import should_compile
+from headstart.training.runtime import Runtime
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+H200 = find_device("H200")
+
+
+def plan_of(device=H200, preset="small", job="pretrain", tokens=None, settings=None, **training):
+    config = resolve(job, preset, {**(settings or {}), "training": training})
+    return make_plan(config, device, tokens=tokens)
+
+
+@pytest.mark.parametrize("compile", [True, False, "auto"])
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"steps": 20_000},
+        {"steps": 100},
+        {"tokens": 10**10},
+        {"tokens": 10**6},
+        {"minutes": 30},
+        {"minutes": 2},
+        {"minutes": 30, "deterministic": True},
+        {"minutes": 30, "freeze": True},
+    ],
+    ids=lambda training: "-".join(f"{key}={value}" for key, value in training.items()),
+)
+def test_the_plan_and_the_training_go_by_one_rule(monkeypatch, training, compile):
+    monkeypatch.setattr("headstart.training.compiled.can_compile", lambda device: device == "cuda")
+    config = resolve("pretrain", "tiny", {"training": {**training, "compile": compile}})
+    objective, size = make_objective(config.objective), config.tokenizer.vocabulary
+    body = objective.settle(config.body)
+    model = build_model(body, size, objective.heads(body, size, 2))
+    for kind, name in (("cuda", "H200"), ("cpu", "CPU 2 cores")):
+        runtime = Runtime(torch.device(kind), torch.float32)
+        done = should_compile(config, model, objective, runtime, training.get("steps"))
+        assert make_plan(config, find_device(name)).is_compiled is done
+
+
+def test_a_gpu_from_before_volta_is_planned_with_plain_steps():
+    kept = [name for name, device in DEVICES.items() if device.kind == "cuda" and not device.can_compile]
+    for chosen in ("auto", True):
+        assert not any(plan_of(DEVICES[name], minutes=60, compile=chosen).load.is_compiled for name in kept)
+    assert "GTX 1050 Ti" in kept
+    assert "GTX 1650" not in kept
+    assert plan_of(find_device("T4"), minutes=60, compile="auto").is_compiled
+    assert not make_plan(
+        resolve("pretrain", "small", {"training": {"minutes": 60, "compile": "auto"}}),
+        find_device("T4"),
+        can_compile=False,
+    ).is_compiled
+
+
+def test_compiled_steps_are_shorter_smaller_and_cost_a_minute_once():
+    plain, swift = plan_of(tokens=1e9, compile=False), plan_of(tokens=1e9, compile=True)
+    assert swift.duration.seconds < plain.duration.seconds
+    assert swift.memory.peak < plain.memory.peak
+    assert operations(swift.load) < operations(plain.load)
+    steps = 1e9 * 5 / swift.tokens_per_step  # five epochs
+    assert swift.seconds == pytest.approx(steps * swift.duration.seconds + TAKES)
+    found = swift.to_dict()["time"]
+    assert (found["compiled"], found["compile_seconds"]) == (True, TAKES)
+    assert plain.to_dict()["time"]["compiled"] is False
+    assert "a compiled step" in swift.lines()[1]
+
+
+def test_a_budget_in_minutes_pays_for_compiling_too():
+    plan = plan_of(minutes=30, compile=True)
+    assert plan.seconds == pytest.approx(30 * 60)
+    assert plan_of(minutes=0.1, compile=True).tokens == plan.tokens_per_step
+
+
+def test_on_a_cpu_compiled_steps_are_told_but_counted_as_plain():
+    plan = plan_of(find_device("CPU 2 cores"), compile=True)
+    assert plan.is_compiled
+    assert plan.compile_seconds == 0
+    assert not plan.load.is_compiled
+    assert plan.load.finished == 1.0  # compiled code finishes every position
+
+
+def test_every_device_of_the_table_goes_by_the_rule():
+    config = resolve("pretrain", "small", {"training": {"compile": "auto"}})
+    rows = fits_everywhere(config, make_plan(config, H200, tokens=1e9))
+    assert {row.device for row in rows if row.compiled} == {
+        name for name, device in DEVICES.items() if device.can_compile
+    }
+
+
+def test_scores_of_a_generator_are_marked_plainly_also_in_compiled_steps():
+    replaced = {"objective": {"name": "replaced-token"}}
+    plain, swift = (plan_of(settings=replaced, compile=chosen) for chosen in (False, True))
+    assert swift.duration.parts["scores"] == plain.duration.parts["scores"]
+    assert score_bytes(swift.load) == score_bytes(plain.load)
+
+
+def kept_inside(activation: str) -> int:
+    """How often compiled code keeps the inner width of a feed-forward part, as torch's own partition says."""
+    from functorch.compile import aot_module, min_cut_rematerialization_partition
+
+    config = resolve("pretrain", "tiny", {"body": {"activation": activation}}).body
+    rows, kept = 61, []  # as no weight has
+
+    def forward(graph, inputs):
+        (made,) = (node for node in graph.graph.nodes if node.op == "output")
+        kept.extend(node.meta["val"].shape for node in made.args[0][1:] if node.op == "call_function")
+        return graph
+
+    compiled = aot_module(
+        FeedForward(config),
+        fw_compiler=forward,
+        bw_compiler=lambda graph, inputs: graph,
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    compiled(torch.randn(rows, config.width, requires_grad=True)).sum().backward()
+    return sum(shape[1] // config.feed_forward for shape in kept if shape[0] == rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["swiglu", "geglu", "gelu", "relu2"])
+def test_compiled_code_keeps_of_the_inner_width_what_torch_says_it_keeps(activation):
+    load = plan_of(preset="tiny", settings={"body": {"activation": activation}}, compile=True).load
+    with_more = load.with_(body=load.body.model_copy(update={"feed_forward": load.body.feed_forward + 1}))
+    a_text = layer_activations(with_more, with_more.stacks[0]) - layer_activations(load, load.stacks[0])
+    assert a_text == load.length * load.low * kept_inside(activation)
+
+
+def measured(name):
+    content = json.loads((RESULTS / "plan-h200.json").read_text("utf-8"))
+    return [pytest.param(row, id=row["name"]) for row in content[name]]
+
+
+@pytest.mark.parametrize("row", [*measured("rows"), *measured("speed")])
+def test_what_was_measured_on_an_h200_is_what_is_planned_now(row):
+    settings = row["settings"] if not row["compiled"] else {**row["settings"], "training": {"compile": True}}
+    config = resolve(row["job"], row["preset"], settings)
+    plan = make_plan(config, H200, batch=row["batch"], length=row["length"])
+    assert plan.memory.tensors == pytest.approx(row["measured_bytes"], rel=0.10)
+    assert plan.duration.seconds == pytest.approx(row["measured_seconds"], rel=0.25)
+    assert plan.duration.seconds == pytest.approx(row["predicted_seconds"]), "the page is of other constants"

@@ -1,0 +1,240 @@
+"""One connection, with clients that send too much, too slowly, too early, or what is no HTTP."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+pytest.importorskip("uvicorn")
+import uvicorn
+from uvicorn.server import ServerState
+
+from headstart.serving.bounds import Bounds
+from headstart.serving.connection import LONGEST_HEAD, Pen, connection_class
+from headstart.serving.link import LINK
+
+HOST = b"Host: 127.0.0.1\r\n"
+
+
+class App:
+    """Answers with what it was sent; a request to /held waits for a word, one to /left for its client to go."""
+
+    def __init__(self):
+        self.asked, self.held, self.left = [], asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope, receive, send):
+        self.asked.append(scope)
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        if scope["path"] == "/held":
+            await self.held.wait()
+        if scope["path"] == "/left":
+            with scope["state"][LINK].watched(self.left.set):
+                await self.left.wait()
+            return
+        answer = body or scope["path"].encode()
+        headers = [(b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+
+@asynccontextmanager
+async def connected(**bounds):
+    """A client of a server with these bounds: what it reads from and writes to, and the application."""
+    app, state = App(), ServerState()
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+    config.load()
+    made, loop = connection_class(Bounds(**bounds)), asyncio.get_running_loop()
+    server = await loop.create_server(lambda: made(config, state, {}, _loop=loop), "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            yield reader, writer, app
+        finally:
+            writer.close()
+            app.held.set()
+            app.left.set()
+
+
+def told(*parts, **bounds):
+    """All that the server says to a client that sends these parts and listens until it is hung up on."""
+
+    async def talk():
+        async with connected(**bounds) as (reader, writer, app):
+            for part in parts:
+                writer.write(part)
+            answer = await asyncio.wait_for(reader.read(), 30)
+            return answer, app.asked
+
+    return asyncio.run(talk())
+
+
+BOMBS = {
+    "a path without end": b"GET /" + b"a" * 2 * LONGEST_HEAD,
+    "a header without end": b"GET / HTTP/1.1\r\n" + HOST + b"X-Bomb: " + b"a" * 2 * LONGEST_HEAD,
+    "headers without end": b"GET / HTTP/1.1\r\n" + HOST + b"X: a\r\n" * (LONGEST_HEAD // 4),
+    "blank lines without end": b"\r\n" * LONGEST_HEAD,
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n",
+    "no http": b"\x00\x01\x02\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "length and chunks": b"POST / HTTP/1.1\r\n"
+    + HOST
+    + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_what_is_no_request_is_refused_and_hung_up_on(bomb):
+    answer, asked = told(bomb)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert set(json.loads(body)) == {"error", "hint"}
+    assert asked == []
+
+
+def test_what_follows_a_body_is_neither_kept_nor_read_for_ever():
+    chunks = (
+        b"POST /x HTTP/1.1\r\n"
+        + HOST
+        + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+    )
+    answer, asked = told(chunks + b"X-Late: b\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"abc")
+    assert b"x-late" not in dict(asked[0]["headers"])
+    answer, _ = told(chunks + b"X-Bomb: " + b"a" * 2 * LONGEST_HEAD)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_an_old_client_need_not_name_the_host():
+    answer, _ = told(b"GET /old HTTP/1.0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"/old")
+
+
+def test_a_wish_for_another_protocol_is_not_heard():
+    answer, _ = told(b"GET /plain HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"/plain")
+
+
+def test_requests_sent_at_once_are_answered_one_after_the_other():
+    bodies = [b"%d " % number * (number % 900) + b"." for number in range(1, 1200)]
+    sent = [
+        b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in bodies
+    ]
+
+    async def talk():
+        async with connected() as (reader, writer, _):
+            writer.write(b"".join(sent))
+            for body in bodies:
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+                assert head.startswith(b"HTTP/1.1 200")
+                assert await reader.readexactly(len(body)) == body
+
+    asyncio.run(talk())
+
+
+def test_of_requests_sent_too_early_few_are_taken_apart_before_their_turn():
+    one = b"GET /held HTTP/1.1\r\n" + HOST + b"\r\n"
+
+    async def talk():
+        async with connected() as (_, writer, app):
+            writer.write(one * 20_000)
+            while not app.asked:
+                await asyncio.sleep(0)
+            await asyncio.wait_for(writer.drain(), 30)
+            link = app.asked[0]["state"][LINK]
+            connection = link.abort.__self__.get_protocol()
+            assert 0 < len(connection.pipeline) < 200
+            assert len(app.asked) == 1
+
+    asyncio.run(talk())
+
+
+def test_garbage_behind_a_request_does_not_look_like_its_answer():
+    answer, asked = told(b"GET /held HTTP/1.1\r\n" + HOST + b"\r\n\x00\x01\r\n\r\n")
+    assert answer == b""
+    assert len(asked) <= 1
+
+
+@pytest.mark.parametrize("start", [b"", b"\r\n", b"GET / HT", b"GET / HTTP/1.1\r\nX-Slow: "], ids=range(4))
+def test_a_head_that_does_not_come_is_not_waited_for(start):
+    assert told(start, slow=0.05) == (b"", [])
+
+
+def test_a_client_that_goes_is_told_of_also_when_it_has_sent_its_next_request():
+    async def talk():
+        async with connected() as (_, writer, app):
+            writer.write((b"GET /left HTTP/1.1\r\n" + HOST + b"\r\n") * 2)
+            while not app.asked:
+                await asyncio.sleep(0)
+            writer.transport.abort()
+            await asyncio.wait_for(app.left.wait(), 30)
+            assert app.asked[0]["state"][LINK].is_gone
+
+    asyncio.run(talk())
+
+
+def test_a_client_that_takes_in_nothing_is_cut_off():
+    async def talk():
+        async with connected(slow=0.05) as (_, writer, app):
+            writer.transport.pause_reading()
+            body = b"a" * 2**20
+            writer.write(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            for _ in range(20):
+                writer.write(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            while not app.asked or not app.asked[0]["state"][LINK].is_gone:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(talk(), 30))
+
+
+class Sheet:
+    """A transport that keeps what was done to it."""
+
+    def __init__(self):
+        self.done = []
+
+    def write(self, data):
+        self.done.append(data)
+
+    def close(self):
+        self.done.append("closed")
+
+    def abort(self):
+        self.done.append("aborted")
+
+    def get_write_buffer_size(self):
+        return 0
+
+
+def test_what_is_written_in_one_turn_is_sent_together_and_in_order():
+    async def write():
+        sheet = Sheet()
+        pen = Pen(asyncio.get_running_loop(), sheet)
+        pen.write(b"head ")
+        pen.write(b"body")
+        assert (sheet.done, pen.get_write_buffer_size()) == ([], 9)
+        await asyncio.sleep(0)
+        pen.write(b"next")
+        await asyncio.sleep(0)
+        assert (sheet.done, pen.get_write_buffer_size()) == ([b"head body", b"next"], 0)
+
+    asyncio.run(write())
+
+
+def test_what_waits_is_sent_before_a_connection_is_closed_and_dropped_where_it_is_cut():
+    async def write(end):
+        sheet = Sheet()
+        pen = Pen(asyncio.get_running_loop(), sheet)
+        pen.write(b"last")
+        getattr(pen, end)()
+        return sheet.done
+
+    assert asyncio.run(write("close")) == [b"last", "closed"]
+    assert asyncio.run(write("abort")) == ["aborted"]

@@ -1,0 +1,35 @@
+"""Cores shared by the batches that are read at one time."""
+
+import pytest
+import torch
+
+from headstart.serving.cores import WORTH, Cores
+
+
+@pytest.fixture
+def cores():
+    before = torch.get_num_threads()
+    made = Cores()
+    made.count = 4
+    yield made
+    torch.set_num_threads(before)
+
+
+def test_large_texts_alone_get_every_core_and_side_by_side_a_part(cores):
+    with cores.share(WORTH):
+        assert torch.get_num_threads() == 4
+        with cores.share(WORTH):
+            assert torch.get_num_threads() == 2
+    with cores.share(WORTH):
+        assert torch.get_num_threads() == 4
+
+
+def test_small_texts_get_one_core(cores):
+    with cores.share(WORTH - 1):
+        assert torch.get_num_threads() == 1
+
+
+def test_no_more_batches_are_read_at_a_time_than_there_are_cores(cores):
+    assert cores.workers == 2
+    cores.count = 1
+    assert cores.workers == 1

@@ -1,0 +1,122 @@
+"""`headstart serve --precision`: half-wide products, and nearly the same answers."""
+
+import io
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from headstart.errors import ConfigError
+from headstart.serving.app import make_app
+from headstart.serving.bounds import Bounds
+from headstart.serving.log import Log
+from headstart.serving.service import make_service
+from headstart.serving.start import serve
+from headstart.training import runtime
+from headstart.workflows.finetune import finetune
+from tests.serving.clients import running
+from tests.worlds_of_text import BAD, GOOD, PLAIN, QUICK, write_labelled
+
+NEAR = 0.01  # how far a probability may be from float32, as docs/serve.md says
+ALIKE = 0.005  # and from the same text read among others
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A classifier that has learnt its task."""
+    folder = tmp_path_factory.mktemp("learnt")
+    data = str(write_labelled(folder / "labelled.tsv", count=200))
+    settings = {**QUICK, "body": {**QUICK["body"], "layers": 2}, "optimizer": {"learning_rate": 1e-2}}
+    settings["training"] = {**QUICK["training"], "steps": 60}
+    finetune("scratch", data, folder / "learnt", settings=settings)
+    return folder / "learnt"
+
+
+@pytest.fixture
+def open_client(trained, monkeypatch):
+    """A function that gives a client of a server in a precision, on a processor with bfloat16 or without."""
+    opened = []
+
+    def make(precision, has_half=True):
+        monkeypatch.setattr(runtime, "has_bfloat16", lambda device: has_half)
+        service = make_service(
+            [str(trained)], Bounds(), Log(quiet=True, out=io.StringIO()), precision=precision
+        )
+        service.library.load()
+        opened.append(service)
+        return TestClient(make_app(service))
+
+    yield make
+    for service in opened:
+        service.library.close()
+
+
+def texts():
+    """Reviews of many lengths, most of them clear."""
+    return [
+        " ".join(
+            PLAIN[(number + at) % len(PLAIN)] if at % 3 else words[at % len(words)] for at in range(number)
+        )
+        for number in range(1, 33)
+        for words in (GOOD, BAD)
+    ]
+
+
+def classify(client, asked):
+    return client.post("/v1/classify", json={"texts": asked}).json()["labels"]
+
+
+def chances(labels):
+    return np.array([label["probabilities"]["good"] for label in labels])
+
+
+def test_fast_answers_nearly_as_float32_does_and_names_the_same_label_where_it_is_clear(open_client):
+    plain, fast = (classify(open_client(precision), texts()) for precision in ("float32", "fast"))
+    exact, near = chances(plain), chances(fast)
+    assert 0 < np.abs(exact - near).max() < NEAR
+    clear = np.abs(exact - 0.5) > NEAR
+    assert clear.sum() > 40  # a run that knows nothing would show nothing
+    for one, other in zip(np.array(plain)[clear], np.array(fast)[clear], strict=True):
+        assert one["label"] == other["label"]
+
+
+def test_a_fast_answer_hardly_depends_on_what_is_read_beside_it(open_client):
+    client = open_client("fast")
+    together = chances(classify(client, texts()))
+    alone = np.concatenate([chances(classify(client, [text])) for text in texts()])
+    assert np.abs(together - alone).max() < ALIKE
+
+
+def test_fast_vectors_point_where_those_of_float32_do(open_client):
+    plain, fast = (
+        np.array(open_client(precision).post("/v1/embed", json={"texts": texts()}).json()["vectors"])
+        for precision in ("float32", "fast")
+    )
+    cosines = (plain * fast).sum(1) / np.linalg.norm(plain, axis=1) / np.linalg.norm(fast, axis=1)
+    assert cosines.min() > 0.999
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_half", "told"),
+    [
+        (None, True, "float32"),
+        ("auto", True, "float32"),
+        ("fast", True, "bfloat16"),
+        ("fast", False, "float32"),
+    ],
+)
+def test_a_run_says_in_what_it_is_read(open_client, asked, has_half, told):
+    found = open_client(asked, has_half).get("/v1/models").json()["models"]
+    assert [model["precision"] for model in found] == [told]
+
+
+def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
+    with pytest.raises(ConfigError, match="fats"):
+        serve(["nowhere"], precision="fats")
+
+
+@pytest.mark.slow
+def test_a_processor_without_bfloat16_is_told_of(trained):
+    has_half = runtime.has_bfloat16(runtime.torch.device("cpu"))
+    with running(trained, options=("--precision", "fast")) as (process, _):
+        assert ("does not multiply bfloat16 itself" in process.said()) is not has_half

@@ -1,0 +1,226 @@
+"""A base's own head goes on where it names the very classes of the data, and starts fresh elsewhere."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from headstart.config import merge
+from headstart.objectives.classify import Classify
+from headstart.training.evaluate import predict_probabilities
+from headstart.training.events import Note
+from headstart.training.runtime import start_runtime
+from headstart.workflows.classifier import keeps_head, make_classifier, misfit
+from headstart.workflows.compare import compare
+from headstart.workflows.finetune import finetune, finetune_config
+from headstart.workflows.labelled import load_labelled, make_task
+from headstart.workflows.pack import pack
+from headstart.workflows.resume import resume
+from headstart.workflows.run import load_trained
+from headstart.workflows.score import evaluate
+from tests.worlds_of_text import QUICK, write_labelled
+
+TUNING = {"training": {"epochs": 1, "length": 32}}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A classifier that is some good at telling good from bad, as a run and packed, and another table of that kind."""
+    folder = tmp_path_factory.mktemp("world")
+    first = write_labelled(folder / "first.tsv", 120, seed=1)
+    write_labelled(folder / "table.tsv", 60, seed=2)
+    learning = {"training": {"steps": 60}, "optimizer": {"learning_rate": 0.01}}
+    finetune("scratch", str(first), folder / "run", settings=merge(QUICK, learning))
+    pack(str(folder / "run"), "packed", folder / "bases")
+    return folder
+
+
+def start(world, base="run", classes=None, settings=None, trained=None):
+    """The classifier before its first step, the account of what crossed, and what they were made from."""
+    trained = trained or load_trained(str(world / base))
+    config, objective = finetune_config(trained, None, merge(TUNING, settings or {}))
+    dataset = load_labelled(str(world / "table.tsv"), config)
+    dataset = replace(dataset, classes=classes or dataset.classes)
+    task = make_task(dataset, trained.tokenizer, config)
+    model, moved = make_classifier(config, objective, task, trained)
+    return model.eval(), moved, task, config, objective, trained
+
+
+def probabilities(model, objective, task, config):
+    runtime = start_runtime(config.training)
+    return predict_probabilities(model, objective, task.rows["train"], task.tokenizer, runtime, 512)
+
+
+@pytest.mark.parametrize("base", ["run", "bases/packed"])
+@pytest.mark.parametrize("classes", [["bad", "good"], ["good", "bad"]])
+def test_a_head_that_fits_goes_on_whatever_the_order_of_the_classes(world, base, classes):
+    model, moved, task, config, objective, trained = start(world, base, classes)
+    assert moved.kept_head
+    assert not moved.fresh
+    assert not moved.left
+    before = probabilities(trained.model(), objective, task, config)
+    after = probabilities(model, objective, task, config)
+    order = [trained.info.classes.index(name) for name in classes]
+    assert np.array_equal(before[:, order], after)
+    assert "(the head too), 0 weights fresh, 0 weights left behind" in moved.summary()
+    assert misfit(config, objective, task.classes, trained) == ""
+
+
+def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
+    old, new = ["b", "d", "a", "c"], ["a", "b", "c", "d"]
+    trained = load_trained(str(world / "run"))
+    rows = torch.randn(4, trained.weights["heads.class.classifier.weight"].shape[1])
+    weights = {**trained.weights, "heads.class.classifier.weight": rows}
+    if "heads.class.classifier.bias" in weights:
+        weights["heads.class.classifier.bias"] = torch.randn(4)
+    many = replace(trained, info=replace(trained.info, classes=old), weights=weights)
+    model, moved, *_ = start(world, trained=many, classes=new)
+    assert moved.kept_head
+    for name in (name for name in weights if ".classifier." in name):
+        for label in new:
+            own = model.state_dict()[name][new.index(label)]
+            assert torch.equal(own, weights[name][old.index(label)])
+
+
+@pytest.mark.parametrize(
+    ("classes", "settings", "told"),
+    [
+        (["bad", "fine"], {}, ""),
+        (["bad", "good", "fine"], {}, ""),
+        (None, {"training": {"head": "fresh"}}, ""),
+        (None, {"training": {"reset_layers": 1}}, "above the fresh blocks"),
+        (None, {"objective": {"pooling": "max"}}, "--set objective.pooling=mean keeps it"),
+        (None, {"objective": {"projection": "linear"}}, "--set objective.projection=dense keeps it"),
+    ],
+)
+def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings, told):
+    if classes is not None:  # the labels of the table are not asked for here, only the head
+        trained = load_trained(str(world / "run"))
+        config, objective = finetune_config(trained, None, merge(TUNING, settings))
+        assert not keeps_head(config, objective, classes, trained)
+        assert misfit(config, objective, classes, trained) == ""
+        return
+    _, moved, task, config, objective, trained = start(world, settings=settings)
+    assert not moved.kept_head
+    assert {name for name in moved.left if name.startswith("heads.")}
+    assert {name for name in moved.fresh if name.startswith("heads.")}
+    assert "the head too" not in moved.summary()
+    why = misfit(config, objective, task.classes, trained)
+    assert told in why
+    assert bool(told) == bool(why)
+
+
+def test_dropout_and_frozen_bodies_are_no_reason_for_a_fresh_head(world):
+    for settings in (
+        {"body": {"dropout": 0.2}, "objective": {"dropout": 0.3}},
+        {"training": {"freeze": True}},
+        {"training": {"unfreeze_every": 1}},
+    ):
+        assert start(world, settings=settings)[1].kept_head
+
+
+def test_a_body_without_a_head_and_a_start_from_scratch_keep_none(world):
+    trained = load_trained(str(world / "run"))
+    config, objective = finetune_config(trained, None, TUNING)
+    bare = replace(trained, info=replace(trained.info, has_heads=False))
+    assert isinstance(objective, Classify)
+    assert not keeps_head(config, objective, ["bad", "good"], bare)
+    assert not keeps_head(config, objective, ["bad", "good"], None)
+
+
+@pytest.mark.slow
+def test_a_run_begins_where_its_base_ended_and_says_so(world, tmp_path):
+    told = []
+    done = finetune(
+        str(world / "bases" / "packed"),
+        str(world / "table.tsv"),
+        tmp_path / "on",
+        settings=merge(TUNING, {"data": {"labels": 8}}),
+        on_event=lambda event: told.append(event.text) if isinstance(event, Note) else None,
+    )
+    assert any("weights reused (the head too), 0 weights fresh" in line for line in told)
+    task = start(world, "bases/packed")[2]
+    rows = [(row.text, row.label) for row in task.dataset.valid]
+    (tmp_path / "valid.tsv").write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows))
+    marks = evaluate(str(world / "bases" / "packed"), str(tmp_path / "valid.tsv"))
+    assert done.curve[0]["step"] == 0
+    assert done.curve[0]["accuracy"] == pytest.approx(marks.accuracy)
+    assert done.curve[0]["loss"] == pytest.approx(marks.loss, rel=1e-4)
+    assert done.transfer.kept_head
+    assert "the head too" in (tmp_path / "on" / "report.html").read_text()
+    told.clear()
+    fresh = merge(TUNING, {"training": {"head": "fresh"}})
+    finetune(
+        str(world / "run"),
+        str(world / "table.tsv"),
+        tmp_path / "fresh",
+        settings=fresh,
+        on_event=lambda event: told.append(event.text) if isinstance(event, Note) else None,
+    )
+    assert any("weights reused, " in line for line in told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_run_that_was_stopped_goes_on_with_the_head_it_began_with(world, tmp_path, step):
+    settings = merge(TUNING, {"training": {"save_every": 1}})
+
+    def tune(out, **more):
+        return finetune(
+            str(world / "run"), str(world / "table.tsv"), tmp_path / out, settings=settings, **more
+        )
+
+    def interrupt(event):
+        if getattr(event, "step", -1) >= step:
+            raise InterruptedError
+
+    tune("whole")
+    with pytest.raises(InterruptedError):
+        tune("stopped", on_event=interrupt)
+    assert (tmp_path / "stopped" / "checkpoints").exists() == (step > 0)
+    resume(tmp_path / "stopped")
+    left, right = (tmp_path / name / "model.safetensors" for name in ("whole", "stopped"))
+    assert left.read_bytes() == right.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_head_that_went_on_may_have_a_teacher(world, tmp_path):
+    done = finetune(
+        str(world / "run"),
+        str(world / "table.tsv"),
+        tmp_path / "taught",
+        teacher=str(world / "run"),
+        settings=TUNING,
+    )
+    assert done.transfer.kept_head
+
+
+@pytest.mark.slow
+def test_a_comparison_keeps_the_head_in_the_arms_of_the_base_alone_and_says_so(world, tmp_path):
+    shutil.copytree(world / "run", tmp_path / "base")
+    found = compare(
+        str(world / "table.tsv"),
+        [str(tmp_path / "base")],
+        tmp_path / "compared",
+        seeds=1,
+        arms=["scratch", "frozen", "fine-tuned"],
+        settings=TUNING,
+    )
+    assert found.arm("scratch").transfer is None
+    assert found.arm("base frozen").transfer.kept_head
+    assert found.arm("base fine-tuned").transfer.kept_head
+    assert sum("arms of base begin with the base's own head" in note for note in found.notes) == 1
+    report = (tmp_path / "compared" / "report.html").read_text()
+    assert "weights reused (the head too)" in report
+    fresh = compare(
+        str(world / "table.tsv"),
+        [str(tmp_path / "base")],
+        tmp_path / "fresh",
+        seeds=1,
+        arms=["fine-tuned"],
+        settings=merge(TUNING, {"training": {"head": "fresh"}}),
+    )
+    assert not fresh.arm("base fine-tuned").transfer.kept_head
+    assert not any("own head" in note for note in fresh.notes)

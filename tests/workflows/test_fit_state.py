@@ -1,0 +1,83 @@
+"""The state of a fit is taken up by that fit alone, from the newest checkpoint that is whole."""
+
+import pytest
+import torch
+
+from headstart.config import merge
+from headstart.data.sources import load_dataset
+from headstart.training.runtime import start_runtime
+from headstart.workflows.classifier import make_classifier, make_trainer
+from headstart.workflows.finetune import finetune_config
+from headstart.workflows.fit_state import FitState
+from headstart.workflows.labelled import make_task
+from headstart.workflows.tokenizers import choose_tokenizer
+from tests.worlds_of_text import QUICK, write_labelled
+
+SAVING = {"training": {"steps": 9, "save_every": 3, "batch_examples": 8, "seed": 1}}
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """A maker of trainers of one small fit, all alike."""
+    config, objective = finetune_config(None, "tiny", merge(QUICK, SAVING))
+    dataset = load_dataset(str(write_labelled(tmp_path / "table.tsv")), config.data)
+    task = make_task(dataset, choose_tokenizer(config, dataset, None, lambda event: None), config)
+
+    def make():
+        model, _ = make_classifier(config, objective, task, None)
+        return make_trainer(model, objective, task, config, start_runtime(config.training))
+
+    return make
+
+
+def begun(trainer, folder, identity="this fit", beside=None):
+    """A trainer that ran to its end, and left checkpoints of steps 3 and 6."""
+    state, own = FitState(folder, lambda: identity), trainer()
+    own.run(lambda: state.save(own, beside))
+    assert [path.name for path in sorted(folder.iterdir())] == ["step-000000003", "step-000000006"]
+    return own
+
+
+def tear(folder, step):
+    weights = folder / f"step-{step:09d}" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
+def test_a_fit_goes_on_from_its_newest_state_to_the_same_bytes(trainer, tmp_path):
+    whole = begun(trainer, tmp_path / "state", beside={"marks": [0.5]})
+    other, steps = trainer(), []
+    assert FitState(tmp_path / "state", lambda: "this fit").take_up(other) == {"marks": [0.5]}
+    assert other.state.step == 6
+    other.on_event = lambda event: steps.append(event.step)
+    other.run()
+    assert min(steps) > 6
+    assert other.state.curve == whole.state.curve
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, other.model.state_dict()[name])
+
+
+def test_another_fit_starts_fresh_and_clears_what_is_there(trainer, tmp_path):
+    begun(trainer, tmp_path / "state")
+    other = trainer()
+    before = {name: weight.clone() for name, weight in other.model.state_dict().items()}
+    assert FitState(tmp_path / "state", lambda: "another fit").take_up(other) is None
+    assert other.state.step == 0
+    assert all(torch.equal(weight, before[name]) for name, weight in other.model.state_dict().items())
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(("torn", "step"), [((6,), 3), ((3,), 6), ((3, 6), 0)])
+def test_a_torn_state_gives_way_to_the_one_before_or_to_a_fresh_start(trainer, tmp_path, torn, step):
+    begun(trainer, tmp_path / "state")
+    for each in torn:
+        tear(tmp_path / "state", each)
+    other = trainer()
+    FitState(tmp_path / "state", lambda: "this fit").take_up(other)
+    assert other.state.step == step
+
+
+def test_what_a_fit_depends_on_is_asked_only_when_there_is_state_to_mark(trainer, tmp_path):
+    def identity():
+        raise AssertionError("nothing was saved")
+
+    assert FitState(tmp_path / "state", identity).take_up(trainer()) is None
