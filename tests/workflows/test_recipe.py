@@ -1,7 +1,6 @@
 """Recipes on small texts of our own: stages in order, stopped and gone on with, carried elsewhere."""
 
 import json
-import random
 import shutil
 import tomllib
 
@@ -13,111 +12,18 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.data.example import hashes
 from headstart.errors import ConfigError, RunError
-from headstart.training.events import Note
 from headstart.workflows.finetune import finetune
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
 from headstart.workflows.stages import run_recipe
-from tests.worlds_of_text import BAD, GOOD, review, write_corpus, write_labelled
+from tests.recipe_worlds import TEXT, cook, interrupt_in, make_world, outcome
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
-
-TEXT = """
-title = "a small one"
-preset = "tiny"
-
-[body]
-layers = 1
-width = 16
-attention_heads = 2
-feed_forward = 24
-max_length = 64
-
-[tokenizer]
-kind = "bpe"
-vocabulary = 300
-
-[objective]
-name = "masked-lm"
-rate = 0.3
-
-[training]
-seed = 4
-length = 32
-batch_tokens = 256
-save_every = 3
-
-[data]
-unique = true
-apart = ["target.tsv"]
-
-[carry]
-shard_mib = 0.01
-
-[texts.general]
-path = "general.txt"
-
-[texts.reviews]
-path = "reviews.tsv"
-text_column = "opinion"
-
-[[stages]]
-name = "general"
-mix = { general = 1, reviews = 0.5 }
-training = { steps = 8 }
-schedule = { kind = "warmup-stable-decay", decay = 0.0 }
-
-[[stages]]
-name = "stars"
-kind = "finetune"
-table = "reviews.tsv"
-data = { text_column = "opinion", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
-training = { epochs = 1, length = 32 }
-
-[[stages]]
-name = "decay"
-mix = { reviews = 2, general = 0.2 }
-training = { tokens = 2000 }
-"""
 
 
 @pytest.fixture
 def world(tmp_path):
-    """A recipe and its texts; half of the target task's rows stand among the reviews too."""
-    root = tmp_path / "texts"
-    root.mkdir()
-    write_corpus(root / "general.txt", 150)
-    target = write_labelled(root / "target.tsv", 80, seed=3)
-    rng = random.Random(5)
-    rows = [(f"{stars:.1f}", review(rng, GOOD if stars > 3 else BAD)) for stars in (0.5, 1, 2, 3, 4, 5) * 25]
-    rows += [("NA", line.split("\t")[0]) for line in target.read_text().splitlines()[1:41]]
-    rows += [("5.0", line.split("\t")[0]) for line in target.read_text().splitlines()[41:]]
-    (root / "reviews.tsv").write_text("stars\topinion\n" + "".join("\t".join(row) + "\n" for row in rows))
-    (tmp_path / "recipe.toml").write_text(TEXT)
-    return tmp_path
-
-
-def cook(world, out, **more):
-    return run_recipe(world / "recipe.toml", world / "texts", world / out, **more)
-
-
-def interrupt_in(stage, step):
-    told = []
-
-    def listen(event):
-        if isinstance(event, Note) and event.text.startswith("stage "):
-            told.append(event.text)
-        if len(told) == stage and getattr(event, "step", 0) >= step:
-            raise InterruptedError
-
-    return listen
-
-
-def outcome(run):
-    """The bytes of the weights and of what was read."""
-    names = [path.name for path in run.glob("weights-*")] + ["seen.npy"]
-    assert len(names) > 2
-    return {name: (run / name).read_bytes() for name in names}
+    return make_world(tmp_path)
 
 
 def test_a_recipe_goes_from_texts_to_a_base_that_every_command_takes(world):

@@ -54,7 +54,8 @@ class StageConfig(Said):
     kind: Literal["pretrain", "finetune"] = "pretrain"
     mix: dict[str, float] = Field(default_factory=dict, description="text = weight")
     table: str = ""  # of labelled texts, for `finetune`
-    teacher: str = ""  # a run, several with commas between, or a shipped base
+    base: str = ""  # an earlier stage to go on from; empty = the one before
+    teacher: str = ""  # an earlier stage, a run or a shipped base; several with commas between
     unlabelled: list[str] = Field(
         default_factory=list, description="texts that the teachers of a finetune label"
     )
@@ -88,13 +89,20 @@ class Stage:
     settings: Settings
     mix: list[Portion]
     table: str
-    teacher: str = ""
+    base: "Stage | None" = None  # to go on from; None = the one before
+    teachers: "list[Stage | str]" = field(default_factory=list)
     unlabelled: list[Portion] = field(default_factory=list)
 
     @property
     def folder(self) -> str:
         """The name of its folder."""
         return f"{self.number:02d}-{self.config.name}"
+
+    def teacher(self, stages: Path) -> list[str] | None:
+        """The runs that teach it, where earlier ones among them lie in `stages`."""
+        return [
+            each if isinstance(each, str) else str(stages / each.folder) for each in self.teachers
+        ] or None
 
 
 @dataclass(frozen=True)
@@ -125,9 +133,9 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
         raise ConfigError(
             f"the first stage, {given[0].name}, has no base to start from", hint="pretrain one before it"
         )
-    stages = [
-        _stage(number, config, stage, found, root, over, scale) for number, stage in enumerate(given, start=1)
-    ]
+    stages: list[Stage] = []
+    for number, stage in enumerate(given, start=1):
+        stages.append(_stage(number, config, stage, found, stages, root, over, scale))
     shape = merge(config.body, over.get("body", {}))
     check_advice(config.finetune, config.preset, shape, is_whole=not config.base)
     read = list(dict.fromkeys(name for stage in given for name in stage.mix))
@@ -180,6 +188,7 @@ def _stage(
     config: RecipeConfig,
     stage: StageConfig,
     texts: Mapping[str, Portion],
+    before: list[Stage],
     root: Path,
     over: Mapping[str, Any],
     scale: float,
@@ -213,23 +222,25 @@ def _stage(
         for own, weight in ((pick(texts, name, "text of the recipe"), w) for name, w in stage.mix.items())
     ]
     table = place(stage.table, root) if is_tuned else ""
-    teacher = _teachers(str(over.get(stage.name, {}).get("teacher", stage.teacher)), root)
+    earlier = {each.config.name: each for each in before}
+    base = pick(earlier, stage.base, "earlier stage") if stage.base else None
+    teachers = _teachers(str(over.get(stage.name, {}).get("teacher", stage.teacher)), earlier, root)
     unlabelled = [pick(texts, name, "text of the recipe") for name in stage.unlabelled]
-    return Stage(number, stage, settings, mix, table, teacher, unlabelled)
+    return Stage(number, stage, settings, mix, table, base, teachers, unlabelled)
 
 
-def _teachers(names: str, root: Path) -> str:
-    """Runs by the names of shipped bases, or by their paths: from here, or under `root`."""
-    found = []
+def _teachers(names: str, earlier: Mapping[str, Stage], root: Path) -> list[Stage | str]:
+    """Stages before, and runs by the names of shipped bases or by their paths: from here, or under `root`."""
+    found: list[Stage | str] = []
     for name in filter(None, (name.strip() for name in names.split(","))):
         known = name in shipped_bases() or Path(name).exists()
-        if not known and not (root / name).exists():
+        if name not in earlier and not known and not (root / name).exists():
             raise ConfigError(
-                f"the teacher {name} is neither a shipped base nor a run, here or in {root}",
+                f"the teacher {name} is no earlier stage, no shipped base and no run, here or in {root}",
                 hint="--set STAGE.teacher=RUN names another",
             )
-        found.append(name if known else str(root / name))
-    return ",".join(found)
+        found.append(earlier.get(name, name if known else str(root / name)))
+    return found
 
 
 def _sections(over: Mapping[str, Any]) -> Settings:

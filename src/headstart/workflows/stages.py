@@ -125,6 +125,7 @@ def _cook(
         wanted = recipe.stages[:last_stage]
         for stage in wanted:
             run = path / STAGES / stage.folder
+            base = str(path / STAGES / stage.base.folder) if stage.base else base
             on_event(Note(f"stage {stage.number} of {len(recipe.stages)}: {stage.config.name}"))
             try:
                 _finish_stage(run, stage, recipe, base, on_event)
@@ -144,7 +145,7 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
     """Train a stage, go on with it, or see that it is finished as the recipe wants it."""
     from headstart.workflows.resume import resume_run
 
-    preset = recipe.config.preset
+    preset, teacher = recipe.config.preset, stage.teacher(run.parent)
     is_tuned = stage.config.kind == "finetune"
     if not (run / "run.json").is_file():
         if is_tuned:
@@ -152,7 +153,7 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
                 base,
                 stage.table,
                 run,
-                teacher=stage.teacher or None,
+                teacher=teacher,
                 unlabelled=stage.unlabelled,
                 preset=preset,
                 settings=stage.settings,
@@ -163,8 +164,8 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
                 stage.mix,
                 run,
                 base=base or None,
-                teacher=stage.teacher or None,
-                tokenizer_corpora=None if base or stage.teacher else recipe.tokenizer_texts,
+                teacher=teacher,
+                tokenizer_corpora=None if base or teacher else recipe.tokenizer_texts,
                 preset=preset,
                 settings=stage.settings,
                 on_event=on_event,
@@ -172,7 +173,7 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
         return
     info = RunFolder.open(run).info()
     trained = load_trained(base, with_weights=False) if base else None
-    teaching = make_teaching(stage.teacher or None, stage.unlabelled)
+    teaching = make_teaching(teacher, stage.unlabelled)
     if is_tuned:
         config, _ = finetune_config(trained, preset, stage.settings)
     else:
