@@ -4,8 +4,11 @@ import sys
 import pytest
 import torch
 
-from headstart.config import TrainingConfig
-from headstart.training.runtime import peak_memory, seed_everything, seed_for, start_runtime
+from headstart.config import TrainingConfig, merge
+from headstart.training.runtime import in_one_shape, peak_memory, seed_everything, seed_for, start_runtime
+from headstart.workflows.finetune import finetune
+from headstart.workflows.pretrain import pretrain
+from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
 
 @pytest.mark.parametrize("is_native", [True, False])
@@ -37,3 +40,43 @@ def test_chance_is_that_of_torch_s_own_seed():
     found = torch.rand(5)
     torch.manual_seed(seed_for(3, 1, 4))
     assert torch.equal(found, torch.rand(5))
+
+
+@pytest.fixture
+def without_cudnn():
+    """As on a GPU, where a runtime turns cuDNN's attention off."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_cudnn")
+def test_cudnn_plans_attention_only_where_all_batches_have_one_shape(tmp_path):
+    seen = []
+
+    def look(event):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+
+    steps = merge(QUICK, {"training": {"steps": 3}})
+    blocks = merge(steps, {"objective": {"name": "masked-lm"}})
+    pairs = merge(steps, {"objective": {"name": "next-sentence", "sentences": "document"}})
+    corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
+    pretrain([str(corpus)], tmp_path / "blocks", settings=blocks, on_event=look)
+    assert any(seen)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    seen.clear()
+    pretrain([str(corpus)], tmp_path / "pairs", settings=pairs, on_event=look)
+    finetune("scratch", str(table), tmp_path / "texts", settings=steps, on_event=look)
+    assert seen
+    assert not any(seen)
+
+
+@pytest.mark.usefixtures("without_cudnn")
+def test_cudnn_does_not_plan_attention_where_bits_must_repeat(monkeypatch):
+    with in_one_shape():
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with in_one_shape():
+        assert not torch.backends.cuda.cudnn_sdp_enabled()

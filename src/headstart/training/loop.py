@@ -28,7 +28,7 @@ from headstart.training.compiled import Compiled, should_compile
 from headstart.training.events import Evaluated, Event, Saved, StepDone
 from headstart.training.optim import make_optimizer, thaw
 from headstart.training.replicas import make_copy
-from headstart.training.runtime import Runtime, StopWish, seed_everything
+from headstart.training.runtime import Runtime, StopWish, in_one_shape, seed_everything
 from headstart.training.schedule import rate_at
 from headstart.training.shares import collate_share, shares
 from headstart.training.tally import Tally, nested
@@ -142,6 +142,10 @@ class Trainer:
 
     def run(self, save: Callable[[], None] = lambda: None) -> None:
         """Train until the budget is spent; `save` is called when it is time, and before stopping early."""
+        with in_one_shape() if self.objective.reads == "blocks" else nullcontext():
+            self._run(save)
+
+    def _run(self, save: Callable[[], None]) -> None:
         self._start = time.monotonic() - self.state.seconds
         self._saved_at = time.monotonic()
         self._since.load(self.state.since if self.runtime.processes.is_main else {}, self.state.seconds)

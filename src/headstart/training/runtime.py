@@ -104,6 +104,8 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
         precision = getattr(torch, config.precision)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
+        # It builds a plan for every new shape, tens of milliseconds each: good for batches of one shape alone.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return Runtime(device, precision, processes, config.sharded and not processes.is_alone)
 
 
@@ -114,6 +116,17 @@ def _repeat_exactly() -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.enable_mem_efficient_sdp(False)  # these two go their own way on the way back
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+@contextmanager
+def in_one_shape() -> Iterator[None]:
+    """While all batches have one shape: attention by cuDNN too, unless numbers must come out the same bits."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(not torch.are_deterministic_algorithms_enabled())
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def _own_gpu(processes: Processes) -> str:
