@@ -9,7 +9,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -142,8 +142,12 @@ class Trainer:
 
     def run(self, save: Callable[[], None] = lambda: None) -> None:
         """Train until the budget is spent; `save` is called when it is time, and before stopping early."""
-        with in_one_shape() if self.objective.reads == "blocks" else nullcontext():
+        with self.attending():
             self._run(save)
+
+    def attending(self) -> AbstractContextManager[None]:
+        """While this lasts, attention is computed as suits the shapes of its batches."""
+        return in_one_shape() if self.objective.reads == "blocks" else nullcontext()
 
     def _run(self, save: Callable[[], None]) -> None:
         self._start = time.monotonic() - self.state.seconds

@@ -89,13 +89,14 @@ def measure_steps(
     trainer._evaluate_if_due()
     is_gpu = runtime.device.type == "cuda"
     marks: list[float] = []
-    for parts in trainer._steps():
-        trainer._step(parts)
-        if is_gpu:
-            torch.cuda.synchronize()
-        marks.append(time.perf_counter())
-        if len(marks) > WARM_UP + 2 and marks[-1] - marks[WARM_UP] > seconds:
-            break
+    with trainer.attending():
+        for parts in trainer._steps():
+            trainer._step(parts)
+            if is_gpu:
+                torch.cuda.synchronize()
+            marks.append(time.perf_counter())
+            if len(marks) > WARM_UP + 2 and marks[-1] - marks[WARM_UP] > seconds:
+                break
     return Measured(
         seconds_per_step=float(np.median(np.diff(marks[WARM_UP:]))),
         peak_bytes=torch.cuda.max_memory_allocated() if is_gpu else peak_memory(),
