@@ -1,10 +1,11 @@
 """How fast a GPU trains: headstart beside the Trainer of transformers, and how near both come to the GPU's own limit.
 
-    python benchmarks/speed_gpu.py [--seconds S] [--window S] [--only PATTERN] [--out FOLDER] [--add] [--rehearse]
+    python benchmarks/speed_gpu.py [--seconds S] [--window S] [--only PATTERN] [--out FOLDER] [--add] [--profile] [--rehearse]
 
 Each setting is a process of its own. All of them compile at the same time, which a GPU hardly notices; then they are
 measured one after the other, alone, the most important first, until the seconds are spent. What was found is written
-after each of them to OUT/speed-gpu.{json,md}. `--rehearse` runs it all on a CPU with very small models.
+after each of them to OUT/speed-gpu.{json,md}. `--profile` also says which kernels ten of
+our own steps spend their time in, before they are measured. `--rehearse` runs it all on a CPU with very small models.
 On a machine that lacks our dependencies, put src and a folder with pydantic on PYTHONPATH.
 """
 
@@ -53,6 +54,16 @@ class Setting:
         return f"{self.work}: {self.system}{'' if self.is_compiled else ', plain'}"
 
 
+# Kinds of kernels by what their names hold, the first that fits
+KERNELS = {
+    "attention": r"flash|fmha|sdpa|attention",
+    "matrix products": r"gemm|nvjet|cutlass|xmma|matmul|addmm|cublas|mkldnn|\bmm\b|linear",
+    "the vocabulary's loss": r"softmax|logsumexp|nll|cross_entropy",
+    "norms with the residual sums": r"norm|rsqrt",
+    "gated feed-forward, element by element": r"silu|gelu|sigmoid|erf",
+    "optimiser": r"multi_tensor|foreach|adam|lerp",
+    "copies and rotations": r"copy|memcpy|memset|cat|neg|clone",
+}
 MASKED, CAUSAL = {"objective": {"name": "masked-lm", "rate": 0.3}}, {"objective": {"name": "causal-lm"}}
 SETTINGS = [
     Setting("masked LM, 256 tokens", "headstart", "pretrain", "small", 256, MASKED),
@@ -185,8 +196,8 @@ def make_alphabet(size: int) -> Any:
 class Gate:
     """Says that this process is ready, and waits for its turn."""
 
-    def __init__(self, window: float):
-        self.window, self.is_open = window, False
+    def __init__(self, window: float, is_profiled: bool = False):
+        self.window, self.is_profiled, self.is_open = window, is_profiled, False
 
     def wait(self) -> None:
         """Give the GPU's memory back, and wait."""
@@ -226,6 +237,40 @@ def graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
+
+
+class Profile:
+    """The time that a GPU, or a CPU where there is none, spends in each kind of kernel."""
+
+    def __init__(self) -> None:
+        from torch import cuda
+        from torch.profiler import ProfilerActivity, profile
+
+        kind = ProfilerActivity.CUDA if cuda.is_available() else ProfilerActivity.CPU
+        self.field = f"self_{'device' if cuda.is_available() else 'cpu'}_time_total"
+        self.profile = profile(activities=[kind])
+        self.profile.start()
+
+    def stop(self, steps: int) -> dict[str, Any]:
+        """Milliseconds a step by kind, the largest kernels by name, and how many are started."""
+        self.profile.stop()
+        found: dict[str, float] = {}
+        events = [event for event in self.profile.key_averages() if getattr(event, self.field) > 0]
+        for event in events:
+            kinds = (
+                kind for kind, pattern in KERNELS.items() if re.search(pattern, event.key, re.IGNORECASE)
+            )
+            kind = next(kinds, "other small kernels")
+            found[kind] = found.get(kind, 0.0) + getattr(event, self.field) / 1e3 / steps
+        largest = sorted(events, key=lambda event: -getattr(event, self.field))[:30]
+        return {
+            "kernels": dict(sorted(found.items(), key=lambda pair: -pair[1])),
+            "largest": {
+                event.key[:120]: [getattr(event, self.field) / 1e3 / steps, event.count / steps]
+                for event in largest
+            },
+            "started": sum(event.count for event in events) / steps,
+        }
 
 
 def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) -> dict[str, Any]:
@@ -273,6 +318,12 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
             if event.step >= WARM_UP and (graphs() or not setting.is_compiled):
                 gate.wait()
                 seen["ready"] = event.step
+        elif gate.is_profiled and "profile" not in seen:
+            if event.step >= seen["ready"] + WARM_UP:
+                seen.update(profile=Profile(), step=event.step)
+        elif isinstance(seen.get("profile"), Profile):
+            seen["profile"] = seen["profile"].stop(event.step - seen["step"])
+            seen["ready"] = event.step
         elif "start" not in seen:
             if event.step >= seen["ready"] + WARM_UP:
                 seen.update(start=gate.now(), step=event.step, tokens=event.tokens, graphs=graphs())
@@ -316,6 +367,7 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
         "graphs": graphs(),
         "recompiled": graphs() - seen["graphs"],
         "planned_tokens_per_second": plan.duration.tokens_per_second,
+        **({"profile": seen["profile"]} if gate.is_profiled else {}),
     }
 
 
@@ -511,9 +563,9 @@ def measure(setting: Setting | None, gate: Gate, rehearsed: bool, folder: Path) 
     return (measure_ours if setting.system == "headstart" else measure_peer)(setting, gate, rehearsed, folder)
 
 
-def child(setting: Setting | None, window: float, rehearsed: bool) -> None:
+def child(setting: Setting | None, window: float, is_profiled: bool, rehearsed: bool) -> None:
     """Measure one setting, or the machine, when the turn comes; print it as JSON."""
-    gate = Gate(window)
+    gate = Gate(window, is_profiled)
     began = time.perf_counter()
     try:
         import torch._functorch.config as functorch
@@ -548,10 +600,12 @@ def child(setting: Setting | None, window: float, rehearsed: bool) -> None:
 class Child:
     """A setting in a process of its own."""
 
-    def __init__(self, setting: Setting | None, window: float, rehearsed: bool, cache: Path, log: Path):
+    def __init__(self, setting: Setting | None, options: argparse.Namespace, cache: Path, log: Path):
+        rehearsed = options.rehearse
         self.setting, self.name = setting, "the machine" if setting is None else setting.name
         command = [sys.executable, __file__, "--child", json.dumps(setting and asdict(setting))]
-        command += ["--window", str(window)] + (["--rehearse"] if rehearsed else [])
+        command += ["--window", str(options.window)]
+        command += ["--rehearse"] * rehearsed + ["--profile"] * options.profile
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
         quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true"}
         threads = {"OMP_NUM_THREADS": "1" if rehearsed else "4"}
@@ -631,7 +685,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             waiting.remove(setting)
             log = logs / f"{number}.log"
             number += 1
-            wave.append(Child(setting, options.window, options.rehearse, cache, log))
+            wave.append(Child(setting, options, cache, log))
         if not wave:
             break
         try:
@@ -680,7 +734,7 @@ def take_turn(
     if left < options.window:
         note(found, each, {"failed": "no time was left"}, options)
         return
-    answer = each.measure(min(left, 3 * options.window + 15))
+    answer = each.measure(min(left, 3 * options.window + 15 + 30 * options.profile))
     say(began, f"{each.name}: {answer.get('failed') or brief(answer)}")
     note(found, each, answer, options)
     each.end()
@@ -730,7 +784,7 @@ def page(found: dict[str, Any]) -> str:
             f"| its own limit | {machine['matrix_flops'] / 1e12:,.0f} TFLOP/s (8192³ product of random bfloat16), "
             f"{machine['copy_bytes'] / 1e9:,.0f} GB/s (copy, read and written) |",
         ]
-    lines += ["", *table(found), *vaswani(found)]
+    lines += ["", *table(found), *vaswani(found), *kernels(found)]
     failed = [row for row in found["rows"] if "failed" in row]
     if failed:
         lines += ["", "Not measured:", ""]
@@ -763,6 +817,34 @@ def table(found: dict[str, Any]) -> list[str]:
                 f"| {row['peak_gib']:.1f} | {row['parameters'] / 1e6:.1f} M | {ratio} |"
             )
     return lines
+
+
+def kernels(found: dict[str, Any]) -> list[str]:
+    """Where steps spend their time, if that was asked."""
+    rows = [row for row in found["rows"] if "profile" in row]
+    if not rows:
+        return []
+    names = [f"{row['work']}{'' if row['is_compiled'] else ', not compiled'}" for row in rows]
+    kinds = list(dict.fromkeys(kind for row in rows for kind in row["profile"]["kernels"]))
+    lines = [
+        "",
+        "Milliseconds a step by kind of kernel:",
+        "",
+        f"| kernels | {' | '.join(names)} |",
+        "|---" * (len(rows) + 1) + "|",
+    ]
+    for kind in kinds:
+        cells = [f"{row['profile']['kernels'].get(kind, 0.0):.1f}" for row in rows]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    sums = [f"{sum(row['profile']['kernels'].values()):.1f}" for row in rows]
+    steps = [f"{row['step_ms']:.1f}" for row in rows]
+    started = [f"{row['profile']['started']:,.0f}" for row in rows]
+    return [
+        *lines,
+        f"| all | {' | '.join(sums)} |",
+        f"| the step | {' | '.join(steps)} |",
+        f"| started | {' | '.join(started)} |",
+    ]
 
 
 def vaswani(found: dict[str, Any]) -> list[str]:
@@ -805,6 +887,9 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="settings whose name matches this")
     parser.add_argument("--add", action="store_true", help="to what OUT already holds, measuring the rest")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument(
+        "--profile", action="store_true", help="say which kernels our own steps spend their time in"
+    )
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with very small models")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -820,4 +905,4 @@ if __name__ == "__main__":
         run(given)
     else:
         content = json.loads(given.child)
-        child(Setting(**content) if content else None, given.window, given.rehearse)
+        child(Setting(**content) if content else None, given.window, given.profile, given.rehearse)
