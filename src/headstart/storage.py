@@ -20,18 +20,26 @@ MIB = 2**20
 SPARE = 256  # bytes that a shard's head may take for one tensor
 MARK = "@"  # between a matrix's name and the first row of a piece
 SCALE = ":scale"
+SMALLEST, LARGEST = 2.0**-14, 2.0**15  # between them 16 bits hold eleven figures of a number, of two
 
 
 def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix as whole numbers from -127 to 127, and what each row's are multiplied by."""
+    """A matrix as whole numbers from -127 to 127, and what each row's are multiplied by, in 16 bits where they serve."""
     flat = rows.float().flatten(1)  # (N, D)
-    scale = flat.abs().amax(dim=1).clamp(min=1e-30) / 127  # (N,)
-    return torch.round(flat / scale[:, None]).to(torch.int8).view(rows.shape), scale
+    largest = flat.abs().amax(dim=1)  # (N,)
+    scale = torch.where(largest > 0, largest, 127.0) / 127
+    half = scale.half()
+    half = torch.where(
+        half.float() < scale, (half.view(torch.int16) + 1).view(torch.float16), half
+    )  # upwards
+    if len(scale) and scale.min() >= SMALLEST and scale.max() <= LARGEST:
+        scale = half
+    return torch.round(flat / scale.float()[:, None]).to(torch.int8).view(rows.shape), scale
 
 
 def restored(whole: Tensor, scale: Tensor) -> Tensor:
     """The matrix that `rounded` gave, as near as 8 bits come."""
-    return (whole.float().flatten(1) * scale[:, None]).view(whole.shape)
+    return (whole.float().flatten(1) * scale.float()[:, None]).view(whole.shape)
 
 
 def as_stored(weights: Mapping[str, Tensor], form: str) -> dict[str, Tensor]:
@@ -40,13 +48,13 @@ def as_stored(weights: Mapping[str, Tensor], form: str) -> dict[str, Tensor]:
 
 
 def _encoded(weight: Tensor, form: str) -> dict[str, Tensor]:
-    """The tensors that stand for a weight, by the ending of their name; vectors keep 32 bits under int8."""
+    """The tensors that stand for a weight, by the ending of their name; vectors keep 16 bits under int8."""
     if not weight.is_floating_point() or form == "float32":
         return {"": weight}
     if form == "bfloat16":
         return {"": weight.to(torch.bfloat16)}
     if weight.ndim < 2:
-        return {"": weight.float()}
+        return {"": weight.half() if weight.abs().max() <= LARGEST else weight.float()}
     whole, scale = rounded(weight)
     return {"": whole, SCALE: scale}
 

@@ -128,8 +128,17 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, name: str) -> None:
         is_large = len(content) > LARGE
         write_bytes(
             folder / (f"{place}.xz" if is_large else place),
-            lzma.compress(content, preset=9) if is_large else content,
+            lzma.compress(_tight(content), preset=9) if is_large else content,
         )
+
+
+def _tight(content: bytes) -> bytes:
+    """JSON without what only eyes need; other content as it is."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return content
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
 def _error(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> float:
