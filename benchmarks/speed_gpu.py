@@ -4,8 +4,8 @@
 
 Each setting is a process of its own. All of them compile at the same time, which a GPU hardly notices; then they are
 measured one after the other, alone, the most important first, until the seconds are spent. What was found is written
-after each of them to OUT/speed-gpu.{json,md}. `--profile` also says which kernels ten of
-our own steps spend their time in, before they are measured. `--rehearse` runs it all on a CPU with very small models.
+after each of them to OUT/speed-gpu.{json,md}. `--profile` also says which kernels ten of our own steps spend their time in,
+after they were measured. `--rehearse` runs it all on a CPU with very small models.
 On a machine that lacks our dependencies, put src and a folder with pydantic on PYTHONPATH.
 """
 
@@ -318,19 +318,21 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
             if event.step >= WARM_UP and (graphs() or not setting.is_compiled):
                 gate.wait()
                 seen["ready"] = event.step
-        elif gate.is_profiled and "profile" not in seen:
-            if event.step >= seen["ready"] + WARM_UP:
-                seen.update(profile=Profile(), step=event.step)
-        elif isinstance(seen.get("profile"), Profile):
-            seen["profile"] = seen["profile"].stop(event.step - seen["step"])
-            seen["ready"] = event.step
         elif "start" not in seen:
             if event.step >= seen["ready"] + WARM_UP:
                 seen.update(start=gate.now(), step=event.step, tokens=event.tokens, graphs=graphs())
                 seen["waited"] = trainer.waited
-        elif gate.now() - seen["start"] >= gate.window:
-            seen.update(end=gate.now(), steps=event.step - seen["step"], read=event.tokens - seen["tokens"])
-            seen.update(loss=event.loss, padding=event.padding)
+        elif "end" not in seen:
+            if gate.now() - seen["start"] >= gate.window:
+                seen.update(end=gate.now(), steps=event.step - seen["step"], waited_at_end=trainer.waited)
+                seen.update(read=event.tokens - seen["tokens"], loss=event.loss, padding=event.padding)
+                seen.update(peak=peak_bytes(), graphs_at_end=graphs())
+                if gate.is_profiled:  # only now: a profiler slows the host for as long as the process lives
+                    seen.update(profile=Profile(), profiled_from=event.step)
+                else:
+                    stop.signal = signal.SIGTERM
+        elif isinstance(seen["profile"], Profile):
+            seen["profile"] = seen["profile"].stop(event.step - seen["profiled_from"])
             stop.signal = signal.SIGTERM
 
     trainer = Watched(
@@ -359,13 +361,13 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
         "steps": seen["steps"],
         "flops_per_token": flops.training,
         "flops_per_second": flops.training * tokens,
-        "loader_share": (trainer.waited - seen["waited"]) / seconds,
-        "peak_gib": peak_bytes() / GIB,
+        "loader_share": (seen["waited_at_end"] - seen["waited"]) / seconds,
+        "peak_gib": seen["peak"] / GIB,
         "parameters": count_parameters(model),
         "padding": seen["padding"],
         "loss": seen["loss"],
-        "graphs": graphs(),
-        "recompiled": graphs() - seen["graphs"],
+        "graphs": seen["graphs_at_end"],
+        "recompiled": seen["graphs_at_end"] - seen["graphs"],
         "planned_tokens_per_second": plan.duration.tokens_per_second,
         **({"profile": seen["profile"]} if gate.is_profiled else {}),
     }
@@ -461,6 +463,8 @@ def measure_peer(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
     logging.set_verbosity_error()
     config = settled(setting, rehearsed)
     objective, size = make_objective(config.objective), config.tokenizer.vocabulary
+    if objective.reads != "blocks":  # cuDNN plans anew for every shape; one who knows turns it off, as we do
+        torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)
     model = make_peer(setting, config, size)
     loader = make_loader(config, objective, size, folder)
