@@ -63,7 +63,9 @@ def show_score(result: Any) -> None:
             f"{result.split}: accuracy {result.accuracy:.4f} ({result.correct} of {result.count}), "
             f"macro-F1 {result.macro_f1:.4f}, loss {result.loss:.4f}, calibration error {result.calibration_error:.4f}"
         )
-        if result.leaked:
+        if result.leaked and not result.leak_free_count:
+            print(f"all {result.count} texts were seen in training: this is no fair mark")
+        elif result.leaked:
             print(
                 f"leak-free accuracy {result.leak_free_accuracy:.4f} over {result.leak_free_count} texts: "
                 f"{result.leaked} of {result.count} were seen in training"
