@@ -26,9 +26,9 @@ class Tokens:
         return random_rows([150])[0].tokens[1:-1][start:stop]
 
 
-def make_trainer(name, dropout=0.0, **training):
+def make_trainer(name, dropout=0.0, asks=None, **training):
     torch.manual_seed(0)
-    objective = OBJECTIVES[name]()
+    objective = OBJECTIVES[name](**(asks or {}))
     body = small_body(objective.bodies[0], dropout=dropout)
     model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
     settings = {"epochs": 2, "keep": "last", **training}
@@ -58,6 +58,22 @@ def test_compiled_steps_are_the_plain_ones_and_are_compiled_once(name, graphs):
     plain.run()
     swift.run()
     assert counters["stats"]["unique_graphs"] == graphs
+    assert not counters["graph_break"]
+    for one, other in zip(plain.model.parameters(), swift.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_pushed_texts_are_read_plainly_beside_compiled_ones():
+    from torch._dynamo.utils import counters
+
+    plain, swift = (make_trainer("classify", asks={"adversarial": 1.0}) for _ in range(2))
+    torch._dynamo.reset()
+    counters.clear()
+    swift.compiled = Compiled(swift.model, swift.objective, backend="aot_eager")
+    plain.run()
+    swift.run()
+    assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
     for one, other in zip(plain.model.parameters(), swift.model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)

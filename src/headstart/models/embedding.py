@@ -82,7 +82,8 @@ class Embedding(nn.Module):
         """Vectors (B, T, D), and the rotary turns (T, D/A) if positions are rotary."""
         length = batch.tokens.shape[1]
         self._reach(length)
-        return self._place(batch.tokens, slice(0, length), batch.segments)
+        hidden, turns = self._place(batch.tokens, slice(0, length), batch.segments)
+        return hidden if batch.shift is None else hidden + batch.shift, turns
 
     def at(
         self, tokens: Tensor, places: slice | Tensor, reach: int

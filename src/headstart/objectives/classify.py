@@ -1,7 +1,7 @@
 """Name the class of a text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -15,11 +15,16 @@ from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Alphabet, Loss, Objective, Reads
 from headstart.objectives.cross_entropy import divergence
+from headstart.objectives.push import turned, worst_push
 
 
 @dataclass(frozen=True)
 class Classify(Objective):
-    """Ask for the label of each text; `auto` pools what the body knows best: causal last, bidirectional mean."""
+    """Ask for the label of each text; `auto` pools what the body knows best: causal last, bidirectional mean.
+
+    `r_drop` weighs how far two passes with different dropout are apart (Liang et al., 2021); `adversarial`, how far an
+    answer turns when the text's vectors are pushed by `reach` of their length the way that turns it most (Miyato et al., 2017).
+    """
 
     name: ClassVar[str] = "classify"
     bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "causal", "bi-lstm", "cnn")
@@ -30,11 +35,13 @@ class Classify(Objective):
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     r_drop: Annotated[float, Field(ge=0)] = 0.0
+    adversarial: Annotated[float, Field(ge=0)] = 0.0
+    reach: Annotated[float, Field(gt=0)] = 0.02
 
     @property
     def passes(self) -> int:
-        """Two under R-Drop."""
-        return 2 if self.r_drop else 1
+        """One more under R-Drop, and two more to look for a push and to feel it."""
+        return 1 + bool(self.r_drop) + 2 * bool(self.adversarial)
 
     def settle(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided; a pooling that the body lacks, or R-Drop without dropout, is refused."""
@@ -69,19 +76,25 @@ class Classify(Objective):
         tokens, real = pad([row.tokens for row in rows], alphabet.padding)
         known = [row.label for row in rows if row.label is not None]
         labels = {"class": torch.tensor(known)} if len(known) == len(rows) else {}
-        if self.r_drop and labels:
-            labels["agreement"] = labels["class"]
+        for name, weight in (("agreement", self.r_drop), ("push", self.adversarial)):
+            if weight and labels:
+                labels[name] = labels["class"]
         return Batch(tokens, real, labels, is_full=bool(real.all()))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """Cross-entropy over the classes; under R-Drop of two passes in training, and how far they are apart."""
-        first = self._answer(model, batch)
-        if not (self.r_drop and model.training):
-            return {"class": first[1]}
-        second = self._answer(model, batch)
-        both = Loss((first[1].total + second[1].total) / 2, first[1].count, first[1].correct)
-        apart = Loss(divergence(first[0], second[0]), second[1].count, second[1].correct, weight=self.r_drop)
-        return {"class": both, "agreement": apart}
+        """Cross-entropy over the classes; in training also how far further passes are from the first, where asked."""
+        scores, first = self._answer(model, batch)
+        found = {"class": first}
+        if self.r_drop and model.training:
+            again, second = self._answer(model, batch)
+            found["class"] = replace(first, total=(first.total + second.total) / 2)
+            found["agreement"] = replace(second, total=divergence(scores, again), weight=self.r_drop)
+        if self.adversarial and model.training:
+            shift = worst_push(model, batch, scores, self.reach)
+            pushed = model(replace(batch, shift=shift))["class"].float()  # (B, C)
+            right = (pushed.argmax(dim=-1) == batch.labels["class"]).sum()
+            found["push"] = Loss(turned(scores, pushed), first.count, right, weight=self.adversarial)
+        return found
 
     def _answer(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:
         """One pass: the scores (B, C), and how they are marked."""

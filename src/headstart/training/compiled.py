@@ -49,6 +49,8 @@ class Compiled:
         return self._is_begun and min(sizes) > 1
 
     def _read(self, batch: Batch, places: Tensor | None = None) -> Tensor:
+        if batch.shift is not None:  # pushed texts would be compiled for by themselves, more than once
+            return type(self._body).forward(self._body, batch, places)
         if self._is_even:
             hidden = self._forward(batch)
         else:

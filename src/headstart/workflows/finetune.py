@@ -16,6 +16,7 @@ from headstart.errors import ConfigError, RunError
 from headstart.files import content_hash
 from headstart.models.model import count_parameters
 from headstart.objectives.base import Objective
+from headstart.objectives.classify import Classify
 from headstart.objectives.table import make_objective
 from headstart.results import Score, Transfer, plain, with_nan
 from headstart.training.events import Event, Note
@@ -83,6 +84,11 @@ def finetune(
                     "from scratch every block starts fresh", hint="leave training.reset_layers out"
                 )
             runtime = start_runtime(config.training, processes)
+            if runtime.is_sharded and isinstance(objective, Classify) and objective.adversarial:
+                raise ConfigError(
+                    "objective.adversarial needs a whole copy in each process, not a part",
+                    hint="leave training.sharded or objective.adversarial out",
+                )
         inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
         inputs |= teaching.inputs() if teaching is not None else {}
         start = "" if trained is None else content_hash(trained.info.to_dict())
