@@ -110,11 +110,17 @@ def test_several_teachers_give_the_mean_of_their_probabilities():
     assert torch.allclose(Lesson(teachers, 1.0, 1.0).opinions(scores).exp(), mean, atol=1e-6)
 
 
-def test_r_drop_and_a_teacher_go_together():
-    objective = Classify(r_drop=1.0, dropout=0.1)
+@pytest.mark.parametrize(
+    ("asked", "parts"),
+    [({"r_drop": 1.0}, {"class", "agreement"}), ({"adversarial": 1.0}, {"class", "push"})],
+)
+def test_further_passes_and_a_teacher_go_together(asked, parts):
+    objective = Classify(dropout=0.1, **asked)
     student, teacher = (model_for(objective, "bidirectional", seed=seed) for seed in (0, 1))
     losses = taught(objective, Lesson((teacher,), 0.5, 2.0)).losses(student.train(), batch_for(objective))
-    assert losses.keys() == {"class", "agreement"}
+    assert losses.keys() == parts
+    total(losses).backward()
+    assert all(weight.grad is None for weight in teacher.parameters())
 
 
 def test_teachers_do_not_change():
