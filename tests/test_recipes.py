@@ -12,6 +12,7 @@ from headstart.data.example import hashes
 from headstart.data.sources import SOURCES, load_dataset
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives.table import make_objective
+from headstart.objectives.taught import can_teach
 from headstart.storage import _encoded
 from headstart.workflows.recipe import read_recipe
 from headstart.workflows.run import load_trained
@@ -74,6 +75,26 @@ def test_no_recipe_learns_from_the_labels_it_is_judged_on(recipe):
         judged = {Path(name).name for name in stage.settings["data"]["apart"]}
         assert judged & {"imdb", "cls-books-fr"}
         assert Path(stage.table).name not in judged
+
+
+def objective_of(recipe, stage):
+    """What a stage of a recipe asks."""
+    kind = "finetune" if stage.table else "pretrain"
+    return make_objective(resolve(kind, recipe.config.preset, stage.settings).objective)
+
+
+def test_the_teachers_of_a_recipe_can_teach(recipe, tmp_path):
+    """The stages of the recipes that are named as teachers ask what their pupils are asked, or more."""
+    _, found = recipe
+    for stage in found.stages:
+        if not stage.config.teacher.startswith("runs/"):
+            continue
+        _, name, *rest = Path(stage.config.teacher).parts
+        content = tomllib.loads(next(path for path in FILES if path.stem == name).read_text("utf-8"))
+        lay_out(content, tmp_path / "other")
+        other = read_recipe(content, tmp_path / "other", {}, 1.0)
+        at = int(rest[1].partition("-")[0]) - 1 if rest else -1
+        assert can_teach(objective_of(other, other.stages[at]), objective_of(found, stage)), stage.config.name
 
 
 @pytest.mark.slow

@@ -62,6 +62,16 @@ def test_rows_of_any_size_are_off_by_half_a_step_at_most(weights, size):
     assert scale.dtype == (torch.float16 if size in (1.0,) else torch.float32)
 
 
+def test_what_is_no_number_stays_none_and_what_is_empty_stays_empty():
+    weights = {"row": torch.tensor([[1.0, torch.nan, 2.0], [1.0, 2.0, 3.0]]), "none": torch.zeros(0)}
+    found = as_stored({**weights, "small": torch.full((4,), 1e-9), "lost": torch.tensor([torch.inf])}, "int8")
+    assert found["row"][0].isnan().all()
+    assert torch.allclose(found["row"][1], weights["row"][1], atol=0.02)
+    assert found["none"].shape == (0,)
+    assert torch.allclose(found["small"], torch.full((4,), 1e-9), rtol=1e-6)
+    assert found["lost"].isinf().all()
+
+
 def test_storing_what_was_stored_changes_nothing(weights):
     once = as_stored(weights, "int8")
     twice = as_stored(once, "int8")

@@ -27,7 +27,7 @@ def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix as whole numbers from -127 to 127, and what each row's are multiplied by, in 16 bits where they serve."""
     flat = rows.float().flatten(1)  # (N, D)
     largest = flat.abs().amax(dim=1)  # (N,)
-    scale = torch.where(largest > 0, largest, 127.0) / 127
+    scale = torch.where(largest == 0, 127.0, largest) / 127
     half = scale.half()
     half = torch.where(
         half.float() < scale, (half.view(torch.int16) + 1).view(torch.float16), half
@@ -54,7 +54,8 @@ def _encoded(weight: Tensor, form: str) -> dict[str, Tensor]:
     if form == "bfloat16":
         return {"": weight.to(torch.bfloat16)}
     if weight.ndim < 2:
-        return {"": weight.half() if weight.abs().max() <= LARGEST else weight.float()}
+        largest = float(weight.abs().max()) if weight.numel() else 0.0
+        return {"": weight.half() if largest == 0 or SMALLEST <= largest <= LARGEST else weight.float()}
     whole, scale = rounded(weight)
     return {"": whole, SCALE: scale}
 

@@ -122,6 +122,9 @@ REFUSED = {
     "more layers than there are": ({"training": {"reset_layers": 3}}, "more than the 2 blocks"),
     "fresh and frozen": ({"training": {"reset_layers": 1, "freeze": True}}, "training.freeze would keep"),
     "fresh and thawing": ({"training": {"reset_layers": 1, "unfreeze_every": 1}}, "training.unfreeze_every would"),
+    "pushes and compiled steps": (
+        {"objective": {"adversarial": 1.0}, "training": {"compile": True}}, "compile exclude each other"
+    ),
     "r-drop without dropout": ({"objective": {"r_drop": 1.0}, "body": {"dropout": 0.0}}, "no dropout"),
 }  # fmt: skip
 
@@ -138,7 +141,7 @@ def test_settings_that_make_no_sense_together_are_refused(world, tmp_path, name)
 def test_a_push_of_a_model_in_parts_is_refused(world, tmp_path, monkeypatch):
     in_parts = Runtime(torch.device("cpu"), torch.float32, is_sharded=True)
     monkeypatch.setattr("headstart.workflows.finetune.start_runtime", lambda *_: in_parts)
-    with pytest.raises(ConfigError, match="needs a whole copy in each process") as caught:
+    with pytest.raises(ConfigError, match=r"training\.sharded exclude each other") as caught:
         tune(world, tmp_path / "run", objective={"adversarial": 1.0})
     assert caught.value.hint
     assert not (tmp_path / "run").exists()

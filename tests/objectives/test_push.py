@@ -9,9 +9,10 @@ from headstart.config import resolve
 from headstart.models.model import build_model
 from headstart.objectives.base import counts
 from headstart.objectives.classify import Classify
-from headstart.objectives.push import turned, worst_push
+from headstart.objectives.push import Chance, turned, worst_push
 from headstart.planning.cost import count_flops
 from headstart.planning.load import make_load
+from headstart.planning.memory import activations
 from tests.worlds import ALPHABET, generator, random_rows, small_body
 
 KINDS = ["bidirectional", "causal", "bi-lstm", "cnn"]
@@ -28,6 +29,13 @@ def make_batch(lengths=LENGTHS, objective=Classify(adversarial=1.0)):
     return objective.collate(random_rows(lengths), ALPHABET, generator())
 
 
+def pushed(model, batch, reach):
+    """The scores of a pass, and the push from there."""
+    chance = Chance(torch.device("cpu"))
+    scores = model(batch)["class"]
+    return scores, worst_push(model, batch, scores, reach, chance), chance
+
+
 def norms(vectors):
     return vectors.square().sum(dim=(1, 2)).sqrt()
 
@@ -35,8 +43,7 @@ def norms(vectors):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_push_is_as_long_as_asked_and_spares_padding_and_weights(kind):
     model, batch = make_model(kind), make_batch()
-    scores = model(batch)["class"]
-    shift = worst_push(model, batch, scores, 0.03)
+    _, shift, _ = pushed(model, batch, 0.03)
     vectors = model.body.embedding(batch)[0].detach() * batch.real[..., None]
     assert torch.allclose(norms(shift), 0.03 * norms(vectors), rtol=1e-4)
     assert not shift[~batch.real].any()
@@ -44,16 +51,16 @@ def test_a_push_is_as_long_as_asked_and_spares_padding_and_weights(kind):
     assert all(weight.grad is None for weight in model.parameters())
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_push_turns_answers_more_than_chance_does(kind):
-    model, batch = make_model(kind), make_batch()
-    scores = model(batch)["class"]
-    shift = worst_push(model, batch, scores, 0.05)
+def test_a_push_turns_answers_more_than_chance_does(kind, dropout):
+    model, batch = make_model(kind, dropout), make_batch()
+    scores, shift, chance = pushed(model, batch, 0.05)
 
     def felt(way):
         way = way * batch.real[..., None]
         way = way * (norms(shift) / norms(way))[:, None, None]
-        with torch.no_grad():
+        with chance.again(), torch.no_grad():
             return float(turned(scores, model(replace(batch, shift=way))["class"]))
 
     by_chance = [felt(torch.randn_like(shift)) for _ in range(20)]
@@ -63,11 +70,11 @@ def test_a_push_turns_answers_more_than_chance_does(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_is_pushed_alike_alone_and_among_others(kind):
     model, batch = make_model(kind), make_batch()
-    together = worst_push(model, batch, model(batch)["class"], 0.02)
+    _, together, _ = pushed(model, batch, 0.02)
     for row, length in enumerate(LENGTHS):
         own = batch.rows(row, row + 1)
         own = replace(own, tokens=own.tokens[:, :length], real=own.real[:, :length], is_full=True)
-        alone = worst_push(model, own, model(own)["class"], 0.02)
+        _, alone, _ = pushed(model, own, 0.02)
         assert torch.allclose(together[row, :length], alone[0], atol=2e-4 * float(norms(alone))), row
 
 
@@ -91,10 +98,27 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(kind):
 
 def test_what_was_answered_before_is_given_and_learns_nothing_from_a_push():
     model, batch = make_model(), make_batch()
-    scores = model(batch)["class"]
+    scores, shift, _ = pushed(model, batch, 0.02)
     scores.retain_grad()
-    turned(scores, model(replace(batch, shift=worst_push(model, batch, scores, 0.02)))["class"]).backward()
+    turned(scores, model(replace(batch, shift=shift))["class"]).backward()
     assert scores.grad is None
+
+
+def test_dropout_turns_nothing_where_a_push_is_felt():
+    model, batch = make_model(dropout=0.5), make_batch()
+    far = Classify(adversarial=1.0, reach=1e-7).losses(model.train(), batch)["push"]
+    assert float(far.total.detach()) < 1e-6
+    assert float(Classify(adversarial=1.0, reach=0.3).losses(model, batch)["push"].total.detach()) > 1e-4
+
+
+def test_chance_goes_on_after_a_push_where_it_was():
+    model, batch = make_model(dropout=0.5), make_batch()
+    torch.manual_seed(3)
+    Classify().losses(model, batch)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    Classify(adversarial=1.0).losses(model, batch)
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_steps_along_the_loss_make_answers_hold():
@@ -140,3 +164,4 @@ def test_the_plan_knows_of_two_more_passes():
         for weight in (0.0, 1.0)
     )
     assert count_flops(pushed).training == 3 * count_flops(plain).training
+    assert activations(pushed) == 2 * activations(plain)  # the search is over when the push is felt

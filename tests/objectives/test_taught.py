@@ -9,8 +9,9 @@ from headstart.models.model import build_model
 from headstart.objectives import taught as module
 from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.classify import Classify
+from headstart.objectives.hybrid import CausalAndMasked
 from headstart.objectives.masked_lm import MaskedLM
-from headstart.objectives.taught import TAUGHT, Lesson, taught
+from headstart.objectives.taught import TAUGHT, Lesson, can_teach, taught
 from tests.worlds import ALPHABET, generator, random_rows, small_body
 
 CASES = [
@@ -121,6 +122,23 @@ def test_further_passes_and_a_teacher_go_together(asked, parts):
     assert losses.keys() == parts
     total(losses).backward()
     assert all(weight.grad is None for weight in teacher.parameters())
+
+
+def test_a_hybrid_fills_gaps_for_its_pupil():
+    objective = MaskedLM()
+    student, teacher = (
+        model_for(objective, "bidirectional", seed=0),
+        model_for(CausalAndMasked(), "bidirectional", seed=1),
+    )
+    batch = batch_for(objective)
+    assert can_teach(CausalAndMasked(), objective)
+    assert not can_teach(objective, CausalAndMasked())
+    assert not can_teach(CausalAndMasked(), CausalLM())
+    by_hybrid, by_masked = (
+        taught(objective, Lesson((own,), 1.0, 1.0)).losses(student, batch)["lm"].total
+        for own in (teacher, model_for(objective, "bidirectional", seed=1))
+    )
+    assert torch.equal(by_hybrid, by_masked)
 
 
 def test_teachers_do_not_change():

@@ -97,6 +97,16 @@ class Objective:
         """How often the body reads a batch in one training step."""
         return 1
 
+    @property
+    def may_be_compiled(self) -> bool:
+        """Whether its steps mean the same when the body is compiled, which draws chance in its own way."""
+        return True
+
+    @property
+    def kept_passes(self) -> int:
+        """Of how many of them the activations are in memory at once."""
+        return self.passes
+
     def settle(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided, or an error when the kind cannot be asked this."""
         if body.kind == "auto":

@@ -15,7 +15,7 @@ from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Alphabet, Loss, Objective, Reads
 from headstart.objectives.cross_entropy import divergence
-from headstart.objectives.push import turned, worst_push
+from headstart.objectives.push import Chance, turned, worst_push
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,16 @@ class Classify(Objective):
     def passes(self) -> int:
         """One more under R-Drop, and two more to look for a push and to feel it."""
         return 1 + bool(self.r_drop) + 2 * bool(self.adversarial)
+
+    @property
+    def kept_passes(self) -> int:
+        """The search for a push is over before the push is felt."""
+        return self.passes - bool(self.adversarial)
+
+    @property
+    def may_be_compiled(self) -> bool:
+        """Not where passes must drop out the very same."""
+        return not self.adversarial
 
     def settle(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided; a pooling that the body lacks, or R-Drop without dropout, is refused."""
@@ -83,15 +93,17 @@ class Classify(Objective):
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy over the classes; in training also how far further passes are from the first, where asked."""
+        chance = Chance(batch.tokens.device) if self.adversarial and model.training else None
         scores, first = self._answer(model, batch)
         found = {"class": first}
         if self.r_drop and model.training:
             again, second = self._answer(model, batch)
             found["class"] = replace(first, total=(first.total + second.total) / 2)
             found["agreement"] = replace(second, total=divergence(scores, again), weight=self.r_drop)
-        if self.adversarial and model.training:
-            shift = worst_push(model, batch, scores, self.reach)
-            pushed = model(replace(batch, shift=shift))["class"].float()  # (B, C)
+        if chance is not None:
+            shift = worst_push(model, batch, scores, self.reach, chance)
+            with chance.again():  # what dropout would turn is not what the push turns
+                pushed = model(replace(batch, shift=shift))["class"].float()  # (B, C)
             right = (pushed.argmax(dim=-1) == batch.labels["class"]).sum()
             found["push"] = Loss(turned(scores, pushed), first.count, right, weight=self.adversarial)
         return found

@@ -20,6 +20,7 @@ from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective
 from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.classify import Classify
+from headstart.objectives.hybrid import CausalAndMasked
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.tiles import OTHER, PIECE
 
@@ -145,6 +146,11 @@ TAUGHT: dict[type[Objective], Any] = {
     CausalLM: TaughtCausalLM,
     Classify: TaughtClassify,
 }
+
+
+def can_teach(teacher: Objective, student: Objective) -> bool:
+    """Whether a model of the one can answer what the other asks: a hybrid's fills gaps too."""
+    return type(teacher) is type(student) or (type(student) is MaskedLM and type(teacher) is CausalAndMasked)
 
 
 def taught(objective: Objective, lesson: Lesson) -> Objective:

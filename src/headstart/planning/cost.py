@@ -18,7 +18,7 @@ EVERY_TOKEN = ("replaced", "generator")  # heads that answer at each token; the 
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations on the way forward, for each token of a batch (which R-Drop reads twice)."""
+    """Operations on the way forward, for each token of a batch (which R-Drop reads twice, and a push three times)."""
 
     body: float  # matrices of the layers
     attention: float

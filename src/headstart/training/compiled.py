@@ -49,8 +49,6 @@ class Compiled:
         return self._is_begun and min(sizes) > 1
 
     def _read(self, batch: Batch, places: Tensor | None = None) -> Tensor:
-        if batch.shift is not None:  # pushed texts would be compiled for by themselves, more than once
-            return type(self._body).forward(self._body, batch, places)
         if self._is_even:
             hidden = self._forward(batch)
         else:
@@ -101,7 +99,7 @@ def should_compile(
     in_step = training.batch_tokens * training.accumulate
     return will_compile(
         training,
-        is_able=can_compile(runtime.device.type),
+        is_able=objective.may_be_compiled and can_compile(runtime.device.type),
         is_sharded=runtime.is_sharded,
         weights=count_parameters(model),
         passes=objective.passes,

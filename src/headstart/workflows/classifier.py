@@ -8,6 +8,7 @@ import numpy as np
 from headstart.config import RunConfig
 from headstart.data.fresh_loader import training_loader
 from headstart.data.seen import seen_before
+from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
 from headstart.results import Score, Transfer
@@ -84,6 +85,19 @@ def _form(head: HeadSpec) -> dict[str, Any]:
     return {key: value for key, value in head.settings.items() if key != "dropout"}
 
 
+def check_passes(objective: Objective, config: RunConfig, runtime: Runtime) -> None:
+    """Refuse what passes that must drop out the very same do not go with."""
+    others = {"sharded": runtime.is_sharded, "compile": config.training.compile is True}
+    for name, is_asked in others.items():
+        if is_asked and not objective.may_be_compiled:
+            error = ConfigError(
+                f"objective.adversarial and training.{name} exclude each other",
+                hint=f"leave training.{name} out, or take objective.r_drop instead",
+            )
+            error.is_shared = True  # every process finds the same
+            raise error
+
+
 def make_trainer(
     model: Model,
     objective: Objective,
@@ -94,6 +108,7 @@ def make_trainer(
     stop: StopWish | None = None,
 ) -> Trainer:
     """A trainer over the task's training rows that marks itself on the validation rows."""
+    check_passes(objective, config, runtime)
     training = config.training
     texts = task.dataset.texts("train")
     loader = training_loader(task.rows["train"], texts, task.tokenizer, training, config.data)

@@ -16,7 +16,6 @@ from headstart.errors import ConfigError, RunError
 from headstart.files import content_hash
 from headstart.models.model import count_parameters
 from headstart.objectives.base import Objective
-from headstart.objectives.classify import Classify
 from headstart.objectives.table import make_objective
 from headstart.results import Score, Transfer, plain, with_nan
 from headstart.training.events import Event, Note
@@ -24,7 +23,7 @@ from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, start_runtime, stopping_gently
 from headstart.workflows.advice import advice_under, check_reset, followed, may_change
 from headstart.workflows.begin import SCRATCH, base_for, begun, heard
-from headstart.workflows.classifier import make_classifier, make_trainer, misfit, score_rows
+from headstart.workflows.classifier import check_passes, make_classifier, make_trainer, misfit, score_rows
 from headstart.workflows.labelled import Task, data_fingerprint, load_labelled, make_task
 from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import absolute, fit_length
@@ -84,11 +83,7 @@ def finetune(
                     "from scratch every block starts fresh", hint="leave training.reset_layers out"
                 )
             runtime = start_runtime(config.training, processes)
-            if runtime.is_sharded and isinstance(objective, Classify) and objective.adversarial:
-                raise ConfigError(
-                    "objective.adversarial needs a whole copy in each process, not a part",
-                    hint="leave training.sharded or objective.adversarial out",
-                )
+            check_passes(objective, config, runtime)
         inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
         inputs |= teaching.inputs() if teaching is not None else {}
         start = "" if trained is None else content_hash(trained.info.to_dict())

@@ -135,10 +135,9 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, name: str) -> None:
 def _tight(content: bytes) -> bytes:
     """JSON without what only eyes need; other content as it is."""
     try:
-        found = json.loads(content)
+        return json.dumps(json.loads(content), ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except ValueError:
         return content
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
 def _error(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> float:

@@ -15,7 +15,7 @@ from headstart.data.portion import Corpora, Portion, portions
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.objectives.base import Objective
-from headstart.objectives.taught import TAUGHT, Lesson, taught
+from headstart.objectives.taught import TAUGHT, Lesson, can_teach, taught
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Event, Note
 from headstart.training.processes import ALONE
@@ -54,7 +54,7 @@ class Teaching:
                 f"nobody teaches {objective.name}", hint="masked-lm, causal-lm and classify can be taught"
             )
         for teacher in self.teachers:
-            if type(teacher.objective) is not type(objective) or not teacher.info.has_heads:
+            if not can_teach(teacher.objective, objective) or not teacher.info.has_heads:
                 raise RunError(
                     f"{teacher.name} was trained on {teacher.objective.name}, and cannot teach {objective.name}",
                     hint="a base is taught by a base, a classifier by classifiers; a recipe's stages are runs too",
