@@ -36,7 +36,7 @@ class Classify(Objective):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     r_drop: Annotated[float, Field(ge=0)] = 0.0
     adversarial: Annotated[float, Field(ge=0)] = 0.0
-    reach: Annotated[float, Field(gt=0)] = 0.02
+    reach: Annotated[float, Field(gt=0)] = 0.005
 
     @property
     def passes(self) -> int:
