@@ -8,6 +8,7 @@ import torch
 from headstart.batch import Row
 from headstart.config import BodyConfig
 from headstart.models.bodies import BODIES
+from headstart.objectives.base import counts
 from headstart.objectives.table import OBJECTIVES
 
 
@@ -94,3 +95,18 @@ def pairs_that_fit():
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def check_parts_add_up(objective, model, whole, atol=1e-5):
+    """The parts of a step of six rows give the gradient of one big batch, and count what they are marked on."""
+    losses = objective.losses(model, whole)
+    sum(loss.weight * loss.total / loss.count for loss in losses.values()).backward()
+    expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    for part in (whole.rows(0, 2), whole.rows(2, 6)):
+        found = objective.losses(model, part)
+        assert counts(part) == {name: loss.count for name, loss in found.items()}
+        sum(loss.weight * loss.total / counts(whole)[name] for name, loss in found.items()).backward()
+    for name, weight in model.named_parameters():
+        assert torch.allclose(weight.grad, expected[name], atol=atol), name
+    return losses

@@ -7,13 +7,12 @@ import torch
 
 from headstart.config import resolve
 from headstart.models.model import build_model
-from headstart.objectives.base import counts
 from headstart.objectives.classify import Classify
 from headstart.objectives.push import Chance, turned, worst_push
 from headstart.planning.cost import count_flops
 from headstart.planning.load import make_load
 from headstart.planning.memory import activations
-from tests.worlds import ALPHABET, generator, random_rows, small_body
+from tests.worlds import ALPHABET, check_parts_add_up, generator, random_rows, small_body
 
 KINDS = ["bidirectional", "causal", "bi-lstm", "cnn"]
 LENGTHS = [9, 4, 12, 7, 5, 3]
@@ -82,18 +81,9 @@ def test_a_text_is_pushed_alike_alone_and_among_others(kind):
 def test_parts_of_a_step_give_the_gradient_of_one_big_batch(kind):
     objective, model = Classify(adversarial=2.0), make_model(kind)
     whole = make_batch(objective=objective)
-    losses = objective.losses(model, whole)
+    losses = check_parts_add_up(objective, model, whole, atol=2e-5)
     assert set(losses) == {"class", "push"}
     assert losses["push"].total.detach() > 0
-    sum(loss.weight * loss.total / loss.count for loss in losses.values()).backward()
-    expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
-    model.zero_grad()
-    for part in (whole.rows(0, 2), whole.rows(2, 6)):
-        found = objective.losses(model, part)
-        assert counts(part) == {name: loss.count for name, loss in found.items()}
-        sum(loss.weight * loss.total / counts(whole)[name] for name, loss in found.items()).backward()
-    for name, weight in model.named_parameters():
-        assert torch.allclose(weight.grad, expected[name], atol=2e-5), name
 
 
 def test_what_was_answered_before_is_given_and_learns_nothing_from_a_push():

@@ -98,9 +98,9 @@ class Objective:
         return 1
 
     @property
-    def may_be_compiled(self) -> bool:
-        """Whether its steps mean the same when the body is compiled, which draws chance in its own way."""
-        return True
+    def needs_plain_body(self) -> bool:
+        """Whether its steps need the body as it is: not compiled, which draws chance in its own way, and not in parts."""
+        return False
 
     @property
     def kept_passes(self) -> int:

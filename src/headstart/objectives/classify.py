@@ -49,9 +49,9 @@ class Classify(Objective):
         return self.passes - bool(self.adversarial)
 
     @property
-    def may_be_compiled(self) -> bool:
-        """Not where passes must drop out the very same."""
-        return not self.adversarial
+    def needs_plain_body(self) -> bool:
+        """A push is looked for in the body's own vectors, by passes that drop out the very same."""
+        return bool(self.adversarial)
 
     def settle(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided; a pooling that the body lacks, or R-Drop without dropout, is refused."""

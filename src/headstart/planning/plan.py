@@ -212,7 +212,7 @@ def is_compiled_on(
 
     return will_compile(
         config.training,
-        is_able=is_able and make_objective(config.objective).may_be_compiled,
+        is_able=is_able and not make_objective(config.objective).needs_plain_body,
         is_sharded=cluster.sharded,
         weights=step.account.total,
         passes=step.passes,

@@ -86,10 +86,10 @@ def _form(head: HeadSpec) -> dict[str, Any]:
 
 
 def check_passes(objective: Objective, config: RunConfig, runtime: Runtime) -> None:
-    """Refuse what passes that must drop out the very same do not go with."""
+    """Refuse a body that is compiled or in parts where the objective needs it plain."""
     others = {"sharded": runtime.is_sharded, "compile": config.training.compile is True}
     for name, is_asked in others.items():
-        if is_asked and not objective.may_be_compiled:
+        if is_asked and objective.needs_plain_body:
             error = ConfigError(
                 f"objective.adversarial and training.{name} exclude each other",
                 hint=f"leave training.{name} out, or take objective.r_drop instead",
