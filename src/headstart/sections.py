@@ -317,8 +317,8 @@ class DataConfig(Section):
     )
     label_pattern: str = Field(
         "",
-        description="a regular expression that finds the label in the text itself (its first group), e.g. "
-        r"'(\d+)/10'; it is cut out, and texts without it are left out",
+        description="a regular expression that finds the label in the text itself (its first group, "
+        r"or a group called like one of the classes), e.g. '(\d+)/10'; it is cut out, and texts without it are left out",
     )
     unique: bool = Field(
         False,

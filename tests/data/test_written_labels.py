@@ -59,6 +59,31 @@ def test_each_text_that_is_left_out_is_told_with_its_reason(tmp_path):
     ]
 
 
+def test_a_group_called_like_a_class_stands_for_it(tmp_path):
+    path = tmp_path / "reviews.txt"
+    path.write_text(
+        "A (true) masterpiece, 9/10\nTrash. 9/10\nTotal trash\nMasterpiece!\n5/10\n", encoding="utf-8"
+    )
+    pattern = r"(?i)(\d+)/10|(?P<positive>(?:\((true|real)\) )?masterpiece)|(?P<negative>trash)"
+    found, skips = read_written(path, "text", pattern, OPINION)
+    assert [(row.text, row.label) for row in found] == [
+        ("A ,", "positive"),
+        ("Total", "negative"),
+        ("!", "positive"),
+    ]
+    assert [skip.reason for skip in skips] == [
+        "it names labels of more than one class",
+        "its label is of no class",
+    ]
+
+
+def test_a_group_with_another_name_is_the_label_itself(tmp_path):
+    path = tmp_path / "reviews.txt"
+    path.write_text("Fine 8/10\nPoor 2/10\n", encoding="utf-8")
+    found, _ = read_written(path, "text", r"(?P<rating>\d+)(/10)", OPINION)
+    assert [row.label for row in found] == ["positive", "negative"]
+
+
 def test_damage_is_an_error_when_strict_and_a_text_without_a_label_is_not(tmp_path):
     rows = ['{"text": "Good 8/10"}', '{"text": "plain"}', '{"text": 3}']
     found, skips = written(tmp_path, *rows[:2], name="reviews.jsonl", strict=True)

@@ -16,9 +16,11 @@ def read_written(
 ) -> tuple[list[Example], list[Skip]]:
     """The texts of a table, or the lines of a .txt file, that hold a label; and what was left out, each with why.
 
+    A group of the pattern that is called like a class stands for it; any other label is looked up in `classes`.
     A text that names two classes has no true one. `strict` makes errors of damaged rows, not of texts without a label.
     """
     finder, class_of = re.compile(pattern), class_finder(classes)
+    first = 1 if finder.groups else 0
     found: list[Example] = []
     skips: list[Skip] = []
     if kind_of(path) in TABLE_KINDS:
@@ -27,8 +29,11 @@ def read_written(
         lines = ((f"{path.name}:{number}", line) for number, line in open_text(path))
         texts = (Example(line, None, origin) for origin, line in lines if line.strip())
     for example in texts:
-        labels = [match[1 if finder.groups else 0] for match in finder.finditer(example.text)]
-        named = {class_of(label.strip()) for label in labels if label}
+        named = {
+            match.lastgroup if match.lastgroup in classes else class_of(match[first].strip())
+            for match in finder.finditer(example.text)
+            if match.lastgroup in classes or match[first]
+        }
         rest = " ".join(finder.sub(" ", example.text).split())
         fault = _fault(named, rest)
         if fault:
@@ -36,9 +41,9 @@ def read_written(
         else:
             found.append(Example(rest, named.pop(), example.origin, example.text))
     if not found:
-        first = f"; the first, {skips[0].origin}: {skips[0].reason}" if skips else ""
+        one = f"; the first, {skips[0].origin}: {skips[0].reason}" if skips else ""
         raise DataError(
-            f"data.label_pattern finds a label to learn in no text of {path}{first}",
+            f"data.label_pattern finds a label to learn in no text of {path}{one}",
             hint="the first group of the pattern is the label; data.classes names labels as they stand in the texts",
         )
     return found, skips
