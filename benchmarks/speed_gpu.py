@@ -613,6 +613,7 @@ class Child:
         command += ["--rehearse"] * rehearsed + ["--profile"] * options.profile
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
         quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true"}
+        quiet["TORCH_LOGS"] = "recompiles"  # why one that gives no answer is compiled for again
         threads = {"OMP_NUM_THREADS": "1" if rehearsed else "4"}
         self.log = log
         self.began = time.monotonic()
