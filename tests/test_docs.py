@@ -15,6 +15,7 @@ from tests.worlds_of_text import write_corpus, write_labelled
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 
 # Budgets are cut so that a page takes seconds; everything else runs as it stands.
 CUTS = [
@@ -89,11 +90,21 @@ def test_the_reference_is_current():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def headings(page: Path) -> set[str]:
+    """The names by which links reach a page's headings."""
+    words = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.strip().lower()).replace(" ", "-") for each in words}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: page.name)
 def test_links_inside_the_docs_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, place in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text("utf-8")):
+        if "://" in target:
+            continue
+        other = page.parent / target if target else page
+        assert other.exists(), f"{page.name} links to {target}"
+        if place and other.suffix == ".md":
+            assert place in headings(other), f"{page.name} links to {target}#{place}"
 
 
 def test_make_targets_named_in_the_readme_exist():

@@ -77,6 +77,31 @@ def test_a_group_called_like_a_class_stands_for_it(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(\d+)/10|(?P<positive>must) (see|watch)|(?P<negative>skip) (it|this)",
+        r"(\d+)/10|((?P<positive>must see)|(?P<negative>skip it))",
+        r"((?P<positive>must see)|(?P<negative>skip it))",
+        r"(?P<positive>must( see)?)|(?P<negative>skip( it)?)",
+        r"must see(?P<positive>\b.*)|skip it(?P<negative>\b.*)|(?P<none>x)",
+    ],
+)
+def test_groups_stand_for_classes_wherever_they_are_in_the_pattern(tmp_path, pattern):
+    path = tmp_path / "reviews.txt"
+    path.write_text("A must see today\nWell, skip it today\n", encoding="utf-8")
+    found, skips = read_written(path, "text", pattern, OPINION)
+    assert [row.label for row in found] == ["positive", "negative"]
+    assert skips == []
+
+
+def test_a_group_that_matches_nothing_stands_for_nothing(tmp_path):
+    path = tmp_path / "reviews.txt"
+    path.write_text("Fine 8/10\nPoor 2/10 stars\nneither\n", encoding="utf-8")
+    found, _ = read_written(path, "text", r"(\d+)/10(?P<positive>)|(?P<negative>x*)", OPINION)
+    assert [row.label for row in found] == ["positive", "negative"]
+
+
 def test_a_group_with_another_name_is_the_label_itself(tmp_path):
     path = tmp_path / "reviews.txt"
     path.write_text("Fine 8/10\nPoor 2/10\n", encoding="utf-8")

@@ -16,7 +16,8 @@ def read_written(
 ) -> tuple[list[Example], list[Skip]]:
     """The texts of a table, or the lines of a .txt file, that hold a label; and what was left out, each with why.
 
-    A group of the pattern that is called like a class stands for it; any other label is looked up in `classes`.
+    A group of the pattern that is called like a class, and matches something, stands for it; without one the first group
+    is looked up in `classes`.
     A text that names two classes has no true one. `strict` makes errors of damaged rows, not of texts without a label.
     """
     finder, class_of = re.compile(pattern), class_finder(classes)
@@ -29,11 +30,10 @@ def read_written(
         lines = ((f"{path.name}:{number}", line) for number, line in open_text(path))
         texts = (Example(line, None, origin) for origin, line in lines if line.strip())
     for example in texts:
-        named = {
-            match.lastgroup if match.lastgroup in classes else class_of(match[first].strip())
-            for match in finder.finditer(example.text)
-            if match.lastgroup in classes or match[first]
-        }
+        named: set[str | None] = set()
+        for match in finder.finditer(example.text):
+            said = {name for name, words in match.groupdict().items() if words and name in classes}
+            named |= said or {class_of(label.strip()) for label in [match[first]] if label}
         rest = " ".join(finder.sub(" ", example.text).split())
         fault = _fault(named, rest)
         if fault:
@@ -44,7 +44,8 @@ def read_written(
         one = f"; the first, {skips[0].origin}: {skips[0].reason}" if skips else ""
         raise DataError(
             f"data.label_pattern finds a label to learn in no text of {path}{one}",
-            hint="the first group of the pattern is the label; data.classes names labels as they stand in the texts",
+            hint="the first group of the pattern is the label, or one called like a class of data.classes, which names "
+            "labels as they stand in the texts",
         )
     return found, skips
 
