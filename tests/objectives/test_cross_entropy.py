@@ -45,6 +45,23 @@ def test_the_loss_in_pieces_equals_the_plain_one(monkeypatch, with_bias, smoothi
         assert torch.allclose(way(*asked, smoothing)[0], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_pieces_in_16_bits_are_marked_in_32(monkeypatch, smoothing):
+    monkeypatch.setitem(tiles.PIECE, "cpu", 200)
+    _, (*given, labels) = some()
+    inputs = [value.detach().bfloat16().requires_grad_() for value in given]
+    scores = F.linear(*inputs)
+    expected = F.cross_entropy(scores.float(), labels, reduction="sum", label_smoothing=smoothing)
+    slopes = torch.autograd.grad(expected, inputs)
+    loss, correct = in_pieces(*inputs, labels, smoothing)
+    assert loss.dtype == torch.float
+    assert torch.allclose(loss, expected, rtol=1e-6)
+    assert int(correct) == int((scores.argmax(-1) == labels).sum())
+    for found, wanted in zip(torch.autograd.grad(loss, inputs), slopes, strict=True):
+        assert found.dtype == torch.bfloat16
+        assert torch.allclose(found.float(), wanted.float(), rtol=0.02, atol=0.05)
+
+
 @pytest.mark.parametrize("tile", [1, 3, 8])
 def test_of_equal_scores_the_first_counts_as_the_answer(monkeypatch, tile):
     monkeypatch.setattr(tiles, "TILE", tile)

@@ -66,6 +66,7 @@ class _PiecewiseLoss(KeptSlopes):
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, smoothing, may_learn):  # type: ignore[no-untyped-def]
         rows = max(1, PIECE.get(hidden.device.type, OTHER) // weight.shape[0])
+        floor = smoothing / weight.shape[0]  # what is wanted of every token
         wants = may_learn and any(ctx.needs_input_grad[:3])
         total = torch.zeros((), dtype=torch.float, device=hidden.device)
         correct = torch.zeros((), dtype=torch.long, device=hidden.device)
@@ -74,20 +75,18 @@ class _PiecewiseLoss(KeptSlopes):
         grad_bias = torch.zeros_like(bias, dtype=torch.float) if wants and bias is not None else None
         for start in range(0, hidden.shape[0], rows):
             part, wanted = hidden[start : start + rows], labels[start : start + rows]
-            scores = F.linear(part, weight, bias).float()  # (n, V)
-            log_sum = scores.logsumexp(dim=-1)  # (n,)
-            own = scores.gather(1, wanted[:, None])[:, 0]
+            scores = F.linear(part, weight, bias)  # (n, V)
             correct += (scores.argmax(dim=-1) == wanted).sum()
-            total += (log_sum - (1 - smoothing) * own).sum()
+            shares = scores.log_softmax(dim=-1, dtype=torch.float)  # a kernel of few passes
+            del scores
+            own = shares.gather(1, wanted[:, None])  # (n, 1)
+            total -= (1 - smoothing) * own.sum()
             if smoothing:
-                total -= smoothing * scores.mean(dim=-1).sum()
+                total -= smoothing * shares.mean(dim=-1).sum()
             if not wants:
                 continue
-            slope = scores.sub_(log_sum[:, None]).exp_()  # softmax, in place: (n, V)
-            if smoothing:
-                slope -= smoothing / weight.shape[0]
-            slope.scatter_add_(1, wanted[:, None], torch.full_like(own, smoothing - 1)[:, None])
-            slope = slope.to(weight.dtype)
+            slope = torch.sub(shares.exp_(), floor, out=torch.empty_like(shares, dtype=weight.dtype))
+            slope.scatter_(1, wanted[:, None], (own.exp() - floor + smoothing - 1).to(slope.dtype))
             torch.mm(slope, weight, out=grad_hidden[start : start + rows])
             if grad_weight.dtype == slope.dtype:
                 grad_weight.addmm_(slope.T, part)
