@@ -613,14 +613,14 @@ class Child:
         command += ["--rehearse"] * rehearsed + ["--profile"] * options.profile
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
         quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true"}
-        quiet["TORCH_LOGS"] = "recompiles"  # why one that gives no answer is compiled for again
+        reasons = {"TORCH_LOGS": "recompiles"}  # why one that gives no answer is compiled for again
         threads = {"OMP_NUM_THREADS": "1" if rehearsed else "4"}
         self.log = log
         self.began = time.monotonic()
         self.errors = log.open("wb")
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            env={**os.environ, **caches, **quiet, **threads}, start_new_session=True,
+            env={**os.environ, **caches, **quiet, **reasons, **threads}, start_new_session=True,
         )  # fmt: skip
         self.ready, self.done = threading.Event(), threading.Event()
         self.ready_after = 0.0

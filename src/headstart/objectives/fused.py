@@ -1,6 +1,6 @@
 """The cross-entropy of a large vocabulary on a GPU: all that is not a matrix product is compiled into few passes.
 
-Done plainly, a piece of scores is read and written about twenty times; compiled, it is written, read twice, and its
+Done plainly, a piece of scores is read and written about a dozen times; compiled, it is written, read twice, and its
 slope is written. Memory is that of one piece and its slope, whatever the number of rows.
 """
 
