@@ -11,6 +11,7 @@ On a machine that lacks our dependencies, put src and a folder with pydantic on 
 
 import argparse
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -31,6 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 GIB = 2**30
+STUCK = 20.0  # seconds after which a child whose turn it is tells where it stands
 WARM_UP = 10  # steps before a setting is ready, and again after its turn has come
 VASWANI_STEPS, VASWANI_TOKENS = 100_000, 50_000  # 25,000 tokens of each side a step
 
@@ -210,6 +212,7 @@ class Gate:
         if sys.stdin.readline().strip() != "GO":
             os._exit(0)
         self.is_open = True
+        faulthandler.dump_traceback_later(STUCK)  # what it does if it gives no answer
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 

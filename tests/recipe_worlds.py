@@ -55,7 +55,7 @@ schedule = { kind = "warmup-stable-decay", decay = 0.0 }
 name = "stars"
 kind = "finetune"
 table = "reviews.tsv"
-data = { text_column = "opinion", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
+data = { text_column = "opinion", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] }, also = ["more.tsv"] }
 training = { epochs = 1, length = 32 }
 
 [[stages]]
@@ -75,7 +75,9 @@ def make_world(tmp_path):
     rows = [(f"{stars:.1f}", review(rng, GOOD if stars > 3 else BAD)) for stars in (0.5, 1, 2, 3, 4, 5) * 25]
     rows += [("NA", line.split("\t")[0]) for line in target.read_text().splitlines()[1:41]]
     rows += [("5.0", line.split("\t")[0]) for line in target.read_text().splitlines()[41:]]
-    (root / "reviews.tsv").write_text("stars\topinion\n" + "".join("\t".join(row) + "\n" for row in rows))
+    extra = [(stars, review(rng, GOOD if stars == "5" else BAD)) for stars in ("1", "5") * 10]
+    for name, content in {"reviews.tsv": rows, "more.tsv": extra}.items():
+        (root / name).write_text("stars\topinion\n" + "".join("\t".join(row) + "\n" for row in content))
     (tmp_path / "recipe.toml").write_text(TEXT)
     return tmp_path
 

@@ -46,6 +46,7 @@ def place(tmp_path, monkeypatch):
     """A folder with the files that the docs speak of."""
     monkeypatch.chdir(tmp_path)
     table = write_labelled(tmp_path / "reviews.tsv", 100)
+    write_labelled(tmp_path / "more.tsv", 20, seed=1)
     write_corpus(tmp_path / "corpus.txt", 300)
     write_aligned(tmp_path / "aligned", TASKS["number-words"], ("en", "fr"), count=120)
     (tmp_path / "new.txt").write_text("a superb film\na boring plot\n")

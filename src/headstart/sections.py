@@ -320,6 +320,10 @@ class DataConfig(Section):
         description="a regular expression that finds the label in the text itself (its first group, "
         r"or a group called like one of the classes), e.g. '(\d+)/10'; it is cut out, and texts without it are left out",
     )
+    also: list[str] = Field(
+        [],
+        description="more labelled tables, or built-in sets (their train part), to learn from, read like the data itself",
+    )
     unique: bool = Field(
         False,
         description="pretraining: a document that stood before, in this text or another, is passed over",

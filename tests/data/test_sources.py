@@ -108,6 +108,33 @@ def test_a_folder_gives_its_splits_under_any_of_their_names(tmp_path):
     assert load_for_scoring(str(tmp_path), CONFIG)[0] == "valid"
 
 
+def test_more_tables_are_learnt_from_but_for_texts_that_are_held_out(tmp_path):
+    folder, more = tmp_path / "set", tmp_path / "more"
+    for place, rows in {
+        folder / "train.tsv": ["a\tyes", "b\tno"],
+        folder / "valid.tsv": ["c\tyes", "d\tno"],
+        folder / "test.tsv": ["e\tyes", "f\tno"],
+        more / "train.tsv": ["c\tyes", "e\tyes", "g\tno"],
+        tmp_path / "one.tsv": ["h\tyes", "d\tno"],
+    }.items():
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("text\tlabel\n" + "\n".join(rows))
+    config = DataConfig(also=[str(more), str(tmp_path / "one.tsv")])
+    dataset = load_dataset(str(folder), config, with_test=True)
+    assert [row.text for row in dataset.train] == ["a", "b", "g", "h"]
+    assert [len(dataset.splits[name]) for name in ("valid", "test")] == [2, 2]
+    whole = load_dataset(str(tmp_path / "one.tsv"), DataConfig(also=[str(more)]))
+    assert sorted(row.text for rows in whole.splits.values() for row in rows) == ["c", "d", "e", "g", "h"]
+    built_in = load_dataset("rotten-tomatoes", DataConfig(also=["imdb"]))
+    assert len(built_in.train) == len(load_dataset("rotten-tomatoes", DataConfig()).train) + len(
+        load_dataset("imdb", DataConfig()).train
+    )
+    with pytest.raises(DataError, match="has no table called train"):
+        load_dataset(str(folder), DataConfig(also=[str(tmp_path)]))
+    with pytest.raises(DataError, match="neither a built-in dataset nor a file"):
+        load_dataset(str(folder), DataConfig(also=["imbd"]))
+
+
 def test_a_folder_without_valid_has_it_cut_from_train_with_a_note(tmp_path):
     write_table(tmp_path / "train.tsv", rows_of("no", "yes"))
     dataset = load_dataset(str(tmp_path), CONFIG, with_test=True)

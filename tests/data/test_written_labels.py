@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from headstart.config import DataConfig
 from headstart.data.apart import without_apart
-from headstart.data.example import hashes
-from headstart.data.sources import load_dataset, load_for_scoring
+from headstart.data.example import SPLITS, Example, hashes
+from headstart.data.sources import SOURCES, load_dataset, load_for_scoring
+from headstart.data.splits import cut
 from headstart.data.written_labels import read_written
 from headstart.errors import ConfigError, DataError
 
@@ -161,6 +162,21 @@ def test_a_table_with_labels_is_judged_by_them_and_one_without_by_the_pattern(tm
     assert [(row.text, row.label) for row in examples] == [("fine, 2/10", "positive"), ("bad", "negative")]
     _, examples, _ = load_for_scoring(str(tmp_path / "none.tsv"), WRITTEN)
     assert [(row.text, row.label) for row in examples] == [("fine,", "positive"), ("bad,", "negative")]
+
+
+def test_texts_of_a_built_in_set_are_learnt_by_what_stands_in_them_and_never_by_its_labels(
+    monkeypatch, tmp_path
+):
+    (tmp_path / "all.txt").write_text("\n".join(f"text number {n} is here, {n % 10}/10" for n in range(400)))
+    rows = [Example(f"film {n}, 9/10", "negative", f"{n}") for n in range(300)]
+    monkeypatch.setitem(SOURCES, "films", lambda: rows)
+    dataset = load_dataset(str(tmp_path / "all.txt"), WRITTEN.model_copy(update={"also": ["films"]}))
+    films = [row for rows in dataset.splits.values() for row in rows if row.text.startswith("film")]
+    held = {row.text for split in ("valid", "test") for row in cut(rows, SPLITS)[0][split]}
+    assert {row.label for row in films} == {"positive"}
+    assert 200 < len(films) < 300
+    assert not held & {row.known_as for row in films}
+    assert any("films (data.also) were read too" in note for note in dataset.notes)
 
 
 def test_bad_patterns_are_told(tmp_path):

@@ -7,7 +7,7 @@ from headstart.config import RunConfig
 from headstart.data.loader import BlockLoader, TextLoader
 from headstart.models.model import build_model
 from headstart.objectives.table import OBJECTIVES
-from headstart.training.compiled import Compiled, can_compile, should_compile
+from headstart.training.compiled import SIZED, Compiled, can_compile, for_any_size, should_compile
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.runtime import Runtime
 from tests.worlds import ALPHABET, random_rows, small_body
@@ -163,3 +163,15 @@ def test_without_triton_or_a_c_compiler_nothing_is_compiled(monkeypatch, missing
     pretend_to_have_a_gpu(monkeypatch)
     monkeypatch.setattr(f"headstart.training.compiled.{missing}", lambda name: None)
     assert not can_compile("cuda")
+
+
+@pytest.mark.parametrize(("name", "is_for_any_size"), [("classify", True), ("masked-lm", False)])
+def test_code_for_texts_asks_for_no_size(monkeypatch, name, is_for_any_size):
+    """Each switch must be one of the installed torch: a name that it has given up would do nothing."""
+    assert set(for_any_size()) == set(SIZED)
+    asked = {}
+    monkeypatch.setattr(torch, "compile", lambda body, **how: asked.update(how))
+    run = make_trainer(name)
+    Compiled(run.model, run.objective)
+    assert asked["options"] == (dict.fromkeys(SIZED, False) if is_for_any_size else None)
+    assert asked["dynamic"] is is_for_any_size

@@ -180,6 +180,7 @@ def changed(world, **changes):
         ('text_column = "opinion"\n\n', 'text_colum = "opinion"\n\n', "text_colum"),
         ("shard_mib = 0.01", 'form = "int4"', "int4"),
         ('apart = ["target.tsv"]', 'apart = ["targt.tsv"]', "targt.tsv"),
+        ('also = ["more.tsv"]', 'also = ["moer.tsv"]', "moer.tsv"),
     ],
 )
 def test_a_fault_in_a_recipe_is_told_before_anything_is_trained(world, old, new, problem):

@@ -166,7 +166,7 @@ def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
     """The documents to judge a language model on: a built-in's or a folder's test part, else valid, else all."""
     path = Path(corpus)
     if corpus in SOURCES:
-        dataset = load_dataset(corpus, config, with_test=True)
+        dataset = load_dataset(corpus, DataConfig(), with_test=True)
         return Documents(corpus, [_Texts(corpus, dataset.texts("test"))], ["the test split is read"])
     if path.is_dir():
         for split in ("test", "valid"):
@@ -184,7 +184,7 @@ def open_documents(corpus: str, config: DataConfig) -> Documents:
     """The documents of a built-in name (its train split), a .txt file, a table, or a folder of those."""
     path = Path(corpus)
     if corpus in SOURCES:
-        dataset = load_dataset(corpus, config)
+        dataset = load_dataset(corpus, DataConfig())
         return Documents(corpus, [_Texts(corpus, dataset.texts("train"))], ["only the train split is read"])
     with reading(path):
         is_folder, exists = path.is_dir(), path.exists()

@@ -17,7 +17,7 @@ from headstart.data.records import column_names, iterate_rows
 from headstart.data.relabel import classed
 from headstart.data.splits import cut, split_of, take_labels
 from headstart.data.tables import iterate_texts, read_lines, read_table
-from headstart.data.written_labels import read_written
+from headstart.data.written_labels import labelled_by, read_written
 from headstart.errors import ConfigError, DataError, nearest
 
 __all__ = ["SOURCES", "load_dataset", "load_for_scoring", "load_texts", "split_of", "take_labels"]
@@ -89,21 +89,53 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
     """
     names = SPLITS if with_test else SPLITS[:2]
     skips: list[Skip] = []
+    more = [row for name in config.also for row in _more(name, config, skips)]
     if data in SOURCES:
         if config.label_pattern:
             raise ConfigError(
                 f"the built-in set {data} has labels of its own, and data.label_pattern asks for others",
-                hint="leave data.label_pattern out, or give a file of texts",
+                hint="leave data.label_pattern out, or give a file of texts, and the set as data.also",
             )
         splits, notes = _cut_source(data)
+        splits = _joined(splits, more)
         splits = {name: splits[name] for name in names}
     elif os.path.isdir(data):
         splits, notes = _load_folder(Path(data), config, names, skips)
+        splits = _joined(splits, more)
     else:
-        examples = _read(_table(data), config, skips)
+        examples = _read(_table(data), config, skips) + more
         _check_labels(examples, data)
         splits, notes = cut(examples, names)
+    if more:
+        notes = [*notes, f"{len(more):,} rows of {', '.join(config.also)} (data.also) were read too"]
     return _checked(data, splits, skips, notes)
+
+
+def _joined(splits: dict[str, list[Example]], more: list[Example]) -> dict[str, list[Example]]:
+    """The splits with more to learn from, but for texts that are held out."""
+    held = {text_hash(row.known_as) for name in splits if name != "train" for row in splits[name]}
+    fresh = [row for row in more if text_hash(row.known_as) not in held]
+    return {**splits, "train": [*splits["train"], *fresh]}
+
+
+def _more(name: str, config: DataConfig, skips: list[Skip]) -> list[Example]:
+    """What `data.also` adds: a table's rows, a folder's or a built-in set's train part; by the pattern if there is one."""
+    if name in SOURCES:
+        rows = _cut_source(name)[0]["train"]
+        if not config.label_pattern:
+            return rows
+        found, left_out = labelled_by(rows, name, config.label_pattern, config.classes)
+        skips.extend(left_out)
+        return found
+    path = Path(name)
+    if os.path.isdir(name):
+        files = split_files(path)
+        if "train" not in files:
+            raise DataError(
+                f"{name} of data.also has no table called train", hint="name one of its tables instead"
+            )
+        path = files["train"]
+    return _read(_table(str(path)), config, skips)
 
 
 def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example], list[Skip]]:

@@ -1,7 +1,7 @@
 """Labels that authors wrote into their texts ("8/10"): found by a pattern, and cut out before anything is learnt."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from headstart.data.example import Example, Skip
@@ -16,19 +16,30 @@ def read_written(
 ) -> tuple[list[Example], list[Skip]]:
     """The texts of a table, or the lines of a .txt file, that hold a label; and what was left out, each with why.
 
+    `strict` makes errors of damaged rows, not of texts without a label.
+    """
+    damaged: list[Skip] = []
+    if kind_of(path) in TABLE_KINDS:
+        texts = iterate_table(path, text_column, None, refuse if strict else damaged.append)
+    else:
+        lines = ((f"{path.name}:{number}", line) for number, line in open_text(path))
+        texts = (Example(line, None, origin) for origin, line in lines if line.strip())
+    found, skips = labelled_by(texts, path, pattern, classes)
+    return found, [*damaged, *skips]
+
+
+def labelled_by(
+    texts: Iterable[Example], where: Path | str, pattern: str, classes: Mapping[str, Sequence[str]]
+) -> tuple[list[Example], list[Skip]]:
+    """The texts that hold a label, whatever label they had; and what was left out, each with why.
+
     A group of the pattern that is called like a class, and matches something, stands for it; without one the first group
-    is looked up in `classes`.
-    A text that names two classes has no true one. `strict` makes errors of damaged rows, not of texts without a label.
+    is looked up in `classes`. A text that names two classes has no true one.
     """
     finder, class_of = re.compile(pattern), class_finder(classes)
     first = 1 if finder.groups else 0
     found: list[Example] = []
     skips: list[Skip] = []
-    if kind_of(path) in TABLE_KINDS:
-        texts = iterate_table(path, text_column, None, refuse if strict else skips.append)
-    else:
-        lines = ((f"{path.name}:{number}", line) for number, line in open_text(path))
-        texts = (Example(line, None, origin) for origin, line in lines if line.strip())
     for example in texts:
         named: set[str | None] = set()
         for match in finder.finditer(example.text):
@@ -43,7 +54,7 @@ def read_written(
     if not found:
         one = f"; the first, {skips[0].origin}: {skips[0].reason}" if skips else ""
         raise DataError(
-            f"data.label_pattern finds a label to learn in no text of {path}{one}",
+            f"data.label_pattern finds a label to learn in no text of {where}{one}",
             hint="the first group of the pattern is the label, or one called like a class of data.classes, which names "
             "labels as they stand in the texts",
         )

@@ -5,10 +5,11 @@ Texts come in every shape, for all of which it is compiled once.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from headstart.objectives.fused import fused
 from headstart.training.runtime import Runtime
 
 MULTIPLE = 8  # to which lengths of texts are filled up
+SIZED = ("triton.mix_order_reduction",)  # ways of joining kernels that ask for a size
 OLDEST = (7, 0)  # compute capability of a GPU for which triton writes code
 
 
@@ -34,7 +36,10 @@ class Compiled:
         self._is_even = objective.reads == "blocks"
         self._shapes: dict[bool, torch.Size] = {}  # of blocks, for each way to read them
         self._is_begun = False
-        self._forward = torch.compile(model.body.forward, dynamic=not self._is_even, backend=backend)
+        options = for_any_size() if backend == "inductor" and not self._is_even else None
+        self._forward = torch.compile(
+            model.body.forward, dynamic=not self._is_even, backend=backend, options=options
+        )
 
     def _suits(self, batch: Batch) -> bool:
         shape = batch.tokens.shape
@@ -69,6 +74,17 @@ class Compiled:
                 yield
         finally:
             del self._body.forward
+
+
+def for_any_size() -> "dict[str, str | int | bool | Callable[..., Any]]":
+    """Switches of torch's compiler for texts: none of its ways of joining kernels that pays from some size on alone.
+
+    The code would be for batches on one side of that size, and the first batch on the other side compiled for anew.
+    """
+    from torch._inductor import config as inductor  # takes a second to import, for those who compile alone
+
+    known = inductor.get_config_copy()
+    return {name: False for name in SIZED if name in known}
 
 
 def _wide(length: int, most: int) -> int:

@@ -18,6 +18,7 @@ from headstart.storage import FORMS
 from headstart.workflows.advice import check_advice
 
 SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
+PLACES = ("apart", "also")  # settings of data that name other sets
 Settings = dict[str, Any]
 
 
@@ -213,7 +214,7 @@ def _stage(
         first = int({**config.training, **over.get("training", {})}.get("seed", 0))
         # Another seed for each stage, so that none reads in the order of the one before.
         settings = merge(settings, {"training": {"seed": first + number - 1}})
-    settings = merge(settings, _absolute_apart(settings, root))
+    settings = merge(settings, _placed(settings, root))
     job: Job = "finetune" if is_tuned else "pretrain"
     settings = _scaled(settings, load_preset(config.preset).get(job, {}), scale)
     resolve(job, config.preset, settings)  # a wrong setting dies before any stage begins
@@ -264,9 +265,13 @@ def _of_stage(over: Mapping[str, Any], name: str) -> Settings:
     return found
 
 
-def _absolute_apart(settings: Settings, root: Path) -> Settings:
-    apart = parse(DataConfig, settings.get("data", {})).apart
-    return {"data": {"apart": [place(name, root) for name in apart]}} if apart else {}
+def _placed(settings: Settings, root: Path) -> Settings:
+    data = parse(DataConfig, settings.get("data", {}))
+    return {
+        "data": {
+            key: [place(name, root) for name in names] for key in PLACES if (names := getattr(data, key))
+        }
+    }
 
 
 def _scaled(settings: Settings, advice: Mapping[str, Any], scale: float) -> Settings:

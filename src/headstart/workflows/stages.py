@@ -25,7 +25,7 @@ from headstart.workflows.pretrain import (
     pretrain_inputs,
     read_pretrained,
 )
-from headstart.workflows.recipe import Recipe, Stage, open_recipe, read_recipe
+from headstart.workflows.recipe import PLACES, Recipe, Stage, open_recipe, read_recipe
 from headstart.workflows.run import RECIPE, RunFolder, RunInfo, load_trained
 from headstart.workflows.teaching import make_teaching
 
@@ -192,16 +192,17 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
         else pretrain_inputs(stage.mix, base or None, recipe.tokenizer_texts if not base else [])
     )
     now |= {} if teaching is None else teaching.inputs()
-    moved = info.config.with_({"data": {"apart": config.data.apart}})
+    moved = info.config.with_({"data": {"apart": config.data.apart, "also": config.data.also}})
     RunFolder(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
     resume_run(run, on_event)
 
 
 def _essence(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide what comes out; paths of sets apart by their names."""
+    """The settings that decide what comes out; paths of other sets by their names."""
     content = config.model_dump()
     content["training"] = {name: value for name, value in content["training"].items() if name not in FREE}
-    content["data"]["apart"] = [Path(name).name for name in content["data"]["apart"]]
+    for key in PLACES:
+        content["data"][key] = [Path(name).name for name in content["data"][key]]
     return content
 
 
