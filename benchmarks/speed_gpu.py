@@ -660,7 +660,8 @@ class Child:
         """The end of what it said about its trouble."""
         self.errors.flush()
         lines = self.log.read_text("utf-8", "replace").strip().splitlines()
-        return " | ".join(lines[-6:])[-1200:] or "no answer in time"
+        reasons = [line.partition("[__recompiles]")[2].strip() for line in lines if "[__recompiles]" in line]
+        return " | ".join([*reasons[-3:], *lines[-3:]])[-1200:] or "no answer in time"
 
     def end(self) -> None:
         """Stop it and all that it started."""
