@@ -3,6 +3,7 @@ import torch
 
 from headstart.objectives import fused
 from headstart.objectives.cross_entropy import token_loss
+from headstart.objectives.kept import kept_loss
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -18,14 +19,14 @@ def test_the_fused_loss_is_the_plain_one_whatever_the_pieces(monkeypatch, smooth
     wanted, right = token_loss(hidden, *given, labels, smoothing)
     slopes = torch.autograd.grad(wanted / 7, learning)
     for piece in (2**27, 2**12, 200):
-        monkeypatch.setattr(fused, "PIECE", piece)
-        loss, correct = fused.fused_loss(hidden, *given, labels, smoothing)
+        mark = fused.fused_mark(labels, smoothing)
+        loss, correct = kept_loss(hidden, *given, mark, piece)
         assert correct == right
         assert torch.allclose(loss, wanted, rtol=1e-6)
         for own, plain in zip(torch.autograd.grad(loss / 7, learning), slopes, strict=True):
             assert torch.allclose(own, plain, atol=1e-5)
         with torch.no_grad():
-            assert torch.allclose(fused.fused_loss(hidden, *given, labels, smoothing)[0], wanted, rtol=1e-6)
+            assert torch.allclose(kept_loss(hidden, *given, mark, piece)[0], wanted, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -39,7 +40,7 @@ def test_the_marking_is_compiled_once_for_any_number_of_rows(monkeypatch):
     weight = torch.randn(50, 8, requires_grad=True)
     for rows in (30, 31, 47, 12):
         hidden, labels = torch.randn(rows, 8), torch.randint(50, (rows,))
-        loss, correct = fused.fused_loss(hidden, weight, None, labels)
+        loss, correct = kept_loss(hidden, weight, None, fused.fused_mark(labels), 2**27)
         wanted, right = token_loss(hidden, weight, None, labels)
         assert correct == right
         assert torch.allclose(loss, wanted, rtol=1e-6)

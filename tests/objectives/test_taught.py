@@ -156,3 +156,46 @@ def test_every_taught_objective_keeps_the_settings_of_the_plain_one():
     for kind in TAUGHT:
         assert taught(kind(), Lesson((), 0.5, 2.0)).name == kind.name
     assert taught(MaskedLM(rate=0.4), Lesson((), 0.5, 2.0)).rate == 0.4
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("kind", [torch.float, torch.bfloat16])
+def test_the_slopes_of_a_lesson_are_those_that_autograd_finds(temperature, kind):
+    torch.manual_seed(0)
+    lesson = Lesson((), 0.7, temperature)
+    scores, *known = (torch.randn(9, 40).to(kind) for _ in range(3))
+    wanted = torch.randint(40, (9,))
+    full = scores.float().requires_grad_()
+    true = torch.nn.functional.cross_entropy(full, wanted, reduction="sum")
+    expected = lesson.mixed(true, lesson.distance(lesson.softened(full), lesson.opinions(known)))
+    (slope,) = torch.autograd.grad(expected, full)
+    loss, correct, found = module.compared(scores, wanted, known, lesson)
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    assert int(correct) == int((full.argmax(-1) == wanted).sum())
+    assert found.dtype == kind
+    assert torch.allclose(found.float(), slope, atol=1e-5 if kind == torch.float else 1e-2)
+
+
+@pytest.mark.slow
+def test_lessons_are_compiled_once_for_any_number_of_rows(monkeypatch):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    swift = torch.compile(module.compared, backend="aot_eager")
+    monkeypatch.setattr(module, "_looking", lambda: swift)
+    monkeypatch.setattr(module, "is_fused", lambda hidden: True)
+    objective = MaskedLM(rate=0.3)
+    teachers = tuple(
+        model_for(objective, "bidirectional", seed=seed).requires_grad_(False) for seed in (1, 2)
+    )
+    asked, student = taught(objective, Lesson(teachers, 0.7, 1.5)), model_for(objective, "bidirectional")
+    for lengths in ((7, 12, 9, 12), (12, 12, 12, 12, 12), (9, 9), (30, 31, 12)):
+        batch = batch_for(objective, lengths)
+        swiftly = asked.losses(student, batch)["lm"]
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "is_fused", lambda hidden: False)
+            plainly = asked.losses(student, batch)["lm"]
+        assert torch.allclose(swiftly.total, plainly.total, rtol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]

@@ -5,7 +5,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from headstart.objectives.fused import KeptSlopes, fused_loss, is_fused
+from headstart.objectives.fused import fused_mark, is_fused
+from headstart.objectives.kept import Mark, in_autocast, kept_loss
 from headstart.objectives.tiles import OTHER, PIECE, tiled_loss
 
 # Up to how many scores the plain way is the fastest: on a CPU until they leave its cache, on a GPU until they fill it.
@@ -21,18 +22,16 @@ def token_loss(
     forward, so memory is one piece of scores whatever N is.
     """
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        kind = torch.get_autocast_dtype(device)
-        hidden, weight, bias = hidden.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
+    hidden, weight, bias = in_autocast(hidden, weight, bias)
     if is_fused(hidden):
-        return fused_loss(hidden, weight, bias, labels, smoothing)
+        return kept_loss(hidden, weight, bias, fused_mark(labels, smoothing), PIECE[device])
     if hidden.shape[0] * weight.shape[0] <= WHOLE.get(device, OTHER):
         scores = F.linear(hidden, weight, bias).float()  # (N, V)
         loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
         return loss, (scores.detach().argmax(dim=-1) == labels).sum()
     if device == "cpu":
         return tiled_loss(hidden, weight, bias, labels, smoothing)
-    return _PiecewiseLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())
+    return kept_loss(hidden, weight, bias, plain_mark(labels, smoothing), PIECE.get(device, OTHER))
 
 
 def divergence(first: Tensor, second: Tensor) -> Tensor:
@@ -62,36 +61,23 @@ def divergence_in_pieces(first: Tensor, second: Tensor, weight: Tensor, bias: Te
     return torch.stack(parts).sum()
 
 
-class _PiecewiseLoss(KeptSlopes):
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, smoothing, may_learn):  # type: ignore[no-untyped-def]
-        rows = max(1, PIECE.get(hidden.device.type, OTHER) // weight.shape[0])
-        floor = smoothing / weight.shape[0]  # what is wanted of every token
-        wants = may_learn and any(ctx.needs_input_grad[:3])
-        total = torch.zeros((), dtype=torch.float, device=hidden.device)
-        correct = torch.zeros((), dtype=torch.long, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden if wants else hidden[:0])
-        grad_weight = torch.zeros_like(weight if wants else weight[:0], dtype=torch.float)
-        grad_bias = torch.zeros_like(bias, dtype=torch.float) if wants and bias is not None else None
-        for start in range(0, hidden.shape[0], rows):
-            part, wanted = hidden[start : start + rows], labels[start : start + rows]
-            scores = F.linear(part, weight, bias)  # (n, V)
-            correct += (scores.argmax(dim=-1) == wanted).sum()
-            shares = scores.log_softmax(dim=-1, dtype=torch.float)  # a kernel of few passes
-            del scores
-            own = shares.gather(1, wanted[:, None])  # (n, 1)
-            total -= (1 - smoothing) * own.sum()
-            if smoothing:
-                total -= smoothing * shares.mean(dim=-1).sum()
-            if not wants:
-                continue
-            slope = torch.sub(shares.exp_(), floor, out=torch.empty_like(shares, dtype=weight.dtype))
-            slope.scatter_(1, wanted[:, None], (own.exp() - floor + smoothing - 1).to(slope.dtype))
-            torch.mm(slope, weight, out=grad_hidden[start : start + rows])
-            if grad_weight.dtype == slope.dtype:
-                grad_weight.addmm_(slope.T, part)
-            else:
-                grad_weight += slope.T @ part
-            if grad_bias is not None:
-                grad_bias += slope.sum(dim=0)
-        return _PiecewiseLoss.keep(ctx, total, correct, (weight, grad_weight), (bias, grad_bias), grad_hidden)
+def plain_mark(labels: Tensor, smoothing: float) -> Mark:
+    """Cross-entropy against `labels` (N,), with as few passes over the scores as kernels of torch's own allow."""
+
+    def mark(scores: Tensor, span: slice, wants: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        wanted, kind = labels[span], scores.dtype
+        floor = smoothing / scores.shape[-1]  # what is wanted of every token
+        right = (scores.argmax(dim=-1) == wanted).sum()
+        shares = scores.log_softmax(dim=-1, dtype=torch.float)  # a kernel of few passes
+        del scores
+        own = shares.gather(1, wanted[:, None])  # (n, 1)
+        total = (smoothing - 1) * own.sum()
+        if smoothing:
+            total = total - smoothing * shares.mean(dim=-1).sum()
+        if not wants:
+            return total, right, None
+        slope = torch.sub(shares.exp_(), floor, out=torch.empty_like(shares, dtype=kind))
+        slope.scatter_(1, wanted[:, None], (own.exp() - floor + smoothing - 1).to(kind))
+        return total, right, slope
+
+    return mark

@@ -1,7 +1,7 @@
 """The cross-entropy of a large vocabulary on a GPU: all that is not a matrix product is compiled into few passes.
 
 Done plainly, a piece of scores is read and written about a dozen times; compiled, it is written, read twice, and its
-slope is written. Memory is that of one piece and its slope, whatever the number of rows.
+slope is written.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-PIECE = 2**27  # scores alive at once
+from headstart.objectives.kept import Mark
+
 _IS_FUSED: ContextVar[bool] = ContextVar("is_fused", default=False)
 
 
@@ -33,63 +33,17 @@ def is_fused(hidden: Tensor) -> bool:
     return _IS_FUSED.get() and hidden.device.type == "cuda" and hidden.shape[0] > 0
 
 
-def fused_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """What `token_loss` gives: summed cross-entropy, and how many are right."""
-    return _FusedLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())
+def fused_mark(labels: Tensor, smoothing: float = 0.0) -> Mark:
+    """Cross-entropy against `labels` (N,)."""
 
+    def mark(scores: Tensor, span: slice, wants: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        wanted = labels[span]
+        for rowed in (scores, wanted):  # V stays a constant, of which the compiler makes use
+            torch._dynamo.maybe_mark_dynamic(rowed, 0)
+        loss, right, *slope = _marking(wants)(scores, wanted, smoothing)
+        return loss, right, slope[0] if wants else None
 
-class KeptSlopes(torch.autograd.Function):
-    """A loss whose slopes are formed on the way forward; the way back only scales them."""
-
-    @staticmethod
-    def keep(ctx, total, correct, table, shift, grad_hidden):  # type: ignore[no-untyped-def]
-        """Hold the slopes of `hidden`, of the matrix and, where there is one, of the bias; the loss and the marks."""
-        (weight, grad_weight), (bias, grad_bias) = table, shift
-        ctx.save_for_backward(grad_hidden, grad_weight, *([] if grad_bias is None else [grad_bias]))
-        ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
-        ctx.mark_non_differentiable(correct)
-        return total, correct
-
-    @staticmethod
-    def backward(ctx, grad_total, _):  # type: ignore[no-untyped-def]
-        """The slopes, times that of the loss."""
-        hidden, weight, *bias = ctx.saved_tensors
-        kind_weight, kind_bias = ctx.dtypes
-        grad_bias = (bias[0] * grad_total).to(kind_bias) if bias else None
-        grad_hidden = (hidden * grad_total).to(hidden.dtype)
-        return grad_hidden, (weight * grad_total).to(kind_weight), grad_bias, None, None, None
-
-
-class _FusedLoss(KeptSlopes):
-    """Slopes are formed on the way forward, piece by piece; all pieces are alike, but for a row."""
-
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, smoothing, may_learn):  # type: ignore[no-untyped-def]
-        wants = may_learn and any(ctx.needs_input_grad[:3])
-        pieces = -(-hidden.shape[0] * weight.shape[0] // PIECE)
-        rows = -(-hidden.shape[0] // pieces)
-        total = torch.zeros((), dtype=torch.float, device=hidden.device)
-        correct = torch.zeros((), dtype=torch.long, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden if wants else hidden[:0])
-        grad_weight = torch.zeros_like(weight if wants else weight[:0], dtype=torch.float)
-        grad_bias = torch.zeros_like(bias, dtype=torch.float) if wants and bias is not None else None
-        for start in range(0, hidden.shape[0], rows):
-            part, wanted = hidden[start : start + rows], labels[start : start + rows]
-            scores = F.linear(part, weight, bias)  # (n, V)
-            for rowed in (scores, wanted):  # V stays a constant, of which the compiler makes use
-                torch._dynamo.maybe_mark_dynamic(rowed, 0)
-            loss, right, *slope = _marking(wants)(scores, wanted, smoothing)
-            total += loss
-            correct += right
-            if not wants:
-                continue
-            torch.mm(slope[0], weight, out=grad_hidden[start : start + rows])
-            grad_weight += slope[0].T @ part
-            if grad_bias is not None:
-                grad_bias += slope[0].sum(dim=0, dtype=torch.float)
-        return _FusedLoss.keep(ctx, total, correct, (weight, grad_weight), (bias, grad_bias), grad_hidden)
+    return mark
 
 
 @cache

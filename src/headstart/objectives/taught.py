@@ -5,14 +5,14 @@ Teachers answer the very batch that the student reads, so they must share its to
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from headstart.batch import IGNORE, Batch
 from headstart.models.heads import asked, language_head
@@ -20,7 +20,9 @@ from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective
 from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.classify import Classify
+from headstart.objectives.fused import is_fused
 from headstart.objectives.hybrid import CausalAndMasked
+from headstart.objectives.kept import Spot, in_autocast, kept_loss
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.tiles import OTHER, PIECE
 
@@ -40,47 +42,59 @@ class Lesson:
             return found[0]
         return torch.stack(found).logsumexp(dim=0) - math.log(len(found))
 
-    def distance(self, scores: Tensor, opinions: Tensor) -> Tensor:
-        """How far a student's scores (N, C) are from the teachers' opinions, summed: zero when they agree."""
-        own = (scores / self.temperature).log_softmax(dim=-1)
-        return self.temperature**2 * F.kl_div(own, opinions, reduction="sum", log_target=True)
+    def softened(self, scores: Tensor) -> Tensor:
+        """The logarithm of a student's probability of each answer (N, C), from its scores."""
+        return (scores / self.temperature).log_softmax(dim=-1)
+
+    def distance(self, softened: Tensor, opinions: Tensor) -> Tensor:
+        """How far a student's softened answers (N, C) are from the teachers' opinions, summed: zero when they agree."""
+        return self.temperature**2 * F.kl_div(softened, opinions, reduction="sum", log_target=True)
 
     def mixed(self, true: Tensor, distance: Tensor) -> Tensor:
         """Both losses as one."""
         return (1 - self.share) * true + self.share * distance
 
 
-Spot = tuple[
-    Tensor, Tensor, Tensor | None
-]  # vectors (N, D), and the matrix and bias that make scores of them
-
-
 def _token_loss(lesson: Lesson, student: Spot, teachers: Sequence[Spot], labels: Tensor) -> Loss:
-    """The mixed loss over a large vocabulary; scores live one piece at a time, computed anew on the way back."""
-    hidden, weight, bias = student
+    """The mixed loss over a large vocabulary; the scores of all live one piece at a time."""
+    hidden, weight, bias = in_autocast(*student)
+    others = [in_autocast(*spot) for spot in teachers]
+    look, terms = _looking() if is_fused(hidden) else compared, replace(lesson, teachers=())
+
+    def mark(scores: Tensor, span: slice, wants: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        known = [F.linear(vectors[span], matrix, shift) for vectors, matrix, shift in others]
+        wanted = labels[span]
+        if look is not compared:
+            for rowed in (scores, wanted, *known):
+                torch._dynamo.maybe_mark_dynamic(rowed, 0)
+        total, right, slope = look(scores, wanted, known, terms)
+        return total, right, slope if wants else None
+
     room = PIECE.get(hidden.device.type, OTHER) // (2 * (1 + len(teachers)))
-    rows = max(1, room // weight.shape[0])
+    total, right = kept_loss(hidden, weight, bias, mark, room)
+    return Loss(total, labels.numel(), right)
 
-    def piece(own: Tensor, wanted: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-        scores = F.linear(own, weight, bias).float()  # (n, V)
-        with torch.no_grad():
-            known = [F.linear(h, w, b) for h, (_, w, b) in zip(others, teachers, strict=True)]
-            opinions = lesson.opinions(known)
-        true = F.cross_entropy(scores, wanted, reduction="sum")
-        right = (scores.detach().argmax(dim=-1) == wanted).sum()
-        return lesson.mixed(true, lesson.distance(scores, opinions)), right
 
-    totals, rights = [], []
-    for at in range(0, max(1, hidden.shape[0]), rows):
-        span = slice(at, at + rows)
-        given = (hidden[span], labels[span], *(spot[0][span] for spot in teachers))
-        if hidden.shape[0] > rows:
-            total, right = checkpoint(piece, *given, use_reentrant=False)
-        else:
-            total, right = piece(*given)
-        totals.append(total)
-        rights.append(right)
-    return Loss(torch.stack(totals).sum(), labels.numel(), torch.stack(rights).sum())
+@cache
+def _looking() -> Callable[..., Any]:
+    """`compared`, compiled once for any number of rows."""
+    return torch.compile(compared)
+
+
+def compared(
+    scores: Tensor, wanted: Tensor, known: Sequence[Tensor], lesson: Lesson
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mixed loss of scores (n, V), how many are right, and its slope at every score, in the scores' precision."""
+    full = scores.float()
+    shares, opinions = full.log_softmax(dim=-1), lesson.opinions(known)
+    softened = shares if lesson.temperature == 1 else lesson.softened(full)
+    own = shares.gather(1, wanted[:, None])  # (n, 1)
+    total = lesson.mixed(-own.sum(), lesson.distance(softened, opinions))
+    slope = (1 - lesson.share) * shares.exp() + lesson.share * lesson.temperature * (
+        softened.exp() - opinions.exp()
+    )
+    slope = slope.scatter_add(1, wanted[:, None], torch.full_like(own, lesson.share - 1))
+    return total, (full.argmax(dim=-1) == wanted).sum(), slope.to(scores.dtype)
 
 
 def _masked_spot(model: Model, batch: Batch) -> Spot:
@@ -137,7 +151,7 @@ class TaughtClassify(Classify):
         scores, loss = super()._answer(model, batch)
         with torch.no_grad():
             opinions = self.lesson.opinions([teacher(batch)["class"] for teacher in self.lesson.teachers])
-        total = self.lesson.mixed(loss.total, self.lesson.distance(scores, opinions))
+        total = self.lesson.mixed(loss.total, self.lesson.distance(self.lesson.softened(scores), opinions))
         return scores, replace(loss, total=total)
 
 
