@@ -596,6 +596,7 @@ def child(setting: Setting | None, window: float, is_profiled: bool, rehearsed: 
         gc.collect()
         cuda.empty_cache()
         time.sleep(4 * (attempt + 1))
+    faulthandler.cancel_dump_traceback_later()
     found["process_seconds"] = time.perf_counter() - began
     print("FOUND " + json.dumps(found), flush=True)
     sys.stdout.flush()
@@ -661,7 +662,10 @@ class Child:
         self.errors.flush()
         lines = self.log.read_text("utf-8", "replace").strip().splitlines()
         reasons = [line.partition("[__recompiles]")[2].strip() for line in lines if "[__recompiles]" in line]
-        return " | ".join([*reasons[-3:], *lines[-3:]])[-1200:] or "no answer in time"
+        stacks = [at for at, line in enumerate(lines) if "(most recent call" in line]
+        is_stuck = bool(stacks) and "first" in lines[stacks[-1]]  # else an error ends the log, its reason last
+        last = lines[stacks[-1] :][:6] if is_stuck else lines[-3:]
+        return " | ".join([*reasons[-3:], *last])[:1200] or "no answer in time"
 
     def end(self) -> None:
         """Stop it and all that it started."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from headstart.errors import ConfigError, nearest, pick
 from headstart.sections import BUDGETS as BUDGETS
+from headstart.sections import PLACES as PLACES
 from headstart.sections import BodyConfig as BodyConfig
 from headstart.sections import DataConfig as DataConfig
 from headstart.sections import ObjectiveConfig as ObjectiveConfig

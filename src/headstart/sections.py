@@ -298,6 +298,9 @@ FREE = (
 )  # fmt: skip
 
 
+PLACES = ("apart", "also")  # settings of data that name other sets
+
+
 class DataConfig(Section):
     """How files are read."""
 
@@ -322,7 +325,7 @@ class DataConfig(Section):
     )
     also: list[str] = Field(
         [],
-        description="more labelled tables, or built-in sets (their train part), to learn from, read like the data itself",
+        description="more labelled tables (or the train part of folders and built-in sets) to learn from, read like the data",
     )
     unique: bool = Field(
         False,

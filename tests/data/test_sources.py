@@ -7,6 +7,7 @@ import pytest
 
 from headstart.config import DataConfig
 from headstart.data.example import Example
+from headstart.data.folds import cut_folds
 from headstart.data.sources import SOURCES, load_dataset, load_for_scoring, load_texts, without_repeats
 from headstart.errors import DataError
 
@@ -108,31 +109,69 @@ def test_a_folder_gives_its_splits_under_any_of_their_names(tmp_path):
     assert load_for_scoring(str(tmp_path), CONFIG)[0] == "valid"
 
 
-def test_more_tables_are_learnt_from_but_for_texts_that_are_held_out(tmp_path):
-    folder, more = tmp_path / "set", tmp_path / "more"
-    for place, rows in {
-        folder / "train.tsv": ["a\tyes", "b\tno"],
-        folder / "valid.tsv": ["c\tyes", "d\tno"],
-        folder / "test.tsv": ["e\tyes", "f\tno"],
-        more / "train.tsv": ["c\tyes", "e\tyes", "g\tno"],
-        tmp_path / "one.tsv": ["h\tyes", "d\tno"],
+@pytest.fixture
+def more(tmp_path):
+    """A set in a folder, another beside it, and a table; they share texts."""
+    for name, rows in {
+        "set/train.tsv": ["a\tyes", "b\tno"],
+        "set/valid.tsv": ["c\tyes", "d\tno"],
+        "set/test.tsv": ["e\tyes", "f\tno"],
+        "more/train.tsv": ["c\tyes", "e\tyes", "g\tno", "a\tyes"],
+        "one.tsv": ["h\tyes", "d\tno", "g\tno"],
     }.items():
-        place.parent.mkdir(exist_ok=True)
-        place.write_text("text\tlabel\n" + "\n".join(rows))
-    config = DataConfig(also=[str(more), str(tmp_path / "one.tsv")])
-    dataset = load_dataset(str(folder), config, with_test=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text\tlabel\n" + "\n".join(rows))
+    return tmp_path
+
+
+@pytest.mark.parametrize("with_test", [True, False])
+def test_more_tables_are_learnt_from_but_for_texts_that_are_there_already(more, with_test):
+    config = DataConfig(also=[str(more / "more"), str(more / "one.tsv")])
+    dataset = load_dataset(str(more / "set"), config, with_test=with_test)
     assert [row.text for row in dataset.train] == ["a", "b", "g", "h"]
-    assert [len(dataset.splits[name]) for name in ("valid", "test")] == [2, 2]
-    whole = load_dataset(str(tmp_path / "one.tsv"), DataConfig(also=[str(more)]))
-    assert sorted(row.text for rows in whole.splits.values() for row in rows) == ["c", "d", "e", "g", "h"]
-    built_in = load_dataset("rotten-tomatoes", DataConfig(also=["imdb"]))
-    assert len(built_in.train) == len(load_dataset("rotten-tomatoes", DataConfig()).train) + len(
-        load_dataset("imdb", DataConfig()).train
+    assert [row.text for row in dataset.more] == ["g", "h"]
+    assert [row.text for row in dataset.valid] == ["c", "d"]
+    assert len(dataset.test) == 2 * with_test
+    assert any(note.startswith("2 rows of") for note in dataset.notes)
+
+
+def test_what_is_added_to_a_table_or_a_built_in_set_is_never_held_out(more):
+    table = write_table(more / "many.tsv", [(f"text {n}", "yes" if n % 2 else "no") for n in range(200)])
+    alone, both = (
+        load_dataset(table, DataConfig(also=also), with_test=True)
+        for also in ([], [str(more / "set"), table])
     )
+    assert [row.text for row in both.more] == ["a", "b"]
+    assert both.train == [*alone.train, *both.more]
+    assert (both.valid, both.test) == (alone.valid, alone.test)
+    films, mixed = (load_dataset("rotten-tomatoes", DataConfig(also=also)) for also in ([], ["imdb"]))
+    assert len(mixed.train) == len(films.train) + len(load_dataset("imdb", DataConfig()).train)
+    assert mixed.valid == films.valid
+
+
+def test_folds_learn_from_what_is_added_and_judge_none_of_it(more):
+    dataset = load_dataset(str(more / "set"), DataConfig(also=[str(more / "one.tsv")]))
+    folds = cut_folds(dataset, 2)
+    assert sorted(row.text for fold in folds for row in fold.valid) == ["a", "b", "c", "d"]
+    for fold in folds:
+        assert {row.text for row in fold.train} >= {"g", "h"}
+        assert len(fold.train) == 4
+
+
+def test_labels_of_what_is_added_must_be_the_data_s(more):
+    stars = write_table(more / "stars.tsv", [(f"film {n}", n % 5 + 1) for n in range(100)])
+    with pytest.raises(
+        DataError, match=r"one.tsv:2 of .*data.also.* has label 'yes', which the data has not"
+    ) as caught:
+        load_dataset(stars, DataConfig(also=[str(more / "one.tsv")]))
+    assert "data.classes" in caught.value.hint
+    classes = {"negative": ["1", "2"], "positive": ["4", "5"]}
+    dataset = load_dataset(stars, DataConfig(classes=classes, also=["rotten-tomatoes"]))
+    assert dataset.classes == ["negative", "positive"]
     with pytest.raises(DataError, match="has no table called train"):
-        load_dataset(str(folder), DataConfig(also=[str(tmp_path)]))
+        load_dataset(str(more / "set"), DataConfig(also=[str(more)]))
     with pytest.raises(DataError, match="neither a built-in dataset nor a file"):
-        load_dataset(str(folder), DataConfig(also=["imbd"]))
+        load_dataset(str(more / "set"), DataConfig(also=["imbd"]))
 
 
 def test_a_folder_without_valid_has_it_cut_from_train_with_a_note(tmp_path):

@@ -176,7 +176,7 @@ def test_texts_of_a_built_in_set_are_learnt_by_what_stands_in_them_and_never_by_
     assert {row.label for row in films} == {"positive"}
     assert 200 < len(films) < 300
     assert not held & {row.known_as for row in films}
-    assert any("films (data.also) were read too" in note for note in dataset.notes)
+    assert any("films (data.also) are learnt from too" in note for note in dataset.notes)
 
 
 def test_bad_patterns_are_told(tmp_path):

@@ -116,10 +116,11 @@ def test_only_the_weights_of_the_last_finished_stage_have_to_travel(world):
         cook(world, "run")
 
 
-def test_a_stage_stopped_half_way_goes_on_elsewhere(world, tmp_path_factory):
+@pytest.mark.parametrize(("stage", "step"), [(2, 2), (3, 5)])
+def test_a_stage_stopped_half_way_goes_on_elsewhere(world, tmp_path_factory, stage, step):
     cook(world, "whole")
     with pytest.raises(InterruptedError):
-        cook(world, "stopped", on_event=interrupt_in(3, 5))
+        cook(world, "stopped", on_event=interrupt_in(stage, step))
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.move(world / "texts", elsewhere / "data")
     shutil.move(world / "stopped", elsewhere / "run")

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from headstart.data.example import Dataset, Example
+from headstart.data.example import Dataset, Example, text_hash
 from headstart.data.sources import without_repeats
 from headstart.errors import ConfigError, DataError
 
@@ -11,11 +11,12 @@ def cut_folds(dataset: Dataset, count: int) -> list[Dataset]:
     """The texts of train and valid as `count` datasets, each with another fold as valid and the rest as train.
 
     A text that stands twice is read once, and one that stands with two labels is left out, so nothing that is held
-    out is also learnt from. Each class is dealt evenly in the order of hashes: rows may stand in any order.
+    out is also learnt from; what `data.also` added is learnt from in every fold. Each class is dealt evenly in the order of hashes: rows may stand in any order.
     """
     if count < 2:
         raise ConfigError(f"{count} folds hold nothing out", hint="use --folds 5 or 10")
-    given = [*dataset.train, *dataset.valid]
+    beside = {text_hash(example.known_as) for example in dataset.more}
+    given = [row for row in (*dataset.train, *dataset.valid) if text_hash(row.known_as) not in beside]
     examples = without_repeats(given)
     by_class: defaultdict[str, list[Example]] = defaultdict(list)
     for example in examples:
@@ -38,7 +39,10 @@ def cut_folds(dataset: Dataset, count: int) -> list[Dataset]:
         Dataset(
             dataset.name,
             {
-                "train": [example for place, example in enumerate(dealt) if place % count != fold],
+                "train": [
+                    *(example for place, example in enumerate(dealt) if place % count != fold),
+                    *dataset.more,
+                ],
                 "valid": dealt[fold::count],
             },
             dataset.classes,

@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from headstart.config import DataConfig
@@ -89,7 +90,6 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
     """
     names = SPLITS if with_test else SPLITS[:2]
     skips: list[Skip] = []
-    more = [row for name in config.also for row in _more(name, config, skips)]
     if data in SOURCES:
         if config.label_pattern:
             raise ConfigError(
@@ -97,36 +97,51 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
                 hint="leave data.label_pattern out, or give a file of texts, and the set as data.also",
             )
         splits, notes = _cut_source(data)
-        splits = _joined(splits, more)
-        splits = {name: splits[name] for name in names}
     elif os.path.isdir(data):
-        splits, notes = _load_folder(Path(data), config, names, skips)
-        splits = _joined(splits, more)
+        # what is added below must not be among the test texts either
+        splits, notes = _load_folder(Path(data), config, SPLITS if config.also else names, skips)
     else:
-        examples = _read(_table(data), config, skips) + more
+        examples = _read(_table(data), config, skips)
         _check_labels(examples, data)
         splits, notes = cut(examples, names)
-    if more:
-        notes = [*notes, f"{len(more):,} rows of {', '.join(config.also)} (data.also) were read too"]
-    return _checked(data, splits, skips, notes)
+    more = _more(splits, config, skips)
+    if config.also:
+        notes = [*notes, f"{len(more):,} rows of {', '.join(config.also)} (data.also) are learnt from too"]
+    splits = {name: [*splits[name], *(more if name == "train" else [])] for name in names if name in splits}
+    return replace(_checked(data, splits, skips, notes), more=more)
 
 
-def _joined(splits: dict[str, list[Example]], more: list[Example]) -> dict[str, list[Example]]:
-    """The splits with more to learn from, but for texts that are held out."""
-    held = {text_hash(row.known_as) for name in splits if name != "train" for row in splits[name]}
-    fresh = [row for row in more if text_hash(row.known_as) not in held]
-    return {**splits, "train": [*splits["train"], *fresh]}
+def _more(splits: dict[str, list[Example]], config: DataConfig, skips: list[Skip]) -> list[Example]:
+    """What `data.also` adds to train: texts that stand in no split, each once."""
+    known = {text_hash(row.known_as) for rows in splits.values() for row in rows} if config.also else set()
+    classes = sorted({str(row.label) for row in splits["train"]})
+    kept: list[Example] = []
+    for name in config.also:
+        for row in _beside(name, config, skips):
+            if row.label not in classes:
+                raise DataError(
+                    f"{row.origin} of {name} (data.also) has label {row.label!r}, which the data has not",
+                    hint=f"data.classes makes classes of labels; here they are {', '.join(classes[:5])}",
+                )
+            hashed = text_hash(row.known_as)
+            if hashed in known:
+                skips.append(Skip(f"{name}: {row.origin}", "data.also: the text is there already"))
+            else:
+                known.add(hashed)
+                kept.append(row)
+    return kept
 
 
-def _more(name: str, config: DataConfig, skips: list[Skip]) -> list[Example]:
-    """What `data.also` adds: a table's rows, a folder's or a built-in set's train part; by the pattern if there is one."""
+def _beside(name: str, config: DataConfig, skips: list[Skip]) -> list[Example]:
+    """A table's rows, a folder's or a built-in set's train part; labelled by the pattern if there is one."""
     if name in SOURCES:
         rows = _cut_source(name)[0]["train"]
-        if not config.label_pattern:
-            return rows
-        found, left_out = labelled_by(rows, name, config.label_pattern, config.classes)
-        skips.extend(left_out)
-        return found
+        if config.label_pattern:
+            rows, left_out = labelled_by(rows, name, config.label_pattern, config.classes)
+            skips.extend(left_out)
+        elif config.classes:
+            rows = classed(rows, config.classes, Path(name), or_named=True)
+        return rows
     path = Path(name)
     if os.path.isdir(name):
         files = split_files(path)

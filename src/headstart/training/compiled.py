@@ -77,7 +77,7 @@ class Compiled:
 
 
 def for_any_size() -> "dict[str, str | int | bool | Callable[..., Any]]":
-    """Switches of torch's compiler for texts: none of its ways of joining kernels that pays from some size on alone.
+    """Switches of torch's compiler for texts: without the way of joining kernels that was seen to ask for a size.
 
     The code would be for batches on one side of that size, and the first batch on the other side compiled for anew.
     """

@@ -44,7 +44,7 @@ from headstart.workflows.conclude import ARMS, FROZEN_RATE, OPTIONAL_ARMS, Plan,
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.labelled import data_fingerprint
 from headstart.workflows.notes import notes_after, notes_before
-from headstart.workflows.pretrain import absolute
+from headstart.workflows.pretrain import absolute, placed
 from headstart.workflows.run import RunFolder, Trained, load_trained
 from headstart.workflows.story import command_line
 from headstart.workflows.tokenizers import choose_tokenizer
@@ -114,11 +114,11 @@ def _names(bases: Sequence[str]) -> list[str]:
 
 
 def _with_whole_paths(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings in which the path of a tokenizer is found from any folder."""
+    """Settings in which a tokenizer and other sets are found from any folder."""
     kind = settings.get("tokenizer", {}).get("kind")
     if kind is not None:
         settings["tokenizer"]["kind"] = absolute([kind])[0]
-    return settings
+    return placed(settings)
 
 
 def is_comparison(path: Path) -> bool:

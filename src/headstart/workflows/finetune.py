@@ -26,7 +26,7 @@ from headstart.workflows.begin import SCRATCH, base_for, begun, heard
 from headstart.workflows.classifier import check_passes, make_classifier, make_trainer, misfit, score_rows
 from headstart.workflows.labelled import Task, data_fingerprint, load_labelled, make_task
 from headstart.workflows.plan import announce
-from headstart.workflows.pretrain import absolute, fit_length
+from headstart.workflows.pretrain import absolute, fit_length, placed
 from headstart.workflows.run import RunFolder, RunInfo, Trained, from_main, load_trained, train_in
 from headstart.workflows.story import tell_story
 from headstart.workflows.teaching import Teaching, make_teaching, teaching_of
@@ -76,7 +76,7 @@ def finetune(
     with joined() as processes:
         with processes.together():
             trained = None if base == SCRATCH else load_trained(base)
-            config, objective = finetune_config(trained, preset, settings or {})
+            config, objective = finetune_config(trained, preset, placed(settings))
             teaching = make_teaching(teacher, unlabelled)
             if trained is None and config.training.reset_layers:
                 raise ConfigError(

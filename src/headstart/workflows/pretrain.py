@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from headstart.config import RunConfig, resolve
+from headstart.config import PLACES, RunConfig, merge, resolve
 from headstart.data.apart import apart_hashes
 from headstart.data.corpus import Corpus
 from headstart.data.loader import BlockLoader
 from headstart.data.pairs import PairLoader
 from headstart.data.portion import Corpora, Portion, portions
+from headstart.data.sources import SOURCES
 from headstart.data.stream import TokenStream, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
@@ -83,7 +84,7 @@ def pretrain(
             mix = portions(corpora)
             trained = None if base is None else load_trained(base)
             teaching = make_teaching(teacher)
-            config, objective = pretrain_config(preset, settings or {}, trained, teaching)
+            config, objective = pretrain_config(preset, placed(settings), trained, teaching)
             runtime = start_runtime(config.training, processes)
         inputs = pretrain_inputs(mix, base, portions(tokenizer_corpora or []))
         inputs |= {} if teaching is None else teaching.inputs()
@@ -113,6 +114,12 @@ def pretrain_config(
     teaching: Teaching | None = None,
 ) -> tuple[RunConfig, Objective]:
     """The run's settings and its objective, which must be able to train a base."""
+    for name in ("label_pattern", "also"):
+        if settings.get("data", {}).get(name):
+            raise ConfigError(
+                f"data.{name} is for labelled texts, and pretraining reads raw ones",
+                hint=f"leave data.{name} out; several corpora may be given",
+            )
     if trained is not None:
         preset, settings = continued_settings(trained, preset, settings)
     elif teaching is not None:
@@ -299,8 +306,15 @@ def _begin(
 
 def absolute(names: Sequence[str]) -> list[str]:
     """Paths made absolute, so that a resume finds them from any folder; names of bases and others as they are."""
-    known = (*shipped_bases(), SCRATCH)
+    known = (*shipped_bases(), *SOURCES, SCRATCH)
     return [str(Path(n).resolve()) if Path(n).exists() and n not in known else n for n in names]
+
+
+def placed(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings in which the other sets that they name are found from any folder."""
+    data = (settings or {}).get("data", {})
+    named = {key: absolute(data[key]) for key in PLACES if isinstance(data.get(key), list)}
+    return merge(settings or {}, {"data": named} if named else {})
 
 
 def _check_size(train: TokenStream, config: RunConfig) -> None:

@@ -8,7 +8,18 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from headstart.config import BUDGETS, DataConfig, Job, Section, load_preset, load_toml, merge, parse, resolve
+from headstart.config import (
+    BUDGETS,
+    PLACES,
+    DataConfig,
+    Job,
+    Section,
+    load_preset,
+    load_toml,
+    merge,
+    parse,
+    resolve,
+)
 from headstart.data.portion import Portion
 from headstart.data.sources import SOURCES
 from headstart.errors import ConfigError, pick
@@ -18,7 +29,6 @@ from headstart.storage import FORMS
 from headstart.workflows.advice import check_advice
 
 SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
-PLACES = ("apart", "also")  # settings of data that name other sets
 Settings = dict[str, Any]
 
 

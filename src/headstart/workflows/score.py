@@ -45,6 +45,10 @@ def evaluate(
     Several classifiers (a list, or names with commas between) are marked as one: their probabilities are averaged.
     `beam` is the width of a translator's search, and `against` another translator to set beside it.
     """
+    if (settings or {}).get("data", {}).get("also"):
+        raise ConfigError(
+            "data.also is to learn from, not to be judged on", hint="evaluate one set at a time"
+        )
     trained = load_ensemble(run)
     first = trained[0]
     config = first.info.config.with_(settings or {})

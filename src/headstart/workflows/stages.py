@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headstart.config import RunConfig
+from headstart.config import PLACES, RunConfig
 from headstart.errors import ConfigError, RunError, Stopped
 from headstart.files import write_json, write_with, writing
 from headstart.sections import FREE
@@ -25,7 +25,7 @@ from headstart.workflows.pretrain import (
     pretrain_inputs,
     read_pretrained,
 )
-from headstart.workflows.recipe import PLACES, Recipe, Stage, open_recipe, read_recipe
+from headstart.workflows.recipe import Recipe, Stage, open_recipe, read_recipe
 from headstart.workflows.run import RECIPE, RunFolder, RunInfo, load_trained
 from headstart.workflows.teaching import make_teaching
 

@@ -29,7 +29,7 @@ from headstart.workflows.begin import SCRATCH
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.labelled import data_fingerprint, load_labelled
-from headstart.workflows.pretrain import absolute
+from headstart.workflows.pretrain import absolute, placed
 from headstart.workflows.run import RunFolder, Trained, load_trained
 from headstart.workflows.search import Row, as_settings, make_space, parse_row, standing, to_toml
 from headstart.workflows.story import command_line, tell_story
@@ -83,7 +83,7 @@ def tune(
     for name, number in (("trials", trials), ("minutes", minutes)):
         if number is not None and number <= 0:
             raise ConfigError(f"{name} {number} search nothing", hint=f"give --{name} a number above 0")
-    fixed = json.loads(json.dumps(dict(settings or {})))
+    fixed = json.loads(json.dumps(placed(settings)))
     inputs = {
         "base": absolute([base])[0],
         "data": absolute([data])[0],
