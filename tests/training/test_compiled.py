@@ -7,6 +7,7 @@ from headstart.config import RunConfig
 from headstart.data.loader import BlockLoader, TextLoader
 from headstart.models.model import build_model
 from headstart.objectives.table import OBJECTIVES
+from headstart.objectives.taught import Lesson, taught
 from headstart.training.compiled import SIZED, Compiled, can_compile, for_any_size, should_compile
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.runtime import Runtime
@@ -26,9 +27,11 @@ class Tokens:
         return random_rows([150])[0].tokens[1:-1][start:stop]
 
 
-def make_trainer(name, dropout=0.0, **training):
-    torch.manual_seed(0)
+def make_trainer(name, dropout=0.0, seed=0, teachers=(), **training):
+    torch.manual_seed(seed)
     objective = OBJECTIVES[name]()
+    if teachers:
+        objective = taught(objective, Lesson(tuple(teachers), 0.5, 2.0))
     body = small_body(objective.bodies[0], dropout=dropout)
     model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
     settings = {"epochs": 2, "keep": "last", **training}
@@ -75,6 +78,25 @@ def test_dropout_is_compiled_with_the_rest(name):
     run.run()
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["masked-lm", "causal-lm", "classify"])
+def test_teachers_are_compiled_too_and_nothing_else_changes(name):
+    from torch._dynamo.utils import counters
+
+    teachers = [make_trainer(name, seed=seed).model.eval().requires_grad_(False) for seed in (1, 2)]
+    plain, swift = (make_trainer(name, teachers=teachers) for _ in range(2))
+    torch._dynamo.reset()
+    counters.clear()
+    swift.compiled = Compiled(swift.model, swift.objective, backend="aot_eager")
+    plain.run()
+    swift.run()
+    assert counters["stats"]["unique_graphs"] == 2  # one that learns, one for teachers of one shape
+    assert not counters["graph_break"]
+    for one, other in zip(plain.model.parameters(), swift.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    assert not any("forward" in vars(model.body) for model in (swift.model, *teachers))
 
 
 @pytest.mark.slow

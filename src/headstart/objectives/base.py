@@ -98,6 +98,11 @@ class Objective:
         return 1
 
     @property
+    def teachers(self) -> tuple[Model, ...]:
+        """Models that read every batch beside the one that learns."""
+        return ()
+
+    @property
     def needs_plain_body(self) -> bool:
         """Whether its steps need the body as it is: not compiled, which draws chance in its own way, and not in parts."""
         return False

@@ -112,8 +112,19 @@ def _causal_spot(model: Model, batch: Batch) -> Spot:
 NOBODY = Lesson((), 0.0, 1.0)
 
 
+class _Taught:
+    """An objective with a lesson."""
+
+    lesson: Lesson
+
+    @property
+    def teachers(self) -> tuple[Model, ...]:
+        """Those of the lesson."""
+        return self.lesson.teachers
+
+
 @dataclass(frozen=True, eq=False)
-class TaughtMaskedLM(MaskedLM):
+class TaughtMaskedLM(_Taught, MaskedLM):
     """Hidden tokens, and what the teachers would put there."""
 
     lesson: Lesson = field(default=NOBODY)
@@ -126,7 +137,7 @@ class TaughtMaskedLM(MaskedLM):
 
 
 @dataclass(frozen=True, eq=False)
-class TaughtCausalLM(CausalLM):
+class TaughtCausalLM(_Taught, CausalLM):
     """The next token, and what the teachers would expect there."""
 
     lesson: Lesson = field(default=NOBODY)
@@ -141,7 +152,7 @@ class TaughtCausalLM(CausalLM):
 
 
 @dataclass(frozen=True, eq=False)
-class TaughtClassify(Classify):
+class TaughtClassify(_Taught, Classify):
     """The class of a text, and how likely the teachers hold each."""
 
     lesson: Lesson = field(default=NOBODY)

@@ -6,7 +6,7 @@ Texts come in every shape, for all of which it is compiled once.
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from headstart.batch import Batch, rows_at
 from headstart.compiling import will_compile
 from headstart.config import RunConfig
+from headstart.models.body import Body
 from headstart.models.model import Model, count_parameters
 from headstart.objectives.base import Objective
 from headstart.objectives.fused import fused
@@ -29,17 +30,15 @@ OLDEST = (7, 0)  # compute capability of a GPU for which triton writes code
 
 
 class Compiled:
-    """Training steps of a model whose body torch has compiled; the model itself is not changed."""
+    """Training steps whose bodies torch has compiled, a teacher's too; the models themselves are not changed."""
 
     def __init__(self, model: Model, objective: Objective, backend: str = "inductor"):
-        self._body = model.body
         self._is_even = objective.reads == "blocks"
         self._shapes: dict[bool, torch.Size] = {}  # of blocks, for each way to read them
         self._is_begun = False
-        options = for_any_size() if backend == "inductor" and not self._is_even else None
-        self._forward = torch.compile(
-            model.body.forward, dynamic=not self._is_even, backend=backend, options=options
-        )
+        self._bodies = [
+            _CompiledBody(each.body, self._is_even, backend) for each in (model, *objective.teachers)
+        ]
 
     def _suits(self, batch: Batch) -> bool:
         shape = batch.tokens.shape
@@ -48,30 +47,46 @@ class Compiled:
                 self._shapes[batch.is_causal] = shape
             return shape == self._shapes[batch.is_causal]
         lengths = shape[1:] if batch.source is None else (shape[1], batch.source.shape[1])
-        sizes = [shape[0], *(_wide(length, self._body.config.max_length) for length in lengths)]
+        most = min(each.most for each in self._bodies)
+        sizes = [shape[0], *(_wide(length, most) for length in lengths)]
         # sizes that are equal at first, or one, are taken to be so for ever: a later batch would be compiled for anew
         self._is_begun = self._is_begun or len(set(sizes)) == len(sizes)
         return self._is_begun and min(sizes) > 1
+
+    @contextmanager
+    def reading(self, batch: Batch) -> Iterator[None]:
+        """While this lasts, the bodies read compiled, if the batch is of a shape that they were compiled for."""
+        if not self._suits(batch):
+            yield
+            return
+        with ExitStack() as stack:
+            for each in self._bodies:
+                stack.enter_context(each.reading())
+            stack.enter_context(fused())
+            yield
+
+
+class _CompiledBody:
+    def __init__(self, body: Body, is_even: bool, backend: str):
+        self._body, self._is_even, self.most = body, is_even, body.config.max_length
+        options = for_any_size() if backend == "inductor" and not is_even else None
+        self._forward = torch.compile(body.forward, dynamic=not is_even, backend=backend, options=options)
 
     def _read(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         if self._is_even:
             hidden = self._forward(batch)
         else:
-            length, most = batch.tokens.shape[1], self._body.config.max_length
-            hidden = self._forward(_widened(batch, most))[:, :length]
+            length = batch.tokens.shape[1]
+            hidden = self._forward(_widened(batch, self.most))[:, :length]
         # (B, T, D); places differ in number from batch to batch, so all of it is compiled and some is taken
         return hidden if places is None else rows_at(hidden.flatten(0, 1), places)
 
     @contextmanager
-    def reading(self, batch: Batch) -> Iterator[None]:
-        """While this lasts, the body reads compiled, if the batch is of a shape that it was compiled for."""
-        if not self._suits(batch):
-            yield
-            return
+    def reading(self) -> Iterator[None]:
+        """While this lasts, the body reads compiled."""
         self._body.forward = self._read  # type: ignore[method-assign]
         try:
-            with fused():
-                yield
+            yield
         finally:
             del self._body.forward
 
