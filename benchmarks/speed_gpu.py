@@ -663,7 +663,9 @@ class Child:
         lines = self.log.read_text("utf-8", "replace").strip().splitlines()
         reasons = [line.partition("[__recompiles]")[2].strip() for line in lines if "[__recompiles]" in line]
         stacks = [at for at, line in enumerate(lines) if "(most recent call" in line]
-        is_stuck = bool(stacks) and "first" in lines[stacks[-1]]  # else an error ends the log, its reason last
+        is_stuck = (
+            bool(stacks) and "first" in lines[stacks[-1]]
+        )  # else an error ends the log, its reason last
         last = lines[stacks[-1] :][:6] if is_stuck else lines[-3:]
         return " | ".join([*reasons[-3:], *last])[:1200] or "no answer in time"
 

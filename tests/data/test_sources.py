@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from headstart.config import DataConfig
-from headstart.data.example import Example
+from headstart.data.apart import without_apart
+from headstart.data.example import Example, text_hash
 from headstart.data.folds import cut_folds
 from headstart.data.sources import SOURCES, load_dataset, load_for_scoring, load_texts, without_repeats
 from headstart.errors import DataError
@@ -129,7 +130,7 @@ def test_more_tables_are_learnt_from_but_for_texts_that_are_there_already(more, 
     config = DataConfig(also=[str(more / "more"), str(more / "one.tsv")])
     dataset = load_dataset(str(more / "set"), config, with_test=with_test)
     assert [row.text for row in dataset.train] == ["a", "b", "g", "h"]
-    assert [row.text for row in dataset.more] == ["g", "h"]
+    assert dataset.more == frozenset(map(text_hash, "gh"))
     assert [row.text for row in dataset.valid] == ["c", "d"]
     assert len(dataset.test) == 2 * with_test
     assert any(note.startswith("2 rows of") for note in dataset.notes)
@@ -141,12 +142,41 @@ def test_what_is_added_to_a_table_or_a_built_in_set_is_never_held_out(more):
         load_dataset(table, DataConfig(also=also), with_test=True)
         for also in ([], [str(more / "set"), table])
     )
-    assert [row.text for row in both.more] == ["a", "b"]
-    assert both.train == [*alone.train, *both.more]
+    assert both.train[: len(alone.train)] == alone.train
+    assert [row.text for row in both.train[len(alone.train) :]] == ["a", "b"]
     assert (both.valid, both.test) == (alone.valid, alone.test)
     films, mixed = (load_dataset("rotten-tomatoes", DataConfig(also=also)) for also in ([], ["imdb"]))
     assert len(mixed.train) == len(films.train) + len(load_dataset("imdb", DataConfig()).train)
     assert mixed.valid == films.valid
+
+
+def test_a_test_table_needs_no_labels_for_its_texts_to_be_left_out(more):
+    (more / "set" / "test.tsv").write_text("text\nh\n")
+    dataset = load_dataset(str(more / "set"), DataConfig(also=[str(more / "one.tsv")]))
+    assert [row.text for row in dataset.train] == ["a", "b", "g"]
+
+
+def test_texts_that_differ_by_their_label_alone_are_one(tmp_path):
+    written = DataConfig(label_pattern=r"(\d+)/10", classes={"bad": ["2"], "good": ["9", "10"]})
+    (tmp_path / "one.txt").write_text("".join(f"film {n} {9 if n % 2 else 2}/10\n" for n in range(60)))
+    (tmp_path / "two.txt").write_text("film 1 10/10\nfilm 99 10/10\n")
+    config = written.model_copy(update={"also": [str(tmp_path / "two.txt")]})
+    dataset = load_dataset(str(tmp_path / "one.txt"), config)
+    assert len(dataset.more) == 1
+    for fold in cut_folds(dataset, 2):
+        assert not {row.text for row in fold.train} & {row.text for row in fold.valid}
+        assert "film 99" in {row.text for row in fold.train}
+
+
+def test_what_is_set_apart_is_in_no_fold_either(more):
+    write_table(more / "apart.tsv", [("h", "yes"), ("i", "no"), ("j", "yes"), ("k", "no")])
+    held = next(row for row in load_dataset(str(more / "apart.tsv"), DataConfig()).valid)
+    write_table(more / "with.tsv", [(held.text, "yes"), ("l", "no")])
+    config = DataConfig(also=[str(more / "with.tsv")])
+    dataset = without_apart(load_dataset(str(more / "set"), config), [str(more / "apart.tsv")])
+    for fold in cut_folds(dataset, 2):
+        assert "l" in {row.text for row in fold.train}
+        assert held.text not in {row.text for row in fold.train}
 
 
 def test_folds_learn_from_what_is_added_and_judge_none_of_it(more):

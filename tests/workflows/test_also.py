@@ -13,6 +13,7 @@ from headstart.workflows.pack import pack
 from headstart.workflows.pretrain import placed, pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.score import evaluate
+from headstart.workflows.tune import tune
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
@@ -69,6 +70,10 @@ def test_names_of_built_in_sets_are_no_paths(place):
     found = placed({"data": {"also": ["imdb", "more.tsv"]}, "training": {"epochs": 1}})
     assert found == {"data": {"also": ["imdb", str(place / "more.tsv")]}, "training": {"epochs": 1}}
     assert placed(None) == {}
+    for wrong in ({"data": "imdb"}, {"data": {"also": [3]}}, {"data": {"also": "more.tsv"}}):
+        assert placed(wrong) == wrong
+        with pytest.raises(ConfigError):
+            finetune("scratch", "data.tsv", "wrong", settings=wrong)
 
 
 def test_where_it_has_no_use_it_is_told(place):
@@ -82,6 +87,8 @@ def test_where_it_has_no_use_it_is_told(place):
         pretrain(["corpus.txt"], "base", settings={**QUICK, "data": {"label_pattern": "(x)"}})
     with pytest.raises(ConfigError, match=r"data\.also is for labelled texts, not for --pair"):
         finetune("scratch", "data.tsv", "translator", pair="en-fr", settings=also)
+    with pytest.raises(ConfigError, match=r"data\.also would be lost"):
+        tune("scratch", "data.tsv", "tuned", folds=2, settings={"data": {"also": ["more.tsv"], "labels": 20}})
     with pytest.raises(ConfigError, match=r"data\.also is to learn from"):
         evaluate("run", "data.tsv", settings=also)
     told = CliRunner().invoke(app, ["data", "data.tsv", "--set", "data.also=more.tsv"])

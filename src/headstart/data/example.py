@@ -61,7 +61,7 @@ class Dataset:
     skips: list[Skip] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unlabelled: Sequence[Example] = ()
-    more: Sequence[Example] = ()  # those of train that `data.also` added: learnt from, never judged on
+    more: frozenset[int] = frozenset()  # hashes of those in train that `data.also` added: never judged on
 
     @property
     def train(self) -> list[Example]:

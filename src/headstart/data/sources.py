@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,22 +98,32 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
             )
         splits, notes = _cut_source(data)
     elif os.path.isdir(data):
-        # what is added below must not be among the test texts either
-        splits, notes = _load_folder(Path(data), config, SPLITS if config.also else names, skips)
+        splits, notes = _load_folder(Path(data), config, names, skips)
     else:
         examples = _read(_table(data), config, skips)
         _check_labels(examples, data)
         splits, notes = cut(examples, names)
-    more = _more(splits, config, skips)
+    more = _more(splits, config, skips, _test_texts(data, config)) if config.also else []
     if config.also:
         notes = [*notes, f"{len(more):,} rows of {', '.join(config.also)} (data.also) are learnt from too"]
     splits = {name: [*splits[name], *(more if name == "train" else [])] for name in names if name in splits}
-    return replace(_checked(data, splits, skips, notes), more=more)
+    return replace(
+        _checked(data, splits, skips, notes), more=frozenset(text_hash(row.known_as) for row in more)
+    )
 
 
-def _more(splits: dict[str, list[Example]], config: DataConfig, skips: list[Skip]) -> list[Example]:
-    """What `data.also` adds to train: texts that stand in no split, each once."""
-    known = {text_hash(row.known_as) for rows in splits.values() for row in rows} if config.also else set()
+def _test_texts(data: str, config: DataConfig) -> Iterable[str]:
+    """The texts of a folder's test table, which nothing that is added may hold, whether it has labels or not."""
+    file = split_files(Path(data)).get("test") if data not in SOURCES and os.path.isdir(data) else None
+    return iterate_texts(file, config.text_column) if file else []
+
+
+def _more(
+    splits: dict[str, list[Example]], config: DataConfig, skips: list[Skip], held: Iterable[str]
+) -> list[Example]:
+    """What `data.also` adds to train: texts that stand in no split and are not `held`, each once."""
+    known = {hashed for rows in splits.values() for row in rows for hashed in _names(row)}
+    known.update(map(text_hash, held))
     classes = sorted({str(row.label) for row in splits["train"]})
     kept: list[Example] = []
     for name in config.also:
@@ -123,13 +133,17 @@ def _more(splits: dict[str, list[Example]], config: DataConfig, skips: list[Skip
                     f"{row.origin} of {name} (data.also) has label {row.label!r}, which the data has not",
                     hint=f"data.classes makes classes of labels; here they are {', '.join(classes[:5])}",
                 )
-            hashed = text_hash(row.known_as)
-            if hashed in known:
+            if known & _names(row):
                 skips.append(Skip(f"{name}: {row.origin}", "data.also: the text is there already"))
             else:
-                known.add(hashed)
+                known |= _names(row)
                 kept.append(row)
     return kept
+
+
+def _names(row: Example) -> set[int]:
+    """The hashes that a text is known by: as it stood, and as it is learnt from, without a label in it."""
+    return {text_hash(row.known_as), text_hash(row.text)}
 
 
 def _beside(name: str, config: DataConfig, skips: list[Skip]) -> list[Example]:

@@ -43,7 +43,7 @@ class _KeptSlopes(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, mark, piece, may_learn):  # type: ignore[no-untyped-def]
         wants = may_learn and any(ctx.needs_input_grad[:3])
         pieces = max(1, -(-hidden.shape[0] * weight.shape[0] // piece))
-        rows = max(1, -(-hidden.shape[0] // pieces))  # all pieces are alike, but for a row
+        rows = max(1, -(-hidden.shape[0] // pieces))  # pieces are alike, but for the last
         total = torch.zeros((), dtype=torch.float, device=hidden.device)
         correct = torch.zeros((), dtype=torch.long, device=hidden.device)
         grad_hidden = torch.empty_like(hidden if wants else hidden[:0])
@@ -64,6 +64,7 @@ class _KeptSlopes(torch.autograd.Function):
                 grad_weight += slope.T @ part
             if grad_bias is not None:
                 grad_bias += slope.sum(dim=0, dtype=torch.float)
+            del slope  # before the next scores are made
         ctx.save_for_backward(grad_hidden, grad_weight, *([] if grad_bias is None else [grad_bias]))
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(correct)

@@ -67,8 +67,8 @@ def _token_loss(lesson: Lesson, student: Spot, teachers: Sequence[Spot], labels:
         if look is not compared:
             for rowed in (scores, wanted, *known):
                 torch._dynamo.maybe_mark_dynamic(rowed, 0)
-        total, right, slope = look(scores, wanted, known, terms)
-        return total, right, slope if wants else None
+        total, right, *slope = look(scores, wanted, known, terms, wants)
+        return total, right, slope[0] if wants else None
 
     room = PIECE.get(hidden.device.type, OTHER) // (2 * (1 + len(teachers)))
     total, right = kept_loss(hidden, weight, bias, mark, room)
@@ -82,19 +82,22 @@ def _looking() -> Callable[..., Any]:
 
 
 def compared(
-    scores: Tensor, wanted: Tensor, known: Sequence[Tensor], lesson: Lesson
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The mixed loss of scores (n, V), how many are right, and its slope at every score, in the scores' precision."""
+    scores: Tensor, wanted: Tensor, known: Sequence[Tensor], lesson: Lesson, wants: bool = True
+) -> tuple[Tensor, ...]:
+    """The mixed loss of scores (n, V), how many are right, and if wanted its slope at every score, in their precision."""
     full = scores.float()
     shares, opinions = full.log_softmax(dim=-1), lesson.opinions(known)
     softened = shares if lesson.temperature == 1 else lesson.softened(full)
     own = shares.gather(1, wanted[:, None])  # (n, 1)
     total = lesson.mixed(-own.sum(), lesson.distance(softened, opinions))
+    right = (full.argmax(dim=-1) == wanted).sum()
+    if not wants:
+        return total, right
     slope = (1 - lesson.share) * shares.exp() + lesson.share * lesson.temperature * (
         softened.exp() - opinions.exp()
     )
     slope = slope.scatter_add(1, wanted[:, None], torch.full_like(own, lesson.share - 1))
-    return total, (full.argmax(dim=-1) == wanted).sum(), slope.to(scores.dtype)
+    return total, right, slope.to(scores.dtype)
 
 
 def _masked_spot(model: Model, batch: Batch) -> Spot:

@@ -26,6 +26,7 @@ from headstart.training.runtime import Runtime
 
 MULTIPLE = 8  # to which lengths of texts are filled up
 SIZED = ("triton.mix_order_reduction",)  # ways of joining kernels that ask for a size
+GRAPHS = 16  # that may be compiled in a process for each body: stages of a recipe leave theirs behind
 OLDEST = (7, 0)  # compute capability of a GPU for which triton writes code
 
 
@@ -36,6 +37,10 @@ class Compiled:
         self._is_even = objective.reads == "blocks"
         self._shapes: dict[bool, torch.Size] = {}  # of blocks, for each way to read them
         self._is_begun = False
+        # all bodies are of one code, for which torch compiles no more than eight graphs unless told
+        from torch._dynamo import config as dynamo  # takes a second to import, for those who compile alone
+
+        dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS * (1 + len(objective.teachers)))
         self._bodies = [
             _CompiledBody(each.body, self._is_even, backend) for each in (model, *objective.teachers)
         ]

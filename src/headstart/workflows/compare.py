@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from headstart.config import merge
+from headstart.data.apart import without_apart
 from headstart.data.example import Dataset
 from headstart.data.fresh_loader import check_dropout
 from headstart.data.sources import load_dataset
@@ -149,6 +150,8 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
     first, _ = finetune_config(bases[0] if bases else None, inputs["preset"], inputs["settings"])
     folds = inputs.get("folds")
     whole = load_dataset(inputs["data"], first.data, with_test=folds is None)
+    if first.data.apart:
+        whole = without_apart(whole, first.data.apart)
     parts, judged = fold_parts(whole, folds) if folds is not None else (whole_part(whole), whole)
     most = labels_in(parts)
     budgets = inputs["labels"] or [first.data.labels or most]

@@ -114,8 +114,9 @@ def pretrain_config(
     teaching: Teaching | None = None,
 ) -> tuple[RunConfig, Objective]:
     """The run's settings and its objective, which must be able to train a base."""
+    data = settings.get("data", {})
     for name in ("label_pattern", "also"):
-        if settings.get("data", {}).get(name):
+        if isinstance(data, Mapping) and data.get(name):
             raise ConfigError(
                 f"data.{name} is for labelled texts, and pretraining reads raw ones",
                 hint=f"leave data.{name} out; several corpora may be given",
@@ -306,15 +307,22 @@ def _begin(
 
 def absolute(names: Sequence[str]) -> list[str]:
     """Paths made absolute, so that a resume finds them from any folder; names of bases and others as they are."""
-    known = (*shipped_bases(), *SOURCES, SCRATCH)
+    known = (*shipped_bases(), SCRATCH)
     return [str(Path(n).resolve()) if Path(n).exists() and n not in known else n for n in names]
 
 
 def placed(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """Settings in which the other sets that they name are found from any folder."""
-    data = (settings or {}).get("data", {})
-    named = {key: absolute(data[key]) for key in PLACES if isinstance(data.get(key), list)}
-    return merge(settings or {}, {"data": named} if named else {})
+    given = dict(settings or {})
+    data = given.get("data")
+    if not isinstance(data, Mapping):  # what is wrong with it is told where settings are read
+        return given
+    named = {
+        key: [name if name in SOURCES else absolute([name])[0] for name in data[key]]
+        for key in PLACES
+        if isinstance(data.get(key), list | tuple) and all(isinstance(name, str) for name in data[key])
+    }
+    return merge(given, {"data": named}) if named else given
 
 
 def _check_size(train: TokenStream, config: RunConfig) -> None:

@@ -45,7 +45,8 @@ def evaluate(
     Several classifiers (a list, or names with commas between) are marked as one: their probabilities are averaged.
     `beam` is the width of a translator's search, and `against` another translator to set beside it.
     """
-    if (settings or {}).get("data", {}).get("also"):
+    said = (settings or {}).get("data", {})
+    if isinstance(said, Mapping) and said.get("also"):
         raise ConfigError(
             "data.also is to learn from, not to be judged on", hint="evaluate one set at a time"
         )
