@@ -10,7 +10,8 @@ from headstart.errors import ConfigError
 from headstart.workflows.compare import compare
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pack import pack
-from headstart.workflows.pretrain import placed, pretrain
+from headstart.workflows.places import placed
+from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.score import evaluate
 from headstart.workflows.tune import tune

@@ -45,7 +45,7 @@ from headstart.workflows.conclude import ARMS, FROZEN_RATE, OPTIONAL_ARMS, Plan,
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.labelled import data_fingerprint
 from headstart.workflows.notes import notes_after, notes_before
-from headstart.workflows.pretrain import absolute, placed
+from headstart.workflows.places import absolute, placed
 from headstart.workflows.run import RunFolder, Trained, load_trained
 from headstart.workflows.story import command_line
 from headstart.workflows.tokenizers import choose_tokenizer

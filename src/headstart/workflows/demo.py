@@ -18,7 +18,8 @@ from headstart.training.events import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.inspect import inspect_data
-from headstart.workflows.pretrain import absolute, pretrain
+from headstart.workflows.places import absolute
+from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
 

@@ -25,8 +25,9 @@ from headstart.workflows.advice import advice_under, check_reset, followed, may_
 from headstart.workflows.begin import SCRATCH, base_for, begun, heard
 from headstart.workflows.classifier import check_passes, make_classifier, make_trainer, misfit, score_rows
 from headstart.workflows.labelled import Task, data_fingerprint, load_labelled, make_task
+from headstart.workflows.places import absolute, placed
 from headstart.workflows.plan import announce
-from headstart.workflows.pretrain import absolute, fit_length, placed
+from headstart.workflows.pretrain import fit_length
 from headstart.workflows.run import RunFolder, RunInfo, Trained, from_main, load_trained, train_in
 from headstart.workflows.story import tell_story
 from headstart.workflows.teaching import Teaching, make_teaching, teaching_of

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from headstart.config import PLACES, RunConfig, merge, resolve
+from headstart.config import RunConfig, resolve
 from headstart.data.apart import apart_hashes
 from headstart.data.corpus import Corpus
 from headstart.data.loader import BlockLoader
 from headstart.data.pairs import PairLoader
 from headstart.data.portion import Corpora, Portion, portions
-from headstart.data.sources import SOURCES
 from headstart.data.stream import TokenStream, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
@@ -30,9 +29,10 @@ from headstart.training.events import Event, Note
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
-from headstart.workflows.begin import SCRATCH, base_for, begun, heard
+from headstart.workflows.begin import base_for, begun, heard
 from headstart.workflows.continued import continued_settings, taught_settings
 from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
+from headstart.workflows.places import absolute, placed
 from headstart.workflows.plan import announce
 from headstart.workflows.prepare import learn_tokenizer, prepare_documents, prepare_documents_share
 from headstart.workflows.run import (
@@ -41,7 +41,6 @@ from headstart.workflows.run import (
     Trained,
     from_main,
     load_trained,
-    shipped_bases,
     train_in,
 )
 from headstart.workflows.story import tell_story
@@ -303,26 +302,6 @@ def _begin(
             folder.write_seen(np.concatenate(seen))
             folder.write_info(info)
     return info
-
-
-def absolute(names: Sequence[str]) -> list[str]:
-    """Paths made absolute, so that a resume finds them from any folder; names of bases and others as they are."""
-    known = (*shipped_bases(), SCRATCH)
-    return [str(Path(n).resolve()) if Path(n).exists() and n not in known else n for n in names]
-
-
-def placed(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Settings in which the other sets that they name are found from any folder."""
-    given = dict(settings or {})
-    data = given.get("data")
-    if not isinstance(data, Mapping):  # what is wrong with it is told where settings are read
-        return given
-    named = {
-        key: [name if name in SOURCES else absolute([name])[0] for name in data[key]]
-        for key in PLACES
-        if isinstance(data.get(key), list | tuple) and all(isinstance(name, str) for name in data[key])
-    }
-    return merge(given, {"data": named}) if named else given
 
 
 def _check_size(train: TokenStream, config: RunConfig) -> None:

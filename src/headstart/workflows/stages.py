@@ -17,9 +17,9 @@ from headstart.storage import compact
 from headstart.training.events import Event, Note
 from headstart.training.launch import need_alone
 from headstart.workflows.finetune import Finetuned, finetune, finetune_config, read_finetuned
+from headstart.workflows.places import absolute
 from headstart.workflows.pretrain import (
     Pretrained,
-    absolute,
     pretrain,
     pretrain_config,
     pretrain_inputs,

@@ -30,8 +30,8 @@ from headstart.training.runtime import Runtime, StopWish, seed_everything, start
 from headstart.training.translation_metrics import score_translations
 from headstart.workflows.begin import SCRATCH, base_for, begun, heard
 from headstart.workflows.decoding import write_translations
+from headstart.workflows.places import absolute
 from headstart.workflows.plan import announce, no_parts
-from headstart.workflows.pretrain import absolute
 from headstart.workflows.run import (
     SOURCE_TOKENIZER,
     RunFolder,

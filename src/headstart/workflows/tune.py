@@ -29,7 +29,7 @@ from headstart.workflows.begin import SCRATCH
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.labelled import data_fingerprint, load_labelled
-from headstart.workflows.pretrain import absolute, placed
+from headstart.workflows.places import absolute, placed
 from headstart.workflows.run import RunFolder, Trained, load_trained
 from headstart.workflows.search import Row, as_settings, make_space, parse_row, standing, to_toml
 from headstart.workflows.story import command_line, tell_story
