@@ -4,7 +4,8 @@
 
 Runs are language models of one tokenizer that fill gaps and have read the file's lines. The unread reviews are the
 first of the built-in imdb's validation part, the read ones lines of the file, evenly spread. 30 % of the tokens are
-hidden, the same for every run. The two kinds are of different files, so it is differences between runs that count. The last row is what the mean of all runs' probabilities has.
+hidden, the same for every run. The two kinds are of different files, so it is differences between runs that count. The
+last row is what the mean of all runs' probabilities has.
 """
 
 import argparse
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from headstart.batch import Row
 from headstart.config import DataConfig
 from headstart.data.example import hashes
+from headstart.data.seen import seen_before
 from headstart.data.sources import load_dataset
 from headstart.data.tables import read_lines
 from headstart.models.model import Model
@@ -35,13 +37,6 @@ def blocks(texts: list[str], trained: Trained, length: int) -> np.ndarray:
     tokens = np.concatenate([np.asarray(ids) for ids in trained.tokenizer.encode(texts)])
     count = len(tokens) // length
     return tokens[: count * length].reshape(count, length)
-
-
-def was_read(hashed: int, trained: list[Trained]) -> bool:
-    """Whether all runs have read the text of this hash in training."""
-    return all(
-        each.seen[min(np.searchsorted(each.seen, hashed), len(each.seen) - 1)] == hashed for each in trained
-    )
 
 
 @torch.no_grad()
@@ -78,7 +73,8 @@ def main() -> None:
     for each in trained[1:]:
         if each.tokenizer.fingerprint != trained[0].tokenizer.fingerprint:
             sys.exit(f"error: {each.name} splits texts by another tokenizer than {trained[0].name}")
-    read = [line for line, hashed in zip(lines, hashes(lines), strict=True) if was_read(hashed, trained)]
+    by_all = np.all([seen_before(hashes(lines), each.seen) for each in trained], axis=0)
+    read = [line for line, is_read in zip(lines, by_all, strict=True) if is_read]
     known = read[:: max(1, len(read) // options.texts)][: options.texts]
     unknown = [row.text for row in load_dataset("imdb", DataConfig()).valid[: options.texts]]
     for length in options.lengths:

@@ -663,9 +663,8 @@ class Child:
         lines = self.log.read_text("utf-8", "replace").strip().splitlines()
         reasons = [line.partition("[__recompiles]")[2].strip() for line in lines if "[__recompiles]" in line]
         stacks = [at for at, line in enumerate(lines) if "(most recent call" in line]
-        is_stuck = (
-            bool(stacks) and "first" in lines[stacks[-1]]
-        )  # else an error ends the log, its reason last
+        # an error ends the log with its reason; one that is stuck told its innermost calls first
+        is_stuck = bool(stacks) and "first" in lines[stacks[-1]]
         last = lines[stacks[-1] :][:6] if is_stuck else lines[-3:]
         return " | ".join([*reasons[-3:], *last])[:1200] or "no answer in time"
 

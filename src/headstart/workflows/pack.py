@@ -38,13 +38,8 @@ from headstart.workflows.search import to_toml
 
 FORMAT = 1
 LARGE = 64 * 2**10  # bytes from which a tokenizer's file is compressed
-READING = (
-    "text_column",
-    "label_column",
-    "label_pattern",
-    "classes",
-    "also",
-)  # settings for one table, no one else's
+# Settings for one table, and no one else's
+READING = ("text_column", "label_column", "label_pattern", "classes", "also")
 MEASURES = ("accuracy", "macro_f1", "loss", "perplexity", "bleu", "chrf")
 
 
