@@ -318,6 +318,10 @@ class DataConfig(Section):
         {},
         description="classes made of a table's labels, e.g. {good = ['4', '5']}; rows with other labels are left out",
     )
+    where: dict[str, list[str]] = Field(
+        {},
+        description="rows of a table to learn from, by what stands in its columns, e.g. {source = ['films', 'books']}",
+    )
     label_pattern: str = Field(
         "",
         description="a regular expression that finds the label in the text itself (its first group, "

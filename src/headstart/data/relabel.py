@@ -38,16 +38,17 @@ def class_finder(classes: Mapping[str, Sequence[str]]) -> Callable[[str], str | 
         return lambda label: label
     meant: dict[str, str] = {}
     for name, labels in classes.items():
-        for label in map(_value, labels):
+        for label in map(value_of, labels):
             if meant.setdefault(label, name) != name:
                 raise ConfigError(
                     f"data.classes puts the label {label!r} into {meant[label]!r} and {name!r}",
                     hint="give each label to one class",
                 )
-    return lambda label: meant.get(_value(label))
+    return lambda label: meant.get(value_of(label))
 
 
-def _value(label: str) -> str:
+def value_of(label: str) -> str:
+    """A label as it is compared: a number by its value, a word without the space around it."""
     try:
         return f"{float(label):g}"
     except ValueError:

@@ -96,6 +96,7 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
                 f"the built-in set {data} has labels of its own, and data.label_pattern asks for others",
                 hint="leave data.label_pattern out, or give a file of texts, and the set as data.also",
             )
+        _need_table(data, config)
         splits, notes = _cut_source(data)
     elif os.path.isdir(data):
         splits, notes = _load_folder(Path(data), config, names, skips)
@@ -149,6 +150,7 @@ def _names(row: Example) -> set[int]:
 def _beside(name: str, config: DataConfig, skips: list[Skip]) -> list[Example]:
     """A table's rows, a folder's or a built-in set's train part; labelled by the pattern if there is one."""
     if name in SOURCES:
+        _need_table(name, config)
         rows = _cut_source(name)[0]["train"]
         if config.label_pattern:
             rows, left_out = labelled_by(rows, name, config.label_pattern, config.classes)
@@ -200,15 +202,25 @@ def load_texts(path: str, config: DataConfig) -> Iterator[str]:
 
 
 def _read(path: Path, config: DataConfig, skips: list[Skip], or_named: bool = False) -> list[Example]:
+    where = config.where
+    if or_named and kind_of(path) in TABLE_KINDS and not set(where) <= set(column_names(path)):
+        where = {}  # another table than the one that was learnt from
     if config.label_pattern and not (or_named and _has_labels(path, config)):
         found, left_out = read_written(
-            path, config.text_column, config.label_pattern, config.classes, config.strict
+            path, config.text_column, config.label_pattern, config.classes, config.strict, where
         )
         skips.extend(left_out)
         return found
-    examples, left_out = read_table(path, config.text_column, config.label_column, config.strict)
+    examples, left_out = read_table(path, config.text_column, config.label_column, config.strict, where)
     skips.extend(left_out)
     return classed(examples, config.classes, path, or_named) if config.classes else examples
+
+
+def _need_table(name: str, config: DataConfig) -> None:
+    if config.where:
+        raise ConfigError(
+            f"the built-in set {name} has no columns for data.where to ask", hint="leave data.where out"
+        )
 
 
 def _has_labels(path: Path, config: DataConfig) -> bool:

@@ -7,12 +7,17 @@ from pathlib import Path
 from headstart.data.example import Example, Skip
 from headstart.data.lines import TABLE_KINDS, kind_of, open_text
 from headstart.data.relabel import class_finder
-from headstart.data.tables import iterate_table, refuse
+from headstart.data.tables import Where, iterate_table, refuse
 from headstart.errors import DataError
 
 
 def read_written(
-    path: Path, text_column: str, pattern: str, classes: Mapping[str, Sequence[str]], strict: bool = False
+    path: Path,
+    text_column: str,
+    pattern: str,
+    classes: Mapping[str, Sequence[str]],
+    strict: bool = False,
+    where: Where | None = None,
 ) -> tuple[list[Example], list[Skip]]:
     """The texts of a table, or the lines of a .txt file, that hold a label; and what was left out, each with why.
 
@@ -20,7 +25,9 @@ def read_written(
     """
     damaged: list[Skip] = []
     if kind_of(path) in TABLE_KINDS:
-        texts = iterate_table(path, text_column, None, refuse if strict else damaged.append)
+        texts = iterate_table(path, text_column, None, refuse if strict else damaged.append, where)
+    elif where:
+        raise DataError(f"{path} has no columns for data.where to ask", hint="leave data.where out")
     else:
         lines = ((f"{path.name}:{number}", line) for number, line in open_text(path))
         texts = (Example(line, None, origin) for origin, line in lines if line.strip())

@@ -114,7 +114,7 @@ def pretrain_config(
 ) -> tuple[RunConfig, Objective]:
     """The run's settings and its objective, which must be able to train a base."""
     data = settings.get("data", {})
-    for name in ("label_pattern", "also"):
+    for name in ("label_pattern", "where", "also"):
         if isinstance(data, Mapping) and data.get(name):
             raise ConfigError(
                 f"data.{name} is for labelled texts, and pretraining reads raw ones",

@@ -20,7 +20,7 @@ PRESET = "translate-tiny"  # whose recipe is followed when none is named
 STACKS = {"bidirectional": "encoder", "causal": "decoder"}
 DEPTHS = {"encoder": ("layers", "decoder_layers"), "decoder": ("decoder_layers", "layers")}
 LABELLED = {
-    "data": ("labels", "text_column", "label_column", "label_pattern", "also"),
+    "data": ("labels", "text_column", "label_column", "label_pattern", "where", "also"),
     "training": ("cutoff", "reset_layers"),
 }
 FREE = ("dropout", "attention_dropout", "kind", "pooler", "tied")  # settings in which a translator may differ
