@@ -52,7 +52,8 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "new.txt").write_text("a superb film\na boring plot\n")
     rows = [line.split("\t") for line in table.read_text().splitlines()[1:]]
     (tmp_path / "opinions.csv").write_text(
-        "opinion,stars\n" + "".join(f'"{text}",{label}\n' for text, label in rows)
+        "opinion,stars,source\n"
+        + "".join(f'"{text}",{label},{("films", "books")[n % 2]}\n' for n, (text, label) in enumerate(rows))
     )
     marks = {"good": "9/10", "bad": "2/10"}
     (tmp_path / "rated.txt").write_text(

@@ -52,11 +52,50 @@ def test_a_taught_stage_that_was_stopped_ends_as_if_it_never_had(world):
     assert outcome(world / "moved") == outcome(world / "whole")
 
 
+READERS = """
+[[stages]]
+name = "another"
+base = "scratch"
+mix = { general = 1, reviews = 0.5 }
+training = { steps = 8 }
+
+[[stages]]
+name = "pupil"
+base = "general"
+teacher = "general, another"
+mix = { reviews = 2, general = 0.2 }
+training = { steps = 6, teacher_share = 0.9 }
+"""
+
+
+def test_a_stage_begins_anew_and_teaches_another_beside_the_first(world):
+    (world / "recipe.toml").write_text(TEXT + READERS)
+    cook(world, "whole")
+    stages = world / "whole" / "stages"
+    general, another, pupil = (
+        json.loads((stages / name / "run.json").read_text())["inputs"]
+        for name in ("01-general", "04-another", "05-pupil")
+    )
+    assert "base" not in another
+    assert another["mix"] == general["mix"]
+    assert pupil["base"] == str(stages / "01-general")
+    assert pupil["teacher"] == [str(stages / "01-general"), str(stages / "04-another")]
+    words = [(stages / name / "tokenizer.json").read_bytes() for name in ("01-general", "04-another")]
+    assert words[0] == words[1]
+    assert outcome(stages / "01-general") != outcome(stages / "04-another")
+    with pytest.raises(InterruptedError):
+        cook(world, "stopped", on_event=interrupt_in(4, 5))
+    cook(world, "stopped")
+    assert outcome(world / "stopped") == outcome(world / "whole")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
         ('base = "general"', 'base = "decai"', "earlier stage"),
         ('base = "general"', 'base = "taught"', "earlier stage"),
+        ('base = "general"', 'base = "scratch"', "cannot begin from scratch"),
+        ('name = "taught"', 'name = "scratch"', "cannot be called"),
         ('teacher = "stars"', 'teacher = "starz"', "no earlier stage, no shipped base"),
     ],
 )

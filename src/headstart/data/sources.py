@@ -203,8 +203,8 @@ def load_texts(path: str, config: DataConfig) -> Iterator[str]:
 
 def _read(path: Path, config: DataConfig, skips: list[Skip], or_named: bool = False) -> list[Example]:
     where = config.where
-    if or_named and kind_of(path) in TABLE_KINDS and not set(where) <= set(column_names(path)):
-        where = {}  # another table than the one that was learnt from
+    if or_named and where and not (kind_of(path) in TABLE_KINDS and set(where) <= set(column_names(path))):
+        where = {}  # it is other data than the run has learnt from
     if config.label_pattern and not (or_named and _has_labels(path, config)):
         found, left_out = read_written(
             path, config.text_column, config.label_pattern, config.classes, config.strict, where

@@ -27,6 +27,7 @@ from headstart.sections import TrainingConfig
 from headstart.shipped import shipped_bases
 from headstart.storage import FORMS
 from headstart.workflows.advice import check_advice
+from headstart.workflows.begin import SCRATCH
 
 SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
 Settings = dict[str, Any]
@@ -65,7 +66,7 @@ class StageConfig(Said):
     kind: Literal["pretrain", "finetune"] = "pretrain"
     mix: dict[str, float] = Field(default_factory=dict, description="text = weight")
     table: str = ""  # of labelled texts, for `finetune`
-    base: str = ""  # an earlier stage to go on from; empty = the one before
+    base: str = ""  # an earlier stage to go on from, or "scratch"; empty = the one before
     teacher: str = ""  # an earlier stage, a run or a shipped base; several with commas between
     unlabelled: list[str] = Field(
         default_factory=list, description="texts that the teachers of a finetune label"
@@ -101,6 +102,7 @@ class Stage:
     mix: list[Portion]
     table: str
     base: "Stage | None" = None  # to go on from; None = the one before
+    is_fresh: bool = False  # whether it starts from scratch, whatever was before
     teachers: "list[Stage | str]" = field(default_factory=list)
     unlabelled: list[Portion] = field(default_factory=list)
 
@@ -184,7 +186,7 @@ def place(name: str, root: Path) -> str:
 def _check_names(stages: list[StageConfig], over: Mapping[str, Any]) -> None:
     names = [stage.name for stage in stages]
     for name in names:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or name in SECTIONS:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or name in (*SECTIONS, SCRATCH):
             raise ConfigError(
                 f"a stage cannot be called {name!r}", hint="use small letters, digits and hyphens"
             )
@@ -213,6 +215,11 @@ def _stage(
     if is_tuned == bool(stage.mix) or is_tuned != bool(stage.table):
         wanted = "a table and no mix" if is_tuned else "a mix and no table"
         raise ConfigError(f"stage {stage.name} of kind {stage.kind} needs {wanted}", hint="see docs/bases.md")
+    is_fresh = stage.base == SCRATCH
+    if is_fresh and is_tuned:
+        raise ConfigError(
+            f"stage {stage.name} of kind finetune cannot begin from scratch", hint="pretrain a body before it"
+        )
     common = {name: getattr(config, name) for name in SECTIONS if getattr(config, name)}
     if is_tuned:  # its objective and pace are another's; what must not be read stays
         common = {name: common[name] for name in ("body", "data") if name in common}
@@ -234,10 +241,10 @@ def _stage(
     ]
     table = place(stage.table, root) if is_tuned else ""
     earlier = {each.config.name: each for each in before}
-    base = pick(earlier, stage.base, "earlier stage") if stage.base else None
+    base = pick(earlier, stage.base, "earlier stage") if stage.base and not is_fresh else None
     teachers = _teachers(str(over.get(stage.name, {}).get("teacher", stage.teacher)), earlier, root)
     unlabelled = [pick(texts, name, "text of the recipe") for name in stage.unlabelled]
-    return Stage(number, stage, settings, mix, table, base, teachers, unlabelled)
+    return Stage(number, stage, settings, mix, table, base, is_fresh, teachers, unlabelled)
 
 
 def _teachers(names: str, earlier: Mapping[str, Stage], root: Path) -> list[Stage | str]:

@@ -125,7 +125,8 @@ def _cook(
         wanted = recipe.stages[:last_stage]
         for stage in wanted:
             run = path / STAGES / stage.folder
-            base = str(path / STAGES / stage.base.folder) if stage.base else base
+            if stage.base or stage.is_fresh:
+                base = str(path / STAGES / stage.base.folder) if stage.base else ""
             on_event(Note(f"stage {stage.number} of {len(recipe.stages)}: {stage.config.name}"))
             try:
                 _finish_stage(run, stage, recipe, base, on_event)
