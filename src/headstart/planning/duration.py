@@ -52,8 +52,11 @@ PACES = {
 # Compiled steps have the same products; what lies between them is done in few passes. Of a layer, a profile shows so many
 # operations, there and back. A score of the vocabulary is written and read twice, and so is its slope.
 COMPILED = replace(PACES["cuda"], passes=3.0)
+COMPILED_TEXTS = replace(COMPILED, launch=38e-6)  # of any size: the host works out every shape anew
 COMPILED_LAYER = 27
 COMPILED_SCORE = 6
+# Where texts are padded a GPU's attention reads a mask, in tiles of so many tokens, at this share of the matrix rate.
+MASKED_TILE, MASKED_SHARE = 64, 0.06
 BATCH_WORK = ("matrices", "attention", "scores", "element-wise", "random numbers")  # what every batch takes
 ROUNDS = 5  # of Newton and Schulz in Muon
 
@@ -83,7 +86,9 @@ def predict_duration(load: Load, device: Device, cluster: Cluster = ONE) -> Dura
 
     In a cluster the load is one process's share, and the tokens are those of all.
     """
-    pace = COMPILED if load.is_compiled else PACES[device.kind]
+    pace = PACES[device.kind]
+    if load.is_compiled:
+        pace = COMPILED_TEXTS if load.has_padding else COMPILED
     rate = device.matrix_rate(load.precision)
     bandwidth = 1e9 * device.bandwidth * pace.bandwidth
     batches = {
@@ -121,7 +126,18 @@ def _attention(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
     work, inner = count_flops(load).attention * load.tokens, load.body.width // load.body.attention_heads
     if is_plain_attention(load):
         return 3 * work / (rate * _share(inner, pace))  # its weights are counted with the activations
+    if load.has_padding and load.device == "cuda":
+        return 3.5 * work * _tiled(load) / (rate * MASKED_SHARE * min(1.0, inner / 64))
     return 3.5 * work / (rate * pace.attention * min(1.0, inner / 64))
+
+
+def _tiled(load: Load) -> float:
+    """How many times the pairs of tokens are computed when both sides are filled up to whole tiles."""
+    sides = [(stack.length, stack.length) for stack in load.stacks]
+    sides += [(stack.length, stack.source) for stack in load.stacks if stack.source]
+    whole = [MASKED_TILE * math.ceil(side / MASKED_TILE) for pair in sides for side in pair]
+    filled = sum(rows * columns for rows, columns in zip(whole[::2], whole[1::2], strict=True))
+    return filled / sum(rows * columns for rows, columns in sides)
 
 
 def _scores(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
