@@ -4,6 +4,8 @@ import faulthandler
 import os
 import pickle
 import socket
+import subprocess
+import time
 import traceback
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +17,13 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
+
+
+def wait_for(condition, process: subprocess.Popen) -> None:
+    """Wait until something holds, as long as the process that is to bring it about lives."""
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
 
 
 def in_processes(count: int, work) -> list:

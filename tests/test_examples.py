@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from headstart.checkpoint import has_checkpoint
 from headstart.cli.app import app
-from tests.many import free_port
+from tests.many import free_port, wait_for
 from tests.worlds_of_text import QUICK, flags, write_corpus
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -84,11 +86,11 @@ def program(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IEXEC)
 
 
-@pytest.mark.slow
-def test_the_slurm_jobs_run_with_a_scheduler_of_one_machine(tmp_path):
-    corpus, run, tools = write_corpus(tmp_path / "corpus.txt"), tmp_path / "runs" / "base", tmp_path / "tools"
+def one_machine(folder: Path) -> dict[str, str]:
+    """The variables of a job, with a scheduler of one machine that writes down what it is asked."""
+    tools = folder / "tools"
     tools.mkdir()
-    program(tools / "scontrol", "echo 127.0.0.1")
+    program(tools / "scontrol", f'echo "$@" >> {folder}/asked; echo 127.0.0.1')
     program(tools / "srun", 'while [[ "$1" == --* ]]; do shift; done; exec "$@"')
     program(tools / "torchrun", f'exec {sys.executable} -m torch.distributed.run "$@"')
     program(tools / "headstart", f'exec {sys.executable} -m headstart "$@"')
@@ -100,7 +102,16 @@ def test_the_slurm_jobs_run_with_a_scheduler_of_one_machine(tmp_path):
         "SLURM_ARRAY_TASK_COUNT": 1,
     }
     told = {**os.environ, **{name: str(value) for name, value in slurm.items()}}
-    told |= {"PATH": f"{tools}:{os.environ['PATH']}", "HEADSTART_CACHE": str(tmp_path / "cache")}
+    return told | {"PATH": f"{tools}:{os.environ['PATH']}", "HEADSTART_CACHE": str(folder / "cache")}
+
+
+@pytest.mark.slow
+def test_the_slurm_jobs_run_with_a_scheduler_of_one_machine(tmp_path):
+    corpus, run, told = (
+        write_corpus(tmp_path / "corpus.txt"),
+        tmp_path / "runs" / "base",
+        one_machine(tmp_path),
+    )
 
     def job(name, *words):
         line = ["bash", str(SLURM / name), str(corpus), *map(str, words), *flags(QUICK), "--quiet"]
@@ -111,3 +122,34 @@ def test_the_slurm_jobs_run_with_a_scheduler_of_one_machine(tmp_path):
     assert "all are ready" in job("prepare.sbatch")
     assert "base ready" in job("pretrain.sbatch", run, "--steps", 3)
     assert "2 processes" in json.loads((run / "result.json").read_text())["story"]["machine"]
+    assert "requeue" not in (tmp_path / "asked").read_text()
+
+
+@pytest.mark.slow
+def test_a_slurm_job_whose_time_is_over_saves_and_queues_again(tmp_path):
+    corpus, run, told = (
+        write_corpus(tmp_path / "corpus.txt"),
+        tmp_path / "runs" / "base",
+        one_machine(tmp_path),
+    )
+    line = [
+        "bash",
+        str(SLURM / "pretrain.sbatch"),
+        str(corpus),
+        str(run),
+        *flags(QUICK),
+        "--quiet",
+        "--steps",
+    ]
+    job = subprocess.Popen(
+        [*line, "100000"], env=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        wait_for(lambda: (run / "log.jsonl").is_file() and '"step"' in (run / "log.jsonl").read_text(), job)
+        job.send_signal(signal.SIGTERM)
+        said, _ = job.communicate(timeout=120)
+    finally:
+        job.kill()
+    assert job.returncode != 0
+    assert "requeue 7" in (tmp_path / "asked").read_text(), said
+    assert has_checkpoint(run / "checkpoints")

@@ -1,7 +1,9 @@
 """Whole jobs in many processes: one base for any number of them, restarts, signals, and what is refused."""
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,7 +22,7 @@ from headstart.training.launch import Place, check_room, find_place
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
-from tests.many import free_port, in_processes
+from tests.many import free_port, in_processes, wait_for
 from tests.worlds_of_text import QUICK, flags, write_corpus, write_labelled
 
 HEADSTART = [sys.executable, "-m", "headstart"]
@@ -66,10 +68,13 @@ def children(parent: int) -> list[int]:
     return sorted(found)
 
 
-def wait_for(condition, process: subprocess.Popen):
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+def left_over(folder: Path) -> list[str]:
+    """What still runs of the commands that name something in this folder."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in lines if str(folder) in line]
 
 
 def stop_at(step: int):
@@ -198,6 +203,10 @@ def test_plain_torchrun_finds_its_own_run_and_refuses_another(tmp_path):
 
     first = job(2, *command)
     assert first.returncode == 0, first.stderr
+    told = start(*command[:3], tmp_path / "heard", *wanted, "--nproc", 2)
+    shown = "".join(told.communicate(timeout=200))
+    marks = re.findall(r"training: epoch[^\n]*step\s+(\d+)", shown)
+    assert len(marks) == len(set(marks)) > 1, shown  # one bar for both processes
     again = job(1, *command)  # a job that a scheduler starts again
     assert again.returncode == 0, again.stderr
     assert again.stdout == first.stdout
@@ -216,6 +225,7 @@ def test_what_cannot_work_is_told_once_and_without_a_traceback(tmp_path):
         assert done.returncode == code, said
         assert "Traceback" not in said + out
         assert said.count("error:") == 1, said
+        assert not left_over(tmp_path)
         return said
 
     go = ["pretrain", corpus, "--out", tmp_path / "run", "--steps", 3, "--quiet", "--nproc"]
@@ -251,6 +261,7 @@ def test_two_machines_with_other_settings_are_told_so(tmp_path):
     assert sorted(text.count("error:") for text in said) == [0, 1]
     assert "training.seed is" in "".join(said)
     assert "Traceback" not in "".join(said)
+    assert not left_over(tmp_path)
 
 
 @pytest.fixture

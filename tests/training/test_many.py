@@ -36,12 +36,13 @@ def train(
     optimizer="adamw",
     body=None,
     asks=None,
+    precision=torch.float32,
     **training,
 ):
     """Losses, weights, tokens and marks of a short training, in as many processes as there are."""
     with joined() as processes:
         processes.start(CPU, 1.0)
-        runtime = Runtime(CPU, torch.float32, processes, sharded and not processes.is_alone)
+        runtime = Runtime(CPU, precision, processes, sharded and not processes.is_alone)
         torch.manual_seed(0)
         objective, body = OBJECTIVES[name](**(asks or {})), small_body(kind, **(body or {}))
         model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
@@ -133,6 +134,22 @@ def test_many_processes_with_a_part_each_train_what_one_would(count):
     found = in_processes(count, lambda: [train(**case, sharded=True) for case in SHARDED])
     for one, main in zip(alone, found[0], strict=True):  # only the main process keeps whole weights
         check_same(one, main)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+def test_many_processes_in_half_the_bits_lose_what_one_would(sharded):
+    cases = [{"name": "classify", "accumulate": 3}, {"name": "causal-lm", "kind": "causal"}]
+    cases = [{**case, "precision": torch.bfloat16} for case in cases]
+    alone, exact = (
+        [train(**{**case, **more}) for case in cases] for more in ({}, {"precision": torch.float32})
+    )
+    found = in_processes(2, lambda: [train(**case, sharded=sharded) for case in cases])
+    for one, full, main in zip(alone, exact, found[0], strict=True):
+        for some, others in zip(one[0], main[0], strict=True):
+            assert some == pytest.approx(others, abs=0.02)
+        assert one[0] != full[0]  # the bits are halved indeed
+        assert all(weight.dtype == np.float32 for weight in main[1].values())
 
 
 @pytest.mark.slow
