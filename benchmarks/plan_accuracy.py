@@ -359,7 +359,7 @@ def report(content: dict[str, Any]) -> str:
             f"Likewise ({', '.join(sources)}); batch and length are those of a middling batch, with its padding, and memory is that of",
             "the largest batch, which the plan of a middling one does not know. Three constants were chosen with the compiled rows in view:",
             "what the host takes for an operation of such a step, and the tiles and the rate of attention that reads a mask (also from",
-            "the profile in speed-gpu.md); the small classifier of the first table, which none of them was fitted to, came nearer by them. The",
+            "the profile in speed-gpu.md); the small classifier of the first table, which was not looked at for that, came from -8% to +4%. The",
             "translator that is not compiled is planned too slow: since the constants of the first table were fitted, scores of the vocabulary",
             "are marked in fewer bytes, so language models that are not compiled are planned too slow on a GPU as well.",
             "",

@@ -45,14 +45,17 @@ class RunConfig(Section):
         return parse(RunConfig, merge(self.model_dump(), changes))
 
 
+WHOLE = ("where", "classes")  # settings that are tables by themselves
+
+
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """`lower` overlaid by `upper`, section by section.
 
-    A budget, an objective or a way to tell the warm-up that is given above replaces the one below.
+    A budget, an objective, a way to tell the warm-up, or which rows and labels are meant, replaces the one below.
     """
     merged = dict(lower)
     for key, value in upper.items():
-        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+        if key not in WHOLE and isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
             below = merged[key]
             if key == "training" and any(value.get(name) is not None for name in BUDGETS):
                 below = {name: old for name, old in below.items() if name not in BUDGETS}

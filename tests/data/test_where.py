@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.config import DataConfig
+from headstart.config import DataConfig, RunConfig
 from headstart.data.sources import load_dataset, load_for_scoring
 from headstart.data.tables import read_table
 from headstart.errors import ConfigError, DataError
@@ -37,7 +37,8 @@ def write(path, rows=ROWS):
 
 def texts(path, where, strict=False):
     examples, skips = read_table(path, "text", "stars", strict, where)
-    assert not skips
+    assert {skip.reason for skip in skips} <= {"data.where asks for other rows"}
+    assert len(examples) + len(skips) == len(read_table(path, "text", "stars")[0])  # none vanishes
     return [example.text for example in examples]
 
 
@@ -48,6 +49,18 @@ def test_rows_are_chosen_by_any_column_numbers_by_their_value(tmp_path, kind):
     assert texts(path, {"source": ["films"]}, strict=True) == ["fine", "dull", "so, so"]
     assert texts(path, {"source": ["films", "games"], "stars": ["5"]}) == ["fine", "a joy"]
     assert texts(path, {"text": ["dull"]}) == ["dull"]
+
+
+def test_long_numbers_are_told_apart(tmp_path):
+    path = write(tmp_path / "rows.tsv", [(str(20240000 + n), "1", f"day {n}") for n in range(20)])
+    assert texts(path, {"source": ["20240003", "20240004.0"]}) == ["day 3", "day 4"]
+
+
+def test_what_is_asked_for_above_replaces_what_was_below():
+    run = RunConfig(job="finetune", data={"where": {"source": ["a"]}})
+    assert run.with_({"data": {"where": {"stars": ["5"]}}}).data.where == {"stars": ["5"]}
+    assert run.with_({"data": {"where": {}}}).data.where == {}
+    assert run.with_({"data": {"keep": "both"}}).data.where == {"source": ["a"]}
 
 
 @given(
@@ -70,7 +83,8 @@ def test_a_damaged_row_is_counted_whatever_was_asked_for(tmp_path):
     path.write_text(path.read_text() + "films\t1\n")
     examples, skips = read_table(path, "text", "stars", False, {"source": ["games"]})
     assert [example.text for example in examples] == ["a joy"]
-    assert [skip.origin for skip in skips] == ["rows.tsv:7"]
+    assert [skip.origin for skip in skips if "data.where" not in skip.reason] == ["rows.tsv:7"]
+    assert len(skips) == 5
 
 
 def test_a_column_or_value_that_is_not_there_is_told(tmp_path):
@@ -108,6 +122,10 @@ def test_what_is_judged_on_is_asked_only_where_it_has_the_column(tmp_path):
     written = data.model_copy(update={"label_pattern": r"(\d)/5"})
     assert len(load_for_scoring(str(rated), written)[1]) == 2
     assert len(load_for_scoring("rotten-tomatoes", data)[1]) > 0
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.tsv").write_text("stars\ttext\n" + "".join(f"{n % 2}\ttext {n}\n" for n in range(40)))
+    assert load_for_scoring(str(folder), data)[0] == "valid"
 
 
 def test_what_has_no_columns_is_told(tmp_path):

@@ -154,3 +154,25 @@ def test_what_was_measured_on_an_h200_is_what_is_planned_now(row):
     assert plan.memory.tensors == pytest.approx(row["measured_bytes"], rel=0.10)
     assert plan.duration.seconds == pytest.approx(row["measured_seconds"], rel=0.25)
     assert plan.duration.seconds == pytest.approx(row["predicted_seconds"]), "the page is of other constants"
+
+
+def attention_of(job, preset, length, **settings):
+    config = resolve(job, preset, settings)
+    return make_plan(config, H200, batch=64, length=length).duration.parts["attention"]
+
+
+def test_attention_over_padded_texts_reads_a_mask_in_tiles_where_it_looks_both_ways():
+    both = attention_of("finetune", "small", 512)
+    causal = attention_of("finetune", "small", 512, body={"kind": "causal"})
+    assert both > 5 * causal  # padding stands after every token that a causal body asks for
+    assert attention_of("finetune", "small", 65) == pytest.approx(attention_of("finetune", "small", 128))
+    assert attention_of("finetune", "small", 64) < attention_of("finetune", "small", 65)
+    assert attention_of("pretrain", "small", 512) < both  # blocks have no padding
+    alone = attention_of("finetune", "vaswani-base", 64)
+    assert attention_of("finetune", "vaswani-base", 256) > 10 * alone
+
+
+def test_compiled_texts_cost_the_host_more_than_blocks():
+    texts, blocks = (plan_of(job=job, steps=20_000, compile=True) for job in ("finetune", "pretrain"))
+    cost = [plan.duration.parts["launches"] / operations(plan.load) for plan in (texts, blocks)]
+    assert cost[0] > 1.5 * cost[1]

@@ -182,6 +182,7 @@ def changed(world, **changes):
         ("shard_mib = 0.01", 'form = "int4"', "int4"),
         ('apart = ["target.tsv"]', 'apart = ["targt.tsv"]', "targt.tsv"),
         ('also = ["more.tsv"]', 'also = ["moer.tsv"]', "moer.tsv"),
+        ("tokens = 2000 }", 'tokens = 2000 }\ndata = { where = { stars = ["5"] } }', "is for labelled texts"),
     ],
 )
 def test_a_fault_in_a_recipe_is_told_before_anything_is_trained(world, old, new, problem):

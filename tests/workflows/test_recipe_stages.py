@@ -89,6 +89,21 @@ def test_a_stage_begins_anew_and_teaches_another_beside_the_first(world):
     assert outcome(world / "stopped") == outcome(world / "whole")
 
 
+def test_a_finished_pupil_needs_no_teacher_any_more(world):
+    (world / "recipe.toml").write_text(TEXT + READERS + TAUGHT)
+    cook(world, "run", last_stage=5)
+    for path in (world / "run" / "stages" / "04-another").glob("weights-*.safetensors"):
+        path.unlink()
+    cook(world, "run")
+    assert (world / "run" / "run.json").is_file()
+
+
+def test_nothing_begins_anew_beside_a_base_with_another_tokenizer(world):
+    (world / "recipe.toml").write_text(TEXT.replace("[body]", 'base = "fr-tiny"\n\n[body]') + READERS)
+    with pytest.raises(ConfigError, match="another cannot begin from scratch in a recipe with a base"):
+        cook(world, "run")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [

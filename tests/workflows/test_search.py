@@ -92,7 +92,8 @@ words = st.text(st.sampled_from("ab \"'\\\n\t\x00\x7f\u2028é😀"), max_size=8)
 values = st.one_of(
     st.booleans(), st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False), words
 )
-sections = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
+nested = st.one_of(values, st.dictionaries(words, st.lists(words, max_size=2), max_size=2))
+sections = st.dictionaries(st.sampled_from("abc"), nested, max_size=3)
 
 
 @settings(deadline=None)

@@ -1,11 +1,15 @@
 """Labels of a table made into other classes: stars into good and bad."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 from headstart.data.example import Example
 from headstart.errors import ConfigError, DataError
+
+NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 
 
 def classed(
@@ -48,8 +52,9 @@ def class_finder(classes: Mapping[str, Sequence[str]]) -> Callable[[str], str | 
 
 
 def value_of(label: str) -> str:
-    """A label as it is compared: a number by its value, a word without the space around it."""
-    try:
-        return f"{float(label):g}"
-    except ValueError:
-        return label.strip()
+    """A label as it is compared: a number by its value, to the last digit, a word without the space around it."""
+    word = label.strip()
+    if not NUMBER.fullmatch(word):
+        return word
+    value = Decimal(word)
+    return format(value.normalize() if value else Decimal(0), "f")

@@ -180,7 +180,7 @@ def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example],
     for name in ("test", "valid"):
         if name in files:
             return name, _read(files[name], config, skips, or_named=True), skips
-    splits, _ = _load_folder(Path(data), config, SPLITS[:2], skips)
+    splits, _ = _load_folder(Path(data), config, SPLITS[:2], skips, or_named=True)
     return "valid", splits["valid"], skips
 
 
@@ -267,7 +267,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def _load_folder(
-    folder: Path, config: DataConfig, names: tuple[str, ...], skips: list[Skip]
+    folder: Path, config: DataConfig, names: tuple[str, ...], skips: list[Skip], or_named: bool = False
 ) -> tuple[dict[str, list[Example]], list[str]]:
     files = split_files(folder)
     if "train" not in files:
@@ -279,7 +279,7 @@ def _load_folder(
             if len(languages) > 1
             else "name it train.tsv, train.csv or train.jsonl",
         )
-    splits = {name: _read(files[name], config, skips) for name in names if name in files}
+    splits = {name: _read(files[name], config, skips, or_named) for name in names if name in files}
     _check_labels(splits["train"], str(files["train"]))
     if "valid" in splits:
         return splits, []

@@ -19,6 +19,8 @@ __all__ = ["iterate_table", "iterate_texts", "open_text", "read_lines", "read_ta
 
 Where = Mapping[str, Sequence[str]]  # what a row's columns must hold, one of the values each
 
+SHOWN = 10  # values that a message names
+
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # only JSON escapes can bring one in
 
 
@@ -28,7 +30,7 @@ def read_table(
     """The examples of a table and the rows left out; with `strict` the first such row is an error."""
     skips: list[Skip] = []
     on_skip = refuse if strict else skips.append
-    examples = list(iterate_table(path, text_column, label_column, on_skip, where))
+    examples = list(iterate_table(path, text_column, label_column, on_skip, where, skips.append))
     return examples, skips
 
 
@@ -38,15 +40,16 @@ def iterate_table(
     label_column: str | None,
     on_skip: Callable[[Skip], None],
     where: Where | None = None,
+    on_other: Callable[[Skip], None] = lambda skip: None,
 ) -> Iterator[Example]:
     """The examples of a table, one at a time; a row that cannot be used goes to `on_skip`.
 
-    Rows that are not asked for by `where` are passed over.
+    Rows that `where` does not ask for go to `on_other`.
     """
     columns = [text_column] if label_column is None else [text_column, label_column]
     first_skip: Skip | None = None
     kept = 0
-    for number, values in _asked_for(path, columns, where or {}):
+    for number, values in _asked_for(path, columns, where or {}, on_other):
         origin = f"{path.name}:{number}"
         example = values if isinstance(values, str) else _example(values, origin)
         if isinstance(example, str):
@@ -85,7 +88,9 @@ def refuse(skip: Skip) -> NoReturn:
     )
 
 
-def _asked_for(path: Path, columns: list[str], where: Where) -> Iterator[Row]:
+def _asked_for(
+    path: Path, columns: list[str], where: Where, on_other: Callable[[Skip], None]
+) -> Iterator[Row]:
     """The rows whose columns hold what `where` asks for, and those that cannot be read."""
     wanted = {name: set(map(value_of, values)) for name, values in where.items()}
     read = [*columns, *(name for name in wanted if name not in columns)]
@@ -104,15 +109,18 @@ def _asked_for(path: Path, columns: list[str], where: Where) -> Iterator[Row]:
                 value for name in wanted if (value := value_of(_label(held[name]) or "")) not in wanted[name]
             ]
             if missed:
-                others.update(missed[: 10 - len(others)])
+                others.update(missed[: SHOWN - len(others)])
+                on_other(Skip(f"{path.name}:{number}", "data.where asks for other rows"))
                 continue
             found = True
             values = values[: len(columns)]
         yield number, values
     if not found and others:
+        shown = ", ".join(repr(value[:40]) for value in sorted(others))
         raise DataError(
-            f"no row of {path} holds what data.where asks for; there are {', '.join(map(repr, sorted(others)))}",
-            hint="data.where names columns, and for each the values that a row may have",
+            f"no row of {path} holds what data.where asks for; there are {shown}"
+            + (", ..." if len(others) == SHOWN else ""),
+            hint="data.where names columns, and for each the values that a row may have; --set 'data.where={}' reads all",
         )
 
 

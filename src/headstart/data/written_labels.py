@@ -25,7 +25,8 @@ def read_written(
     """
     damaged: list[Skip] = []
     if kind_of(path) in TABLE_KINDS:
-        texts = iterate_table(path, text_column, None, refuse if strict else damaged.append, where)
+        on_skip = refuse if strict else damaged.append
+        texts = iterate_table(path, text_column, None, on_skip, where, damaged.append)
     elif where:
         raise DataError(f"{path} has no columns for data.where to ask", hint="leave data.where out")
     else:

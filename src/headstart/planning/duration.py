@@ -56,7 +56,7 @@ COMPILED_TEXTS = replace(COMPILED, launch=38e-6)  # of any size: the host works 
 COMPILED_LAYER = 27
 COMPILED_SCORE = 6
 # Where texts are padded a GPU's attention reads a mask, in tiles of so many tokens, at this share of the matrix rate.
-MASKED_TILE, MASKED_SHARE = 64, 0.06
+MASKED_TILE, MASKED_SHARE = 64, 0.05
 BATCH_WORK = ("matrices", "attention", "scores", "element-wise", "random numbers")  # what every batch takes
 ROUNDS = 5  # of Newton and Schulz in Muon
 
@@ -126,18 +126,27 @@ def _attention(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
     work, inner = count_flops(load).attention * load.tokens, load.body.width // load.body.attention_heads
     if is_plain_attention(load):
         return 3 * work / (rate * _share(inner, pace))  # its weights are counted with the activations
-    if load.has_padding and load.device == "cuda":
-        return 3.5 * work * _tiled(load) / (rate * MASKED_SHARE * min(1.0, inner / 64))
-    return 3.5 * work / (rate * pace.attention * min(1.0, inner / 64))
+    rate *= min(1.0, inner / 64)
+    if not (work and load.has_padding and load.device == "cuda"):
+        return 3.5 * work / (rate * pace.attention)
+    plain, masked = _pairs(load)
+    each = 3.5 * 4 * load.body.width * load.batch * load.passes
+    return each * (plain / pace.attention + masked / MASKED_SHARE) / rate
 
 
-def _tiled(load: Load) -> float:
-    """How many times the pairs of tokens are computed when both sides are filled up to whole tiles."""
-    sides = [(stack.length, stack.length) for stack in load.stacks]
-    sides += [(stack.length, stack.source) for stack in load.stacks if stack.source]
-    whole = [MASKED_TILE * math.ceil(side / MASKED_TILE) for pair in sides for side in pair]
-    filled = sum(rows * columns for rows, columns in zip(whole[::2], whole[1::2], strict=True))
-    return filled / sum(rows * columns for rows, columns in sides)
+def _pairs(load: Load) -> tuple[float, float]:
+    """Pairs of tokens that a text's attention computes: without a mask, as a causal stack does, and with one, in tiles."""
+    plain = masked = 0.0
+    for stack in load.stacks:
+        length, source = (
+            MASKED_TILE * math.ceil(side / MASKED_TILE) for side in (stack.length, stack.source)
+        )
+        if stack.is_causal:
+            plain += stack.layers * stack.length * (stack.length + 1) / 2
+        else:
+            masked += stack.layers * length * length
+        masked += stack.layers * length * source
+    return plain, masked
 
 
 def _scores(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:

@@ -125,7 +125,7 @@ def make_load(
         device=device,
         accumulate=training.accumulate,
         keeps_best=training.keep == "best",
-        has_padding=objective.reads in ("texts", "translations"),
+        has_padding=objective.reads != "blocks",
         source_length=tokens if is_pair else 0,
         passes=objective.passes,
         kept_passes=objective.kept_passes,

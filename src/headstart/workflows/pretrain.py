@@ -32,7 +32,7 @@ from headstart.training.runtime import Runtime, seed_everything, start_runtime, 
 from headstart.workflows.begin import base_for, begun, heard
 from headstart.workflows.continued import continued_settings, taught_settings
 from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
-from headstart.workflows.places import absolute, placed
+from headstart.workflows.places import absolute, placed, refuse_what_is_for_labels
 from headstart.workflows.plan import announce
 from headstart.workflows.prepare import learn_tokenizer, prepare_documents, prepare_documents_share
 from headstart.workflows.run import (
@@ -113,13 +113,7 @@ def pretrain_config(
     teaching: Teaching | None = None,
 ) -> tuple[RunConfig, Objective]:
     """The run's settings and its objective, which must be able to train a base."""
-    data = settings.get("data", {})
-    for name in ("label_pattern", "where", "also"):
-        if isinstance(data, Mapping) and data.get(name):
-            raise ConfigError(
-                f"data.{name} is for labelled texts, and pretraining reads raw ones",
-                hint=f"leave data.{name} out; several corpora may be given",
-            )
+    refuse_what_is_for_labels(settings)
     if trained is not None:
         preset, settings = continued_settings(trained, preset, settings)
     elif teaching is not None:

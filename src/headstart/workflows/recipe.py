@@ -28,6 +28,7 @@ from headstart.shipped import shipped_bases
 from headstart.storage import FORMS
 from headstart.workflows.advice import check_advice
 from headstart.workflows.begin import SCRATCH
+from headstart.workflows.places import refuse_what_is_for_labels
 
 SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
 Settings = dict[str, Any]
@@ -142,6 +143,11 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
         raise ConfigError("the recipe has no stages", hint="add a [[stages]] with a name and a mix")
     given = [parse(StageConfig, stage, f"stage {number}") for number, stage in enumerate(raw, start=1)]
     _check_names(given, over)
+    if config.base and (fresh := next((stage.name for stage in given if stage.base == SCRATCH), None)):
+        raise ConfigError(
+            f"stage {fresh} cannot begin from scratch in a recipe with a base, whose tokenizer is another",
+            hint="leave the recipe's base out, or make that stage a recipe of its own",
+        )
     if given[0].kind != "pretrain" and not config.base:
         raise ConfigError(
             f"the first stage, {given[0].name}, has no base to start from", hint="pretrain one before it"
@@ -235,6 +241,8 @@ def _stage(
     job: Job = "finetune" if is_tuned else "pretrain"
     settings = _scaled(settings, load_preset(config.preset).get(job, {}), scale)
     resolve(job, config.preset, settings)  # a wrong setting dies before any stage begins
+    if not is_tuned:
+        refuse_what_is_for_labels(settings)
     mix = [
         Portion(own.corpus, weight, own.text_column, own.documents)
         for own, weight in ((pick(texts, name, "text of the recipe"), w) for name, w in stage.mix.items())

@@ -157,6 +157,10 @@ def to_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
             return str(value).lower()
         if isinstance(value, str):  # TOML's strings are JSON's but for one character
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        if isinstance(value, Mapping):
+            return "{" + ", ".join(f"{word(str(name))} = {word(each)}" for name, each in value.items()) + "}"
+        if isinstance(value, list | tuple):
+            return "[" + ", ".join(map(word, value)) + "]"
         return repr(value)
 
     lines = []

@@ -174,7 +174,7 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
         return
     info = RunFolder.open(run).info()
     trained = load_trained(base, with_weights=False) if base else None
-    teaching = make_teaching(teacher, stage.unlabelled)
+    teaching = make_teaching(teacher, stage.unlabelled, with_weights=False)
     if is_tuned:
         config, _ = finetune_config(trained, preset, stage.settings)
     else:

@@ -144,8 +144,10 @@ class Teaching:
         return replace(dataset, splits={**dataset.splits, "train": dataset.train + more})
 
 
-def make_teaching(teacher: str | Sequence[str] | None, unlabelled: Corpora | None = None) -> Teaching | None:
-    """The teachers that are named ("RUN1,RUN2", or a list); None when there are none."""
+def make_teaching(
+    teacher: str | Sequence[str] | None, unlabelled: Corpora | None = None, with_weights: bool = True
+) -> Teaching | None:
+    """The teachers that are named ("RUN1,RUN2", or a list), to look at alone where `with_weights` is not; or None."""
     if teacher is None:
         if unlabelled:
             raise ConfigError(
@@ -156,7 +158,8 @@ def make_teaching(teacher: str | Sequence[str] | None, unlabelled: Corpora | Non
     names = list(teacher) if not isinstance(teacher, str) else _split(teacher)
     if len(set(names)) < len(names) or not all(names):
         raise ConfigError(f"teachers {', '.join(names)}: one is named twice, or not at all", hint="RUN1,RUN2")
-    return Teaching([load_trained(name) for name in names], portions(unlabelled or []))
+    teachers = [load_trained(name, with_weights=with_weights) for name in names]
+    return Teaching(teachers, portions(unlabelled or []))
 
 
 def teaching_of(inputs: Mapping[str, Any]) -> Teaching | None:
