@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-browser check bench clean
+.PHONY: setup demo test test-browser check bench bench-gpu clean
 
 # torch by itself first: that alone gives the small CPU build where one is at hand; a GPU build that is there stays.
 $(VENV)/.ready: pyproject.toml
@@ -43,7 +43,14 @@ bench: setup
 	$(BIN)/python benchmarks/speed_cpu_memory.py
 	$(BIN)/python benchmarks/speed_cpu_prepare.py $(DATA)/fr-corpus
 	$(BIN)/python benchmarks/speed_cpu_growth.py
+	$(BIN)/python benchmarks/speed_cpu_large.py $(DATA)/fr-corpus
+	$(BIN)/python benchmarks/profile_cpu.py
 	$(BIN)/python benchmarks/speed_generate.py
+
+# On a machine with a GPU.
+bench-gpu: setup
+	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
+	$(BIN)/python benchmarks/speed_gpu.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
