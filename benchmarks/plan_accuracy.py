@@ -211,6 +211,25 @@ def is_cpu(found: list[dict[str, Any]]) -> bool:
     return found[0]["device"].startswith("CPU")
 
 
+def beside(plan: Any, one: dict[str, Any], name: str, source: str) -> dict[str, Any]:
+    """A row of speed_gpu.py's with what the plan says of it."""
+    return {
+        **{key: one[key] for key in ("preset", "job", "settings")},
+        "name": name,
+        "batch": plan.load.batch,
+        "length": plan.load.length,
+        "device": plan.device.name,
+        "precision": plan.load.precision,
+        "compiled": one["is_compiled"],
+        "source": source,
+        "measured_bytes": round(one["peak_gib"] * GIB),
+        "predicted_bytes": plan.memory.tensors,
+        "measured_seconds": one["step_ms"] / 1e3,
+        "predicted_seconds": plan.duration.seconds,
+        "time_parts": plan.duration.parts,
+    }
+
+
 def from_speed(path: Path) -> list[dict[str, Any]]:
     """The compiled language models of speed_gpu.py, measured in the product's own loop, with what the plan says."""
     from headstart.config import resolve
@@ -227,21 +246,7 @@ def from_speed(path: Path) -> list[dict[str, Any]]:
         device = find_device(content["machine"]["device"])
         plan = make_plan(config, device, length=one["length"])
         rows.append(
-            {
-                **{key: one[key] for key in ("preset", "length", "settings")},
-                "name": f"{one['preset']}, {one['work']}",
-                "job": "pretrain",
-                "batch": plan.load.batch,
-                "device": device.name,
-                "precision": plan.load.precision,
-                "compiled": True,
-                "source": f"{path.name}, commit {content['commit']}",
-                "measured_bytes": round(one["peak_gib"] * GIB),
-                "predicted_bytes": plan.memory.tensors,
-                "measured_seconds": one["step_ms"] / 1e3,
-                "predicted_seconds": plan.duration.seconds,
-                "time_parts": plan.duration.parts,
-            }
+            beside(plan, one, f"{one['preset']}, {one['work']}", f"{path.name}, commit {content['commit']}")
         )
     return rows
 
@@ -264,23 +269,8 @@ def from_texts(path: Path) -> list[dict[str, Any]]:
         sides = 2 if one["work"] == "translation" else 1
         batch = round(positions / sides / one["mean_length"])
         plan = make_plan(config, device, batch=batch, length=one["mean_length"])
-        rows.append(
-            {
-                **{key: one[key] for key in ("preset", "job", "settings")},
-                "name": f"{one['work']}, {one['preset']}" + (", compiled" if one["is_compiled"] else ""),
-                "batch": batch,
-                "length": one["mean_length"],
-                "device": device.name,
-                "precision": plan.load.precision,
-                "compiled": one["is_compiled"],
-                "source": f"{path.name}, commit {content['commit']}",
-                "measured_bytes": round(one["peak_gib"] * GIB),
-                "predicted_bytes": plan.memory.tensors,
-                "measured_seconds": one["step_ms"] / 1e3,
-                "predicted_seconds": plan.duration.seconds,
-                "time_parts": plan.duration.parts,
-            }
-        )
+        name = f"{one['work']}, {one['preset']}" + (", compiled" if one["is_compiled"] else "")
+        rows.append(beside(plan, one, name, f"{path.name}, commit {content['commit']}"))
     return rows
 
 

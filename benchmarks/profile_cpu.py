@@ -19,20 +19,24 @@ from torch.profiler import ProfilerActivity, profile
 from headstart.config import resolve
 from headstart.workflows.measure import measure_steps
 
-# name, job, preset, texts, tokens of each, vocabulary, classes
+ADAMW = {
+    "objective": {"name": "masked-lm"},
+    "optimizer": {"kind": "adamw"},
+}  # as the peers of speed_cpu_pretrain.py
+# name, job, preset, settings, texts, tokens of each, vocabulary, classes
 SETTINGS = {
-    "lab": ("language model `lab`, 50,001 tokens", "pretrain", "lab", 16, 256, 50_001, 0),
-    "small": ("masked language model `small`", "pretrain", "small", 16, 256, 16_000, 0),
-    "classifier": ("classifier of `lab`, fine-tuning", "finetune", "lab", 16, 128, 50_001, 2),
+    "lab": ("language model `lab`, 50,001 tokens", "pretrain", "lab", {}, 16, 256, 50_001, 0),
+    "small": ("masked language model `small`", "pretrain", "small", ADAMW, 16, 256, 16_000, 0),
+    "classifier": ("classifier of `lab`, fine-tuning", "finetune", "lab", {}, 16, 128, 50_001, 2),
 }
 SHOWN = 12  # operations
 
 
-def profiled(job: str, preset: str, batch: int, length: int, vocabulary: int, classes: int) -> dict[str, Any]:
+def profiled(
+    job: str, preset: str, settings: dict[str, Any], batch: int, length: int, vocabulary: int, classes: int
+) -> dict[str, Any]:
     """Shares of the profiled steps by operation."""
-    config = resolve(job, preset, {"training": {"device": "cpu", "precision": "float32"}})
-    if job == "pretrain" and preset == "small":
-        config = resolve(job, preset, {"objective": {"name": "masked-lm"}, "optimizer": {"kind": "adamw"}})
+    config = resolve(job, preset, settings, {"training": {"device": "cpu", "precision": "float32"}})
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         found = measure_steps(config, vocabulary, classes, batch, length, seconds=4.0)
     own = {event.key: event.self_cpu_time_total for event in seen.key_averages()}

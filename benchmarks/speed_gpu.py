@@ -356,9 +356,7 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
         )
     flops = count_flops(load)
     tokens = seen["read"] / seconds
-    plan = make_plan(
-        config, find_device("H200"), batch=max(1, config.training.batch_tokens // load.span), length=mean
-    )
+    plan = make_plan(config, find_device("H200"), length=mean)
     return {
         "tokens_per_second": tokens,
         "step_ms": 1e3 * seconds / seen["steps"],

@@ -6,7 +6,6 @@ from typing import Any
 
 from headstart.config import PLACES, merge
 from headstart.data.sources import SOURCES
-from headstart.errors import ConfigError
 from headstart.shipped import shipped_bases
 from headstart.workflows.begin import SCRATCH
 
@@ -15,17 +14,6 @@ def absolute(names: Sequence[str]) -> list[str]:
     """Paths made absolute, so that a resume finds them from any folder; names of bases and others as they are."""
     known = (*shipped_bases(), SCRATCH)
     return [str(Path(n).resolve()) if Path(n).exists() and n not in known else n for n in names]
-
-
-def refuse_what_is_for_labels(settings: Mapping[str, Any]) -> None:
-    """Settings that pretraining has no use for are told, not passed over."""
-    data = settings.get("data", {})
-    for name in ("label_pattern", "where", "also"):
-        if isinstance(data, Mapping) and data.get(name):
-            raise ConfigError(
-                f"data.{name} is for labelled texts, and pretraining reads raw ones",
-                hint=f"leave data.{name} out; several corpora may be given",
-            )
 
 
 def placed(settings: Mapping[str, Any] | None) -> dict[str, Any]:

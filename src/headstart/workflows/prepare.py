@@ -17,7 +17,7 @@ from headstart.data.tokenizer import TOKENIZERS, Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError
 from headstart.files import content_hash, write_folder_once
 from headstart.training.events import Event, Note, Stage
-from headstart.workflows.places import refuse_what_is_for_labels
+from headstart.workflows.labelled import refuse_what_is_for_labels
 
 OnEvent = Callable[[Event], None]
 Hashes = NDArray[np.uint64]

@@ -31,8 +31,9 @@ from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
 from headstart.workflows.begin import base_for, begun, heard
 from headstart.workflows.continued import continued_settings, taught_settings
+from headstart.workflows.labelled import refuse_what_is_for_labels
 from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
-from headstart.workflows.places import absolute, placed, refuse_what_is_for_labels
+from headstart.workflows.places import absolute, placed
 from headstart.workflows.plan import announce
 from headstart.workflows.prepare import learn_tokenizer, prepare_documents, prepare_documents_share
 from headstart.workflows.run import (

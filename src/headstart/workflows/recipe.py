@@ -28,7 +28,7 @@ from headstart.shipped import shipped_bases
 from headstart.storage import FORMS
 from headstart.workflows.advice import check_advice
 from headstart.workflows.begin import SCRATCH
-from headstart.workflows.places import refuse_what_is_for_labels
+from headstart.workflows.labelled import refuse_what_is_for_labels
 
 SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
 Settings = dict[str, Any]

@@ -11,6 +11,7 @@ from headstart.models.model import Model, transfer
 from headstart.objectives.table import make_objective
 from headstart.objectives.translate import Translate
 from headstart.results import Transfer
+from headstart.workflows.labelled import refuse_what_is_for_labels
 from headstart.workflows.pretrain import fit_length
 from headstart.workflows.run import Trained
 from headstart.workflows.tokenizers import check_tokenizer
@@ -30,7 +31,7 @@ def translator_config(
     trained: Trained | None, preset: str | None, settings: Mapping[str, Any]
 ) -> tuple[RunConfig, Translate]:
     """The run's settings; a base brings the shape of its body, and its tokenizer."""
-    _refuse_what_is_for_labels(settings)
+    refuse_what_is_for_labels(settings, LABELLED, "not for --pair")
     asked = {"objective": {"name": settings.get("objective", {}).get("name", Translate.name)}}
     wanted = merge(asked, settings)
     if trained is not None:
@@ -54,17 +55,6 @@ def translator_config(
         )
     config = config.with_({"body": objective.settle(config.body).model_dump()})
     return fit_length(config, settings), objective
-
-
-def _refuse_what_is_for_labels(settings: Mapping[str, Any]) -> None:
-    """Settings that a translator has no use for are told, not passed over."""
-    for section, names in LABELLED.items():
-        for name in names:
-            if settings.get(section, {}).get(name):
-                raise ConfigError(
-                    f"{section}.{name} is for labelled texts, not for --pair",
-                    hint=f"leave {section}.{name} out",
-                )
 
 
 def _from_base(trained: Trained, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
