@@ -150,6 +150,16 @@ def test_budgets_are_scaled_and_settings_given_over_all_stages_or_one(world):
     ]
 
 
+def test_an_objective_given_over_all_stages_is_that_of_pretraining(world):
+    cook(world, "run", settings={"objective": {"rate": 0.4}, "stars": {"objective.smoothing": 0.2}})
+    infos = [
+        json.loads((world / "run" / "stages" / name / "run.json").read_text())["settings"]["objective"]
+        for name in ("01-general", "02-stars", "03-decay")
+    ]
+    assert [info.get("rate") for info in infos] == [0.4, None, 0.4]
+    assert infos[1]["smoothing"] == 0.2
+
+
 def test_a_changed_recipe_does_not_go_on_in_an_old_folder(world):
     cook(world, "run", last_stage=1)
     text = (world / "recipe.toml").read_text()
@@ -182,6 +192,13 @@ def changed(world, **changes):
         ("shard_mib = 0.01", 'form = "int4"', "int4"),
         ('apart = ["target.tsv"]', 'apart = ["targt.tsv"]', "targt.tsv"),
         ('also = ["more.tsv"]', 'also = ["moer.tsv"]', "moer.tsv"),
+        ("rate = 0.3", "rate = 3.0", "stage general: setting objective.rate"),
+        ("tokens = 2000 }", 'tokens = 2000 }\nobjective = { name = "masked-lm", rte = 0.3 }', "'rte'"),
+        (
+            'kind = "finetune"',
+            'kind = "finetune"\nobjective = { rate = 0.3 }',
+            "stage stars: classify has no setting",
+        ),
         ("tokens = 2000 }", 'tokens = 2000 }\ndata = { where = { stars = ["5"] } }', "is for labelled texts"),
     ],
 )

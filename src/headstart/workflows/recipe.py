@@ -13,6 +13,7 @@ from headstart.config import (
     PLACES,
     DataConfig,
     Job,
+    ObjectiveConfig,
     Section,
     load_preset,
     load_toml,
@@ -23,6 +24,7 @@ from headstart.config import (
 from headstart.data.portion import Portion
 from headstart.data.sources import SOURCES
 from headstart.errors import ConfigError, pick
+from headstart.objectives.table import make_objective
 from headstart.sections import TrainingConfig
 from headstart.shipped import shipped_bases
 from headstart.storage import FORMS
@@ -231,7 +233,10 @@ def _stage(
         common = {name: common[name] for name in ("body", "data") if name in common}
     own = {name: getattr(stage, name) for name in SECTIONS if getattr(stage, name, {})}
     settings = merge(common, own)
-    for part in (_sections(over), _of_stage(over, stage.name)):
+    general = _sections(over)
+    if is_tuned:  # as in the recipe, where [objective] is what pretraining asks
+        general.pop("objective", None)
+    for part in (general, _of_stage(over, stage.name)):
         settings = merge(settings, part)
     if "seed" not in stage.training and "training.seed" not in over.get(stage.name, {}):
         first = int({**config.training, **over.get("training", {})}.get("seed", 0))
@@ -240,7 +245,10 @@ def _stage(
     settings = merge(settings, _placed(settings, root))
     job: Job = "finetune" if is_tuned else "pretrain"
     settings = _scaled(settings, load_preset(config.preset).get(job, {}), scale)
-    resolve(job, config.preset, settings)  # a wrong setting dies before any stage begins
+    asked = resolve(job, config.preset, settings).objective  # a wrong setting dies before any stage begins
+    is_first = is_fresh or (number == 1 and not config.base)
+    if is_tuned or is_first or "name" in settings.get("objective", {}):  # else it is the base's
+        _check_objective(stage.name, asked)
     if not is_tuned:
         refuse_what_is_for_labels(settings)
     mix = [
@@ -253,6 +261,13 @@ def _stage(
     teachers = _teachers(str(over.get(stage.name, {}).get("teacher", stage.teacher)), earlier, root)
     unlabelled = [pick(texts, name, "text of the recipe") for name in stage.unlabelled]
     return Stage(number, stage, settings, mix, table, base, is_fresh, teachers, unlabelled)
+
+
+def _check_objective(stage: str, asked: ObjectiveConfig) -> None:
+    try:
+        make_objective(asked)
+    except ConfigError as error:
+        raise ConfigError(f"stage {stage}: {error}", hint=error.hint) from None
 
 
 def _teachers(names: str, earlier: Mapping[str, Stage], root: Path) -> list[Stage | str]:
