@@ -285,4 +285,4 @@ def _apart(places: list[float], gap: float) -> list[float]:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 18 else f"{name[:17]}…"
+    return name if len(name) <= 20 else f"{name[:19]}…"
