@@ -2,16 +2,18 @@
 
 import json
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import DataConfig
 from headstart.data.example import hashes
-from headstart.data.seen import seen_before
+from headstart.data.seen import LOW, seen_before
 from headstart.data.sources import load_dataset
 from headstart.errors import HeadstartError
 from headstart.shipped import check_base, describe_base, shipped_bases
@@ -139,3 +141,26 @@ def test_an_english_base_has_read_neither_valid_nor_test_of_imdb(base, imdb):
     for split in ("valid", "test"):
         assert len(imdb.texts(split)) > 2000
         assert not seen_before(hashes(imdb.texts(split)), seen).any(), split
+
+
+@pytest.mark.parametrize("base", ["fr-small", "fr-tiny"], indirect=True)
+def test_a_french_base_has_read_no_valid_text_of_cls_books(base):
+    """By the short hashes of its 400 valid texts and of 400 train texts, which one of the two has read."""
+    known = json.loads((Path(__file__).parent / "cls_books_fr.json").read_text())
+    read = {
+        part: seen_before(np.array(first, np.uint64) << LOW, loaded(base.name).seen).mean()
+        for part, first in known.items()
+    }
+    assert len(known["valid"]) == len(known["train"]) == 400
+    assert read["valid"] == 0
+    assert (read["train"] > 0.99) == (base.name == "fr-small")
+
+
+@pytest.mark.parametrize("base", [name for name in NAMES if name not in TRANSLATORS], indirect=True)
+def test_the_card_tells_what_each_stage_of_the_recipe_took(base):
+    card = (base / "card.md").read_text()
+    recipe = tomllib.loads((Path(__file__).parents[1] / "recipes" / f"{base.name}.toml").read_text())
+    for number, stage in enumerate(recipe["stages"], start=1):
+        row = re.search(rf"^\| {number:02d}-{stage['name']} \|(.*)$", card, re.MULTILINE)
+        assert row is not None, stage["name"]
+        assert re.search(r"\d min", row[1]), row[0]

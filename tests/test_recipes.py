@@ -75,6 +75,8 @@ def test_no_recipe_learns_from_the_labels_it_is_judged_on(recipe):
         judged = {Path(name).name for name in stage.settings["data"]["apart"]}
         assert judged & {"imdb", "cls-books-fr"}
         assert Path(stage.table).name not in judged
+        data = stage.settings["data"]  # labels that authors wrote into their texts are none of the set's
+        assert data.get("label_pattern") or not judged & {Path(name).name for name in data.get("also", [])}
 
 
 def objective_of(recipe, stage):

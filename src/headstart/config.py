@@ -74,7 +74,8 @@ def parse(schema: type[BaseModel], content: Mapping[str, Any], where: str = "") 
     try:
         return schema.model_validate(dict(content))
     except ValidationError as error:
-        fault = error.errors()[0]
+        faults = error.errors()  # a misspelt key first: what it was meant to be is missing because of it
+        fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
         name = ".".join(str(part) for part in fault["loc"])
         inside = f" in {where}" if where else ""
         if fault["type"] == "extra_forbidden":
@@ -84,6 +85,11 @@ def parse(schema: type[BaseModel], content: Mapping[str, Any], where: str = "") 
                 section = get_args(section)[0] if is_place else section.model_fields[part].annotation
             hint = nearest(str(fault["loc"][-1]), section.model_fields)
             raise ConfigError(f"no setting is called {name!r}{inside}", hint=hint) from None
+        if fault["type"] == "missing":
+            key = fault["loc"][-1]
+            raise ConfigError(
+                f"{name} is missing{inside}", hint=f'write {key} = "…"; the documentation lists every setting'
+            ) from None
         raise ConfigError(
             f"setting {name}{inside} cannot be {fault['input']!r}: {fault['msg'].lower()}",
             hint="docs/reference/settings.md lists every setting with its values",

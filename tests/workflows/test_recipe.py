@@ -188,6 +188,7 @@ def changed(world, **changes):
         ('name = "stars"', 'name = "general"', "same name"),
         ('name = "stars"', 'name = "../x"', "cannot be called"),
         ("title =", "titel =", "titel"),
+        ('name = "stars"', "", "^name is missing in stage 2$"),
         ('text_column = "opinion"\n\n', 'text_colum = "opinion"\n\n', "text_colum"),
         ("shard_mib = 0.01", 'form = "int4"', "int4"),
         ('apart = ["target.tsv"]', 'apart = ["targt.tsv"]', "targt.tsv"),

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from headstart.errors import ConfigError
+from headstart.workflows.pack import pack
 from tests.recipe_worlds import TEXT, cook, interrupt_in, make_world, outcome
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
@@ -119,3 +120,12 @@ def test_a_stage_names_earlier_ones_alone(world, old, new, problem):
     with pytest.raises(ConfigError, match=problem):
         cook(world, "made")
     assert not (world / "made").exists()
+
+
+def test_a_card_has_a_row_for_a_stage_that_was_left_behind(world, tmp_path):
+    cook(world, "run")
+    shutil.rmtree(world / "run" / "stages" / "01-general")
+    pack(str(world / "run"), "xx", tmp_path / "bases")
+    card = (tmp_path / "bases" / "xx" / "card.md").read_text()
+    assert "| 01-general | not kept |" in card
+    assert "| 02-stars | finetune, classify |" in card

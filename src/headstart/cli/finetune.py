@@ -13,7 +13,7 @@ def finetune(
     data: Annotated[
         str, typer.Argument(help="A table, a folder of train/valid/test tables, or a built-in name.")
     ],
-    out: o.Out,
+    out: o.OwnOut = None,
     pair: Annotated[
         str | None,
         typer.Option(
@@ -76,12 +76,17 @@ def finetune(
         training__deterministic=deterministic,
         **o.saving(save_every),
     )
+    was_told = out is not None
+    out = o.own_place(out, nproc, base, data, *([] if pair is None else [pair]))
     if o.launched(context, nproc, nodes, meet, max_restarts, settings):
         return
     from headstart.cli.listener import Listener, print_json
+    from headstart.training.events import Note
     from headstart.workflows.finetune import finetune as run
 
     with Listener(quiet or as_json or not o.speaks()) as listener:
+        if not was_told:
+            listener(Note(f"the run goes to {out}"))
         more: dict[str, Any] = {
             "teacher": teacher,
             "unlabelled": unlabelled,

@@ -1,12 +1,19 @@
 """Options that several commands share, and how they become nested settings."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 Out = Annotated[Path, typer.Option("--out", help="The new folder to write the run to.")]
+OwnOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="The new folder to write the run to; unless told, one in runs/ called after its parts."
+    ),
+]
 Preset = Annotated[
     str | None, typer.Option("--preset", help="Named settings: tiny, small, lab, bert, translate-tiny, …")
 ]
@@ -93,6 +100,34 @@ def gather(config_file: Path | None, assignments: list[str] | None, **flags: Any
             given.setdefault(section, {})[key] = value
     settings = load_toml(config_file) if config_file is not None else {}
     return merge(merge(settings, given), parse_assignments(assignments or []))
+
+
+def own_place(out: Path | None, nproc: int | None, *parts: str) -> Path:
+    """`--out`, or a folder in runs/ that is not there yet, called after what the run is made of.
+
+    Many processes, and a job that may begin again, would not find the same one, so they need to be told.
+    """
+    from headstart.errors import ConfigError
+    from headstart.training.launch import find_place
+
+    if out is not None:
+        return out
+    if nproc is not None or find_place().is_launched:
+        error = ConfigError("many processes must be told where the run goes", hint="add --out RUN")
+        error.is_shared = True  # every process finds the same
+        raise error
+    name = "-".join(_called(part) for part in parts)
+    found, number = Path("runs") / name, 2
+    while found.exists() or found.is_symlink():
+        found, number = Path("runs") / f"{name}-{number}", number + 1
+    return found
+
+
+def _called(part: str) -> str:
+    """What a base, a table or a corpus is called, as a part of a folder's name."""
+    name = Path(part).resolve().name if part in (".", "..") else Path(part).name
+    plain = re.sub(r"(\.(tsv|csv|jsonl|json|txt|xz|gz))+$", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^\w.-]+", "_", plain).strip("._-") or "run"
 
 
 def refuse_pair(pair: str | None, command: str) -> None:

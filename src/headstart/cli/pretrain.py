@@ -18,7 +18,7 @@ def pretrain(
         ),
     ] = None,
     *,
-    out: o.Out,
+    out: o.OwnOut = None,
     objective: Annotated[str | None, typer.Option("--objective", help="causal-lm or masked-lm.")] = None,
     base: Annotated[
         str | None,
@@ -89,16 +89,23 @@ def pretrain(
         {"--from": base, "--teacher": teacher, "--preset": preset, "--nproc": nproc},
         {"--stage": stage},
     )
+    was_told = out is not None
+    if out is None and recipe is not None:
+        out = Path("runs") / recipe.stem  # the same each time: given again, the command goes on
+    out = o.own_place(out, nproc, *(corpus.split("=")[0] for corpus in (corpora or [])[:3]))
     if o.launched(context, nproc, nodes, meet, max_restarts, settings):
         return
     from headstart.cli import finetune
     from headstart.cli.listener import Listener, print_json
+    from headstart.training.events import Note
     from headstart.workflows.finetune import Finetuned
     from headstart.workflows.pretrain import pretrain as run
     from headstart.workflows.stages import run_recipe
 
     result: object
     with Listener(quiet or as_json or not o.speaks()) as listener:
+        if not was_told:
+            listener(Note(f"the run goes to {out}"))
         if recipe is not None:
             more: dict[str, Any] = {"last_stage": stage, "scale": scale, "settings": settings}
             result = run_recipe(recipe, data, out, **more, on_event=listener)

@@ -262,8 +262,10 @@ def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[st
         "scores": [score.model_dump() for score in told.scores],
         "storing": storing,
         "data": [row.model_dump() for row in told.data],
-        "kept_apart": f"Never read: the validation and test texts of {apart}." if apart else "",
-        "stages": _stages(run),
+        "kept_apart": f"Never read: the validation and test texts of {apart}, as far as they were there."
+        if apart
+        else "",
+        "stages": _stages(run, said),
         "compute": told.compute,
         "recipe": recipe.get("text", ""),
         "over": _over(recipe),
@@ -283,20 +285,23 @@ def _over(recipe: Mapping[str, Any]) -> str:
     )
 
 
-def _stages(run: Path) -> list[dict[str, Any]]:
-    """What each stage took, from the runs that are there."""
-    folders = sorted((run / "stages").glob("*/result.json")) or [run / "result.json"]
+def _stages(run: Path, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each stage took, from the runs that are there; of those left behind, that it is not known."""
+    names = [f"{number:02d}-{each['name']}" for number, each in enumerate(recipe.get("stages", []), start=1)]
     found = []
-    for file in folders:
-        if not file.is_file():
+    for folder in [run / "stages" / name for name in names] or [run]:
+        if not all((folder / each).is_file() for each in ("result.json", "run.json")):
+            if names:
+                unknown = dict.fromkeys(("tokens", "steps", "time", "machine", "commit"), "")
+                found.append({"stage": folder.name, "kind": "not kept", **unknown})
             continue
         result, info = (
-            json.loads((file.parent / each).read_text("utf-8")) for each in ("result.json", "run.json")
+            json.loads((folder / each).read_text("utf-8")) for each in ("result.json", "run.json")
         )
         story, settings = result.get("story", {}), info["settings"]
         found.append(
             {
-                "stage": file.parent.name,
+                "stage": folder.name,
                 "kind": f"{settings['job']}, {settings['objective']['name']}",
                 "tokens": result.get("tokens", ""),
                 "steps": result.get("steps", ""),

@@ -1,0 +1,81 @@
+"""Where a run goes that was not told: a new folder in runs/, called after its parts."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headstart.cli.app import app
+from headstart.cli.options import own_place
+from headstart.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        (["fr-tiny", "reviews.tsv"], "fr-tiny-reviews"),
+        (["runs/base/", "../some data/cls-books-fr"], "base-cls-books-fr"),
+        (["scratch", "a b.CSV.xz", "en-de"], "scratch-a_b-en-de"),
+        (["scratch", "imdb"], "scratch-imdb"),
+        (["/", "..."], "run-run"),
+        (["base", "été.tsv"], "base-été"),
+    ],
+)
+def test_a_run_is_called_after_its_parts(tmp_path, monkeypatch, parts, name):
+    monkeypatch.chdir(tmp_path)
+    assert own_place(None, None, *parts) == Path("runs") / name
+
+
+def test_what_is_there_is_left_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for taken in ("base-a", "base-a-2"):
+        (tmp_path / "runs" / taken).mkdir(parents=True)
+    (tmp_path / "runs" / "base-a-3").symlink_to("nowhere")
+    assert own_place(None, None, "base", "a.tsv") == Path("runs/base-a-4")
+    assert own_place(Path("mine"), 2, "base", "a.tsv") == Path("mine")
+
+
+def test_a_folder_is_called_by_its_name_wherever_one_stands(tmp_path, monkeypatch):
+    (tmp_path / "books").mkdir()
+    monkeypatch.chdir(tmp_path / "books")
+    assert own_place(None, None, "base", ".") == Path("runs/base-books")
+
+
+def test_many_processes_have_to_be_told(monkeypatch):
+    with pytest.raises(ConfigError, match="where the run goes"):
+        own_place(None, 2, "base", "a.tsv")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="where the run goes"):
+        own_place(None, None, "base", "a.tsv")
+
+
+@pytest.mark.slow
+def test_the_commands_say_where_the_run_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("a small text of our own, read again and again\n\n" * 60)
+    rows = "".join(
+        f"a {'fine' if n % 2 else 'poor'} text {n}\t{'yes' if n % 2 else 'no'}\n" for n in range(40)
+    )
+    (tmp_path / "opinions.tsv").write_text("text\tlabel\n" + rows)
+    small = ["--set", "body.layers=1", "--set", "body.width=16", "--set", "body.attention_heads=1"]
+    read = ["pretrain", "corpus.txt=2", "--steps", "2", "--set", "tokenizer.vocabulary=300", *small]
+    for words, place in (
+        (read, "runs/corpus"),
+        (read, "runs/corpus-2"),
+        (["finetune", "runs/corpus", "opinions.tsv", "--steps", "2"], "runs/corpus-opinions"),
+    ):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        assert place in result.output
+        assert (tmp_path / place / "run.json").is_file()
+    (tmp_path / "made.toml").write_text(
+        'title = "own"\npreset = "tiny"\n[body]\nlayers = 1\nwidth = 16\nattention_heads = 1\n[tokenizer]\nvocabulary = 300\n'
+        '[texts.own]\npath = "corpus.txt"\n[[stages]]\nname = "one"\nmix = { own = 1 }\ntraining = { steps = 2 }\n'
+    )
+    for _ in range(2):  # given again it goes on, and is finished
+        result = CliRunner().invoke(app, ["pretrain", "--recipe", "made.toml"])
+        assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "corpus", "corpus-2", "corpus-opinions", "made",
+    ]  # fmt: skip
