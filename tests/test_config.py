@@ -13,6 +13,7 @@ from headstart.config import (
     resolve,
 )
 from headstart.errors import ConfigError
+from headstart.objectives.table import make_objective
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -101,3 +102,13 @@ def test_heads_have_biases_as_the_body_does_unless_told():
     assert [BodyConfig(biases=has).has_head_biases for has in (True, False)] == [True, False]
     assert BodyConfig(biases=False, head_biases=True).has_head_biases
     assert not BodyConfig(biases=True, head_biases=False).has_head_biases
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_what_no_file_could_give_back_is_no_setting(value):
+    for setting in ("optimizer.clip", "training.minutes", "body.rotary_base"):
+        with pytest.raises(ConfigError, match=setting):
+            resolve("pretrain", "tiny", parse_assignments([f"{setting}={value}"]))
+    asked = resolve("finetune", "tiny", parse_assignments([f"objective.r_drop={value}"])).objective
+    with pytest.raises(ConfigError, match="r_drop"):
+        make_objective(asked)

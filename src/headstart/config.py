@@ -71,6 +71,11 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse(schema: type[BaseModel], content: Mapping[str, Any], where: str = "") -> Any:
     """`content` checked against `schema`; the first fault becomes a sentence with a hint."""
+    if not isinstance(content, Mapping):
+        raise ConfigError(
+            f"{where or 'a section of settings'} is {content!r}, and should be a table of settings",
+            hint="write its settings as lines KEY = VALUE under its name in brackets",
+        )
     try:
         return schema.model_validate(dict(content))
     except ValidationError as error:
@@ -119,6 +124,8 @@ def load_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no settings file at {path}", hint="check the path given to --config") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="name a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path} is no readable TOML: {error}", hint="mend the file at that place"

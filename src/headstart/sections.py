@@ -11,7 +11,7 @@ from headstart.errors import ConfigError
 class Section(BaseModel):
     """A group of settings; frozen, and no unknown key passes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class BodyConfig(Section):

@@ -33,9 +33,12 @@ def shipped_bases() -> dict[str, Path]:
 def describe_base(path: Path) -> dict[str, Any]:
     """What a base says of itself."""
     try:
-        return dict(json.loads((path / BASE).read_text("utf-8")))
+        said = json.loads((path / BASE).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(f"{path / BASE} cannot be read: {error}", hint=REPAIR) from None
+    if not isinstance(said, dict) or not {"name", "language", "parameters", "title", "scores"} <= set(said):
+        raise RunError(f"{path / BASE} does not describe a base", hint=REPAIR)
+    return said
 
 
 REPAIR = "install headstart again, or copy the base again"
@@ -44,9 +47,11 @@ REPAIR = "install headstart again, or copy the base again"
 def check_base(path: Path) -> None:
     """Raise unless every file of a packed base is there with exactly the bytes that were written."""
     try:
-        checksums = dict(json.loads((path / CHECKSUMS).read_text("utf-8")))
+        checksums = json.loads((path / CHECKSUMS).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(f"{path / CHECKSUMS} cannot be read: {error}", hint=REPAIR) from None
+    if not isinstance(checksums, dict) or not {BASE, "run.json"} <= set(checksums):
+        raise RunError(f"{path / CHECKSUMS} does not list the files of a base", hint=REPAIR)
     for name, checksum in checksums.items():
         if not (path / name).is_file():
             raise RunError(f"the base {path.name} lacks its file {name}", hint=REPAIR)

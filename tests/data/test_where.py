@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import DataConfig, RunConfig
+from headstart.data.relabel import value_of
 from headstart.data.sources import load_dataset, load_for_scoring
 from headstart.data.tables import read_table
 from headstart.errors import ConfigError, DataError
@@ -141,3 +142,10 @@ def test_what_has_no_columns_is_told(tmp_path):
         pretrain(
             [str(tmp_path / "corpus.txt")], tmp_path / "run", settings={"data": {"where": {"source": ["a"]}}}
         )
+
+
+@given(st.text("0123456789", min_size=1, max_size=60), st.integers(0, 5), st.integers(0, 3))
+def test_numbers_are_compared_to_the_last_digit(digits, zeros, more):
+    assert value_of("0" * zeros + digits) == value_of(digits + "." + "0" * more) == str(int(digits))
+    assert value_of(f"{digits}.5" + "0" * more) == f"{int(digits)}.5"
+    assert value_of(digits + "1") != value_of(digits + "2")

@@ -164,8 +164,9 @@ def test_a_changed_recipe_does_not_go_on_in_an_old_folder(world):
     cook(world, "run", last_stage=1)
     text = (world / "recipe.toml").read_text()
     (world / "recipe.toml").write_text(text.replace("rate = 0.3", "rate = 0.2"))
-    with pytest.raises(RunError, match="begun otherwise"):
+    with pytest.raises(RunError, match="begun otherwise: the settings of stage general differs"):
         cook(world, "run")
+    assert "rate = 0.3" in json.loads((world / "run" / "recipe.json").read_text())["text"]
     (world / "run" / "recipe.json").unlink()  # as if only the stages had been copied
     with pytest.raises(RunError, match="other settings"):
         cook(world, "run")

@@ -1,6 +1,7 @@
 """headstart bases and headstart pack."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,16 +17,31 @@ def bases(
 ) -> None:
     """List the bases that come with headstart, or show the card of one."""
     from headstart.errors import RunError, nearest
-    from headstart.shipped import FOLDERS, describe_base, shipped_bases
+    from headstart.shipped import FOLDERS, check_base, describe_base, shipped_bases
 
     found = shipped_bases()
     if name is not None:
         if name not in found:
             hint = nearest(name, found) if found else "none come with this version"
             raise RunError(f"no base is called {name!r}", hint=hint)
-        print((found[name] / "card.md").read_text("utf-8"), end="")
+        check_base(found[name])
+        if as_json:
+            print(
+                json.dumps(
+                    {**describe_base(found[name]), "bytes": _size(found[name])}, ensure_ascii=False, indent=2
+                )
+            )
+        else:
+            print((found[name] / "card.md").read_text("utf-8"), end="")
         return
-    rows = [{**describe_base(path), "bytes": _size(path)} for path in found.values()]
+    rows, faults = [], []
+    for path in found.values():
+        try:
+            rows.append({**describe_base(path), "bytes": _size(path)})
+        except RunError as error:
+            faults.append(error)
+    for fault in faults:  # the others are listed all the same
+        print(f"warning: {fault}", file=sys.stderr)
     if as_json:
         print(json.dumps(rows, ensure_ascii=False, indent=2))
         return
@@ -50,7 +66,7 @@ def bases(
 
 
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir())
+    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
 def pack(

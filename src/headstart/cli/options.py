@@ -92,6 +92,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the resu
 def gather(config_file: Path | None, assignments: list[str] | None, **flags: Any) -> dict[str, Any]:
     """Nested settings from a TOML file, then flags (named section__key, None = not given), then --set."""
     from headstart.config import load_toml, merge, parse_assignments
+    from headstart.errors import ConfigError
 
     given: dict[str, Any] = {}
     for name, value in flags.items():
@@ -99,6 +100,12 @@ def gather(config_file: Path | None, assignments: list[str] | None, **flags: Any
             section, key = name.split("__", 1)
             given.setdefault(section, {})[key] = value
     settings = load_toml(config_file) if config_file is not None else {}
+    for section, value in settings.items():
+        if not isinstance(value, dict) and section != "preset":
+            raise ConfigError(
+                f"{section} in {config_file} is {value!r}, and should be a section of settings",
+                hint=f"write [{section}] with its settings below it",
+            )
     return merge(merge(settings, given), parse_assignments(assignments or []))
 
 

@@ -57,4 +57,5 @@ def value_of(label: str) -> str:
     if not NUMBER.fullmatch(word):
         return word
     value = Decimal(word)
-    return format(value.normalize() if value else Decimal(0), "f")
+    plain = format(value, "f")  # without `normalize`, which keeps 28 digits
+    return (plain.rstrip("0").rstrip(".") if "." in plain else plain) if value else "0"

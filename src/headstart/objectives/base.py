@@ -1,6 +1,7 @@
 """What every objective offers, and the words they share."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
@@ -143,6 +144,8 @@ def make(kind: type[Objective], settings: dict[str, Any]) -> Objective:
         if name not in fields:
             hint = nearest(name, fields) if fields else f"{kind.name} has no settings"
             raise ConfigError(f"{kind.name} has no setting called {name!r}", hint=hint)
+        if isinstance(settings[name], float) and not math.isfinite(settings[name]):
+            raise ConfigError(f"setting objective.{name} cannot be {settings[name]}", hint="write a number")
     try:
         return TypeAdapter(kind).validate_python(settings)
     except ValidationError as error:

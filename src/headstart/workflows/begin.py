@@ -40,11 +40,8 @@ def begun(
     found = processes.from_main(lambda: _own(path, config, inputs, processes.place))
     folder = RunFolder(path, processes) if found else RunFolder.create(path, processes)
     known = RunInfo.from_dict(json.loads(found), str(path)) if found else None
-    try:
-        with folder, processes.minding():
-            yield folder, known
-    finally:
-        folder.remove_if_bare()
+    with folder, processes.minding():
+        yield folder, known
 
 
 def _own(path: Path, config: RunConfig, inputs: dict[str, Any], place: Place) -> str:

@@ -95,13 +95,8 @@ def compare(
         "mark": mark,
         "command": command_line(),
     }
-    folder = RunFolder.create(Path(out))
-    try:
-        with folder:
-            return _run(folder.path, inputs, on_event)
-    finally:
-        if not (folder.path / "compare.json").exists():
-            folder.remove_if_bare()
+    with RunFolder.create(Path(out)) as folder:
+        return _run(folder.path, inputs, on_event)
 
 
 def _names(bases: Sequence[str]) -> list[str]:

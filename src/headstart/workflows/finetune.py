@@ -138,12 +138,13 @@ def finetune_config(
         usual = load_preset(name).get("finetune", {}).get("body", {})
         wanted = {**usual, **advice.get("body", {}), **settings.get("body", {})}
         for key, value in wanted.items():
-            if not may_change(key, value) and getattr(own.body, key, value) != value:
+            if value != "auto" and not may_change(key, value) and getattr(own.body, key, value) != value:
                 raise ConfigError(
                     f"body.{key} of {trained.name} is {getattr(own.body, key)}, not {value}",
                     hint="a base's shape is fixed; fine-tune from scratch to change it",
                 )
-        body = {**own.body.model_dump(), **wanted}
+        told = {key: value for key, value in wanted.items() if value != "auto"}
+        body = {**own.body.model_dump(), **told}
         over = {**settings, "body": body, "tokenizer": own.tokenizer.model_dump()}
         config = resolve("finetune", name, advice, over)
     objective = make_objective(config.objective)

@@ -239,7 +239,7 @@ def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[st
     info, body = trained.info, trained.info.config.body
     parameters = sum(weight.numel() for weight in trained.weights.values())
     data: DataConfig = info.config.data
-    apart = ", ".join(Path(each).name for each in data.apart)
+    apart = ", ".join(_apart(said, data))
     return {
         "name": name,
         "title": told.title or said.get("title", ""),
@@ -271,6 +271,21 @@ def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[st
         "over": _over(recipe),
         "not_for": told.not_for,
     }
+
+
+def _apart(recipe: Mapping[str, Any], last: DataConfig) -> list[str]:
+    """The sets whose held-out texts no stage has read: what the last one says, or all stages of the recipe alike."""
+    general = recipe.get("data", {}).get("apart", [])
+    lists = [each.get("data", {}).get("apart", general) for each in recipe.get("stages", [])] or [last.apart]
+    return [
+        name
+        for name in (Path(each).name for each in lists[0])
+        if all(name in map(_name, each) for each in lists)
+    ]
+
+
+def _name(path: str) -> str:
+    return Path(path).name
 
 
 def _over(recipe: Mapping[str, Any]) -> str:

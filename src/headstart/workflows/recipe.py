@@ -82,7 +82,7 @@ class RecipeConfig(Said):
     title: str
     language: str = ""
     note: str = ""
-    preset: str = "tiny"
+    preset: str | None = None  # none = the base's, or tiny
     base: str = ""  # to go on from; empty = from scratch
     tokenizer_texts: list[str] = Field(
         default_factory=list,
@@ -133,6 +133,10 @@ class Recipe:
 def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any], scale: float) -> Recipe:
     """The recipe with its texts under `root`, settings `over` its own, and every budget times `scale`."""
     rest = {key: value for key, value in content.items() if key not in ("texts", "stages")}
+    if not isinstance(content.get("texts", {}), Mapping):
+        raise ConfigError("texts is no table of texts", hint='write [texts.NAME] and path = "…" below it')
+    if not isinstance(content.get("stages", []), list):
+        raise ConfigError("the stages are no list", hint="write [[stages]], in double brackets, before each")
     config: RecipeConfig = parse(RecipeConfig, rest, "the recipe")
     if config.carry.form not in FORMS:
         raise ConfigError(f"carry.form cannot be {config.carry.form!r}", hint=f"one of {', '.join(FORMS)}")
@@ -158,7 +162,7 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     for number, stage in enumerate(given, start=1):
         stages.append(_stage(number, config, stage, found, stages, root, over, scale))
     shape = merge(config.body, over.get("body", {}))
-    check_advice(config.finetune, config.preset, shape, is_whole=not config.base)
+    check_advice(config.finetune, config.preset or "tiny", shape, is_whole=not config.base)
     read = list(dict.fromkeys(name for stage in given for name in stage.mix))
     names = config.tokenizer_texts or read
     return Recipe(config, stages, [pick(found, name, "text of the recipe") for name in names])
@@ -169,6 +173,8 @@ def open_recipe(path: Path) -> dict[str, Any]:
     try:
         return load_toml(path)
     except ConfigError as error:
+        if path.exists():
+            raise ConfigError(str(error).replace("settings file", "recipe"), hint=error.hint) from None
         near = sorted(file.name for file in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         hint = f"there are {', '.join(near)} in {path.parent}" if near else "check the path given to --recipe"
         raise ConfigError(str(error).replace("settings file", "recipe"), hint=hint) from None
@@ -194,9 +200,12 @@ def place(name: str, root: Path) -> str:
 def _check_names(stages: list[StageConfig], over: Mapping[str, Any]) -> None:
     names = [stage.name for stage in stages]
     for name in names:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or name in (*SECTIONS, SCRATCH):
+        if name in (*SECTIONS, SCRATCH):
+            raise ConfigError(f"a stage cannot be called {name!r}", hint="it has that meaning already")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,99}", name):
             raise ConfigError(
-                f"a stage cannot be called {name!r}", hint="use small letters, digits and hyphens"
+                f"a stage cannot be called {name!r}",
+                hint="use small letters, digits and hyphens, 100 at most",
             )
     if len(set(names)) < len(names):
         raise ConfigError("two stages have the same name", hint="name them apart")
@@ -215,7 +224,8 @@ def _stage(
     scale: float,
 ) -> Stage:
     is_tuned = stage.kind == "finetune"
-    if stage.unlabelled and not (is_tuned and stage.teacher):
+    teacher = str(over.get(stage.name, {}).get("teacher", stage.teacher))
+    if stage.unlabelled and not (is_tuned and teacher):
         raise ConfigError(
             f"stage {stage.name} has unlabelled texts and no teacher to label them",
             hint="name a teacher in a stage of kind finetune",
@@ -239,13 +249,15 @@ def _stage(
     for part in (general, _of_stage(over, stage.name)):
         settings = merge(settings, part)
     if "seed" not in stage.training and "training.seed" not in over.get(stage.name, {}):
-        first = int({**config.training, **over.get("training", {})}.get("seed", 0))
+        told = {**config.training, **over.get("training", {})}.get("seed", 0)
+        first = parse(TrainingConfig, {"seed": told}, f"the training of stage {stage.name}").seed
         # Another seed for each stage, so that none reads in the order of the one before.
         settings = merge(settings, {"training": {"seed": first + number - 1}})
     settings = merge(settings, _placed(settings, root))
     job: Job = "finetune" if is_tuned else "pretrain"
-    settings = _scaled(settings, load_preset(config.preset).get(job, {}), scale)
-    asked = resolve(job, config.preset, settings).objective  # a wrong setting dies before any stage begins
+    preset = config.preset or "tiny"
+    settings = _scaled(settings, load_preset(preset).get(job, {}), scale)
+    asked = resolve(job, preset, settings).objective  # a wrong setting dies before any stage begins
     is_first = is_fresh or (number == 1 and not config.base)
     if is_tuned or is_first or "name" in settings.get("objective", {}):  # else it is the base's
         _check_objective(stage.name, asked)
@@ -258,7 +270,7 @@ def _stage(
     table = place(stage.table, root) if is_tuned else ""
     earlier = {each.config.name: each for each in before}
     base = pick(earlier, stage.base, "earlier stage") if stage.base and not is_fresh else None
-    teachers = _teachers(str(over.get(stage.name, {}).get("teacher", stage.teacher)), earlier, root)
+    teachers = _teachers(teacher, earlier, root)
     unlabelled = [pick(texts, name, "text of the recipe") for name in stage.unlabelled]
     return Stage(number, stage, settings, mix, table, base, is_fresh, teachers, unlabelled)
 

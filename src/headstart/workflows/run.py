@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic, sleep
 from types import TracebackType
 from typing import Any
 
@@ -20,22 +19,21 @@ from headstart.config import RunConfig, parse
 from headstart.data.seen import lengthened
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped, nearest
-from headstart.files import write_json, write_text, write_with, writing
+from headstart.files import write_json, write_text, write_with
 from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.results import Transfer
-from headstart.shipped import BASE, check_base
+from headstart.shipped import BASE, CHECKSUMS, check_base
 from headstart.shipped import shipped_bases as shipped_bases
 from headstart.storage import WHOLE, read_weights
 from headstart.training.events import Event
 from headstart.training.loop import Trainer
 from headstart.training.processes import ALONE, Processes
+from headstart.workflows.hold import Hold
 from headstart.workflows.run_log import RunLog
 from headstart.workflows.tensorboard import TensorBoardLog
 
-# Seconds: what a killed run had just started (a `git` on its way to begin) keeps its lock for a moment longer.
-LETTING_GO = 5.0
 FORMAT = 1  # of run.json; a newer one is refused with a word
 TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
 SEEN = "seen.xz"  # of a packed base: the hashes in their short form
@@ -85,26 +83,14 @@ class RunFolder:
 
     def __init__(self, path: Path, processes: Processes = ALONE):
         self.path, self.processes = path, processes
-        self._lock: Any = None
+        self._hold = Hold(path)
 
     @staticmethod
     def create(path: Path, processes: Processes = ALONE) -> "RunFolder":
         """A new, empty run folder; an existing one is never touched."""
-        processes.from_main(lambda: RunFolder._make(path))
-        return RunFolder(path, processes)
-
-    @staticmethod
-    def _make(path: Path) -> str:
-        if path.is_file():
-            raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
-        if path.is_dir() and any(not _is_leftover(item) for item in path.iterdir()):
-            is_run = (path / "run.json").exists() or (path / "compare.json").exists()
-            hint = f"`headstart resume {shlex.quote(str(path))}` goes on with it; or choose another --out"
-            what = "already holds a run" if is_run else "is not empty"
-            raise RunError(f"{path} {what}", hint=hint if is_run else "choose another --out")
-        with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
-        return ""
+        folder = RunFolder(path, processes)
+        processes.from_main(folder._hold.make)
+        return folder
 
     @staticmethod
     def open(path: Path, processes: Processes = ALONE) -> "RunFolder":
@@ -133,39 +119,14 @@ class RunFolder:
 
     def __enter__(self) -> "RunFolder":
         """Hold the run; a second process is told so."""
-        self.processes.from_main(self._hold)
+        self.processes.from_main(self._hold.take)
         return self
-
-    def _hold(self) -> str:
-        try:
-            import fcntl
-        except ImportError:  # no such locks on this system
-            return ""
-        with writing(self.path):
-            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 held until the run is let go
-        patience = monotonic() + LETTING_GO
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return ""
-            except OSError:
-                if monotonic() > patience:
-                    self._lock.close()
-                    raise RunError(
-                        f"{self.path} is being trained by another process", hint="wait for it, or stop it"
-                    ) from None
-                sleep(0.05)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock is not None:
-            self._lock.close()
-
-    def remove_if_bare(self) -> None:
-        """Take away a folder in which nothing of worth was written yet."""
-        if self.processes.is_main and not (self.path / "run.json").exists():
-            shutil.rmtree(self.path, ignore_errors=True)
+        if self.processes.is_main:
+            self._hold.release()
 
     @property
     def checkpoints(self) -> Path:
@@ -282,22 +243,6 @@ def from_main(processes: Processes, make: Callable[[], Tokenizer]) -> Tokenizer:
 
 
 # What a run writes before run.json: if that is all there is, the run died before it began.
-LEFTOVERS = (
-    ".lock",
-    TOKENIZER,
-    SOURCE_TOKENIZER,
-    "roles.json",
-    "dict.txt",
-    "sentencepiece.model",
-    "seen.npy",
-)
-
-
-def _is_leftover(path: Path) -> bool:
-    is_bare = not (path.parent / "run.json").exists() and not (path.parent / "compare.json").exists()
-    return is_bare and (path.name in LEFTOVERS or (path.name.startswith(".") and path.name.endswith(".part")))
-
-
 @dataclass(frozen=True)
 class Trained:
     """A finished run in memory: what evaluation, prediction and fine-tuning start from."""
@@ -336,7 +281,7 @@ def load_trained(name: str, with_weights: bool = True) -> Trained:
     if not path.exists() and shipped and path.parent == Path():  # a path to elsewhere names no base
         raise RunError(f"there is no run at {name} and no base of that name", hint=nearest(name, shipped))
     folder = RunFolder.open(path)
-    if (path / BASE).is_file():
+    if any((path / name).is_file() for name in (BASE, CHECKSUMS, SEEN)):
         check_base(path)
     info = folder.info()
     if info.status != "finished":

@@ -1,6 +1,7 @@
 """A recipe from its first stage to its last: finished stages are kept, a stopped one goes on."""
 
 import json
+import math
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
@@ -26,12 +27,21 @@ from headstart.workflows.pretrain import (
     read_pretrained,
 )
 from headstart.workflows.recipe import Recipe, Stage, open_recipe, read_recipe
+from headstart.workflows.rehearsal import rehearse
 from headstart.workflows.run import RECIPE, RunFolder, RunInfo, load_trained
-from headstart.workflows.teaching import make_teaching
+from headstart.workflows.teaching import Teaching, make_teaching
 
 FORMAT = 1
 STAGES = "stages"
 ADVICE = "finetune"  # the table of a recipe with its base's advice
+WHAT_IT_READS = (
+    "kind",
+    "mix",
+    "table",
+    "base",
+    "teacher",
+    "unlabelled",
+)  # of a stage; its settings are in its run
 
 OnEvent = Callable[[Event], None]
 
@@ -51,7 +61,7 @@ def run_recipe(
     Given again, the same command goes on where it stopped, also with a run folder that was copied from elsewhere.
     """
     need_alone("a recipe")
-    if not scale > 0:
+    if not 0 < scale < math.inf:
         raise ConfigError(f"a budget times {scale:g} trains nothing", hint="--scale 0.1 is a tenth of it")
     given = {
         "recipe": open_recipe(Path(recipe)),
@@ -62,7 +72,10 @@ def run_recipe(
     path = Path(out)
     if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
         raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
-    _begin(path, given, {"data": str(Path(data).resolve()), "text": Path(recipe).read_text("utf-8")})
+    if not (path / "run.json").is_file():
+        rehearse(ready, path / STAGES)
+    beside = {"data": str(Path(data).resolve()), "text": Path(recipe).read_text("utf-8")}
+    _begin(path, ready, given, beside)
     return _cook(path, ready, last_stage, on_event)
 
 
@@ -75,7 +88,7 @@ def resume_recipe(path: Path, on_event: OnEvent) -> Pretrained | Finetuned | Non
     """Go on with a recipe to its last stage; None when it was finished before."""
     if (path / "run.json").is_file():
         return None
-    given = json.loads((path / RECIPE).read_text("utf-8"))
+    given = _known(path)
     return _cook(path, _read(given, Path(given["data"])), None, on_event)
 
 
@@ -83,21 +96,19 @@ def _read(given: Mapping[str, Any], root: Path) -> Recipe:
     return read_recipe(given["recipe"], root, given["settings"], given["scale"])
 
 
-def _begin(path: Path, given: dict[str, Any], beside: dict[str, Any]) -> None:
+def _begin(path: Path, recipe: Recipe, given: dict[str, Any], beside: dict[str, Any]) -> None:
     """Write what a resume needs; a folder that holds another recipe, or anything else, is left as it is.
 
-    Other advice makes no other recipe: nothing that is trained depends on it.
+    Other advice makes no other recipe: nothing that is trained depends on it. Until the last stage is finished those that
+    have not begun may be mended.
     """
     if path.is_file():
         raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
-    known = json.loads((path / RECIPE).read_text("utf-8")) if is_recipe(path) else None
-    changed = (
-        [] if known is None else [name for name in given if _trained(known[name]) != _trained(given[name])]
-    )
-    if changed:
+    known = _known(path) if is_recipe(path) else None
+    if known is not None and (changed := _changed(path, recipe, known, given)):
         raise RunError(
-            f"{path} was begun otherwise: the {', '.join(changed)} differ",
-            hint="choose another --out, or go on as it was begun",
+            f"{path} was begun otherwise: {', '.join(changed)} {'differ' if len(changed) > 1 else 'differs'}",
+            hint="choose another --out, or go on as it was begun; stages that have not begun may be changed",
         )
     others = [item.name for item in path.iterdir()] if path.is_dir() else []
     if known is None and any(name != STAGES and not name.startswith(".") for name in others):
@@ -105,6 +116,48 @@ def _begin(path: Path, given: dict[str, Any], beside: dict[str, Any]) -> None:
     with writing(path):
         (path / STAGES).mkdir(parents=True, exist_ok=True)
     write_json(path / RECIPE, {"format": FORMAT, **given, **beside})
+
+
+def _known(path: Path) -> dict[str, Any]:
+    """What the folder's recipe.json says."""
+    try:
+        known = json.loads((path / RECIPE).read_text("utf-8"))
+        return {name: known[name] for name in ("recipe", "settings", "scale", "data")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path / RECIPE} cannot be read: {error!r}",
+            hint="take it away and give the recipe again: stages go on",
+        ) from None
+
+
+def _changed(path: Path, recipe: Recipe, known: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """What differs from before of all that a finished recipe was, or of what the stages that have begun were told."""
+    if (path / "run.json").is_file():
+        return [f"the {name}" for name in given if _trained(known[name]) != _trained(given[name])]
+    begun = [folder for folder in (path / STAGES).glob("*") if (folder / "run.json").is_file()]
+    here = {stage.folder: stage for stage in recipe.stages}
+    found = [f"stage {folder.name}" for folder in begun if folder.name not in here]
+    old, new = known["recipe"], given["recipe"]
+    if begun:
+        found += [
+            f"the recipe's {key}" for key in ("base", "tokenizer_texts") if old.get(key) != new.get(key)
+        ]
+    for folder in begun:
+        if (stage := here.get(folder.name)) is None:
+            continue
+        said = stage.config.model_dump(exclude_defaults=True)
+        was: dict[str, Any] = next(
+            (each for each in old["stages"] if each.get("name") == stage.config.name), {}
+        )
+        names = [*said.get("mix", {}), *said.get("unlabelled", [])]
+        if any(said.get(key, "") != was.get(key, "") for key in WHAT_IT_READS):
+            found.append(f"stage {stage.config.name}")
+        found += [f"text {name}" for name in names if old["texts"].get(name) != new["texts"].get(name)]
+        teaching = make_teaching(stage.teacher(path / STAGES), stage.unlabelled, with_weights=False)
+        config = _config(stage, recipe, _base_of(path, recipe, stage), teaching)
+        if not _is_as_told(RunFolder(folder).info(), stage, config):
+            found.append(f"the settings of stage {stage.config.name}")
+    return list(dict.fromkeys(found))
 
 
 def _trained(given: Any) -> Any:
@@ -121,12 +174,9 @@ def _cook(
             if (info := folder.info()).advice != advice:
                 folder.write_info(replace(info, advice=advice))
             return _result(path)
-        base = recipe.config.base
         wanted = recipe.stages[:last_stage]
         for stage in wanted:
-            run = path / STAGES / stage.folder
-            if stage.base or stage.is_fresh:
-                base = str(path / STAGES / stage.base.folder) if stage.base else ""
+            run, base = path / STAGES / stage.folder, _base_of(path, recipe, stage)
             on_event(Note(f"stage {stage.number} of {len(recipe.stages)}: {stage.config.name}"))
             try:
                 _finish_stage(run, stage, recipe, base, on_event)
@@ -134,12 +184,19 @@ def _cook(
                 stopped.again = f"headstart resume {shlex.quote(str(path))}"
                 raise
             compact(run, recipe.config.carry.form, recipe.config.carry.shard_mib)
-            base = str(run)
         if len(wanted) < len(recipe.stages):
             on_event(Note(f"stages {len(wanted) + 1} to {len(recipe.stages)} are left"))
             return None
-        _present(folder, Path(base), advice)
+        _present(folder, path / STAGES / recipe.stages[-1].folder, advice)
         return _result(path)
+
+
+def _base_of(path: Path, recipe: Recipe, stage: Stage) -> str:
+    """What a stage goes on from; nothing for one from scratch."""
+    if stage.is_fresh:
+        return ""
+    before = stage.base or (recipe.stages[stage.number - 2] if stage.number > 1 else None)
+    return recipe.config.base if before is None else str(path / STAGES / before.folder)
 
 
 def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: OnEvent) -> None:
@@ -173,13 +230,9 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
             )
         return
     info = RunFolder.open(run).info()
-    trained = load_trained(base, with_weights=False) if base else None
     teaching = make_teaching(teacher, stage.unlabelled, with_weights=False)
-    if is_tuned:
-        config, _ = finetune_config(trained, preset, stage.settings)
-    else:
-        config, _ = pretrain_config(preset, stage.settings, trained, teaching)
-    if _essence(info.config) != _essence(config) or _weights(info) != [each.weight for each in stage.mix]:
+    config = _config(stage, recipe, base, teaching)
+    if not _is_as_told(info, stage, config):
         raise RunError(
             f"{run} was trained with other settings than the recipe's stage {stage.number}",
             hint="give the recipe and the --set that it was begun with, or another --out",
@@ -196,6 +249,19 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
     moved = info.config.with_({"data": {"apart": config.data.apart, "also": config.data.also}})
     RunFolder(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
     resume_run(run, on_event)
+
+
+def _config(stage: Stage, recipe: Recipe, base: str, teaching: Teaching | None) -> RunConfig:
+    """The settings that a stage is told."""
+    trained = load_trained(base, with_weights=False) if base else None
+    if stage.config.kind == "finetune":
+        return finetune_config(trained, recipe.config.preset, stage.settings)[0]
+    return pretrain_config(recipe.config.preset, stage.settings, trained, teaching)[0]
+
+
+def _is_as_told(info: RunInfo, stage: Stage, config: RunConfig) -> bool:
+    """Whether a stage's run is that of these settings and rates."""
+    return _essence(info.config) == _essence(config) and _weights(info) == [each.weight for each in stage.mix]
 
 
 def _essence(config: RunConfig) -> dict[str, Any]:

@@ -95,13 +95,8 @@ def tune(
         "settings": fixed,
     }
     path = Path(out)
-    folder = RunFolder(path) if is_search(path) else RunFolder.create(path)
-    try:
-        with folder:
-            return _run(path, inputs, {"trials": trials, "minutes": minutes}, on_event)
-    finally:
-        if not is_search(path):
-            folder.remove_if_bare()
+    with RunFolder(path) if is_search(path) else RunFolder.create(path):
+        return _run(path, inputs, {"trials": trials, "minutes": minutes}, on_event)
 
 
 def is_search(path: Path) -> bool:

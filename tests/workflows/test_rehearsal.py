@@ -1,0 +1,221 @@
+"""A recipe's faults are told before its first stage, and mended ones go on where they were."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from headstart.cli.app import app
+from headstart.errors import ConfigError, HeadstartError, RunError
+from headstart.workflows.pack import pack
+from headstart.workflows.resume import resume
+from tests.recipe_worlds import TEXT, cook, make_world
+from tests.worlds_of_text import write_labelled
+
+pytestmark = pytest.mark.slow  # whole trainings, one after the other
+
+DECAY = 'name = "decay"\n'
+STARS = 'name = "stars"\n'
+
+
+@pytest.fixture
+def world(tmp_path):
+    return make_world(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (DECAY, DECAY + "body = { width = 32 }\n", "stage decay: body.width of stars is 16, not 32"),
+        (
+            "training = { epochs = 1, length = 32 }",
+            "training = { epochs = 1, length = 4096 }",
+            "stage stars: .*4096",
+        ),
+        (DECAY, DECAY + 'objective = { name = "classify" }\n', "stage decay: classify needs labels"),
+        (
+            STARS,
+            STARS + 'objective = { name = "masked-lm", rate = 0.3 }\n',
+            "stage stars: masked-lm reads no labels",
+        ),
+        (
+            "training = { tokens = 2000 }",
+            "training = { tokens = 2000, freeze = true }",
+            "stage decay: a base has",
+        ),
+        (
+            "training = { epochs = 1,",
+            "training = { reset_layers = 3, epochs = 1,",
+            "stage stars: .*reset_layers",
+        ),
+        ("training = { epochs = 1,", 'training = { device = "cuda", epochs = 1,', "stage stars: .*cuda"),
+        ('label_column = "stars"', 'label_column = "starz"', "stage stars: .*starz"),
+        ('positive = ["4", "5"]', 'positive = ["9"]', "stage stars: "),
+        ('positive = ["4", "5"]', 'positive = ["4", "2"]', "stage stars: data.classes puts"),
+        (
+            "epochs = 1, length = 32 }",
+            "epochs = 1, length = 32 }\nteacher = 'general'",
+            "stage stars: general was",
+        ),
+        ("reviews = 2, general = 0.2", "empty = 2", "stage general: .*empty.txt"),
+        ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'here'", "stage decay: here is no run folder"),
+        ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'general, general'", "stage decay: one teacher"),
+        ("[texts.general]", "[texts]\nodd = 'corpus.txt'\n[texts.general]", "texts.odd is 'corpus.txt'"),
+        (
+            "tokens = 2000 }",
+            'tokens = 2000 }\ndata = { apart = ["more.tsv"] }',
+            "stage decay: .*no column 'text'",
+        ),
+        ("seed = 4", 'seed = "four"', "seed"),
+        ("seed = 4", "seed = 1.5", "seed"),
+        (STARS, 'name = "data"\n', "cannot be called 'data'"),
+    ],
+)
+def test_a_fault_of_a_later_stage_is_told_before_the_first(world, monkeypatch, old, new, problem):
+    monkeypatch.chdir(world)
+    (world / "here").mkdir()
+    (world / "texts" / "empty.txt").write_text("\n")
+    assert old in TEXT
+    text = TEXT.replace(old, new).replace("[[stages]]", '[texts.empty]\npath = "empty.txt"\n\n[[stages]]', 1)
+    (world / "recipe.toml").write_text(text)
+    with pytest.raises(HeadstartError, match=problem) as caught:
+        cook(world, "run")
+    assert caught.value.hint
+    assert not (world / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (TEXT.replace("[[stages]]", "[stages]", 1).split("[[stages]]")[0], "the stages are no list"),
+        ('title = "x"\ntexts = "here"\n', "texts is no table"),
+        ('title = "x"\nstages = ["general"]\n', "stage 1 is 'general'"),
+        ("title = ", "is no readable TOML"),
+    ],
+)
+def test_what_is_no_recipe_is_told_in_words(world, text, problem):
+    (world / "recipe.toml").write_text(text)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        cook(world, "run")
+    assert "there are" not in caught.value.hint
+
+
+def test_a_folder_for_a_file_is_told_in_words(world, monkeypatch):
+    monkeypatch.chdir(world)
+    for words in (["--recipe", "texts"], ["texts/general.txt", "--config", "texts"]):
+        result = CliRunner().invoke(app, ["pretrain", *words, "--out", "run"])
+        assert isinstance(result.exception, ConfigError), result.exception
+        assert "cannot be read" in str(result.exception)
+
+
+def test_a_section_that_is_none_is_told_in_words(world, monkeypatch):
+    monkeypatch.chdir(world)
+    (world / "own.toml").write_text("training = 3\n")
+    for words in (["pretrain", "texts/general.txt"], ["finetune", "en-tiny", "texts/target.tsv"]):
+        result = CliRunner().invoke(app, [*words, "--config", "own.toml", "--out", "run"])
+        assert isinstance(result.exception, ConfigError), result.exception
+        assert "should be a section" in str(result.exception)
+
+
+@pytest.mark.parametrize("scale", [float("inf"), float("nan"), -1.0])
+def test_a_scale_is_a_number_above_nothing(world, scale):
+    with pytest.raises(ConfigError, match="trains nothing"):
+        cook(world, "run", scale=scale)
+
+
+def test_a_recipe_mended_after_a_stage_goes_on(world):
+    cook(world, "run", last_stage=1)
+    first = (world / "run" / "stages" / "01-general" / "log.jsonl").read_bytes()
+    mended = TEXT.replace("epochs = 1, length = 32 }", "epochs = 2, length = 32 }").replace(
+        'name = "decay"', 'name = "end"'
+    )
+    (world / "recipe.toml").write_text(mended)
+    assert cook(world, "run", last_stage=2) is None
+    assert resume(world / "run") is not None  # by what was told last
+    assert sorted(path.name for path in (world / "run" / "stages").iterdir()) == [
+        "01-general",
+        "02-stars",
+        "03-end",
+    ]
+    assert (world / "run" / "stages" / "01-general" / "log.jsonl").read_bytes() == first
+    (world / "recipe.toml").write_text(TEXT)
+    with pytest.raises(RunError, match="the recipe differs"):  # it is finished
+        cook(world, "run")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("general = 1, reviews = 0.5", "general = 1, reviews = 0.25", "stage general"),
+        ('path = "general.txt"', 'path = "other.txt"', "text general differs"),
+        ("[texts.general]", 'tokenizer_texts = ["general"]\n[texts.general]', "tokenizer_texts"),
+        ('name = "general"', 'name = "first"', "stage 01-general"),
+    ],
+)
+def test_what_has_begun_stays_as_it_was_told(world, old, new, problem):
+    cook(world, "run", last_stage=1)
+    before = (world / "run" / "recipe.json").read_bytes()
+    (world / "texts" / "other.txt").write_text((world / "texts" / "general.txt").read_text())
+    text = TEXT.replace(old, new)
+    if "tokenizer_texts" in new:
+        text = 'tokenizer_texts = ["general"]\n' + TEXT
+    (world / "recipe.toml").write_text(text)
+    with pytest.raises(RunError, match=f"begun otherwise: .*{problem}"):
+        cook(world, "run")
+    assert (world / "run" / "recipe.json").read_bytes() == before
+
+
+def test_a_torn_recipe_is_told_in_words(world):
+    cook(world, "run", last_stage=1)
+    for content in ("{", "[]", '{"recipe": {}}'):
+        (world / "run" / "recipe.json").write_text(content)
+        for call in (lambda: cook(world, "run"), lambda: resume(world / "run")):
+            with pytest.raises(RunError, match=r"recipe\.json cannot be read"):
+                call()
+    (world / "run" / "recipe.json").unlink()
+    assert cook(world, "run") is not None
+
+
+def test_a_card_claims_to_be_blind_only_to_what_every_stage_set_apart(world, tmp_path):
+    (world / "recipe.toml").write_text(
+        TEXT.replace("tokens = 2000 }", 'tokens = 2000 }\ndata = { apart = ["second.tsv"] }')
+    )
+    write_labelled(world / "texts" / "second.tsv", 40, seed=8)
+    cook(world, "run")
+    pack(str(world / "run"), "xx", tmp_path / "bases")
+    assert "Never read" not in (tmp_path / "bases" / "xx" / "card.md").read_text()
+    (world / "recipe.toml").write_text(TEXT)
+    cook(world, "other")
+    pack(str(world / "other"), "yy", tmp_path / "bases")
+    assert (
+        "Never read: the validation and test texts of target.tsv"
+        in (tmp_path / "bases" / "yy" / "card.md").read_text()
+    )
+
+
+def test_a_base_without_its_description_or_list_of_files_is_refused(world, tmp_path, monkeypatch):
+    cook(world, "run")
+    done = tmp_path / "bases" / "xx"
+    pack(str(world / "run"), "xx", tmp_path / "bases")
+    kept = {name: (done / name).read_text() for name in ("base.json", "checksums.json")}
+    monkeypatch.setenv("HEADSTART_BASES", str(tmp_path / "bases"))
+    for name, content in (
+        ("base.json", None),
+        ("checksums.json", "{}"),
+        ("checksums.json", "null"),
+        ("checksums.json", None),
+    ):
+        (done / name).unlink() if content is None else (done / name).write_text(content)
+        result = CliRunner().invoke(app, ["evaluate", str(done), str(world / "texts" / "general.txt")])
+        assert isinstance(result.exception, RunError), (name, content, result.output, result.exception)
+        (done / name).write_text(kept[name])
+    for content in ("{}", "null", "{"):
+        (done / "base.json").write_text(content)
+        listed = CliRunner().invoke(app, ["bases"])
+        assert listed.exit_code == 0
+        assert "en-tiny" in listed.output
+        assert "warning:" in listed.stderr
+    (done / "base.json").write_text(kept["base.json"])
+    (done / "card.md").unlink()
+    assert isinstance(CliRunner().invoke(app, ["bases", "xx"]).exception, RunError)
+    assert json.loads(CliRunner().invoke(app, ["bases", "en-tiny", "--json"]).stdout)["name"] == "en-tiny"
