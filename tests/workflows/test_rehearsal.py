@@ -3,12 +3,14 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.errors import ConfigError, HeadstartError, RunError
 from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
+from headstart.workflows.run import RunFolder
 from tests.recipe_worlds import TEXT, cook, make_world
 from tests.worlds_of_text import write_labelled
 
@@ -219,3 +221,52 @@ def test_a_base_without_its_description_or_list_of_files_is_refused(world, tmp_p
     (done / "card.md").unlink()
     assert isinstance(CliRunner().invoke(app, ["bases", "xx"]).exception, RunError)
     assert json.loads(CliRunner().invoke(app, ["bases", "en-tiny", "--json"]).stdout)["name"] == "en-tiny"
+
+
+def test_what_is_spelt_out_is_no_change_and_another_teacher_is(world):
+    spelt = TEXT.replace('name = "general"\n', 'name = "general"\nkind = "pretrain"\nunlabelled = []\n')
+    (world / "recipe.toml").write_text(spelt)
+    cook(world, "run", last_stage=1)
+    cook(world, "run", last_stage=1)
+    (world / "recipe.toml").write_text(
+        spelt.replace("tokens = 2000 }", "tokens = 2000 }\nteacher = 'general'")
+    )
+    cook(world, "run")
+    (world / "run" / "run.json").unlink()  # as if it had stopped in its last stage
+    other = {"decay": {"teacher": str(world / "run" / "stages" / "01-general")}}
+    with pytest.raises(RunError, match="begun otherwise: stage decay differs"):
+        cook(world, "run", settings=other)
+    assert cook(world, "run") is not None
+
+
+def test_a_recipe_that_another_trains_keeps_its_own_words(world, monkeypatch):
+    monkeypatch.setattr("headstart.workflows.hold.LETTING_GO", 0.1)
+    cook(world, "run", last_stage=1)
+    (world / "recipe.toml").write_text(TEXT.replace("tokens = 2000 }", "tokens = 3000 }"))
+    with RunFolder(world / "run"), pytest.raises(RunError, match="another process"):
+        cook(world, "run")
+    assert "tokens = 2000" in json.loads((world / "run" / "recipe.json").read_text())["text"]
+
+
+def test_a_stage_for_another_machine_does_not_stop_the_first(world):
+    text = TEXT.replace("training = { tokens = 2000 }", 'training = { tokens = 2000, device = "cuda" }')
+    (world / "recipe.toml").write_text(text)
+    assert cook(world, "run", last_stage=1) is None
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"stage decay: .*cuda"):
+            cook(world, "run")
+
+
+def test_a_reader_and_a_run_with_its_tokenizer_teach_together(world):
+    cook(world, "other", last_stage=1)
+    outside = world / "other" / "stages" / "01-general"
+    text = TEXT.replace("tokens = 2000 }", f"tokens = 2000 }}\nteacher = 'general, {outside}'")
+    (world / "recipe.toml").write_text(text)
+    assert cook(world, "run", last_stage=1) is None
+    assert cook(world, "run") is not None
+
+
+def test_a_card_goes_by_what_was_set_and_not_by_the_recipe_alone(world, tmp_path):
+    cook(world, "run", settings={"general": {"data.apart": []}})
+    pack(str(world / "run"), "xx", tmp_path / "bases")
+    assert "Never read" not in (tmp_path / "bases" / "xx" / "card.md").read_text()

@@ -90,7 +90,12 @@ class Hold:
         with writing(self.path):
             if self._is_new:
                 self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / LOCK, "a")  # noqa: SIM115 held until the run is let go
+            try:
+                lock = open(self.path / LOCK, "a")  # noqa: SIM115 held until the run is let go
+            except FileNotFoundError:
+                if not self._is_new:
+                    raise
+                return False  # another has just taken its folder away
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(lock.fileno()), os.stat(self.path / LOCK)):
@@ -105,7 +110,7 @@ class Hold:
         """Let the folder go; that of a new run of which nothing came is taken away first."""
         if self._is_new and is_bare(self.path):
             if self._was_there:
-                for item in self.path.iterdir():
+                for item in sorted(self.path.iterdir(), key=lambda item: item.name == LOCK):  # the lock last
                     shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
             else:
                 shutil.rmtree(self.path, ignore_errors=True)

@@ -239,7 +239,7 @@ def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[st
     info, body = trained.info, trained.info.config.body
     parameters = sum(weight.numel() for weight in trained.weights.values())
     data: DataConfig = info.config.data
-    apart = ", ".join(_apart(said, data))
+    apart = ", ".join(_apart(run, said, data))
     return {
         "name": name,
         "title": told.title or said.get("title", ""),
@@ -273,19 +273,18 @@ def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[st
     }
 
 
-def _apart(recipe: Mapping[str, Any], last: DataConfig) -> list[str]:
-    """The sets whose held-out texts no stage has read: what the last one says, or all stages of the recipe alike."""
-    general = recipe.get("data", {}).get("apart", [])
-    lists = [each.get("data", {}).get("apart", general) for each in recipe.get("stages", [])] or [last.apart]
-    return [
-        name
-        for name in (Path(each).name for each in lists[0])
-        if all(name in map(_name, each) for each in lists)
-    ]
-
-
-def _name(path: str) -> str:
-    return Path(path).name
+def _apart(run: Path, recipe: Mapping[str, Any], last: DataConfig) -> list[str]:
+    """The sets whose held-out texts no stage has read: those that each of them, as far as it is known, set apart."""
+    general, lists = recipe.get("data", {}).get("apart", []), [last.apart]
+    for number, stage in enumerate(recipe.get("stages", []), start=1):
+        kept = run / "stages" / f"{number:02d}-{stage['name']}" / "run.json"
+        said = stage.get("data", {}).get("apart", general)
+        settings = (
+            json.loads(kept.read_text("utf-8"))["settings"] if kept.is_file() else {"data": {"apart": said}}
+        )
+        lists.append(settings["data"]["apart"])
+    names = [[Path(each).name for each in apart] for apart in lists]
+    return [name for name in names[0] if all(name in other for other in names)]
 
 
 def _over(recipe: Mapping[str, Any]) -> str:

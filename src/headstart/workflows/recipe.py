@@ -31,6 +31,7 @@ from headstart.storage import FORMS
 from headstart.workflows.advice import check_advice
 from headstart.workflows.begin import SCRATCH
 from headstart.workflows.labelled import refuse_what_is_for_labels
+from headstart.workflows.run import load_trained
 
 SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
 Settings = dict[str, Any]
@@ -162,7 +163,7 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     for number, stage in enumerate(given, start=1):
         stages.append(_stage(number, config, stage, found, stages, root, over, scale))
     shape = merge(config.body, over.get("body", {}))
-    check_advice(config.finetune, config.preset or "tiny", shape, is_whole=not config.base)
+    check_advice(config.finetune, _preset(config), shape, is_whole=not config.base)
     read = list(dict.fromkeys(name for stage in given for name in stage.mix))
     names = config.tokenizer_texts or read
     return Recipe(config, stages, [pick(found, name, "text of the recipe") for name in names])
@@ -255,7 +256,7 @@ def _stage(
         settings = merge(settings, {"training": {"seed": first + number - 1}})
     settings = merge(settings, _placed(settings, root))
     job: Job = "finetune" if is_tuned else "pretrain"
-    preset = config.preset or "tiny"
+    preset = _preset(config)
     settings = _scaled(settings, load_preset(preset).get(job, {}), scale)
     asked = resolve(job, preset, settings).objective  # a wrong setting dies before any stage begins
     is_first = is_fresh or (number == 1 and not config.base)
@@ -273,6 +274,13 @@ def _stage(
     teachers = _teachers(teacher, earlier, root)
     unlabelled = [pick(texts, name, "text of the recipe") for name in stage.unlabelled]
     return Stage(number, stage, settings, mix, table, base, is_fresh, teachers, unlabelled)
+
+
+def _preset(config: RecipeConfig) -> str:
+    """The named settings that everything starts from: those told, the base's, or tiny."""
+    if config.preset is None and config.base:
+        return load_trained(config.base, with_weights=False).info.config.preset
+    return config.preset or "tiny"
 
 
 def _check_objective(stage: str, asked: ObjectiveConfig) -> None:

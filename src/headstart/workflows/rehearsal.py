@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from headstart.errors import ConfigError, DataError, HeadstartError
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.training.processes import ALONE
-from headstart.training.runtime import start_runtime
+from headstart.training.runtime import Runtime, start_runtime
 from headstart.workflows.classifier import check_passes
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.labelled import load_labelled
@@ -27,8 +28,11 @@ from headstart.workflows.teaching import Teaching
 NEW = "the tokenizer that the recipe learns"
 
 
-def rehearse(recipe: Recipe, stages: Path) -> None:
-    """Go through settings, texts, tables and teachers of every stage that has not begun in the folder `stages`."""
+def rehearse(recipe: Recipe, stages: Path, last_stage: int | None = None) -> None:
+    """Go through settings, texts, tables and teachers of every stage that has not begun in the folder `stages`.
+
+    Those after `last_stage` may be meant for another machine, so that their devices are not asked for.
+    """
     base = load_trained(recipe.config.base, with_weights=False) if recipe.config.base else None
     known: dict[int, Trained] = {}
     read: list[list[str]] = [[]]
@@ -41,9 +45,11 @@ def rehearse(recipe: Recipe, stages: Path) -> None:
         with _told(stage):
             if (stages / stage.folder / "run.json").is_file():
                 info = RunFolder(stages / stage.folder).info()
-                before = _stand_in(stage, info.config, info.classes, start)
+                before = _stand_in(
+                    stage, info.config, info.classes, SimpleNamespace(fingerprint=info.fingerprint)
+                )
             else:
-                before = _go_through(stage, recipe, start, known, opened)
+                before = _go_through(stage, recipe, start, known, opened, last_stage)
                 apart = before.info.config.data.apart
                 if apart not in read:  # which takes its time
                     apart_hashes(apart)
@@ -62,7 +68,12 @@ def _told(stage: Stage) -> Iterator[None]:
 
 
 def _go_through(
-    stage: Stage, recipe: Recipe, start: Trained | None, known: dict[int, Trained], opened: set[Any]
+    stage: Stage,
+    recipe: Recipe,
+    start: Trained | None,
+    known: dict[int, Trained],
+    opened: set[Any],
+    last_stage: int | None,
 ) -> Trained:
     preset, classes = recipe.config.preset, list[str]()
     teachers = [
@@ -71,22 +82,26 @@ def _go_through(
     ]
     if len({teacher.name for teacher in teachers}) < len(teachers):
         raise ConfigError("one teacher is named twice", hint="name each once")
+    if any(teacher.tokenizer.fingerprint == NEW for teacher in teachers):  # which may be the others' too
+        unknown: Any = SimpleNamespace(fingerprint=NEW)
+        teachers = [replace(teacher, tokenizer=unknown) for teacher in teachers]
     teaching = Teaching(teachers, stage.unlabelled) if teachers else None
+    is_here = last_stage is None or stage.number <= last_stage
     objective: Objective
     if stage.config.kind == "finetune":
         config, objective = finetune_config(start, preset, stage.settings)
-        runtime = start_runtime(config.training, ALONE)
-        check_passes(objective, config, runtime)
-        if config.data.label_pattern:  # to look for it in every text takes minutes
-            classes = sorted(config.data.classes)
-        else:
+        if is_here:
+            check_passes(objective, config, _runtime(config))
+        if not config.data.label_pattern:  # to look for it in every text takes minutes
             classes = load_labelled(stage.table, config).classes
         if teaching is not None:
-            teaching.check(objective, config, classes or None)
+            is_known = bool(classes) and all(teacher.info.classes for teacher in teachers)
+            teaching.check(objective, config, classes if is_known else None)
         texts = stage.unlabelled
     else:
         config, objective = pretrain_config(preset, stage.settings, start, teaching)
-        start_runtime(config.training, ALONE)
+        if is_here:
+            _runtime(config)
         if teaching is not None:
             teaching.check(objective, config)
         texts = [*stage.mix, *(recipe.tokenizer_texts if start is None and teaching is None else [])]
@@ -95,7 +110,8 @@ def _go_through(
         if place not in opened:
             _check_text(text, config)
             opened.add(place)
-    made = _stand_in(stage, config, classes, start or (teaching.teachers[0] if teaching else None))
+    whose = start or (teaching.teachers[0] if teaching else None)
+    made = _stand_in(stage, config, classes, whose.tokenizer if whose else SimpleNamespace(fingerprint=NEW))
     if teaching is not None and NEW not in (made.tokenizer.fingerprint, teaching.tokenizer.fingerprint):
         teaching.check_student(made.tokenizer)
     return made
@@ -107,9 +123,13 @@ def _check_text(text: Portion, config: RunConfig) -> None:
         raise DataError(f"{Path(text.corpus).name} holds no text", hint="take it out of the recipe")
 
 
-def _stand_in(stage: Stage, config: RunConfig, classes: list[str], whose: Trained | None) -> Trained:
+def _runtime(config: RunConfig) -> Runtime:
+    """Where the stage would be trained; what holds for the rest of the program is not asked for."""
+    return start_runtime(config.training.model_copy(update={"deterministic": False}), ALONE)
+
+
+def _stand_in(stage: Stage, config: RunConfig, classes: list[str], split_by: Any) -> Trained:
     """What is known of a stage's run before it is there: all but its tokens and weights."""
-    split_by: Any = SimpleNamespace(fingerprint=NEW) if whose is None else whose.tokenizer
     info = RunInfo(config, "finished", 0, classes, split_by.fingerprint, {}, {})
     return Trained(
         stage.config.name,

@@ -242,7 +242,6 @@ def from_main(processes: Processes, make: Callable[[], Tokenizer]) -> Tokenizer:
         return Tokenizer.load(Path(folder))
 
 
-# What a run writes before run.json: if that is all there is, the run died before it began.
 @dataclass(frozen=True)
 class Trained:
     """A finished run in memory: what evaluation, prediction and fine-tuning start from."""

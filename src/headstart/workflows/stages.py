@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headstart.config import PLACES, RunConfig
+from headstart.config import PLACES, RunConfig, parse
 from headstart.errors import ConfigError, RunError, Stopped
 from headstart.files import write_json, write_with, writing
 from headstart.sections import FREE
@@ -26,7 +26,7 @@ from headstart.workflows.pretrain import (
     pretrain_inputs,
     read_pretrained,
 )
-from headstart.workflows.recipe import Recipe, Stage, open_recipe, read_recipe
+from headstart.workflows.recipe import Recipe, Stage, StageConfig, open_recipe, read_recipe
 from headstart.workflows.rehearsal import rehearse
 from headstart.workflows.run import RECIPE, RunFolder, RunInfo, load_trained
 from headstart.workflows.teaching import Teaching, make_teaching
@@ -34,14 +34,7 @@ from headstart.workflows.teaching import Teaching, make_teaching
 FORMAT = 1
 STAGES = "stages"
 ADVICE = "finetune"  # the table of a recipe with its base's advice
-WHAT_IT_READS = (
-    "kind",
-    "mix",
-    "table",
-    "base",
-    "teacher",
-    "unlabelled",
-)  # of a stage; its settings are in its run
+WHAT_IT_READS = {"kind", "mix", "table", "base", "teacher", "unlabelled"}
 
 OnEvent = Callable[[Event], None]
 
@@ -72,11 +65,15 @@ def run_recipe(
     path = Path(out)
     if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
         raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
-    if not (path / "run.json").is_file():
-        rehearse(ready, path / STAGES)
+    _check_place(path)
+    if not is_recipe(path):  # nothing is made of one with a fault
+        rehearse(ready, path / STAGES, last_stage)
+    with writing(path):
+        (path / STAGES).mkdir(parents=True, exist_ok=True)
     beside = {"data": str(Path(data).resolve()), "text": Path(recipe).read_text("utf-8")}
-    _begin(path, ready, given, beside)
-    return _cook(path, ready, last_stage, on_event)
+    with RunFolder(path) as folder:
+        _begin(path, ready, given, beside, last_stage)
+        return _cook(folder, ready, last_stage, on_event)
 
 
 def is_recipe(path: Path) -> bool:
@@ -89,32 +86,39 @@ def resume_recipe(path: Path, on_event: OnEvent) -> Pretrained | Finetuned | Non
     if (path / "run.json").is_file():
         return None
     given = _known(path)
-    return _cook(path, _read(given, Path(given["data"])), None, on_event)
+    with RunFolder(path) as folder:
+        return _cook(folder, _read(given, Path(given["data"])), None, on_event)
 
 
 def _read(given: Mapping[str, Any], root: Path) -> Recipe:
     return read_recipe(given["recipe"], root, given["settings"], given["scale"])
 
 
-def _begin(path: Path, recipe: Recipe, given: dict[str, Any], beside: dict[str, Any]) -> None:
-    """Write what a resume needs; a folder that holds another recipe, or anything else, is left as it is.
+def _check_place(path: Path) -> None:
+    """Refuse a place that holds anything but a recipe's run or stages that were brought there."""
+    if path.is_file():
+        raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
+    others = [item.name for item in path.iterdir()] if path.is_dir() else []
+    if not is_recipe(path) and any(name != STAGES and not name.startswith(".") for name in others):
+        raise RunError(f"{path} is not empty", hint="choose another --out")
+
+
+def _begin(
+    path: Path, recipe: Recipe, given: dict[str, Any], beside: dict[str, Any], last_stage: int | None
+) -> None:
+    """Write what a resume needs; a folder that holds another recipe is left as it is. The caller holds the folder.
 
     Other advice makes no other recipe: nothing that is trained depends on it. Until the last stage is finished those that
     have not begun may be mended.
     """
-    if path.is_file():
-        raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
-    known = _known(path) if is_recipe(path) else None
-    if known is not None and (changed := _changed(path, recipe, known, given)):
-        raise RunError(
-            f"{path} was begun otherwise: {', '.join(changed)} {'differ' if len(changed) > 1 else 'differs'}",
-            hint="choose another --out, or go on as it was begun; stages that have not begun may be changed",
-        )
-    others = [item.name for item in path.iterdir()] if path.is_dir() else []
-    if known is None and any(name != STAGES and not name.startswith(".") for name in others):
-        raise RunError(f"{path} is not empty", hint="choose another --out")
-    with writing(path):
-        (path / STAGES).mkdir(parents=True, exist_ok=True)
+    if is_recipe(path):
+        if changed := _changed(path, recipe, _known(path), given):
+            raise RunError(
+                f"{path} was begun otherwise: {', '.join(changed)} {'differ' if len(changed) > 1 else 'differs'}",
+                hint="choose another --out, or go on as it was begun; stages that have not begun may be changed",
+            )
+        if not (path / "run.json").is_file():
+            rehearse(recipe, path / STAGES, last_stage)
     write_json(path / RECIPE, {"format": FORMAT, **given, **beside})
 
 
@@ -142,16 +146,21 @@ def _changed(path: Path, recipe: Recipe, known: dict[str, Any], given: dict[str,
         found += [
             f"the recipe's {key}" for key in ("base", "tokenizer_texts") if old.get(key) != new.get(key)
         ]
+    waits = any(
+        stage.is_fresh for stage in recipe.stages if stage.folder not in {each.name for each in begun}
+    )
+    if (
+        begun and waits and _split_by(old) != _split_by(new)
+    ):  # one that begins anew learns the tokenizer again
+        found.append("what the tokenizer is learnt from")
     for folder in begun:
         if (stage := here.get(folder.name)) is None:
             continue
-        said = stage.config.model_dump(exclude_defaults=True)
-        was: dict[str, Any] = next(
-            (each for each in old["stages"] if each.get("name") == stage.config.name), {}
-        )
-        names = [*said.get("mix", {}), *said.get("unlabelled", [])]
-        if any(said.get(key, "") != was.get(key, "") for key in WHAT_IT_READS):
+        said = _reads(stage.config, given["settings"])
+        was = next((each for each in old["stages"] if each.get("name") == stage.config.name), None)
+        if was is None or said != _reads(parse(StageConfig, was), known["settings"]):
             found.append(f"stage {stage.config.name}")
+        names = [*stage.config.mix, *stage.config.unlabelled]
         found += [f"text {name}" for name in names if old["texts"].get(name) != new["texts"].get(name)]
         teaching = make_teaching(stage.teacher(path / STAGES), stage.unlabelled, with_weights=False)
         config = _config(stage, recipe, _base_of(path, recipe, stage), teaching)
@@ -160,35 +169,48 @@ def _changed(path: Path, recipe: Recipe, known: dict[str, Any], given: dict[str,
     return list(dict.fromkeys(found))
 
 
+def _reads(stage: StageConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a stage reads and is taught by; its settings are in its run."""
+    told = stage.model_dump(include=WHAT_IT_READS)
+    return {**told, "teacher": settings.get(stage.name, {}).get("teacher", stage.teacher)}
+
+
+def _split_by(recipe: Mapping[str, Any]) -> list[Any]:
+    """The texts that a recipe's tokenizer is learnt from."""
+    read = (name for stage in recipe["stages"] for name in stage.get("mix", {}))
+    names = recipe.get("tokenizer_texts") or list(dict.fromkeys(read))
+    return [[name, recipe.get("texts", {}).get(name)] for name in names]
+
+
 def _trained(given: Any) -> Any:
     """A part of what is given, without the recipe's advice."""
     return {key: value for key, value in given.items() if key != ADVICE} if isinstance(given, dict) else given
 
 
 def _cook(
-    path: Path, recipe: Recipe, last_stage: int | None, on_event: OnEvent
+    folder: RunFolder, recipe: Recipe, last_stage: int | None, on_event: OnEvent
 ) -> Pretrained | Finetuned | None:
-    with RunFolder(path) as folder:
-        advice = recipe.config.finetune
-        if (path / "run.json").is_file():
-            if (info := folder.info()).advice != advice:
-                folder.write_info(replace(info, advice=advice))
-            return _result(path)
-        wanted = recipe.stages[:last_stage]
-        for stage in wanted:
-            run, base = path / STAGES / stage.folder, _base_of(path, recipe, stage)
-            on_event(Note(f"stage {stage.number} of {len(recipe.stages)}: {stage.config.name}"))
-            try:
-                _finish_stage(run, stage, recipe, base, on_event)
-            except Stopped as stopped:
-                stopped.again = f"headstart resume {shlex.quote(str(path))}"
-                raise
-            compact(run, recipe.config.carry.form, recipe.config.carry.shard_mib)
-        if len(wanted) < len(recipe.stages):
-            on_event(Note(f"stages {len(wanted) + 1} to {len(recipe.stages)} are left"))
-            return None
-        _present(folder, path / STAGES / recipe.stages[-1].folder, advice)
+    path = folder.path
+    advice = recipe.config.finetune
+    if (path / "run.json").is_file():
+        if (info := folder.info()).advice != advice:
+            folder.write_info(replace(info, advice=advice))
         return _result(path)
+    wanted = recipe.stages[:last_stage]
+    for stage in wanted:
+        run, base = path / STAGES / stage.folder, _base_of(path, recipe, stage)
+        on_event(Note(f"stage {stage.number} of {len(recipe.stages)}: {stage.config.name}"))
+        try:
+            _finish_stage(run, stage, recipe, base, on_event)
+        except Stopped as stopped:
+            stopped.again = f"headstart resume {shlex.quote(str(path))}"
+            raise
+        compact(run, recipe.config.carry.form, recipe.config.carry.shard_mib)
+    if len(wanted) < len(recipe.stages):
+        on_event(Note(f"stages {len(wanted) + 1} to {len(recipe.stages)} are left"))
+        return None
+    _present(folder, path / STAGES / recipe.stages[-1].folder, advice)
+    return _result(path)
 
 
 def _base_of(path: Path, recipe: Recipe, stage: Stage) -> str:
