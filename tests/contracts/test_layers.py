@@ -95,12 +95,6 @@ def test_light_doors_load_without_torch(code):
     assert done.returncode == 0, done.stderr
 
 
-def test_files_stay_short_enough_to_read():
-    for path in SOURCE.rglob("*.py"):
-        lines = len(path.read_text("utf-8").splitlines())
-        assert lines <= 400, f"{path} has {lines} lines: would two rooms be clearer?"
-
-
 def test_a_prediction_does_not_wait_for_what_it_does_not_use():
     heavy = [
         "matplotlib",

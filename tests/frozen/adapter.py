@@ -1,0 +1,375 @@
+"""The only module of these tests that uses names of the project: functions, settings, metrics.
+
+A rename in the project changes this file and nothing else here. The keys and values of the fixtures stay as they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
+
+import numpy as np
+
+from headstart.config import resolve
+from headstart.data.example import Example
+from headstart.objectives.table import OBJECTIVES, make_objective
+from headstart.planning.parameters import account
+from headstart.training import loop
+from headstart.training.evaluate import class_scores
+from headstart.training.events import Evaluated, Event, StepDone
+from headstart.training.runtime import start_runtime
+from headstart.workflows.embed import text_vectors
+from headstart.workflows.finetune import finetune
+from headstart.workflows.labelled import encode_rows
+from headstart.workflows.pretrain import pretrain
+from headstart.workflows.run import load_trained
+from headstart.workflows.translating import translate
+
+Settings = dict[str, dict[str, Any]]
+CACHE_VARIABLE = "HEADSTART_CACHE"  # the environment variable that names the cache directory
+
+# --- shipped models ---------------------------------------------------------------------------------------------------
+
+CLASSIFIERS = {
+    "en-tiny": "en",
+    "en-small": "en",
+    "fr-tiny": "fr",
+    "fr-small": "fr",
+}  # name: language of its texts
+TRANSLATORS = ("en-de-captions", "en-fr-captions")
+CPU_FLOAT32: Settings = {"training": {"device": "cpu", "precision": "float32"}}
+
+
+def class_logits(classifier: str, texts: Sequence[str]) -> np.ndarray:
+    """The logit of every class (N, C) in float32."""
+    trained = load_trained(classifier)
+    config = trained.info.config.with_(CPU_FLOAT32)
+    runtime = start_runtime(config.training)
+    examples = [Example(text) for text in texts]
+    rows = encode_rows(trained.tokenizer, examples, None, config.training.length, config.data.keep)
+    model = trained.model().to(runtime.device)
+    return class_scores(model, trained.objective, rows, trained.tokenizer, runtime, runtime.mark_tokens)
+
+
+def text_embeddings(classifier: str, texts: Sequence[str]) -> np.ndarray:
+    """One embedding per text (N, D) in float32, with the project's default pooling."""
+    return text_vectors(classifier, texts, settings=CPU_FLOAT32)
+
+
+def translations(translator: str, sentences: Sequence[str], beam_size: int) -> list[tuple[str, float]]:
+    """The best translation of every sentence with its score: log-probability over length penalty."""
+    found = translate(translator, sentences, beam=beam_size, length_penalty=0.6, settings=CPU_FLOAT32)
+    return [(each.candidates[0].text, each.candidates[0].score) for each in found]
+
+
+# --- parameter counts -------------------------------------------------------------------------------------------------
+
+COURSE_LAB = {"language_model": "pretrain", "classifier": "finetune"}  # fixture key: job of the preset `lab`
+BLOCK_NAMES = {  # of the planning code: of the fixture
+    "token table": "token_embedding",
+    "attention in": "attention_qkv_projection",
+    "attention out": "attention_output_projection",
+    "feed-forward in": "feed_forward_input_projection",
+    "feed-forward out": "feed_forward_output_projection",
+    "two norms": "layer_norms",
+    "head lm": "lm_head",
+    "head class": "classification_head",
+}
+
+
+def parameter_counts(job: str, num_classes: int = 2) -> dict[str, int]:
+    """Parameters by block, summed over the layers, of the course lab's model for one job."""
+    config = resolve(job, "lab")
+    objective = make_objective(config.objective)
+    model, vocab_size = objective.settle(config.body), config.tokenizer.vocabulary
+    heads = objective.heads(model, vocab_size, num_classes)
+    return {BLOCK_NAMES[block.name]: block.total for block in account(model, vocab_size, heads).blocks}
+
+
+# --- training runs ----------------------------------------------------------------------------------------------------
+
+# Every setting that changes a loss is explicit, so that defaults and presets of the project may change.
+ROTARY: dict[str, Any] = {
+    "kind": "bidirectional",
+    "layers": 2,
+    "decoder_layers": None,
+    "width": 24,
+    "attention_heads": 2,
+    "feed_forward": 40,
+    "positions": "rotary",
+    "norm": "rms",
+    "norm_first": True,
+    "activation": "swiglu",
+    "biases": False,
+    "qk_norm": False,
+    "tied": True,
+    "scale_embedding": False,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "max_length": 64,
+    "segments": False,
+    "embedding_norm": False,
+    "pooler": False,
+    "norm_epsilon": 1e-5,
+    "kernel": 3,
+    "dilated": True,
+    "rotary_base": 10000.0,
+    "key_value_heads": None,
+    "lm_transform": False,
+    "head_biases": None,
+    "first_norm": True,
+    "window": None,
+    "global_every": 3,
+    "window_rotary_base": 10000.0,
+}
+BERT = {
+    **ROTARY,
+    "positions": "learned",
+    "norm": "layer",
+    "norm_first": False,
+    "activation": "gelu",
+    "biases": True,
+    "attention_dropout": 0.1,
+    "segments": True,
+    "embedding_norm": True,
+    "pooler": True,
+    "lm_transform": True,
+}
+VASWANI = {
+    **ROTARY,
+    "kind": "encoder-decoder",
+    "positions": "sinusoidal",
+    "norm": "layer",
+    "norm_first": False,
+    "activation": "relu",
+    "biases": True,
+    "scale_embedding": True,
+}
+MODERN = {  # the remaining options of a Transformer layer
+    **ROTARY,
+    "activation": "geglu",
+    "qk_norm": True,
+    "tied": False,
+    "key_value_heads": 1,
+    "first_norm": False,
+    "window": 4,
+    "global_every": 2,
+    "window_rotary_base": 1000.0,
+}
+
+COMMON: Settings = {
+    "body": ROTARY,
+    "tokenizer": {"kind": "bpe", "vocabulary": 300, "lowercase": False, "shared": True},
+    "optimizer": {
+        "kind": "adamw",
+        "learning_rate": 5e-3,
+        "weight_decay": 0.01,
+        "beta1": 0.9,
+        "beta2": 0.98,
+        "epsilon": 1e-8,
+        "momentum": 0.95,
+        "clip": 1.0,
+        "layer_decay": 1.0,
+        "head_scale": 1.0,
+    },
+    "schedule": {"kind": "cosine", "warmup": 0.2, "warmup_steps": None, "decay": 0.2, "final": 0.0},
+    "training": {
+        "steps": 6,
+        "length": 32,
+        "batch_tokens": 256,
+        "batch_examples": None,
+        "accumulate": 1,
+        "seed": 7,
+        "device": "cpu",
+        "precision": "float32",
+        "compile": False,
+        "sharded": False,
+        "deterministic": False,
+        "evaluate_every": 1,
+        "marked": None,
+        "save_every": None,
+        "save_minutes": None,
+        "keep": "last",
+        "freeze": False,
+        "unfreeze_every": None,
+        "head": "auto",
+        "linear_probe": False,
+        "keep_winner": False,
+        "reset_layers": 0,
+        "bpe_dropout": 0.0,
+        "cutoff": 0.0,
+        "average": "none",
+        "average_epochs": 3.0,
+        "teacher_share": 0.5,
+        "teacher_temperature": 2.0,
+    },
+    "data": {"labels": None, "keep": "both", "documents": "line", "unique": False, "max_ratio": 9.0},
+}
+
+MASKING = {"rate": 0.2, "hidden_share": 0.8, "changed_share": 0.1, "unit": "token"}
+CLASSIFICATION = {
+    "name": "classify",
+    "pooling": "mean",
+    "projection": "dense",
+    "smoothing": 0.0,
+    "dropout": 0.1,
+    "r_drop": 0.0,
+    "adversarial": 0.0,
+    "reach": 0.005,
+}
+TRANSLATION = {"name": "translate", "smoothing": 0.1, "best": "loss", "r_drop": 0.0}
+
+Workflow = Literal["pretrain", "finetune", "finetune --pair"]
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A short seeded run: its workflow and the settings that differ from `COMMON`."""
+
+    workflow: Workflow
+    settings: Settings
+    base: str | None = None  # the earlier run whose weights it starts from
+    teacher: str | None = None  # the earlier run that it is distilled from
+
+
+# The first eight cover the registry of objectives; the others cover options that change the loss or the update.
+RUNS: dict[str, TrainingRun] = {
+    "causal_lm": TrainingRun(
+        "pretrain",
+        {
+            "body": {"kind": "causal"},
+            "objective": {"name": "causal-lm", "smoothing": 0.1},
+            "optimizer": {"kind": "muon"},
+            "schedule": {"kind": "warmup-stable-decay", "decay": 0.5},
+            "training": {"accumulate": 2},
+        },
+    ),
+    "masked_lm": TrainingRun("pretrain", {"objective": {"name": "masked-lm", **MASKING, "unit": "span"}}),
+    "next_sentence": TrainingRun(
+        "pretrain", {"body": BERT, "objective": {"name": "next-sentence", "sentences": "sentence"}}
+    ),
+    "masked_lm_and_next_sentence": TrainingRun(
+        "pretrain",
+        {
+            "body": BERT,
+            "objective": {
+                "name": "masked-lm+next-sentence",
+                "sentences": "sentence",
+                **MASKING,
+                "unit": "word",
+            },
+        },
+    ),
+    "causal_and_masked_lm": TrainingRun(
+        "pretrain", {"body": MODERN, "objective": {"name": "causal+masked", "causal_share": 0.5, **MASKING}}
+    ),
+    "electra": TrainingRun(
+        "pretrain",
+        {
+            "objective": {
+                "name": "replaced-token",
+                **MASKING,
+                "hidden_share": 1.0,
+                "changed_share": 0.0,
+                "generator_share": 0.5,
+                "weight": 20.0,
+            }
+        },
+    ),
+    "classification": TrainingRun("finetune", {"objective": CLASSIFICATION, "schedule": {"kind": "linear"}}),
+    "translation": TrainingRun(
+        "finetune --pair",
+        {
+            "body": VASWANI,
+            "objective": TRANSLATION,
+            "optimizer": {"kind": "adam", "weight_decay": 0.0, "epsilon": 1e-9},
+            "schedule": {"kind": "inverse-square-root", "warmup_steps": 3},
+        },
+    ),
+    "masked_lm_distillation": TrainingRun(
+        "pretrain", {"objective": {"name": "masked-lm", **MASKING}}, teacher="masked_lm"
+    ),
+    "classification_from_causal_lm": TrainingRun(
+        "finetune",
+        {
+            "body": {"kind": "causal"},
+            "objective": {**CLASSIFICATION, "pooling": "last", "projection": "linear"},
+            "schedule": {"kind": "slanted-triangular"},
+            "training": {"freeze": True},
+        },
+        base="causal_lm",
+    ),
+    "classification_from_masked_lm": TrainingRun(
+        "finetune",
+        {
+            "objective": {**CLASSIFICATION, "pooling": "mean+max", "smoothing": 0.1},
+            "optimizer": {"layer_decay": 0.8, "head_scale": 2.0},
+            "training": {"bpe_dropout": 0.1, "cutoff": 0.1, "average": "ema", "average_epochs": 1.0},
+        },
+        base="masked_lm",
+    ),
+    "classification_linear_probe": TrainingRun(
+        "finetune",
+        {"objective": {**CLASSIFICATION, "projection": "linear"}, "training": {"linear_probe": True}},
+        base="masked_lm",
+    ),
+    "classification_r_drop": TrainingRun(
+        "finetune", {"objective": {**CLASSIFICATION, "r_drop": 1.0}}, base="masked_lm"
+    ),
+    "classification_virtual_adversarial_training": TrainingRun(
+        "finetune", {"objective": {**CLASSIFICATION, "adversarial": 1.0, "reach": 0.05}}, base="masked_lm"
+    ),
+    "classification_distillation": TrainingRun(
+        "finetune", {"objective": CLASSIFICATION}, teacher="classification_from_masked_lm"
+    ),
+    "classification_lstm": TrainingRun(
+        "finetune", {"body": {"kind": "bi-lstm"}, "objective": CLASSIFICATION}
+    ),
+    "classification_cnn": TrainingRun("finetune", {"body": {"kind": "cnn"}, "objective": CLASSIFICATION}),
+    "translation_from_masked_lm_r_drop": TrainingRun(
+        "finetune --pair",
+        {"body": {"kind": "encoder-decoder"}, "objective": {**TRANSLATION, "r_drop": 1.0}},
+        base="masked_lm",
+    ),
+}
+
+
+@dataclass
+class Losses:
+    """The training loss of every step, and the validation loss before the first step and after each."""
+
+    train: list[float] = field(default_factory=list)
+    valid: list[float] = field(default_factory=list)
+
+    def record(self, event: Event) -> None:
+        """Add what the trainer reports."""
+        if isinstance(event, StepDone):
+            self.train.append(event.loss)
+        elif isinstance(event, Evaluated):
+            self.valid.append(event.values["loss"])
+
+
+def train(name: str, data_dir: Path, run_dirs: Mapping[str, Path], out: Path) -> Losses:
+    """Train the run `name` on the files of `data_dir`; `run_dirs` holds the earlier runs that it needs."""
+    run, losses = RUNS[name], Losses()
+    changed = {section: {**COMMON.get(section, {}), **given} for section, given in run.settings.items()}
+    settings = {**COMMON, **changed}
+    base = "scratch" if run.base is None else str(run_dirs[run.base])
+    teacher = None if run.teacher is None else str(run_dirs[run.teacher])
+    with patch.object(loop, "TOLD_EVERY", 1):  # the trainer reports every step
+        if run.workflow == "pretrain":
+            corpus = [str(data_dir / "corpus.txt")]
+            pretrain(corpus, out, teacher=teacher, settings=settings, on_event=losses.record)
+        elif run.workflow == "finetune":
+            table = str(data_dir / "reviews.tsv")
+            finetune(base, table, out, teacher=teacher, settings=settings, on_event=losses.record)
+        else:
+            pairs = str(data_dir / "pairs")
+            finetune(base, pairs, out, pair="en-de", settings=settings, on_event=losses.record)
+    return losses
+
+
+def objectives_without_run() -> set[str]:
+    """Objectives of the registry that no run trains."""
+    return set(OBJECTIVES) - {run.settings["objective"]["name"] for run in RUNS.values()}
