@@ -37,8 +37,10 @@ def test_the_page_asks_for_the_token_and_keeps_it_for_the_tab(guarded, tmp_path)
         browser.find_element(By.ID, "tab-runs").click()
         wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, "[data-run=comparison]"))
         browser.find_element(By.CSS_SELECTOR, "[data-run=comparison]").click()
-        wait.until(lambda _: browser.find_elements(By.TAG_NAME, "iframe"))
-        browser.switch_to.frame(browser.find_element(By.TAG_NAME, "iframe"))
+        # The run that was shown first has a report as well: wait for the frame of the one that was clicked.
+        frame = (By.CSS_SELECTOR, "iframe[title='Report of comparison']")
+        wait.until(lambda _: browser.find_elements(*frame))
+        browser.switch_to.frame(browser.find_element(*frame))
         wait.until(lambda _: "what it bought" in browser.page_source)
     finally:
         browser.quit()
