@@ -1,7 +1,8 @@
 """Settings: one frozen schema for presets, TOML files, `--set section.key=value` and saved runs.
 
-A wrong setting dies here, before any data is read. Sections are merged in the order: defaults, preset
-(its part for the job), advice of the base that is fine-tuned, TOML file, flags.
+A wrong setting dies here, before any data is read. Sections are merged in the order: defaults (for fine-tuning,
+those of `workflows/finetune_defaults.py`), preset (its part for the job), recommendation of the base that is
+fine-tuned, TOML file, flags.
 """
 
 import tomllib
@@ -150,13 +151,15 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     return nested
 
 
-def resolve(job: Job, preset: str, *overlays: Mapping[str, Any]) -> RunConfig:
-    """The settings of one run: defaults, then the preset's part for `job`, then each overlay."""
+def resolve(
+    job: Job, preset: str, *overlays: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The settings of one run: `defaults`, then the preset's part for `job`, then each overlay."""
     raw = load_preset(preset)
     shared = {
         key: value for key, value in raw.items() if key not in ("pretrain", "finetune", "title", "note")
     }
-    content = merge({"job": job, "preset": preset}, merge(shared, raw.get(job, {})))
+    content = merge({"job": job, "preset": preset, **(defaults or {})}, merge(shared, raw.get(job, {})))
     for overlay in overlays:
         content = merge(content, overlay)
     return parse(RunConfig, content)

@@ -239,6 +239,14 @@ class TrainingConfig(Section):
         "auto",
         description="auto = a base's own head goes on where it names the very classes of the data (fine-tuning)",
     )
+    linear_probe: bool = Field(
+        False,
+        description="train a base's new head on the frozen backbone first, then everything (fine-tuning)",
+    )
+    keep_winner: bool = Field(
+        False,
+        description="answer with the TF-IDF baseline where it has the better validation score (fine-tuning)",
+    )
     reset_layers: int = Field(0, ge=0, description="top blocks of a base that start fresh (fine-tuning)")
     bpe_dropout: float = Field(
         0.0,

@@ -76,7 +76,7 @@ def test_one_steepness_changes_no_answer():
     texts, labels = reviews(60)
     model = train_classical(texts, labels, seed=0)
     margins = model.linear.decision_function(
-        np.hstack([reader.transform(texts).toarray() for reader in model.readers]).astype(np.float32)
+        np.hstack([reader.transform(texts).toarray() for reader in model.readers.values()]).astype(np.float32)
     )
     assert (model.predict_probabilities(texts).argmax(axis=1) == (margins > 0)).all()
 

@@ -115,7 +115,7 @@ def test_it_stands_over_the_preset_and_under_the_user(world):
     assert (advised.training.steps, advised.training.epochs, advised.training.cutoff) == (3, None, 0.1)
     assert advised.body.dropout == 0.25
     assert objective.pooling == "max"
-    usual, _ = finetune_config(trained, None, {}, is_advised=False)
+    usual, _ = finetune_config(trained, None, {}, is_control=True)
     assert usual.optimizer.weight_decay == advised.optimizer.weight_decay  # of which the advice says nothing
     assert usual.optimizer.learning_rate != 0.004
     settings = {
@@ -219,7 +219,7 @@ def test_finetune_follows_it_says_so_and_does_not_hand_it_on(world, tmp_path):
     told = []
     base, table = str(world / "bases" / "advised"), str(world / "table.tsv")
     finetune(base, table, tmp_path / "tuned", on_event=listen_to(told))
-    line = next(line for line in told if line.startswith(f"following the advice of {base}: "))
+    line = next(line for line in told if line.startswith(f"settings recommended by {base}: "))
     assert "optimizer.learning_rate=0.004" in line
     info = json.loads((tmp_path / "tuned" / "run.json").read_text())
     assert info["settings"]["optimizer"]["learning_rate"] == 0.004
@@ -251,7 +251,7 @@ def test_a_comparison_gives_it_to_the_arms_of_the_base_alone(world, tmp_path):
     assert found.settings["advised fine-tuned"]["optimizer"]["learning_rate"] == 0.004
     assert found.settings["advised frozen"]["optimizer"]["learning_rate"] == pytest.approx(0.04)
     assert found.arm("advised fine-tuned").twin == "scratch"
-    notes = [note for note in found.notes if "advised follows its own advice" in note]
+    notes = [note for note in found.notes if "advised uses its recommended settings" in note]
     assert len(notes) == 1
     assert "training.cutoff=0.1" in notes[0]
     assert "training.steps" not in notes[0]
@@ -274,7 +274,7 @@ def test_a_search_stands_on_it(world, tmp_path):
         on_event=listen_to(told),
     )
     assert found.standing.values["optimizer.learning_rate"] == pytest.approx(0.004)
-    line = next(line for line in told if line.startswith("following the advice"))
+    line = next(line for line in told if line.startswith("settings recommended"))
     assert "learning_rate" not in line
     assert "optimizer.layer_decay=0.9" in line
 

@@ -44,7 +44,7 @@ def start(world, base="run", classes=None, settings=None, trained=None):
     dataset = load_labelled(str(world / "table.tsv"), config)
     dataset = replace(dataset, classes=classes or dataset.classes)
     task = make_task(dataset, trained.tokenizer, config)
-    model, moved = make_classifier(config, objective, task, trained)
+    model, moved = make_classifier(config, objective, task, trained, start_runtime(config.training))
     return model.eval(), moved, task, config, objective, trained
 
 

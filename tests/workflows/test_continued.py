@@ -8,10 +8,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
-from headstart.config import merge
+from headstart.config import BodyConfig, DataConfig, merge
 from headstart.data.example import hashes
+from headstart.data.portion import portions
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.training.events import Note
+from headstart.workflows.continued import adaptation_defaults, count_tokens
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
@@ -188,3 +190,45 @@ def test_fine_tuning_on_a_set_that_is_kept_apart_is_refused(world, tmp_path):
     apart = {"data": {"apart": [table]}, "training": {"epochs": 1, "length": 32}}
     with pytest.raises(DataError, match="leaves"):
         finetune(str(world / "base"), table, tmp_path / "tuned", settings=apart)
+
+
+def test_a_small_corpus_gets_settings_of_its_own(world, tmp_path):
+    told = []
+    pretrain(
+        [str(world / "two.txt")],
+        tmp_path / "adapted",
+        base=str(world / "base"),
+        settings={"training": {"steps": 4}},
+        on_event=lambda event: told.append(event.text) if isinstance(event, Note) else None,
+    )
+    (line,) = [line for line in told if line.startswith("settings to adapt")]
+    assert "learning rate 0.001" in line  # narrow models bear the most
+    assert "epochs" not in line  # the user gave the budget
+    config = load_trained(str(tmp_path / "adapted")).info.config
+    assert (config.optimizer.kind, config.training.keep, config.training.steps) == ("adamw", "best", 4)
+
+
+def test_a_named_preset_and_a_recipe_keep_their_own_settings(world, tmp_path):
+    for number, asked in enumerate(({"preset": "tiny"}, {"adapts": False})):
+        out = tmp_path / str(number)
+        pretrain([str(world / "two.txt")], out, base=str(world / "base"), settings=MASKED, **asked)
+        assert load_trained(str(out)).info.config.training.keep == "last"
+
+
+@pytest.mark.parametrize("tokens", [500, 20_000, 400_000, 5_000_000])
+def test_an_adaptation_reads_enough_and_not_too_much(tokens):
+    found = adaptation_defaults(tokens, BodyConfig(width=256))
+    training = found["training"]
+    assert 3 <= training["epochs"] <= 400
+    assert training["epochs"] * tokens / training["batch_tokens"] >= 45 or training["epochs"] == 400
+    assert found["optimizer"]["learning_rate"] == 5e-4
+    wide = adaptation_defaults(tokens, BodyConfig(width=768))
+    assert wide["optimizer"]["learning_rate"] < 1e-4
+
+
+def test_a_large_corpus_is_not_counted_to_its_end(world, monkeypatch):
+    tokenizer = load_trained(str(world / "base")).tokenizer
+    mix = portions([str(world / "one.txt")])
+    assert 500 < count_tokens(mix, DataConfig(), tokenizer) < 20_000
+    monkeypatch.setattr("headstart.workflows.continued.COUNTED", 100)
+    assert count_tokens(mix, DataConfig(), tokenizer) is None

@@ -24,7 +24,7 @@ def trainer(tmp_path):
     task = make_task(dataset, choose_tokenizer(config, dataset, None, lambda event: None), config)
 
     def make():
-        model, _ = make_classifier(config, objective, task, None)
+        model, _ = make_classifier(config, objective, task, None, start_runtime(config.training))
         return make_trainer(model, objective, task, config, start_runtime(config.training))
 
     return make

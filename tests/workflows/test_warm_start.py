@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import headstart as hs
-from headstart.config import merge
+from headstart.config import BodyConfig, merge
 from headstart.errors import ConfigError, RunError
 from headstart.models.model import build_model
 from headstart.workflows.run import load_trained
-from headstart.workflows.warm_start import translator_config, warm_start
+from headstart.workflows.warm_start import PairFacts, translator_config, warm_start, warm_start_defaults
 from tests.parallel_worlds import TASKS, write_aligned
 from tests.worlds_of_text import QUICK, write_corpus
 
@@ -119,3 +119,23 @@ def test_a_translator_is_trained_from_a_base_and_goes_on_from_a_translator(world
     again = hs.finetune(str(tmp_path / "first"), pairs, tmp_path / "again", pair="src-trg", settings=SHORT)
     assert not again.transfer.fresh
     assert not again.transfer.left
+
+
+@pytest.mark.parametrize("pairs", [20, 500, 30_000])
+def test_settings_for_pretrained_layers_follow_the_pairs(pairs):
+    data, wide = PairFacts(pairs, 40.0), BodyConfig(width=384)
+    found = warm_start_defaults(data, BodyConfig(width=256))
+    training = found["training"]
+    assert training["epochs"] * pairs * 40 / training["batch_tokens"] >= 200  # optimizer steps
+    assert found["optimizer"]["learning_rate"] == 1e-3  # where the preset has 5e-3 for random weights
+    assert warm_start_defaults(data, wide)["optimizer"]["learning_rate"] < 5e-4
+
+
+def test_settings_of_the_user_win_over_those_that_follow_the_pairs(world):
+    trained = load_trained(str(world / "encoder"))
+    facts = PairFacts(60, 20.0)
+    fitted, _ = translator_config(trained, None, {}, facts)
+    narrow = {"body": {"layers": 1, "width": 16, "attention_heads": 2, "feed_forward": 24}}
+    named, _ = translator_config(trained, None, merge(narrow, {"optimizer": {"learning_rate": 0.02}}), facts)
+    assert fitted.training.batch_tokens < 8192
+    assert named.optimizer.learning_rate == 0.02  # the user's own value wins

@@ -37,6 +37,12 @@ def finetune(
     steps: o.Steps = None,
     minutes: o.Minutes = None,
     length: o.Length = None,
+    keep_winner: Annotated[
+        bool,
+        typer.Option(
+            "--keep-winner", help="Answer with the TF-IDF baseline where it has the better validation score."
+        ),
+    ] = False,
     freeze: Annotated[bool, typer.Option("--freeze", help="Train the head alone.")] = False,
     text_column: o.TextColumn = None,
     label_column: o.LabelColumn = None,
@@ -71,6 +77,7 @@ def finetune(
         training__minutes=minutes,
         training__length=length,
         training__freeze=freeze,
+        training__keep_winner=keep_winner,
         tokenizer__kind=tokenizer,
         training__force=force,
         training__deterministic=deterministic,
@@ -112,10 +119,22 @@ def show(result: object) -> None:
     assert isinstance(result, Finetuned | FinishedTranslator)
     is_translator = isinstance(result, FinishedTranslator)
     kind = "translator" if is_translator else "classifier"
+    for warning in result.warnings if isinstance(result, Finetuned) else []:
+        print(f"warning: {warning}")
     print(
         f"{kind} ready in {result.path}: {result.parameters:,} parameters, trained in {clock(result.seconds)},"
     )
     print(f"weights of epoch {result.best_epoch:g}")
+    if isinstance(result, Finetuned) and result.classifier == "tfidf":
+        print(
+            "the run answers with TF-IDF + linear SVM (--keep-winner); the network's weights are kept beside it"
+        )
     show_score(result.score)
+    if isinstance(result, Finetuned) and result.baseline is not None:
+        print(
+            f"TF-IDF + linear SVM on the same texts: accuracy {result.baseline.accuracy:.4f} "
+            f"({result.baseline.correct} of {result.baseline.count}), macro-F1 {result.baseline.macro_f1:.4f},"
+        )
+        print(result.comparison)
     use = "translate {} FILE" if is_translator else "predict {} FILE"
     print(f"next: headstart {use.format(result.path)}, or headstart evaluate {result.path} DATA")

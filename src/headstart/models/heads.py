@@ -157,10 +157,16 @@ class ClassHead(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
         """Scores (B, C) of vectors (B, T, D), or of those at `places` alone (B, D)."""
+        return self.classify(self.pooled(hidden, batch, body))
+
+    def pooled(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
+        """One vector for each text (B, D)."""
         if hidden.ndim == 2:
-            pooled = hidden
-        else:
-            pooled = body.pooled(hidden) if self.pool is None else self.pool(hidden, batch.real)
+            return hidden
+        return body.pooled(hidden) if self.pool is None else self.pool(hidden, batch.real)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Scores (B, C) of pooled vectors (B, D)."""
         pooled = drop(pooled, self.dropout, self.training)
         if self.dense is not None:
             pooled = drop(F.gelu(self.dense(pooled)), self.dropout, self.training)

@@ -118,9 +118,16 @@ class Loaded:
 
     def _classify(self, texts: Sequence[str], explained: bool) -> list[dict[str, Any]]:
         rows, cut = self._rows("classify", texts)
-        scores = self._scores(rows).astype(np.float64)  # (N, C)
-        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
-        shares /= shares.sum(axis=1, keepdims=True)
+        if (tfidf := self.trained.tfidf) is not None:
+            if explained:
+                raise Refusal(
+                    422, "this run answers with its TF-IDF baseline", hint="explanations are for networks"
+                )
+            shares, cut = tfidf.predict_probabilities(list(texts)), [False] * len(texts)
+        else:
+            scores = self._scores(rows).astype(np.float64)  # (N, C)
+            shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+            shares /= shares.sum(axis=1, keepdims=True)
         classes, answers = self.trained.info.classes, []
         each = zip(rows, cut, shares.argmax(axis=1).tolist(), np.round(shares, 6).tolist(), strict=True)
         for row, was_cut, best, found in each:

@@ -99,7 +99,9 @@ class Trainer:
         evaluate: Callable[[Model], Evaluation] | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
         stop: StopWish | None = None,
+        may_keep_start: bool = True,
     ):
+        self.may_keep_start = may_keep_start  # False: the weights before the first step are never the best
         self.model, self.objective, self.loader, self.alphabet = model, objective, loader, alphabet
         self.config, self.runtime, self.evaluate, self.on_event = config, runtime, evaluate, on_event
         self.stop = stop if stop is not None else StopWish()
@@ -344,7 +346,7 @@ class Trainer:
         """Write down the marks of the weights that stand in the model, and keep those if they are the best."""
         state = self.state
         state.evaluated_at, state.evaluated_progress = state.step, self.progress
-        is_best = found.rank > state.best_rank
+        is_best = found.rank > state.best_rank and (state.step > 0 or self.may_keep_start)
         if is_best:
             state.best_rank, state.best_step = found.rank, state.step
             if self.config.training.keep == "best":

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from headstart.views.figure import PALETTE, STYLE, inline_svg
-from headstart.views.page import details, page, pairs, section
+from headstart.views.page import bullets, details, page, pairs, section
 
 LEFT_OUT = ("epoch", "step", "perplexity")
 
@@ -42,14 +42,17 @@ def render_run(name: str, result: Mapping[str, Any], settings: Mapping[str, Any]
     if transfer:
         facts["carried over"] = transfer
     curve, story = result["curve"], result["story"]
+    below = result.get("baseline")
     words = "Marks on held-out data by epoch"
     picture = f"<figure>{inline_svg(draw_marks(curve), 'marks', words)}</figure>" if curve else ""
     parts = [
         f"<header><p>headstart run</p><h1>{escape(name)}</h1></header>",
+        *([section("Warnings", bullets(warnings))] if (warnings := result.get("warnings")) else []),
         section(
             "Marks on held-out data",
             pairs({key.replace("_", " "): _number(value) for key, value in score.items()}),
         ),
+        *([section("TF-IDF + linear SVM on the same texts", pairs(_baseline(below)))] if below else []),
         section("How it got there", picture),
         section("The run", pairs(facts)),
         section(
@@ -59,6 +62,11 @@ def render_run(name: str, result: Mapping[str, Any], settings: Mapping[str, Any]
         ),
     ]
     return page(f"headstart run: {name}", "\n".join(parts))
+
+
+def _baseline(score: Mapping[str, Any]) -> dict[str, str]:
+    names = ("accuracy", "macro_f1", "loss", "count", "correct")
+    return {name.replace("_", " "): _number(score[name]) for name in names}
 
 
 def _number(value: Any) -> str:

@@ -115,10 +115,13 @@ def train_fit(
     if plan.kind == "classical":
         found, curve = _fit_classical(plan, dataset, part.scored, seed)
     else:
-        config = plan.config.with_({"training": {"seed": seed}})
+        config = plan.config_for(dataset).with_({"training": {"seed": seed}})
         runtime, task = start_runtime(config.training), encoder.task(dataset, plan)
-        network, moved = make_classifier(config, plan.objective, task, plan.trained)
-        trainer = make_trainer(network, plan.objective, task, config, runtime, on_event, stop)
+        network, moved = make_classifier(config, plan.objective, task, plan.trained, runtime)
+        is_new = moved is None or not moved.kept_head
+        trainer = make_trainer(
+            network, plan.objective, task, config, runtime, on_event, stop, is_head_new=is_new
+        )
         if checkpoints is None:
             trainer.run()
         else:

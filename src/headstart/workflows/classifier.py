@@ -9,11 +9,13 @@ from headstart.config import RunConfig
 from headstart.data.fresh_loader import training_loader
 from headstart.data.seen import seen_before
 from headstart.errors import ConfigError
+from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
 from headstart.results import Score, Transfer
 from headstart.training.evaluate import marked_places, predict_probabilities
 from headstart.training.events import Event
+from headstart.training.linear_probe import fit_head
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.metrics import METRICS, score
 from headstart.training.runtime import Runtime, StopWish, seed_everything
@@ -24,11 +26,12 @@ HEAD = "class"  # what the head of a classifier is called
 
 
 def make_classifier(
-    config: RunConfig, objective: Objective, task: Task, trained: Trained | None
+    config: RunConfig, objective: Objective, task: Task, trained: Trained | None, runtime: Runtime
 ) -> tuple[Model, Transfer | None]:
-    """A classifier with the base's body in it, and the account of what crossed; all fresh without a base.
+    """A classifier with the base's backbone, and an account of every weight; all weights are random without a base.
 
-    The base's head crosses too where `keeps_head` says so.
+    The base's head is reused where `keeps_head` says so. With `training.linear_probe` a new head on a base is trained
+    on the frozen backbone first.
     """
     seed_everything(config.training.seed, 0, 3)
     specs = objective.heads(config.body, task.tokenizer.size, len(task.classes))
@@ -39,7 +42,11 @@ def make_classifier(
     weights = (
         reordered(trained.weights, HEAD, trained.info.classes, task.classes) if is_kept else trained.weights
     )
-    return model, transfer(weights, model, with_base_heads=is_kept, reset_layers=reset)
+    moved = transfer(weights, model, with_base_heads=is_kept, reset_layers=reset)
+    head = model.heads[HEAD]
+    if config.training.linear_probe and not is_kept and isinstance(head, ClassHead):
+        fit_head(model, head, objective, task.rows["train"], task.tokenizer, runtime)
+    return model, moved
 
 
 def keeps_head(
@@ -106,8 +113,13 @@ def make_trainer(
     runtime: Runtime,
     on_event: Callable[[Event], None] = lambda event: None,
     stop: StopWish | None = None,
+    *,
+    is_head_new: bool = False,
 ) -> Trainer:
-    """A trainer over the task's training rows that marks itself on the validation rows."""
+    """A trainer over the task's training rows, evaluated on the validation rows.
+
+    With a new head the weights before the first step are never the ones to keep.
+    """
     check_passes(objective, config, runtime)
     training = config.training
     texts = task.dataset.texts("train")
@@ -121,7 +133,8 @@ def make_trainer(
         values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
         return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
 
-    return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)
+    start = not is_head_new
+    return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop, start)
 
 
 def score_rows(

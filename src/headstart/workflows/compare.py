@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from headstart.config import merge
+from headstart.config import RunConfig, merge
 from headstart.data.apart import without_apart
 from headstart.data.example import Dataset
 from headstart.data.fresh_loader import check_dropout
@@ -24,6 +24,7 @@ from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.files import content_hash, write_json
+from headstart.objectives.table import make_objective
 from headstart.results import Comparison, SeedResult, Transfer, comparison_from
 from headstart.training.events import Event, Stage
 from headstart.training.launch import need_alone
@@ -42,7 +43,8 @@ from headstart.workflows.arms import (
     write_fit,
 )
 from headstart.workflows.conclude import ARMS, FROZEN_RATE, OPTIONAL_ARMS, Plan, conclude, write_comparison
-from headstart.workflows.finetune import finetune_config
+from headstart.workflows.finetune import finetune_config, uses_recommendation
+from headstart.workflows.finetune_defaults import DatasetFacts
 from headstart.workflows.labelled import data_fingerprint
 from headstart.workflows.notes import notes_after, notes_before
 from headstart.workflows.places import absolute, placed
@@ -155,7 +157,8 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
     for budget in budgets:  # a budget that the data cannot meet is told before anything is trained
         if budget != most:
             take_labels(parts[0].dataset, budget, inputs["seeds"][0])
-    plans = _plans(bases, inputs, judged, parts[0].scored, on_event)
+    largest = parts[0].dataset if max(budgets) == most else take_labels(parts[0].dataset, max(budgets), 0)
+    plans = _plans(bases, inputs, judged, largest, parts[0].scored, on_event)
     _check(plans, inputs, budgets, most)
     for plan in plans:
         if plan.kind != "classical":
@@ -264,10 +267,11 @@ def _plans(
     bases: list[Trained],
     inputs: dict[str, Any],
     judged: Dataset,
+    largest: Dataset,
     scored: str,
     on_event: Callable[[Event], None],
 ) -> list[Plan]:
-    """The arms, in the order of the report."""
+    """The arms, in the order of the report; their settings are those for the `largest` number of labels."""
     extra = {"training": {"keep": "last"}} if scored == "valid" else {}
     settings = merge(extra, inputs["settings"])
     frozen = {"training": {"freeze": True, "reset_layers": 0, "unfreeze_every": None}}
@@ -280,32 +284,63 @@ def _plans(
     if all(own is not None for _, own in starts):
         starts = [(None, None), *starts]
     for trained, own in starts:
-        # A base's advice is for the base: what starts from nothing of it keeps to the preset.
-        usual, asked = finetune_config(trained, inputs["preset"], settings, is_advised=False)
         wanted = merge(settings, own or {})
-        config, objective = finetune_config(trained, inputs["preset"], wanted)
-        tokenizer = choose_tokenizer(config, judged, trained, on_event)
+        draft, _ = finetune_config(trained, inputs["preset"], wanted)
+        tokenizer = choose_tokenizer(draft, judged, trained, on_event)
+        facts = DatasetFacts.of(largest, tokenizer)
+        control = _configuring(trained, inputs["preset"], settings, is_control=True)
+        tuned = _configuring(trained, inputs["preset"], wanted)
+        usual, config = control(facts), tuned(facts)
+        asked, objective = make_objective(usual.objective), make_objective(config.objective)
+        is_recommended = trained is not None and uses_recommendation(trained, facts, config, objective)
         if not plans and "classical" in inputs["arms"]:
             plans.append(Plan("classical", "classical", usual, asked, tokenizer))
         twin = (usual.body.model_dump_json(), tokenizer.fingerprint)
         if "scratch" in inputs["arms"] and twin not in twins and own is None:
             name = "scratch" if not twins or trained is None else f"scratch like {trained.name}"
-            plans.append(Plan(name, "scratch", usual, asked, tokenizer))
+            plans.append(Plan(name, "scratch", usual, asked, tokenizer, configure=control))
             twins[twin] = name
         if trained is None:
             continue
         rest = (objective, tokenizer, trained, trained.name, "" if own else twins.get(twin, ""))
         if "frozen" in inputs["arms"]:
-            still, _ = finetune_config(trained, inputs["preset"], merge(wanted, frozen))
-            still = still.with_({"optimizer": {"learning_rate": still.optimizer.learning_rate * FROZEN_RATE}})
-            plans.append(Plan(f"{trained.name} frozen", "frozen", still, *rest))
+            still = _configuring(trained, inputs["preset"], merge(wanted, frozen), rate=FROZEN_RATE)
+            plans.append(
+                Plan(
+                    f"{trained.name} frozen",
+                    "frozen",
+                    still(facts),
+                    *rest,
+                    is_recommended=is_recommended,
+                    configure=still,
+                )
+            )
         if "fine-tuned" in inputs["arms"]:
-            tuned = f"{trained.name} fine-tuned"
-            plans.append(Plan(tuned, "fine-tuned", config, *rest))
+            name = f"{trained.name} fine-tuned"
+            plans.append(
+                Plan(name, "fine-tuned", config, *rest, is_recommended=is_recommended, configure=tuned)
+            )
             if "ensemble" in inputs["arms"]:
-                of_seeds = (objective, tokenizer, trained, trained.name, tuned, tuned)
+                of_seeds = (objective, tokenizer, trained, trained.name, name, name)
                 plans.append(Plan(f"{trained.name} ensemble", "ensemble", config, *of_seeds))
     return plans
+
+
+def _configuring(
+    trained: Trained | None,
+    preset: str | None,
+    settings: Mapping[str, Any],
+    *,
+    is_control: bool = False,
+    rate: float = 1.0,
+) -> Callable[[DatasetFacts], RunConfig]:
+    """An arm's settings as a function of its dataset; `rate` multiplies the learning rate."""
+
+    def configure(facts: DatasetFacts) -> RunConfig:
+        config, _ = finetune_config(trained, preset, settings, data=facts, is_control=is_control)
+        return config.with_({"optimizer": {"learning_rate": config.optimizer.learning_rate * rate}})
+
+    return configure
 
 
 def _slug(name: str) -> str:

@@ -1,6 +1,6 @@
 """From trained arms to verdicts: intervals, paired tests, mistakes, and the files that show them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from headstart.views.curves import (
     save_figure,
 )
 from headstart.views.report import render_report
+from headstart.workflows.finetune_defaults import DatasetFacts
 from headstart.workflows.inspect import token_counts
 from headstart.workflows.run import Trained
 from headstart.workflows.story import tell_story
@@ -57,6 +58,14 @@ class Plan:
     base: str = ""
     twin: str = ""  # the arm that differs in one thing alone: from scratch, or for an ensemble its members
     members: str = ""  # the arm whose models an ensemble is made of
+    is_recommended: bool = False  # whether it follows the settings that its base recommends
+    configure: Callable[[DatasetFacts], RunConfig] | None = None  # the settings for another number of labels
+
+    def config_for(self, dataset: Dataset) -> RunConfig:
+        """The settings with which this arm learns from a dataset."""
+        if self.configure is None:
+            return self.config
+        return self.configure(DatasetFacts.of(dataset, self.tokenizer))
 
 
 def conclude(

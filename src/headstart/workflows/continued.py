@@ -1,12 +1,71 @@
-"""Pretraining that goes on from a base: which settings it brings."""
+"""Continued pretraining: which settings a base brings, and which a small corpus needs.
 
-from collections.abc import Mapping
+A few hundred to a few thousand texts adapt a base to their domain. A preset's settings are made for corpora of many
+millions of tokens; on a small one they are a handful of steps. Evidence: benchmarks/results/finetune-defaults.md.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from headstart.config import load_preset
-from headstart.errors import ConfigError
+from headstart.config import BodyConfig, DataConfig, load_preset
+from headstart.data.portion import Portion
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import ConfigError, DataError
 from headstart.workflows.run import Trained
 from headstart.workflows.tokenizers import check_tokenizer
+
+SMALL_CORPUS = 5_000_000  # tokens up to which a corpus is one to adapt to
+COUNTED = 30_000_000  # characters after which a corpus counts as large, and no more of it is counted
+SAMPLE = 500  # documents that are tokenized to know how many tokens a character makes
+TOKENS_READ = 2_000_000  # of an adaptation, repeats counted
+MIN_EPOCHS, MAX_EPOCHS = 3, 40
+BLOCK_SIZE, BATCH_TOKENS = 128, 4096
+MIN_STEPS = 100
+LEARNING_RATE = 5e-4  # of a model 256 wide; falls with the square of the width
+
+
+def count_tokens(mix: Sequence[Portion], config: DataConfig, tokenizer: Tokenizer) -> int | None:
+    """About how many tokens the corpora hold; None for a large or an unreadable mix, whose settings are the preset's."""
+    characters = 0.0
+    sample: list[str] = []
+    try:
+        for portion in mix:
+            documents = portion.open(config)
+            sample += islice(iter(documents), SAMPLE)
+            for text in documents:
+                characters += portion.weight * len(text)
+                if characters > COUNTED:
+                    return None
+    except DataError:
+        return None  # it is told where the corpus is read
+    ratio = sum(map(len, tokenizer.encode(sample))) / max(1, sum(map(len, sample)))
+    tokens = round(ratio * characters)
+    return tokens if 0 < tokens <= SMALL_CORPUS else None
+
+
+def adaptation_defaults(tokens: int, model: BodyConfig) -> dict[str, dict[str, Any]]:
+    """Settings by section for continued pretraining on a small corpus of so many tokens.
+
+    The weights that predict held-out text best are kept, so an overlong run does no harm.
+    """
+    batch_tokens = min(
+        BATCH_TOKENS, max(512, tokens // 8)
+    )  # a small corpus gets small batches, and so more steps
+    wanted = min(MAX_EPOCHS, max(MIN_EPOCHS, TOKENS_READ / tokens))
+    floor = math.ceil(MIN_STEPS * batch_tokens / tokens)
+    rate = min(1e-3, LEARNING_RATE * (256 / model.width) ** 2)
+    return {
+        "optimizer": {"kind": "adamw", "learning_rate": float(f"{rate:.2g}"), "weight_decay": 0.01},
+        "schedule": {"kind": "linear", "warmup": 0.1},
+        "training": {
+            "epochs": float(min(max(math.ceil(wanted), floor), 10 * MAX_EPOCHS)),
+            "length": min(BLOCK_SIZE, model.max_length),
+            "batch_tokens": batch_tokens,
+            "keep": "best",
+        },
+    }
 
 
 def continued_settings(

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import ConfigError, pick
+from headstart.errors import ConfigError, RunError, pick
 from headstart.files import refuse_existing, write_folder
 from headstart.interchange.onnx import write_onnx
 from headstart.interchange.parcel import Parcel, Written
@@ -38,7 +38,9 @@ def export(run: str, to: str, out: str | Path, *, int8: bool = False) -> Exporte
         writer = partial(write_onnx, int8=True)
     place = Path(out)
     refuse_existing(place)
-    parcel = pack(load_trained(run))
+    trained = load_trained(run)
+    _check_network(trained)
+    parcel = pack(trained)
     found: list[Written] = []
     write_folder(place, lambda beside: found.append(writer(parcel, beside)))
     written = found[0]
@@ -53,6 +55,14 @@ def export(run: str, to: str, out: str | Path, *, int8: bool = False) -> Exporte
         notes=written.notes,
         details=written.details,
     )
+
+
+def _check_network(trained: Trained) -> None:
+    if trained.info.classifier == "tfidf":
+        raise RunError(
+            f"{trained.name} answers with its TF-IDF baseline, and export writes networks",
+            hint="fine-tune without --keep-winner to export the network",
+        )
 
 
 def pack(trained: Trained) -> Parcel:

@@ -1,15 +1,16 @@
 """A base trained on a few labels, under a new head or its own; or its twin from scratch."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from headstart.config import RunConfig, load_preset, resolve
+from headstart.config import BUDGETS, RunConfig, load_preset, resolve
+from headstart.data.example import Dataset
 from headstart.data.fresh_loader import check_dropout
 from headstart.data.portion import Corpora
 from headstart.errors import ConfigError, RunError
@@ -18,17 +19,41 @@ from headstart.models.model import count_parameters
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
 from headstart.results import Score, Transfer, plain, with_nan
-from headstart.training.events import Event, Note
+from headstart.training.events import Event, Note, Stage
 from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, start_runtime, stopping_gently
-from headstart.workflows.advice import advice_under, check_reset, followed, may_change
+from headstart.workflows.advice import Advice, advice_under, check_reset, followed, may_change
 from headstart.workflows.begin import SCRATCH, base_for, begun, heard
-from headstart.workflows.classifier import check_passes, make_classifier, make_trainer, misfit, score_rows
+from headstart.workflows.classifier import (
+    check_passes,
+    keeps_head,
+    make_classifier,
+    make_trainer,
+    misfit,
+    score_rows,
+)
+from headstart.workflows.diagnostics import (
+    Baseline,
+    explain_difference,
+    is_better,
+    train_baseline,
+    warn_of_baseline,
+    warn_of_undertraining,
+)
+from headstart.workflows.finetune_defaults import (
+    REFERENCE,
+    DatasetFacts,
+    HeadStart,
+    describe,
+    finetune_defaults,
+    fits_recommendation,
+    has_own_budget,
+)
 from headstart.workflows.labelled import Task, data_fingerprint, load_labelled, make_task
 from headstart.workflows.places import absolute, placed
 from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import fit_length
-from headstart.workflows.run import RunFolder, RunInfo, Trained, from_main, load_trained, train_in
+from headstart.workflows.run import Classifier, RunFolder, RunInfo, Trained, from_main, load_trained, train_in
 from headstart.workflows.story import tell_story
 from headstart.workflows.teaching import Teaching, make_teaching, teaching_of
 from headstart.workflows.tokenizers import check_tokenizer, choose_tokenizer
@@ -48,6 +73,10 @@ class Finetuned:
     transfer: Transfer | None
     parameters: int
     seconds: float
+    baseline: Score | None = None  # of TF-IDF + linear SVM, trained on the same texts
+    comparison: str = ""  # whether the validation texts can tell the two apart
+    warnings: list[str] = field(default_factory=list)
+    classifier: Classifier = "network"  # what the run answers with
 
 
 def finetune(
@@ -75,10 +104,19 @@ def finetune(
             raise ConfigError("translators have no teachers here", hint="leave --teacher or --pair out")
         return train_translator(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
     with joined() as processes:
+        listen = heard(processes, on_event)
         with processes.together():
             trained = None if base == SCRATCH else load_trained(base)
-            config, objective = finetune_config(trained, preset, placed(settings))
+            given = placed(settings)
+            # A wrong setting is refused before the data is read, and what was read then decides the defaults.
+            draft, objective = finetune_config(trained, preset, given)
             teaching = make_teaching(teacher, unlabelled)
+            source = LabelledData.load(data, draft, objective, teaching, listen)
+            whose = trained or teaching
+            facts = DatasetFacts.of(
+                source.dataset, None if whose is None else whose.tokenizer, len(source.pseudo_labelled)
+            )
+            config, objective = finetune_config(trained, preset, given, data=facts)
             if trained is None and config.training.reset_layers:
                 raise ConfigError(
                     "from scratch every block starts fresh", hint="leave training.reset_layers out"
@@ -88,13 +126,12 @@ def finetune(
         inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
         inputs |= teaching.inputs() if teaching is not None else {}
         start = "" if trained is None else content_hash(trained.info.to_dict())
-        listen = heard(processes, on_event)
         with begun(Path(out), config, inputs, runtime, start) as (folder, known):
             if known is not None:
                 return resume_finetune(folder, known, runtime, listen)
-            if trained is not None and (words := followed(trained.info.advice, settings or {}, config)):
-                listen(Note(f"following the advice of {trained.name}: {words}"))
-            return _run(folder, config, objective, inputs, trained, teaching, runtime, None, listen)
+            for line in _explain_settings(trained, facts, config, objective, given):
+                listen(Note(line))
+            return _run(folder, config, objective, inputs, trained, teaching, runtime, None, listen, source)
 
 
 def resume_finetune(
@@ -119,35 +156,127 @@ def read_finetuned(folder: RunFolder) -> Finetuned:
     )
 
 
+@dataclass(frozen=True)
+class LabelledData:
+    """The labelled texts of a run, and unlabelled ones that its teachers label."""
+
+    dataset: Dataset
+    pseudo_labelled: list[str]
+
+    @staticmethod
+    def load(
+        data: str,
+        config: RunConfig,
+        objective: Objective,
+        teaching: Teaching | None,
+        on_event: Callable[[Event], None],
+    ) -> "LabelledData":
+        """Read what the settings ask for."""
+        dataset = load_labelled(data, config, on_event=on_event)
+        return LabelledData(dataset, [] if teaching is None else teaching.texts(dataset, objective, config))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every text and label."""
+        own = data_fingerprint(self.dataset)
+        return content_hash([own, self.pseudo_labelled]) if self.pseudo_labelled else own
+
+
+def uses_recommendation(
+    trained: Trained, facts: DatasetFacts, config: RunConfig, objective: Objective
+) -> bool:
+    """Whether a run follows the settings that its base recommends."""
+    alike = not trained.info.classes or keeps_head(config, objective, facts.classes, trained)
+    return bool(trained.info.advice) and fits_recommendation(trained.info.advice, facts, alike)
+
+
+def _explain_settings(
+    trained: Trained | None,
+    facts: DatasetFacts,
+    config: RunConfig,
+    objective: Objective,
+    given: Mapping[str, Any],
+) -> Iterator[str]:
+    """Which settings were chosen, and from what."""
+    if trained is not None and uses_recommendation(trained, facts, config, objective):
+        if words := followed(trained.info.advice, given, config):
+            yield f"settings recommended by {trained.name}: {words}"
+    elif not has_own_budget(config.preset) and (words := describe(config, given)):
+        yield (
+            f"settings for {facts.texts:,} texts in {len(facts.classes)} classes, "
+            f"{facts.mean_tokens:.0f} tokens a text: {words}"
+        )
+
+
 def finetune_config(
-    trained: Trained | None, preset: str | None, settings: Mapping[str, Any], *, is_advised: bool = True
+    trained: Trained | None,
+    preset: str | None,
+    settings: Mapping[str, Any],
+    *,
+    data: DatasetFacts | None = None,
+    is_control: bool = False,
 ) -> tuple[RunConfig, Objective]:
     """The run's settings; a base brings its own body and tokenizer, of which only dropout may be changed.
 
-    A pooler may be added: it starts fresh, as a head does. The base's advice stands over the preset and under
-    `settings`, unless the run is not to be `is_advised`.
+    A pooler may be added: it starts fresh, as a head does. Defaults follow the `data` (a reference set until it is
+    read). A base's recommendation goes over them where it fits the data. A control has the base's shape and random
+    weights.
     """
-    if trained is None:
-        config = resolve("finetune", preset or "tiny", settings)
-    else:
-        own = trained.info.config
-        if settings.get("tokenizer", {}).get("kind") is not None:
-            check_tokenizer(trained, settings["tokenizer"]["kind"])
-        name = preset or own.preset
-        advice = advice_under(trained.info.advice, settings) if is_advised else {}
-        usual = load_preset(name).get("finetune", {}).get("body", {})
-        wanted = {**usual, **advice.get("body", {}), **settings.get("body", {})}
-        for key, value in wanted.items():
-            if value != "auto" and not may_change(key, value) and getattr(own.body, key, value) != value:
-                raise ConfigError(
-                    f"body.{key} of {trained.name} is {getattr(own.body, key)}, not {value}",
-                    hint="a base's shape is fixed; fine-tune from scratch to change it",
-                )
-        told = {key: value for key, value in wanted.items() if value != "auto"}
-        body = {**own.body.model_dump(), **told}
-        over = {**settings, "body": body, "tokenizer": own.tokenizer.model_dump()}
-        config = resolve("finetune", name, advice, over)
+    name = preset or ("tiny" if trained is None else trained.info.config.preset)
+    over: Mapping[str, Any] = settings
+    recommended: Advice = {}
+    if trained is not None:
+        recommended = {} if is_control else advice_under(trained.info.advice, settings)
+        over = _over_base(trained, name, recommended, settings)
+    config = resolve("finetune", name, recommended, over)
     objective = make_objective(config.objective)
+    _check_objective(objective)
+    facts = data or REFERENCE
+    classes = facts.classes if data is not None or trained is None else trained.info.classes
+    settled = config.with_({"body": objective.settle(config.body).model_dump()})
+    reused = not is_control and keeps_head(settled, objective, classes, trained)
+    alike = reused or (trained is not None and not trained.info.classes)
+    if trained is not None and data is not None and not fits_recommendation(recommended, data, alike):
+        recommended = {}
+        over = _over_base(trained, name, recommended, settings)
+    if not has_own_budget(name):
+        start: HeadStart = (
+            "scratch" if trained is None or is_control else "reused-head" if reused else "new-head"
+        )
+        defaults = finetune_defaults(facts, settled.body, start)
+        fixed = {**recommended.get("training", {}), **settings.get("training", {})}
+        if any(key in fixed for key in (*BUDGETS, "marked")):
+            defaults["training"]["evaluate_every"] = None  # its spacing is for the rule's own budget
+        config = resolve("finetune", name, recommended, over, defaults=defaults)
+    else:
+        config = resolve("finetune", name, recommended, over)
+    objective = make_objective(config.objective)
+    config = config.with_({"body": objective.settle(config.body).model_dump()})
+    check_reset(config)
+    return fit_length(config, settings), objective
+
+
+def _over_base(
+    trained: Trained, preset: str, recommended: Advice, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The user's settings with the base's body and tokenizer, once all that is asked of them fits."""
+    own = trained.info.config
+    if settings.get("tokenizer", {}).get("kind") is not None:
+        check_tokenizer(trained, settings["tokenizer"]["kind"])
+    usual = load_preset(preset).get("finetune", {}).get("body", {})
+    wanted = {**usual, **recommended.get("body", {}), **settings.get("body", {})}
+    for key, value in wanted.items():
+        if value != "auto" and not may_change(key, value) and getattr(own.body, key, value) != value:
+            raise ConfigError(
+                f"body.{key} of {trained.name} is {getattr(own.body, key)}, not {value}",
+                hint="a base's shape is fixed; fine-tune from scratch to change it",
+            )
+    body = {**own.body.model_dump(), **{key: value for key, value in wanted.items() if value != "auto"}}
+    return {**settings, "body": body, "tokenizer": own.tokenizer.model_dump()}
+
+
+def _check_objective(objective: Objective) -> None:
+    """Refuse an objective that learns from no labels."""
     if objective.reads == "translations":
         raise ConfigError(
             f"{objective.name} needs to know the languages of DATA",
@@ -157,9 +286,6 @@ def finetune_config(
         raise ConfigError(
             f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`"
         )
-    config = config.with_({"body": objective.settle(config.body).model_dump()})
-    check_reset(config)
-    return fit_length(config, settings), objective
 
 
 def _run(
@@ -172,12 +298,12 @@ def _run(
     runtime: Runtime,
     known: RunInfo | None,
     on_event: Callable[[Event], None],
+    source: LabelledData | None = None,
 ) -> Finetuned:
     started, processes = time.time(), runtime.processes
     with processes.together():
-        dataset = load_labelled(inputs["data"], config, on_event=on_event)
-        more = [] if teaching is None else teaching.texts(dataset, objective, config)
-        fingerprint = content_hash([data_fingerprint(dataset), more]) if more else data_fingerprint(dataset)
+        source = source or LabelledData.load(inputs["data"], config, objective, teaching, on_event)
+        dataset, fingerprint = source.dataset, source.fingerprint
     processes.agree({"labelled texts": fingerprint}, "data")
     if known is not None:
         tokenizer = folder.tokenizer(known)
@@ -191,14 +317,14 @@ def _run(
     else:
         tokenizer = from_main(processes, lambda: choose_tokenizer(config, dataset, trained, on_event))
     if teaching is not None:
-        dataset = teaching.add(dataset, more, tokenizer, config, runtime, on_event)
+        dataset = teaching.add(dataset, source.pseudo_labelled, tokenizer, config, runtime, on_event)
     with processes.together():
         check_dropout(tokenizer, dataset.texts("train"), config.training)
     task = make_task(dataset, tokenizer, config, on_event)
     tokens = sum(len(row.tokens) for row in task.rows["train"])
     with processes.together():
         announce(config, runtime, tokenizer.size, len(task.classes), tokens, on_event)
-    model, moved = make_classifier(config, objective, task, trained)
+    model, moved = make_classifier(config, objective, task, trained, runtime)
     inputs = {**inputs, "fingerprint": fingerprint}
     info = known or _begin(folder, config, inputs, task, trained, teaching, moved, runtime)
     processes.start(runtime.device, config.training.timeout)
@@ -209,7 +335,8 @@ def _run(
     on_event(Note(f"{count_parameters(model):,} parameters; {len(dataset.train):,} texts to learn from"))
     asked = objective if teaching is None else teaching.objective(objective, config, runtime)
     with stopping_gently() as stop:
-        trainer = make_trainer(model, asked, task, config, runtime, on_event, stop)
+        is_new = info.transfer is None or not Transfer(**info.transfer).kept_head
+        trainer = make_trainer(model, asked, task, config, runtime, on_event, stop, is_head_new=is_new)
         train_in(folder, trainer, known is not None, on_event)
     seen = folder.seen()
     marks = trainer.copy.read(
@@ -219,9 +346,26 @@ def _run(
         (p["epoch"] for p in trainer.state.curve if p["step"] == trainer.state.best_step), trainer.epochs_done
     )
     carried = Transfer(**info.transfer) if info.transfer else None
+    warnings = trainer.copy.read(lambda model: warn_of_undertraining(model, objective, task, config, runtime))
+    baseline: Baseline | None = None
+    comparison = ""
+    with processes.together():
+        if processes.is_main:
+            on_event(Stage("training the TF-IDF baseline"))
+            baseline = train_baseline(source.dataset, config.training.seed)
+    if baseline is not None:
+        comparison = explain_difference(marks, baseline.score)
+        warnings = [*warn_of_baseline(marks, baseline.score, inputs["base"], inputs["data"]), *warnings]
+        if config.training.keep_winner and not is_better(marks, baseline.score):
+            baseline.model.save(folder.path)
+            info, marks = replace(info, classifier="tfidf"), baseline.score
     finished = Finetuned(
         path=folder.path,
         score=marks,
+        baseline=None if baseline is None else baseline.score,
+        comparison=comparison,
+        warnings=warnings,
+        classifier=info.classifier,
         curve=trainer.state.curve,
         best_epoch=best if config.training.keep == "best" else trainer.epochs_done,
         transfer=carried,

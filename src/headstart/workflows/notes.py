@@ -53,9 +53,7 @@ def notes_before(parts: list[Part], plans: list[Plan], inputs: Mapping[str, Any]
         if plan.kind == "fine-tuned"
     }
     if len(recipes) > 1:
-        notes.append(
-            "the bases train with the settings of their own presets and advice, so budgets differ: see settings"
-        )
+        notes.append("the bases train with settings of their own, so budgets differ: see settings")
     notes += _advice_notes(plans, inputs["settings"])
     if any(plan.kind == "frozen" for plan in plans):
         notes.append(f"frozen arms train the head alone, at {FROZEN_RATE:g} times the learning rate")
@@ -76,14 +74,16 @@ def notes_before(parts: list[Part], plans: list[Plan], inputs: Mapping[str, Any]
 
 
 def _advice_notes(plans: list[Plan], settings: Mapping[str, Any]) -> list[str]:
-    """Which bases train by their own advice, and by what of it."""
+    """Which bases train with the settings that they recommend, and with which of them."""
     advised = {
-        plan.base: followed(plan.trained.info.advice, settings, plan.config)
+        plan.base: followed(plan.trained.info.advice, settings, plan.config) if plan.is_recommended else ""
         for plan in plans
         if plan.trained is not None and plan.kind in ("frozen", "fine-tuned")
     }
-    rest = "arms from scratch keep the preset's settings, so they differ in more than their start"
-    return [f"{base} follows its own advice ({words}); {rest}" for base, words in advised.items() if words]
+    rest = "arms from scratch use the defaults for random weights, so they differ in more than their start"
+    return [
+        f"{base} uses its recommended settings ({words}); {rest}" for base, words in advised.items() if words
+    ]
 
 
 def _guest_notes(plans: list[Plan], inputs: Mapping[str, Any]) -> list[str]:

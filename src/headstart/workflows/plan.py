@@ -15,6 +15,7 @@ from headstart.planning.plan import Fit, Plan, fits_everywhere, make_plan, refus
 from headstart.training.compiled import can_compile
 from headstart.training.events import Event, Note
 from headstart.training.runtime import Runtime
+from headstart.workflows.finetune_defaults import REFERENCE, finetune_defaults, has_own_budget
 
 GIB = 2**30
 
@@ -91,7 +92,10 @@ def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:
     if name is None and tuning in OBJECTIVES and OBJECTIVES[tuning].reads == "translations":
         name = tuning
     is_tuned = name in OBJECTIVES and OBJECTIVES[name].reads in ("texts", "translations")
-    return resolve("finetune" if is_tuned else "pretrain", preset, settings)
+    if not is_tuned or has_own_budget(preset):
+        return resolve("finetune" if is_tuned else "pretrain", preset, settings)
+    body = resolve("finetune", preset, settings).body
+    return resolve("finetune", preset, settings, defaults=finetune_defaults(REFERENCE, body, "scratch"))
 
 
 def check_room(plan: Plan, force: bool = False) -> None:

@@ -30,7 +30,13 @@ from headstart.training.loop import Evaluation, Trainer
 from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
 from headstart.workflows.begin import base_for, begun, heard
-from headstart.workflows.continued import continued_settings, taught_settings
+from headstart.workflows.continued import (
+    adaptation_defaults,
+    continued_settings,
+    count_tokens,
+    taught_settings,
+)
+from headstart.workflows.finetune_defaults import describe
 from headstart.workflows.labelled import refuse_what_is_for_labels
 from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
 from headstart.workflows.places import absolute, placed
@@ -70,21 +76,29 @@ def pretrain(
     tokenizer_corpora: Corpora | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    adapts: bool = True,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Pretrained:
-    """Train a base on raw text; `settings` are nested by section and go over the preset's (`tiny` unless told).
+    """Train a base on raw text; `settings` are nested by section and go over the preset's (`tiny` by default).
 
     Corpora are names, "NAME=WEIGHT", or names with their weights: how many times a text is read for each pass over
     one of weight 1. A new tokenizer is learnt from them, or from the `tokenizer_corpora`. From a `base` (a run, or a
     shipped base's name) training goes on with its tokenizer, weights and shape. A `teacher` is another base, with the
-    same tokenizer, whose answers count beside the true ones. Under torchrun all processes train one base together.
+    same tokenizer, whose answers count beside the true ones. From a base, with no preset named, the settings for a small
+    corpus follow its size unless `adapts` is False. Under torchrun all processes train one base together.
     """
     with joined() as processes:
         with processes.together():
             mix = portions(corpora)
             trained = None if base is None else load_trained(base)
             teaching = make_teaching(teacher)
-            config, objective = pretrain_config(preset, placed(settings), trained, teaching)
+            given = placed(settings)
+            config, objective = pretrain_config(preset, given, trained, teaching)
+            tokens = None
+            if adapts and trained is not None and preset is None:
+                tokens = count_tokens(mix, config.data, trained.tokenizer)
+            if tokens is not None:
+                config, objective = pretrain_config(preset, given, trained, teaching, tokens)
             runtime = start_runtime(config.training, processes)
         inputs = pretrain_inputs(mix, base, portions(tokenizer_corpora or []))
         inputs |= {} if teaching is None else teaching.inputs()
@@ -93,6 +107,8 @@ def pretrain(
             if known is not None and known.status == "finished":
                 return read_pretrained(folder)
             listen = heard(processes, on_event)
+            if known is None and tokens is not None and (words := describe(config, given)):
+                listen(Note(f"settings to adapt {base} to about {tokens:,} tokens: {words}"))
             return _run(folder, config, inputs, objective, trained, teaching, runtime, known, listen)
 
 
@@ -112,14 +128,21 @@ def pretrain_config(
     settings: Mapping[str, Any],
     trained: Trained | None = None,
     teaching: Teaching | None = None,
+    adapts_to: int | None = None,
 ) -> tuple[RunConfig, Objective]:
-    """The run's settings and its objective, which must be able to train a base."""
+    """The run's settings and its objective, which must be able to train a base.
+
+    A base that adapts to a small corpus of `adapts_to` tokens gets settings for that instead of the preset's.
+    """
     refuse_what_is_for_labels(settings)
+    defaults: Mapping[str, Any] = {}
     if trained is not None:
+        if adapts_to is not None:
+            defaults = adaptation_defaults(adapts_to, trained.info.config.body)
         preset, settings = continued_settings(trained, preset, settings)
     elif teaching is not None:
         settings = taught_settings(teaching.teachers[0], settings)
-    config = resolve("pretrain", preset or "tiny", settings)
+    config = resolve("pretrain", preset or "tiny", defaults, settings)
     objective = make_objective(config.objective)
     if objective.reads == "texts":
         raise ConfigError(

@@ -96,6 +96,21 @@ class RecipeConfig(Said):
     )
 
 
+# Of a stage of kind finetune: a recipe is fixed, so its settings do not follow the data.
+STAGE_DEFAULTS: Settings = {
+    "optimizer": {"learning_rate": 1e-4, "weight_decay": 0.01},
+    "schedule": {"kind": "linear", "warmup": 0.1},
+    "data": {"keep": "start"},
+    "training": {
+        "epochs": 10.0,
+        "length": 512,
+        "batch_tokens": 16384,
+        "batch_examples": 32,
+        "linear_probe": False,
+    },
+}
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stage with all its settings."""
@@ -243,7 +258,7 @@ def _stage(
     if is_tuned:  # its objective and pace are another's; what must not be read stays
         common = {name: common[name] for name in ("body", "data") if name in common}
     own = {name: getattr(stage, name) for name in SECTIONS if getattr(stage, name, {})}
-    settings = merge(common, own)
+    settings = merge(STAGE_DEFAULTS if is_tuned else {}, merge(common, own))
     general = _sections(over)
     if is_tuned:  # as in the recipe, where [objective] is what pretraining asks
         general.pop("objective", None)

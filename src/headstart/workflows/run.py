@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -34,6 +34,10 @@ from headstart.workflows.hold import Hold
 from headstart.workflows.run_log import RunLog
 from headstart.workflows.tensorboard import TensorBoardLog
 
+if TYPE_CHECKING:
+    from headstart.baselines.classical import ClassicalModel
+
+Classifier = Literal["network", "tfidf"]
 FORMAT = 1  # of run.json; a newer one is refused with a word
 TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
 SEEN = "seen.xz"  # of a packed base: the hashes in their short form
@@ -56,6 +60,7 @@ class RunInfo:
     source_fingerprint: str = ""  # of the source's tokenizer, where it has its own
     has_heads: bool = True  # False for a body that came in without any
     advice: dict[str, Any] = field(default_factory=dict)  # settings by section with which to fine-tune it
+    classifier: Classifier = "network"  # what a classifier answers with
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with the format's number first."""
@@ -253,6 +258,7 @@ class Trained:
     weights: dict[str, Tensor]
     seen: np.ndarray
     own_source_tokenizer: Tokenizer | None = None  # of a translator with a vocabulary for each side
+    tfidf: "ClassicalModel | None" = None  # what it answers with, where the TF-IDF baseline was better
 
     @property
     def source_tokenizer(self) -> Tokenizer:
@@ -295,7 +301,14 @@ def load_trained(name: str, with_weights: bool = True) -> Trained:
         weights=read_weights(path) if with_weights else {},
         seen=folder.seen(),
         own_source_tokenizer=folder.source_tokenizer(info),
+        tfidf=_load_tfidf(path) if info.classifier == "tfidf" and with_weights else None,
     )
+
+
+def _load_tfidf(path: Path) -> "ClassicalModel":
+    from headstart.baselines.classical import ClassicalModel  # needs scikit-learn, which takes long to load
+
+    return ClassicalModel.load(path)
 
 
 def need_heads(trained: Trained) -> None:

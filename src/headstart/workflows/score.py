@@ -120,6 +120,8 @@ class Voter:
 
     def probabilities(self, examples: Sequence[Example]) -> np.ndarray:
         """The probability of every class (N, C)."""
+        if self.trained.tfidf is not None:
+            return self.trained.tfidf.predict_probabilities([example.text for example in examples])
         trained, length, keep = self.trained, self.config.training.length, self.config.data.keep
         rows = encode_rows(trained.tokenizer, examples, None, length, keep)
         return predict_probabilities(

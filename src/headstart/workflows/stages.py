@@ -248,6 +248,7 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
                 tokenizer_corpora=None if base or teacher else recipe.tokenizer_texts,
                 preset=preset,
                 settings=stage.settings,
+                adapts=False,
                 on_event=on_event,
             )
         return

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from headstart.config import RunConfig
 from headstart.data.example import hashes
 from headstart.data.loader import padding_share
-from headstart.data.parallel import parse_pair
+from headstart.data.parallel import load_parallel, parse_pair
 from headstart.data.tokenizer import Tokenizer
 from headstart.data.translation_loader import translation_loader
 from headstart.errors import RunError
@@ -50,7 +50,7 @@ from headstart.workflows.translation_task import (
     make_translation_task,
     pairs_fingerprint,
 )
-from headstart.workflows.warm_start import translator_config, warm_start
+from headstart.workflows.warm_start import PairFacts, translator_config, warm_start
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,9 @@ def train_translator(
             trained = None if base == SCRATCH else load_trained(base)
             config, _ = translator_config(trained, preset, settings or {})
             languages = parse_pair(pair)
+            if trained is not None and preset is None:
+                facts = PairFacts.of(load_parallel(data, languages, config.data), trained)
+                config, _ = translator_config(trained, preset, settings or {}, facts)
             runtime = start_runtime(config.training, processes)
         inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
         inputs["pair"] = "-".join(languages)

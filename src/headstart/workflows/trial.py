@@ -19,6 +19,7 @@ from headstart.workflows.arms import Encoder, Part
 from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import finetune_config
+from headstart.workflows.finetune_defaults import DatasetFacts
 from headstart.workflows.fit_state import FitState
 from headstart.workflows.labelled import data_fingerprint
 from headstart.workflows.search import Row, as_settings, standing
@@ -224,10 +225,11 @@ def _fit(
     """The mark of one model after its last epoch; raises _GivenUp when the pruner has seen enough."""
     part = job.parts[number]
     over = merge(merge({"training": {"keep": "last"}}, job.inputs["settings"]), as_settings(values))
-    config, objective = finetune_config(job.plan.trained, job.inputs["preset"], over)
+    facts = DatasetFacts.of(part.dataset, job.plan.tokenizer)
+    config, objective = finetune_config(job.plan.trained, job.inputs["preset"], over, data=facts)
     task = job.encoder.task(part.dataset, replace(job.plan, config=config))
     runtime = start_runtime(config.training)
-    model, _ = make_classifier(config, objective, task, job.plan.trained)
+    model, moved = make_classifier(config, objective, task, job.plan.trained, runtime)
     metric, last = job.inputs["metric"], len(job.parts) - 1
 
     def listen(event: Event) -> None:
@@ -244,7 +246,8 @@ def _fit(
         if (number, step) != (last, (last + 1) * PARTS) and asked.should_prune():
             raise _GivenUp
 
-    trainer = make_trainer(model, objective, task, config, runtime, listen, stop)
+    is_new = moved is None or not moved.kept_head
+    trainer = make_trainer(model, objective, task, config, runtime, listen, stop, is_head_new=is_new)
     state = FitState(job.checkpoints, lambda: _identity(job, config, part, number, way))
     if (content := state.take_up(trainer)) is not None:
         way.take_up(content, asked)

@@ -27,7 +27,8 @@ from headstart.workflows.advice import followed
 from headstart.workflows.arms import Encoder, Part, fold_parts, whole_part
 from headstart.workflows.begin import SCRATCH
 from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import finetune_config
+from headstart.workflows.finetune import finetune_config, uses_recommendation
+from headstart.workflows.finetune_defaults import DatasetFacts
 from headstart.workflows.labelled import data_fingerprint, load_labelled
 from headstart.workflows.places import absolute, placed
 from headstart.workflows.run import RunFolder, Trained, load_trained
@@ -130,10 +131,12 @@ def _run(
     rows = [parse_row(words) for words in inputs["search"]]
     trained = None if inputs["base"] == SCRATCH else load_trained(inputs["base"])
     settings = merge({"training": {"keep": "last"}}, inputs["settings"])
-    config, objective = finetune_config(trained, inputs["preset"], settings)
-    _check(rows, trained, inputs["preset"], settings, config)
-    parts = _parts(inputs, config, on_event)
+    draft, _ = finetune_config(trained, inputs["preset"], settings)
+    _check(rows, trained, inputs["preset"], settings, draft)
+    parts = _parts(inputs, draft, on_event)
     first = parts[0].dataset  # which, whatever it holds out, holds every text
+    facts = DatasetFacts.of(first, None if trained is None else trained.tokenizer)
+    config, objective = finetune_config(trained, inputs["preset"], settings, data=facts)
     plan = Plan(
         "tune", "fine-tuned", config, objective, choose_tokenizer(config, first, trained, on_event), trained
     )
@@ -141,10 +144,10 @@ def _run(
         dropout_of(plan.tokenizer).words(first.texts("train")[:20])  # refuses what it cannot split
     known = _begin(path, inputs, budget, parts, trained)
     job = Job(path, inputs, rows, plan, parts, Encoder(), on_event)
-    if trained is not None:
+    if trained is not None and uses_recommendation(trained, facts, config, objective):
         searched = merge(settings, as_settings({row.name: None for row in rows}))
         if words := followed(trained.info.advice, searched, config):
-            on_event(Note(f"following the advice of {trained.name}: {words}"))
+            on_event(Note(f"settings recommended by {trained.name}: {words}"))
     for line in _announcement(config, rows):
         on_event(Note(line))
     try:

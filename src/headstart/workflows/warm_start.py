@@ -1,11 +1,14 @@
 """From a base to a translator: which settings it brings, and which of its weights go where."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from headstart.config import RunConfig, load_preset, merge, resolve
+from headstart.config import BodyConfig, RunConfig, load_preset, merge, resolve
+from headstart.data.parallel import ParallelText
 from headstart.errors import ConfigError
 from headstart.models.model import Model, transfer
 from headstart.objectives.table import make_objective
@@ -20,6 +23,10 @@ PRESET = "translate-tiny"  # whose recipe is followed when none is named
 # The stack that a base of each kind can warm up, and the settings that say how deep the two stacks are.
 STACKS = {"bidirectional": "encoder", "causal": "decoder"}
 DEPTHS = {"encoder": ("layers", "decoder_layers"), "decoder": ("decoder_layers", "layers")}
+WARM_LEARNING_RATE = 1e-3  # around pretrained layers 256 wide; falls with the square of the width
+WARM_EPOCHS, MIN_STEPS = 30, 200  # at least
+STEPS_PER_EPOCH = 20  # that a small set gets by smaller batches
+SAMPLE = 2_000  # pairs that are tokenized to estimate the mean length
 LABELLED = {
     "data": ("labels", "text_column", "label_column", "label_pattern", "where", "also"),
     "training": ("cutoff", "reset_layers"),
@@ -27,16 +34,58 @@ LABELLED = {
 FREE = ("dropout", "attention_dropout", "kind", "pooler", "tied")  # settings in which a translator may differ
 
 
+@dataclass(frozen=True)
+class PairFacts:
+    """What the rule for a warm start knows of parallel training text."""
+
+    pairs: int
+    mean_tokens: float  # of a pair, both sides together
+
+    @staticmethod
+    def of(text: ParallelText, trained: Trained) -> "PairFacts":
+        """The facts of parallel text, as the base's tokenizers split it."""
+        rows = text.splits["train"]
+        sample = rows[:: max(1, len(rows) // SAMPLE)]
+        sources = trained.source_tokenizer.encode([row.source for row in sample])
+        targets = trained.tokenizer.encode([row.target for row in sample])
+        return PairFacts(len(rows), sum(map(len, [*sources, *targets])) / max(1, len(sample)) + 4)
+
+
+def warm_start_defaults(data: PairFacts, model: BodyConfig) -> dict[str, dict[str, Any]]:
+    """Settings by section for a translator around pretrained layers of this width.
+
+    The preset's learning rate is for random weights 128 wide; pretrained ones bear less, and the less the wider they
+    are. A small set gets smaller batches and more epochs, down to a floor of optimizer steps.
+    """
+    rate = WARM_LEARNING_RATE * (256 / model.width) ** 2
+    tokens = data.pairs * data.mean_tokens
+    batch_tokens = int(min(8192, max(1024, tokens / STEPS_PER_EPOCH)))
+    epochs = max(WARM_EPOCHS, math.ceil(MIN_STEPS * batch_tokens / max(1.0, tokens)))
+    return {
+        "optimizer": {"learning_rate": float(f"{min(max(rate, 1e-5), 5e-3):.2g}")},
+        "training": {"epochs": float(epochs), "batch_tokens": batch_tokens},
+    }
+
+
 def translator_config(
-    trained: Trained | None, preset: str | None, settings: Mapping[str, Any]
+    trained: Trained | None,
+    preset: str | None,
+    settings: Mapping[str, Any],
+    data: PairFacts | None = None,
 ) -> tuple[RunConfig, Translate]:
-    """The run's settings; a base brings the shape of its body, and its tokenizer."""
+    """The run's settings; a base brings the shape of its body, and its tokenizer.
+
+    Around a base, with no preset named, the budget and the learning rate follow the `data` once it is read.
+    """
     refuse_what_is_for_labels(settings, LABELLED, "not for --pair")
     asked = {"objective": {"name": settings.get("objective", {}).get("name", Translate.name)}}
     wanted = merge(asked, settings)
     if trained is not None:
         wanted = merge(wanted, _from_base(trained, preset, settings))
-    config = resolve("finetune", preset or PRESET, wanted)
+    defaults: dict[str, dict[str, Any]] = {}
+    if trained is not None and preset is None and data is not None:
+        defaults = warm_start_defaults(data, trained.info.config.body)
+    config = resolve("finetune", preset or PRESET, defaults, wanted)
     objective = make_objective(config.objective)
     if not isinstance(objective, Translate):
         raise ConfigError(
