@@ -381,6 +381,8 @@ def fine_tuned(task: Task) -> Predict:
     task.details["warnings"] = [str(each) for each in getattr(result, "warnings", [])]
     task.details["baseline"] = getattr(baseline, "accuracy", baseline)  # on the validation texts
     task.details["classifier"] = getattr(result, "classifier", "network")
+    task.details["valid_accuracy"] = result.score.accuracy
+    task.details["valid_curve"] = [round(point["accuracy"], 4) for point in result.curve if "accuracy" in point]
 
     def predict() -> list[int]:
         config = hs.load_trained(str(task.out), with_weights=False).info.config
