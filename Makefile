@@ -28,8 +28,8 @@ test-browser: setup
 	BROWSER_TESTS=1 $(BIN)/python -m pytest tests/browser
 
 check: setup
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks recipes
+	$(BIN)/ruff check src tests benchmarks recipes
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 

@@ -55,7 +55,7 @@ schedule = { kind = "warmup-stable-decay", decay = 0.0 }
 name = "stars"
 kind = "finetune"
 table = "reviews.tsv"
-data = { text_column = "opinion", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] }, also = ["more.tsv"] }
+data = { text_column = "opinion", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
 training = { epochs = 1, length = 32 }
 
 [[stages]]

@@ -55,9 +55,9 @@ def place(tmp_path, monkeypatch):
         "opinion,stars,source\n"
         + "".join(f'"{text}",{label},{("films", "books")[n % 2]}\n' for n, (text, label) in enumerate(rows))
     )
-    marks = {"good": "9/10", "bad": "2/10"}
-    (tmp_path / "rated.txt").write_text(
-        "".join(f"{text} {marks.get(label, '5/10')}\n" for text, label in rows)
+    stars = {"good": "5", "bad": "1.0"}
+    (tmp_path / "stars.csv").write_text(
+        "text,stars\n" + "".join(f'"{text}",{stars.get(label, "3")}\n' for text, label in rows)
     )
     return tmp_path
 

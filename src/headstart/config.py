@@ -46,7 +46,7 @@ class RunConfig(Section):
         return parse(RunConfig, merge(self.model_dump(), changes))
 
 
-WHOLE = ("where", "classes")  # settings that are tables by themselves
+WHOLE = ("classes",)  # settings that are tables by themselves
 
 
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The sections of the settings, each with its fields, their defaults and what they mean; frozen and checked at birth."""
 
-import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -306,7 +305,7 @@ FREE = (
 )  # fmt: skip
 
 
-PLACES = ("apart", "also")  # settings of data that name other sets
+PLACES = ("apart",)  # settings of data that name other sets
 
 
 class DataConfig(Section):
@@ -326,19 +325,6 @@ class DataConfig(Section):
         {},
         description="classes made of a table's labels, e.g. {good = ['4', '5']}; rows with other labels are left out",
     )
-    where: dict[str, list[str]] = Field(
-        {},
-        description="rows of a table to learn from, by what stands in its columns, e.g. {source = ['films', 'books']}",
-    )
-    label_pattern: str = Field(
-        "",
-        description="a regular expression that finds the label in the text itself (its first group, "
-        r"or a group called like one of the classes), e.g. '(\d+)/10'; it is cut out, and texts without it are left out",
-    )
-    also: list[str] = Field(
-        [],
-        description="more labelled tables (or the train part of folders and built-in sets) to learn from, read like the data",
-    )
     unique: bool = Field(
         False,
         description="pretraining: a document that stood before, in this text or another, is passed over",
@@ -352,14 +338,3 @@ class DataConfig(Section):
         ge=0,
         description="translation: longer side of a pair to learn from over the shorter, in characters; 0 = any",
     )
-
-    @model_validator(mode="after")
-    def _pattern_compiles(self) -> "DataConfig":
-        try:
-            re.compile(self.label_pattern)
-        except re.error as error:
-            raise ConfigError(
-                f"data.label_pattern is no regular expression: {error}",
-                hint=r"for example '(\d+)/10'; in a shell, put it between single quotes",
-            ) from None
-        return self

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headstart.config import DataConfig
+from headstart.config import DataConfig, RunConfig
 from headstart.data.example import Example
-from headstart.data.relabel import classed
+from headstart.data.relabel import classed, value_of
 from headstart.data.sources import load_dataset
 from headstart.errors import ConfigError, DataError
 
@@ -53,13 +55,31 @@ def test_a_whole_table_is_read_under_other_classes(tmp_path):
     assert sum(dataset.balance(split)["positive"] for split in ("train", "valid")) == 40
 
 
-def test_a_table_to_judge_on_may_have_the_classes_themselves_as_labels(tmp_path):
+def test_a_table_may_have_the_classes_themselves_as_labels():
     rows = [Example("a", "positive"), Example("b", "negative")]
-    assert classed(rows, STARS, HERE, or_named=True) == rows
+    assert classed(rows, STARS, HERE) == rows
     mixed = [*rows, Example("c", "5")]  # the labels of data.classes are there, so they count alone
-    assert [row.text for row in classed(mixed, STARS, HERE, or_named=True)] == ["c"]
+    assert [row.text for row in classed(mixed, STARS, HERE)] == ["c"]
     for labels in (["positive", "neutral"], []):
         with pytest.raises(DataError):
-            classed([Example("a", label) for label in labels], STARS, HERE, or_named=True)
-    with pytest.raises(DataError):
-        classed(rows, STARS, HERE)
+            classed([Example("a", label) for label in labels], STARS, HERE)
+
+
+def test_classes_that_are_set_replace_those_of_before():
+    run = RunConfig(job="finetune", data={"classes": {"good": ["5"]}})
+    assert run.with_({"data": {"classes": {"bad": ["1"]}}}).data.classes == {"bad": ["1"]}
+    assert run.with_({"data": {"classes": {}}}).data.classes == {}
+    assert run.with_({"data": {"keep": "both"}}).data.classes == {"good": ["5"]}
+
+
+def test_long_numbers_are_told_apart():
+    rows = [Example(f"day {n}", str(20240000 + n)) for n in range(20)]
+    found = classed(rows, {"kept": ["20240003", "20240004.0"]}, HERE)
+    assert [row.text for row in found] == ["day 3", "day 4"]
+
+
+@given(st.text("0123456789", min_size=1, max_size=60), st.integers(0, 5), st.integers(0, 3))
+def test_numbers_are_compared_to_the_last_digit(digits, zeros, more):
+    assert value_of("0" * zeros + digits) == value_of(digits + "." + "0" * more) == str(int(digits))
+    assert value_of(f"{digits}.5" + "0" * more) == f"{int(digits)}.5"
+    assert value_of(digits + "1") != value_of(digits + "2")

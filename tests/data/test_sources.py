@@ -6,9 +6,7 @@ import sys
 import pytest
 
 from headstart.config import DataConfig
-from headstart.data.apart import without_apart
-from headstart.data.example import Example, text_hash
-from headstart.data.folds import cut_folds
+from headstart.data.example import Example
 from headstart.data.sources import SOURCES, load_dataset, load_for_scoring, load_texts, without_repeats
 from headstart.errors import DataError
 
@@ -108,100 +106,6 @@ def test_a_folder_gives_its_splits_under_any_of_their_names(tmp_path):
     assert load_for_scoring(str(tmp_path), CONFIG)[0] == "test"
     (tmp_path / "test.tsv").unlink()
     assert load_for_scoring(str(tmp_path), CONFIG)[0] == "valid"
-
-
-@pytest.fixture
-def more(tmp_path):
-    """A set in a folder, another beside it, and a table; they share texts."""
-    for name, rows in {
-        "set/train.tsv": ["a\tyes", "b\tno"],
-        "set/valid.tsv": ["c\tyes", "d\tno"],
-        "set/test.tsv": ["e\tyes", "f\tno"],
-        "more/train.tsv": ["c\tyes", "e\tyes", "g\tno", "a\tyes"],
-        "one.tsv": ["h\tyes", "d\tno", "g\tno"],
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("text\tlabel\n" + "\n".join(rows))
-    return tmp_path
-
-
-@pytest.mark.parametrize("with_test", [True, False])
-def test_more_tables_are_learnt_from_but_for_texts_that_are_there_already(more, with_test):
-    config = DataConfig(also=[str(more / "more"), str(more / "one.tsv")])
-    dataset = load_dataset(str(more / "set"), config, with_test=with_test)
-    assert [row.text for row in dataset.train] == ["a", "b", "g", "h"]
-    assert dataset.more == frozenset(map(text_hash, "gh"))
-    assert [row.text for row in dataset.valid] == ["c", "d"]
-    assert len(dataset.test) == 2 * with_test
-    assert any(note.startswith("2 rows of") for note in dataset.notes)
-
-
-def test_what_is_added_to_a_table_or_a_built_in_set_is_never_held_out(more):
-    table = write_table(more / "many.tsv", [(f"text {n}", "yes" if n % 2 else "no") for n in range(200)])
-    alone, both = (
-        load_dataset(table, DataConfig(also=also), with_test=True)
-        for also in ([], [str(more / "set"), table])
-    )
-    assert both.train[: len(alone.train)] == alone.train
-    assert [row.text for row in both.train[len(alone.train) :]] == ["a", "b"]
-    assert (both.valid, both.test) == (alone.valid, alone.test)
-    films, mixed = (load_dataset("rotten-tomatoes", DataConfig(also=also)) for also in ([], ["imdb"]))
-    assert len(mixed.train) == len(films.train) + len(load_dataset("imdb", DataConfig()).train)
-    assert mixed.valid == films.valid
-
-
-def test_a_test_table_needs_no_labels_for_its_texts_to_be_left_out(more):
-    (more / "set" / "test.tsv").write_text("text\nh\n")
-    dataset = load_dataset(str(more / "set"), DataConfig(also=[str(more / "one.tsv")]))
-    assert [row.text for row in dataset.train] == ["a", "b", "g"]
-
-
-def test_texts_that_differ_by_their_label_alone_are_one(tmp_path):
-    written = DataConfig(label_pattern=r"(\d+)/10", classes={"bad": ["2"], "good": ["9", "10"]})
-    (tmp_path / "one.txt").write_text("".join(f"film {n} {9 if n % 2 else 2}/10\n" for n in range(60)))
-    (tmp_path / "two.txt").write_text("film 1 10/10\nfilm 99 10/10\n")
-    config = written.model_copy(update={"also": [str(tmp_path / "two.txt")]})
-    dataset = load_dataset(str(tmp_path / "one.txt"), config)
-    assert len(dataset.more) == 1
-    for fold in cut_folds(dataset, 2):
-        assert not {row.text for row in fold.train} & {row.text for row in fold.valid}
-        assert "film 99" in {row.text for row in fold.train}
-
-
-def test_what_is_set_apart_is_in_no_fold_either(more):
-    write_table(more / "apart.tsv", [("h", "yes"), ("i", "no"), ("j", "yes"), ("k", "no")])
-    held = next(row for row in load_dataset(str(more / "apart.tsv"), DataConfig()).valid)
-    write_table(more / "with.tsv", [(held.text, "yes"), ("l", "no")])
-    config = DataConfig(also=[str(more / "with.tsv")])
-    dataset = without_apart(load_dataset(str(more / "set"), config), [str(more / "apart.tsv")])
-    for fold in cut_folds(dataset, 2):
-        assert "l" in {row.text for row in fold.train}
-        assert held.text not in {row.text for row in fold.train}
-
-
-def test_folds_learn_from_what_is_added_and_judge_none_of_it(more):
-    dataset = load_dataset(str(more / "set"), DataConfig(also=[str(more / "one.tsv")]))
-    folds = cut_folds(dataset, 2)
-    assert sorted(row.text for fold in folds for row in fold.valid) == ["a", "b", "c", "d"]
-    for fold in folds:
-        assert {row.text for row in fold.train} >= {"g", "h"}
-        assert len(fold.train) == 4
-
-
-def test_labels_of_what_is_added_must_be_the_data_s(more):
-    stars = write_table(more / "stars.tsv", [(f"film {n}", n % 5 + 1) for n in range(100)])
-    with pytest.raises(
-        DataError, match=r"one.tsv:2 of .*data.also.* has label 'yes', which the data has not"
-    ) as caught:
-        load_dataset(stars, DataConfig(also=[str(more / "one.tsv")]))
-    assert "data.classes" in caught.value.hint
-    classes = {"negative": ["1", "2"], "positive": ["4", "5"]}
-    dataset = load_dataset(stars, DataConfig(classes=classes, also=["rotten-tomatoes"]))
-    assert dataset.classes == ["negative", "positive"]
-    with pytest.raises(DataError, match="has no table called train"):
-        load_dataset(str(more / "set"), DataConfig(also=[str(more)]))
-    with pytest.raises(DataError, match="neither a built-in dataset nor a file"):
-        load_dataset(str(more / "set"), DataConfig(also=["imbd"]))
 
 
 def test_a_folder_without_valid_has_it_cut_from_train_with_a_note(tmp_path):

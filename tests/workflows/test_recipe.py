@@ -193,7 +193,6 @@ def changed(world, **changes):
         ('text_column = "opinion"\n\n', 'text_colum = "opinion"\n\n', "text_colum"),
         ("shard_mib = 0.01", 'form = "int4"', "int4"),
         ('apart = ["target.tsv"]', 'apart = ["targt.tsv"]', "targt.tsv"),
-        ('also = ["more.tsv"]', 'also = ["moer.tsv"]', "moer.tsv"),
         ("rate = 0.3", "rate = 3.0", "stage general: setting objective.rate"),
         ("tokens = 2000 }", 'tokens = 2000 }\nobjective = { name = "masked-lm", rte = 0.3 }', "'rte'"),
         (
@@ -201,7 +200,6 @@ def changed(world, **changes):
             'kind = "finetune"\nobjective = { rate = 0.3 }',
             "stage stars: classify has no setting",
         ),
-        ("tokens = 2000 }", 'tokens = 2000 }\ndata = { where = { stars = ["5"] } }', "is for labelled texts"),
     ],
 )
 def test_a_fault_in_a_recipe_is_told_before_anything_is_trained(world, old, new, problem):

@@ -7,9 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
-from headstart.config import DataConfig, merge
+from headstart.config import merge
 from headstart.data.example import hashes
-from headstart.data.sources import load_dataset
 from headstart.errors import ConfigError, RunError
 from headstart.training.events import Note
 from headstart.workflows.finetune import finetune
@@ -130,27 +129,6 @@ def test_an_ensemble_is_poured_into_one_model(world, tmp_path):
     inputs = student.info.inputs
     assert inputs["teacher"] == [str(world / "tuned-0"), str(world / "tuned-1")]
     assert inputs["unlabelled"][0]["corpus"] == str(world / "more.txt")
-
-
-def test_texts_without_labels_may_be_a_built_in_set_where_labels_are_written_into_texts(world, tmp_path):
-    """The pattern finds labels in the table's texts alone; what a built-in set says of its own is not read."""
-    table = (world / "table.tsv").read_text().splitlines()[1:]
-    marks = {"bad": "2/10", "good": "9/10"}
-    lines = [f"{text} {marks[label]}" for text, label in (line.split("\t") for line in table)]
-    (tmp_path / "rated.txt").write_text("\n".join(lines) + "\n")
-    written = {"label_pattern": r"(\d)/10", "classes": {"bad": ["2"], "good": ["9"]}}
-    notes = []
-    finetune(
-        str(world / "base"),
-        str(tmp_path / "rated.txt"),
-        tmp_path / "student",
-        teacher=str(world / "tuned-0"),
-        unlabelled=["rotten-tomatoes"],
-        settings={"training": {"steps": 2, "length": 32}, "data": written},
-        on_event=lambda event: notes.append(event.text) if isinstance(event, Note) else None,
-    )
-    texts = load_dataset("rotten-tomatoes", DataConfig()).texts("train")
-    assert f"{len(texts):,} texts without labels are labelled by the teachers" in notes
 
 
 def test_a_taught_classifier_that_was_stopped_ends_as_if_it_never_had(world, tmp_path):

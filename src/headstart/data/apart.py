@@ -25,7 +25,7 @@ def without_apart(dataset: Dataset, names: Sequence[str]) -> Dataset:
     """The dataset without rows whose text is set apart for judging in any of the named sets."""
     never = frozenset(apart_hashes(names).tolist())
     splits = {
-        name: [row for row in rows if text_hash(row.known_as) not in never]
+        name: [row for row in rows if text_hash(row.text) not in never]
         for name, rows in dataset.splits.items()
     }
     left = sum(map(len, dataset.splits.values())) - sum(map(len, splits.values()))

@@ -35,12 +35,6 @@ class Example:
     text: str
     label: str | None = None
     origin: str = ""
-    stood: str = ""  # the text as it stood, where a label was cut out of it
-
-    @property
-    def known_as(self) -> str:
-        """The text by which copies of it are known elsewhere: what stood, whatever was cut."""
-        return self.stood or self.text
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,6 @@ class Dataset:
     skips: list[Skip] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unlabelled: Sequence[Example] = ()
-    more: frozenset[int] = frozenset()  # hashes of those in train that `data.also` added: never judged on
 
     @property
     def train(self) -> list[Example]:
@@ -88,8 +81,8 @@ class Dataset:
         return [example.text for example in self.splits.get(split, [])]
 
     def hashes(self, split: str) -> NDArray[np.uint64]:
-        """The hash by which each text of one split is known elsewhere, in order."""
-        return hashes(example.known_as for example in self.splits.get(split, []))
+        """The hash of each text of one split, in order."""
+        return hashes(example.text for example in self.splits.get(split, []))
 
     def targets(self, split: str) -> list[int]:
         """The class index of each example of one split, in order."""

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from headstart.data.example import Dataset, Example, text_hash
+from headstart.data.example import Dataset, Example
 from headstart.data.sources import without_repeats
 from headstart.errors import ConfigError, DataError
 
@@ -11,14 +11,11 @@ def cut_folds(dataset: Dataset, count: int) -> list[Dataset]:
     """The texts of train and valid as `count` datasets, each with another fold as valid and the rest as train.
 
     A text that stands twice is read once, and one that stands with two labels is left out, so nothing that is held
-    out is also learnt from. What `data.also` added is learnt from in every fold and held out in none. Each class is
-    dealt evenly in the order of hashes: rows may stand in any order.
+    out is also learnt from. Each class is dealt evenly in the order of hashes: rows may stand in any order.
     """
     if count < 2:
         raise ConfigError(f"{count} folds hold nothing out", hint="use --folds 5 or 10")
-    beside = [row for row in dataset.train if text_hash(row.known_as) in dataset.more] if dataset.more else []
-    added = set(map(id, beside))
-    given = [row for row in (*dataset.train, *dataset.valid) if id(row) not in added]
+    given = [*dataset.train, *dataset.valid]
     examples = without_repeats(given)
     by_class: defaultdict[str, list[Example]] = defaultdict(list)
     for example in examples:
@@ -41,10 +38,7 @@ def cut_folds(dataset: Dataset, count: int) -> list[Dataset]:
         Dataset(
             dataset.name,
             {
-                "train": [
-                    *(example for place, example in enumerate(dealt) if place % count != fold),
-                    *beside,
-                ],
+                "train": [example for place, example in enumerate(dealt) if place % count != fold],
                 "valid": dealt[fold::count],
             },
             dataset.classes,

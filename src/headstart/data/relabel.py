@@ -12,18 +12,15 @@ from headstart.errors import ConfigError, DataError
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 
 
-def classed(
-    examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path, or_named: bool = False
-) -> list[Example]:
+def classed(examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path) -> list[Example]:
     """The examples under the classes that their labels belong to; those of no class are left out.
 
-    Labels that are numbers are known by their value: 5 and 5.0 are the same. With `or_named` a table whose labels
-    are all names of these classes is taken as it stands.
+    Labels that are numbers are known by their value: 5 and 5.0 are the same. A table whose labels are all names of
+    these classes is taken as it is.
     """
     class_of = class_finder(classes)
     there = {str(example.label) for example in examples}
-    is_named = bool(there) and there <= set(classes) and not any(map(class_of, there))
-    if or_named and is_named:
+    if there and there <= set(classes) and not any(map(class_of, there)):
         return list(examples)
     placed = ((example, class_of(str(example.label))) for example in examples)
     found = [replace(example, label=label) for example, label in placed if label is not None]
@@ -37,9 +34,7 @@ def classed(
 
 
 def class_finder(classes: Mapping[str, Sequence[str]]) -> Callable[[str], str | None]:
-    """What finds the class of a label, or None where it is of no class; without classes a label is its own."""
-    if not classes:
-        return lambda label: label
+    """A function that gives the class of a label, or None for a label of no class."""
     meant: dict[str, str] = {}
     for name, labels in classes.items():
         for label in map(value_of, labels):

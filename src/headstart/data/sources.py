@@ -6,20 +6,18 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headstart.config import DataConfig
 from headstart.data.example import ALIASES, SPLITS, Dataset, Example, Skip, text_hash
 from headstart.data.languages import language_files
 from headstart.data.lines import KINDS, TABLE_KINDS, decode_lines, kind_of, missing, names_beside, reading
-from headstart.data.records import column_names, iterate_rows
+from headstart.data.records import iterate_rows
 from headstart.data.relabel import classed
 from headstart.data.splits import cut, split_of, take_labels
 from headstart.data.tables import iterate_texts, read_lines, read_table
-from headstart.data.written_labels import labelled_by, read_written
-from headstart.errors import ConfigError, DataError, nearest
+from headstart.errors import DataError, nearest
 
 __all__ = ["SOURCES", "load_dataset", "load_for_scoring", "load_texts", "split_of", "take_labels"]
 
@@ -91,12 +89,6 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
     names = SPLITS if with_test else SPLITS[:2]
     skips: list[Skip] = []
     if data in SOURCES:
-        if config.label_pattern:
-            raise ConfigError(
-                f"the built-in set {data} has labels of its own, and data.label_pattern asks for others",
-                hint="leave data.label_pattern out, or give a file of texts, and the set as data.also",
-            )
-        _need_table(data, config)
         splits, notes = _cut_source(data)
     elif os.path.isdir(data):
         splits, notes = _load_folder(Path(data), config, names, skips)
@@ -104,69 +96,8 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
         examples = _read(_table(data), config, skips)
         _check_labels(examples, data)
         splits, notes = cut(examples, names)
-    more = _more(splits, config, skips, _test_texts(data, config)) if config.also else []
-    if config.also:
-        notes = [*notes, f"{len(more):,} rows of {', '.join(config.also)} (data.also) are learnt from too"]
-    splits = {name: [*splits[name], *(more if name == "train" else [])] for name in names if name in splits}
-    return replace(
-        _checked(data, splits, skips, notes), more=frozenset(text_hash(row.known_as) for row in more)
-    )
-
-
-def _test_texts(data: str, config: DataConfig) -> Iterable[str]:
-    """The texts of a folder's test table, which nothing that is added may hold, whether it has labels or not."""
-    file = split_files(Path(data)).get("test") if data not in SOURCES and os.path.isdir(data) else None
-    return iterate_texts(file, config.text_column) if file else []
-
-
-def _more(
-    splits: dict[str, list[Example]], config: DataConfig, skips: list[Skip], held: Iterable[str]
-) -> list[Example]:
-    """What `data.also` adds to train: texts that stand in no split and are not `held`, each once."""
-    known = {hashed for rows in splits.values() for row in rows for hashed in _names(row)}
-    known.update(map(text_hash, held))
-    classes = sorted({str(row.label) for row in splits["train"]})
-    kept: list[Example] = []
-    for name in config.also:
-        for row in _beside(name, config, skips):
-            if row.label not in classes:
-                raise DataError(
-                    f"{row.origin} of {name} (data.also) has label {row.label!r}, which the data has not",
-                    hint=f"data.classes makes classes of labels; here they are {', '.join(classes[:5])}",
-                )
-            if known & _names(row):
-                skips.append(Skip(f"{name}: {row.origin}", "data.also: the text is there already"))
-            else:
-                known |= _names(row)
-                kept.append(row)
-    return kept
-
-
-def _names(row: Example) -> set[int]:
-    """The hashes that a text is known by: as it stood, and as it is learnt from, without a label in it."""
-    return {text_hash(row.known_as), text_hash(row.text)}
-
-
-def _beside(name: str, config: DataConfig, skips: list[Skip]) -> list[Example]:
-    """A table's rows, a folder's or a built-in set's train part; labelled by the pattern if there is one."""
-    if name in SOURCES:
-        _need_table(name, config)
-        rows = _cut_source(name)[0]["train"]
-        if config.label_pattern:
-            rows, left_out = labelled_by(rows, name, config.label_pattern, config.classes)
-            skips.extend(left_out)
-        elif config.classes:
-            rows = classed(rows, config.classes, Path(name), or_named=True)
-        return rows
-    path = Path(name)
-    if os.path.isdir(name):
-        files = split_files(path)
-        if "train" not in files:
-            raise DataError(
-                f"{name} of data.also has no table called train", hint="name one of its tables instead"
-            )
-        path = files["train"]
-    return _read(_table(str(path)), config, skips)
+    splits = {name: splits[name] for name in names if name in splits}
+    return _checked(data, splits, skips, notes)
 
 
 def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example], list[Skip]]:
@@ -175,12 +106,12 @@ def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example],
     if data in SOURCES:
         return "test", _cut_source(data)[0]["test"], skips
     if not os.path.isdir(data):
-        return "all", _read(_table(data), config, skips, or_named=True), skips
+        return "all", _read(_table(data), config, skips), skips
     files = split_files(Path(data))
     for name in ("test", "valid"):
         if name in files:
-            return name, _read(files[name], config, skips, or_named=True), skips
-    splits, _ = _load_folder(Path(data), config, SPLITS[:2], skips, or_named=True)
+            return name, _read(files[name], config, skips), skips
+    splits, _ = _load_folder(Path(data), config, SPLITS[:2], skips)
     return "valid", splits["valid"], skips
 
 
@@ -201,30 +132,10 @@ def load_texts(path: str, config: DataConfig) -> Iterator[str]:
     return read_lines(Path(path))
 
 
-def _read(path: Path, config: DataConfig, skips: list[Skip], or_named: bool = False) -> list[Example]:
-    where = config.where
-    if or_named and where and not (kind_of(path) in TABLE_KINDS and set(where) <= set(column_names(path))):
-        where = {}  # it is other data than the run has learnt from
-    if config.label_pattern and not (or_named and _has_labels(path, config)):
-        found, left_out = read_written(
-            path, config.text_column, config.label_pattern, config.classes, config.strict, where
-        )
-        skips.extend(left_out)
-        return found
-    examples, left_out = read_table(path, config.text_column, config.label_column, config.strict, where)
+def _read(path: Path, config: DataConfig, skips: list[Skip]) -> list[Example]:
+    examples, left_out = read_table(path, config.text_column, config.label_column, config.strict)
     skips.extend(left_out)
-    return classed(examples, config.classes, path, or_named) if config.classes else examples
-
-
-def _need_table(name: str, config: DataConfig) -> None:
-    if config.where:
-        raise ConfigError(
-            f"the built-in set {name} has no columns for data.where to ask", hint="leave data.where out"
-        )
-
-
-def _has_labels(path: Path, config: DataConfig) -> bool:
-    return kind_of(path) in TABLE_KINDS and config.label_column in column_names(path)
+    return classed(examples, config.classes, path) if config.classes else examples
 
 
 def _table(data: str) -> Path:
@@ -267,7 +178,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def _load_folder(
-    folder: Path, config: DataConfig, names: tuple[str, ...], skips: list[Skip], or_named: bool = False
+    folder: Path, config: DataConfig, names: tuple[str, ...], skips: list[Skip]
 ) -> tuple[dict[str, list[Example]], list[str]]:
     files = split_files(folder)
     if "train" not in files:
@@ -279,7 +190,7 @@ def _load_folder(
             if len(languages) > 1
             else "name it train.tsv, train.csv or train.jsonl",
         )
-    splits = {name: _read(files[name], config, skips, or_named) for name in names if name in files}
+    splits = {name: _read(files[name], config, skips) for name in names if name in files}
     _check_labels(splits["train"], str(files["train"]))
     if "valid" in splits:
         return splits, []

@@ -23,7 +23,7 @@ def cut(examples: Sequence[Example], names: Sequence[str]) -> tuple[dict[str, li
     Where the hash leaves a class out of a split, its texts of lowest hash are moved: each class has a text
     in train, and in every other split as far as it has texts enough.
     """
-    hashed = [text_hash(example.known_as) for example in examples]
+    hashed = [text_hash(example.text) for example in examples]
     place = {key: split if (split := split_of(key)) in names else "train" for key in hashed}
     moved = _mend(examples, hashed, place, names)
     splits: dict[str, list[Example]] = {name: [] for name in names}
@@ -116,7 +116,7 @@ def _balanced_order(examples: Sequence[Example], seed: int) -> list[int]:
     times: Counter[int] = Counter()
     by_class: defaultdict[str | None, list[tuple[bytes, int]]] = defaultdict(list)
     for index, example in enumerate(examples):
-        hashed = text_hash(example.known_as)
+        hashed = text_hash(example.text)
         key = hashlib.blake2b(f"{seed}:{hashed}:{times[hashed]}".encode(), digest_size=8).digest()
         times[hashed] += 1
         by_class[example.label].append((key, index))

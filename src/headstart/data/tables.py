@@ -5,32 +5,27 @@ Every row becomes an `Example` or a counted `Skip`; none vanishes.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from headstart.data.example import Example, Skip
 from headstart.data.lines import open_text, read_lines
-from headstart.data.records import Row, column_names, iterate_rows
-from headstart.data.relabel import value_of
-from headstart.errors import DataError, nearest
+from headstart.data.records import iterate_rows
+from headstart.errors import DataError
 
 __all__ = ["iterate_table", "iterate_texts", "open_text", "read_lines", "read_table", "refuse", "text_fault"]
-
-Where = Mapping[str, Sequence[str]]  # what a row's columns must hold, one of the values each
-
-SHOWN = 10  # values that a message names
 
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # only JSON escapes can bring one in
 
 
 def read_table(
-    path: Path, text_column: str, label_column: str | None, strict: bool = False, where: Where | None = None
+    path: Path, text_column: str, label_column: str | None, strict: bool = False
 ) -> tuple[list[Example], list[Skip]]:
     """The examples of a table and the rows left out; with `strict` the first such row is an error."""
     skips: list[Skip] = []
     on_skip = refuse if strict else skips.append
-    examples = list(iterate_table(path, text_column, label_column, on_skip, where, skips.append))
+    examples = list(iterate_table(path, text_column, label_column, on_skip))
     return examples, skips
 
 
@@ -39,17 +34,12 @@ def iterate_table(
     text_column: str,
     label_column: str | None,
     on_skip: Callable[[Skip], None],
-    where: Where | None = None,
-    on_other: Callable[[Skip], None] = lambda skip: None,
 ) -> Iterator[Example]:
-    """The examples of a table, one at a time; a row that cannot be used goes to `on_skip`.
-
-    Rows that `where` does not ask for go to `on_other`.
-    """
+    """The examples of a table, one at a time; a row that cannot be used goes to `on_skip`."""
     columns = [text_column] if label_column is None else [text_column, label_column]
     first_skip: Skip | None = None
     kept = 0
-    for number, values in _asked_for(path, columns, where or {}, on_other):
+    for number, values in iterate_rows(path, columns):
         origin = f"{path.name}:{number}"
         example = values if isinstance(values, str) else _example(values, origin)
         if isinstance(example, str):
@@ -86,42 +76,6 @@ def refuse(skip: Skip) -> NoReturn:
     raise DataError(
         f"{skip.origin}: {skip.reason}", hint="mend the row, or leave out --strict to skip such rows"
     )
-
-
-def _asked_for(
-    path: Path, columns: list[str], where: Where, on_other: Callable[[Skip], None]
-) -> Iterator[Row]:
-    """The rows whose columns hold what `where` asks for, and those that cannot be read."""
-    wanted = {name: set(map(value_of, values)) for name, values in where.items()}
-    read = [*columns, *(name for name in wanted if name not in columns)]
-    names = column_names(path) if wanted else []
-    absent = next((name for name in wanted if names and name not in names), None)
-    if absent is not None:
-        raise DataError(
-            f"{path} has no column {absent!r}, which data.where asks", hint=nearest(absent, names)
-        )
-    others: set[str] = set()
-    found = not wanted
-    for number, values in iterate_rows(path, read, has_labels=len(columns) > 1):
-        if not isinstance(values, str):
-            held = dict(zip(read, values, strict=True))
-            missed = [
-                value for name in wanted if (value := value_of(_label(held[name]) or "")) not in wanted[name]
-            ]
-            if missed:
-                others.update(missed[: SHOWN - len(others)])
-                on_other(Skip(f"{path.name}:{number}", "data.where asks for other rows"))
-                continue
-            found = True
-            values = values[: len(columns)]
-        yield number, values
-    if not found and others:
-        shown = ", ".join(repr(value[:40]) for value in sorted(others))
-        raise DataError(
-            f"no row of {path} holds what data.where asks for; there are {shown}"
-            + (", ..." if len(others) == SHOWN else ""),
-            hint="data.where names columns, and for each the values that a row may have; --set 'data.where={}' reads all",
-        )
 
 
 def _without_rows(path: Path) -> DataError:

@@ -1,8 +1,7 @@
 """Labelled texts as a run reads them: the splits that the settings ask for, then their tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headstart.batch import Row
 from headstart.config import RunConfig
@@ -11,26 +10,8 @@ from headstart.data.example import Dataset, Example
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.data.tokenizer import Tokenizer
-from headstart.errors import ConfigError
 from headstart.files import content_hash
 from headstart.training.events import Event, Note, Stage
-
-RAW = {"data": ("label_pattern", "where", "also")}  # settings that pretraining has no use for
-
-
-def refuse_what_is_for_labels(
-    settings: Mapping[str, Any],
-    names: Mapping[str, Sequence[str]] = RAW,
-    instead: str = "and pretraining reads raw ones",
-) -> None:
-    """Settings by section that a job has no use for are told, not passed over."""
-    for section, keys in names.items():
-        given = settings.get(section, {})
-        for key in keys:
-            if isinstance(given, Mapping) and given.get(key):
-                raise ConfigError(
-                    f"{section}.{key} is for labelled texts, {instead}", hint=f"leave {section}.{key} out"
-                )
 
 
 @dataclass(frozen=True)

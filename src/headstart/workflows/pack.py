@@ -39,7 +39,7 @@ from headstart.workflows.search import to_toml
 FORMAT = 1
 LARGE = 64 * 2**10  # bytes from which a tokenizer's file is compressed
 # Settings for one table, and no one else's
-READING = ("text_column", "label_column", "label_pattern", "classes", "where", "also")
+READING = ("text_column", "label_column", "classes")
 MEASURES = ("accuracy", "macro_f1", "loss", "perplexity", "bleu", "chrf")
 
 

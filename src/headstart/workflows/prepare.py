@@ -17,7 +17,6 @@ from headstart.data.tokenizer import TOKENIZERS, Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError
 from headstart.files import content_hash, write_folder_once
 from headstart.training.events import Event, Note, Stage
-from headstart.workflows.labelled import refuse_what_is_for_labels
 
 OnEvent = Callable[[Event], None]
 Hashes = NDArray[np.uint64]
@@ -51,7 +50,6 @@ def prepare_corpora(
             f"there is no share {number} of {count}",
             hint=f"shares are 0/{count} to {count - 1}/{count}" if count else "for example --shard 0/4",
         )
-    refuse_what_is_for_labels(settings or {})
     config = resolve("pretrain", preset, settings or {})
     documents = [open_documents(corpus, config.data) for corpus in corpora]
     for note in (note for each in documents for note in each.notes):

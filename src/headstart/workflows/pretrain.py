@@ -37,7 +37,6 @@ from headstart.workflows.continued import (
     taught_settings,
 )
 from headstart.workflows.finetune_defaults import describe
-from headstart.workflows.labelled import refuse_what_is_for_labels
 from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
 from headstart.workflows.places import absolute, placed
 from headstart.workflows.plan import announce
@@ -134,7 +133,6 @@ def pretrain_config(
 
     A base that adapts to a small corpus of `adapts_to` tokens gets settings for that instead of the preset's.
     """
-    refuse_what_is_for_labels(settings)
     defaults: Mapping[str, Any] = {}
     if trained is not None:
         if adapts_to is not None:

@@ -30,7 +30,6 @@ from headstart.shipped import shipped_bases
 from headstart.storage import FORMS
 from headstart.workflows.advice import check_advice
 from headstart.workflows.begin import SCRATCH
-from headstart.workflows.labelled import refuse_what_is_for_labels
 from headstart.workflows.run import load_trained
 
 SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
@@ -277,8 +276,6 @@ def _stage(
     is_first = is_fresh or (number == 1 and not config.base)
     if is_tuned or is_first or "name" in settings.get("objective", {}):  # else it is the base's
         _check_objective(stage.name, asked)
-    if not is_tuned:
-        refuse_what_is_for_labels(settings)
     mix = [
         Portion(own.corpus, weight, own.text_column, own.documents)
         for own, weight in ((pick(texts, name, "text of the recipe"), w) for name, w in stage.mix.items())

@@ -92,8 +92,7 @@ def _go_through(
         config, objective = finetune_config(start, preset, stage.settings)
         if is_here:
             check_passes(objective, config, _runtime(config))
-        if not config.data.label_pattern:  # to look for it in every text takes minutes
-            classes = load_labelled(stage.table, config).classes
+        classes = load_labelled(stage.table, config).classes
         if teaching is not None:
             is_known = bool(classes) and all(teacher.info.classes for teacher in teachers)
             teaching.check(objective, config, classes if is_known else None)

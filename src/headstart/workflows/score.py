@@ -45,11 +45,6 @@ def evaluate(
     Several classifiers (a list, or names with commas between) are marked as one: their probabilities are averaged.
     `beam` is the width of a translator's search, and `against` another translator to set beside it.
     """
-    said = (settings or {}).get("data", {})
-    if isinstance(said, Mapping) and said.get("also"):
-        raise ConfigError(
-            "data.also is to learn from, not to be judged on", hint="evaluate one set at a time"
-        )
     trained = load_ensemble(run)
     first = trained[0]
     config = first.info.config.with_(settings or {})

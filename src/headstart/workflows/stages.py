@@ -269,7 +269,7 @@ def _finish_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: 
         else pretrain_inputs(stage.mix, base or None, recipe.tokenizer_texts if not base else [])
     )
     now |= {} if teaching is None else teaching.inputs()
-    moved = info.config.with_({"data": {"apart": config.data.apart, "also": config.data.also}})
+    moved = info.config.with_({"data": {"apart": config.data.apart}})
     RunFolder(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
     resume_run(run, on_event)
 

@@ -193,11 +193,6 @@ def _parts(inputs: dict[str, Any], config: RunConfig, on_event: Callable[[Event]
     open_labels = config.with_({"data": {"labels": None}})
     dataset = load_labelled(inputs["data"], open_labels, on_event=on_event)
     if config.data.labels is not None:
-        if config.data.also:
-            raise ConfigError(
-                "with folds data.labels draws from the data alone, and data.also would be lost",
-                hint="leave one of data.labels, data.also and --folds out",
-            )
         pool: Dataset = all_folds(cut_folds(dataset, inputs["folds"]))
         dataset = take_labels(pool, config.data.labels, config.training.seed)
     return fold_parts(dataset, inputs["folds"])[0]

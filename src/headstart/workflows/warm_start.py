@@ -14,7 +14,6 @@ from headstart.models.model import Model, transfer
 from headstart.objectives.table import make_objective
 from headstart.objectives.translate import Translate
 from headstart.results import Transfer
-from headstart.workflows.labelled import refuse_what_is_for_labels
 from headstart.workflows.pretrain import fit_length
 from headstart.workflows.run import Trained
 from headstart.workflows.tokenizers import check_tokenizer
@@ -28,7 +27,7 @@ WARM_EPOCHS, MIN_STEPS = 30, 200  # at least
 STEPS_PER_EPOCH = 20  # that a small set gets by smaller batches
 SAMPLE = 2_000  # pairs that are tokenized to estimate the mean length
 LABELLED = {
-    "data": ("labels", "text_column", "label_column", "label_pattern", "where", "also"),
+    "data": ("labels", "text_column", "label_column"),
     "training": ("cutoff", "reset_layers"),
 }
 FREE = ("dropout", "attention_dropout", "kind", "pooler", "tied")  # settings in which a translator may differ
@@ -77,7 +76,7 @@ def translator_config(
 
     Around a base, with no preset named, the budget and the learning rate follow the `data` once it is read.
     """
-    refuse_what_is_for_labels(settings, LABELLED, "not for --pair")
+    _refuse_label_settings(settings)
     asked = {"objective": {"name": settings.get("objective", {}).get("name", Translate.name)}}
     wanted = merge(asked, settings)
     if trained is not None:
@@ -104,6 +103,18 @@ def translator_config(
         )
     config = config.with_({"body": objective.settle(config.body).model_dump()})
     return fit_length(config, settings), objective
+
+
+def _refuse_label_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that only labelled texts have a use for."""
+    for section, keys in LABELLED.items():
+        given = settings.get(section, {})
+        for key in keys:
+            if isinstance(given, Mapping) and given.get(key):
+                raise ConfigError(
+                    f"{section}.{key} is for labelled texts, not for --pair",
+                    hint=f"leave {section}.{key} out",
+                )
 
 
 def _from_base(trained: Trained, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""Other sets that the settings name: found from any folder, and not part of a packed base."""
+
+import pytest
+
+from headstart.errors import ConfigError
+from headstart.workflows.finetune import finetune
+from headstart.workflows.pack import pack
+from headstart.workflows.places import placed
+from headstart.workflows.resume import resume
+from tests.worlds_of_text import QUICK, write_labelled
+
+pytestmark = pytest.mark.slow  # whole trainings, one after the other
+
+APART = {
+    "data": {"apart": ["apart.tsv"]},
+    "body": QUICK["body"],
+    "training": {"epochs": 2, "length": 32, "save_every": 3},
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    for seed, name in enumerate(("data", "more", "apart")):
+        write_labelled(tmp_path / f"{name}.tsv", 60, seed=seed)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_finds_its_other_sets_from_any_folder(place, monkeypatch):
+    def interrupt(event):
+        if getattr(event, "step", 0) >= 4:
+            raise InterruptedError
+
+    finetune("scratch", "data.tsv", "whole", settings=APART)
+    with pytest.raises(InterruptedError):
+        finetune("scratch", "data.tsv", "stopped", settings=APART, on_event=interrupt)
+    monkeypatch.chdir(place / "elsewhere")
+    resume(place / "stopped")
+    left, right = (place / name / "model.safetensors" for name in ("whole", "stopped"))
+    assert left.read_bytes() == right.read_bytes()
+    packed = pack(place / "whole", "xx-small", place / "packed")
+    assert str(place) not in (packed.path / "run.json").read_text()
+
+
+def test_names_of_built_in_sets_are_no_paths(place):
+    (place / "imdb").mkdir()
+    found = placed({"data": {"apart": ["imdb", "more.tsv"]}, "training": {"epochs": 1}})
+    assert found == {"data": {"apart": ["imdb", str(place / "more.tsv")]}, "training": {"epochs": 1}}
+    assert placed(None) == {}
+    for wrong in ({"data": "imdb"}, {"data": {"apart": [3]}}, {"data": {"apart": "more.tsv"}}):
+        assert placed(wrong) == wrong
+        with pytest.raises(ConfigError):
+            finetune("scratch", "data.tsv", "wrong", settings=wrong)
