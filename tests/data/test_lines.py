@@ -104,8 +104,7 @@ def test_a_forbidden_file_says_how_to_allow_it(tmp_path, monkeypatch):
     def forbid(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("headstart.data.lines._open_plain", forbid)
-    monkeypatch.setattr("headstart.data.lines.OPENERS", {})
+    monkeypatch.setattr("headstart.data.lines.open", forbid, raising=False)
     with pytest.raises(DataError, match="may not be read") as caught:
         list(open_text(tmp_path / "a.txt"))
     assert "chmod" in caught.value.hint

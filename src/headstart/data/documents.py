@@ -1,18 +1,25 @@
 """Raw corpora as streams of documents: a file, a folder of files or a built-in name, read in constant memory."""
 
-import gzip
-import lzma
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import Any, Protocol
 
 from headstart.config import DataConfig
 from headstart.data.example import ALIASES, Skip
-from headstart.data.lines import KINDS, kind_of, missing, names_beside, open_text, reading
+from headstart.data.lines import (
+    KINDS,
+    OPENERS,
+    decompressed,
+    kind_of,
+    missing,
+    names_beside,
+    open_text,
+    reading,
+)
 from headstart.data.records import iterate_rows
 from headstart.data.sources import SOURCES, load_dataset
 from headstart.data.tables import iterate_table
@@ -24,11 +31,6 @@ FEWEST_RUNS = 5  # "auto": fewer runs of lines than this show no habit
 LONGEST_RUN = 12  # "auto": mean lines of a paragraph at most
 MULTIPLE = 0.25  # "auto": share of the runs that must hold more than one line
 LONGEST_DOCUMENT = 1_000_000  # characters after which a paragraph is cut at a line end
-
-OPENERS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
-    ".gz": lambda stored: cast(IO[bytes], gzip.GzipFile(fileobj=stored)),
-    ".xz": lambda stored: cast(IO[bytes], lzma.LZMAFile(stored)),  # noqa: SIM115 the caller closes it
-}
 
 OnSkip = Callable[[Skip], None]
 
@@ -69,10 +71,13 @@ class _File:
     @cached_property
     def expected(self) -> int:
         """The size, times what the first part of a compressed file swells by."""
-        opener = OPENERS.get(self.path.suffix.lower())
-        if opener is None:
+        if self.path.suffix.lower() not in OPENERS:
             return self.size
-        with reading(self.path), open(self.path, "rb") as stored, opener(stored) as handle:
+        with (
+            reading(self.path),
+            open(self.path, "rb") as stored,
+            decompressed(stored, self.path.suffix) as handle,
+        ):
             read = len(handle.read(LOOKED_AT))
             return self.size * read // max(stored.tell(), 1)
 

@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from headstart.errors import DataError
 
 TABLE_KINDS = (".tsv", ".csv", ".jsonl")
 KINDS = (*TABLE_KINDS, ".txt")
 
-OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.GzipFile, ".xz": lzma.LZMAFile}
+OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".gz": lambda stored: gzip.GzipFile(fileobj=stored),
+    ".xz": lzma.LZMAFile,
+}
 
 CORRUPT = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 
@@ -36,8 +39,14 @@ def kind_of(path: Path) -> str:
 
 def open_text(path: Path) -> Iterator[tuple[int, str]]:
     """Each line of a file with its number from 1, without its line end."""
-    with reading(path), OPENERS.get(path.suffix.lower(), _open_plain)(path) as handle:
+    with reading(path), open(path, "rb") as stored, decompressed(stored, path.suffix) as handle:
         yield from decode_lines(handle, str(path))
+
+
+def decompressed(stored: IO[bytes], suffix: str) -> IO[bytes]:
+    """The content of an open file whose name ends in `suffix`, decompressed where that says so."""
+    opener = OPENERS.get(suffix.lower())
+    return opener(stored) if opener else stored
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -45,7 +54,7 @@ def read_lines(path: Path) -> Iterator[str]:
     return (line for _, line in open_text(path))
 
 
-def decode_lines(handle: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
+def decode_lines(handle: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
     """Each line of a byte stream called `name` with its number from 1, without its line end."""
     encoding, lines = _encoding_and_lines(handle)
     for number, raw in enumerate(lines, start=1):
@@ -85,10 +94,6 @@ def names_beside(path: Path) -> list[str]:
         return []
 
 
-def _open_plain(path: Path) -> BinaryIO:
-    return open(path, "rb")
-
-
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn what the operating system or a decompressor says of `path` into a sentence with a hint."""
@@ -112,7 +117,7 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {error}", hint="check the path and the disk") from None
 
 
-def _encoding_and_lines(handle: BinaryIO) -> tuple[str, Iterator[bytes]]:
+def _encoding_and_lines(handle: IO[bytes]) -> tuple[str, Iterator[bytes]]:
     first = handle.readline()
     for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
         if first.startswith(mark):
@@ -120,13 +125,13 @@ def _encoding_and_lines(handle: BinaryIO) -> tuple[str, Iterator[bytes]]:
     return "utf-8", _narrow_lines(handle, first.removeprefix(codecs.BOM_UTF8))
 
 
-def _narrow_lines(handle: BinaryIO, first: bytes) -> Iterator[bytes]:
+def _narrow_lines(handle: IO[bytes], first: bytes) -> Iterator[bytes]:
     if first:
         yield first
     yield from handle
 
 
-def _wide_lines(handle: BinaryIO, first: bytes, is_little: bool) -> Iterator[bytes]:
+def _wide_lines(handle: IO[bytes], first: bytes, is_little: bool) -> Iterator[bytes]:
     """Lines of UTF-16: a newline byte ends one only as half of an aligned newline character."""
     line = bytearray()
     piece = first
