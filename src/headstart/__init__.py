@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headstart.data.libreoffice import fetch as fetch
     from headstart.data.parallel import load_parallel as load_parallel
     from headstart.data.sources import load_dataset as load_dataset
     from headstart.errors import HeadstartError as HeadstartError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from headstart.workflows.embed import nearest_texts as nearest_texts
     from headstart.workflows.embed import text_vectors as text_vectors
     from headstart.workflows.export import export as export
-    from headstart.workflows.fetch import fetch as fetch
     from headstart.workflows.finetune import finetune as finetune
     from headstart.workflows.generate import generate as generate
     from headstart.workflows.import_ import import_model as import_model
@@ -49,7 +49,7 @@ _PUBLIC = {
     "compare": "headstart.workflows.compare",
     "evaluate": "headstart.workflows.score",
     "export": "headstart.workflows.export",
-    "fetch": "headstart.workflows.fetch",
+    "fetch": "headstart.data.libreoffice",
     "finetune": "headstart.workflows.finetune",
     "generate": "headstart.workflows.generate",
     "import_model": "headstart.workflows.import_",

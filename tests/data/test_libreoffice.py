@@ -1,20 +1,25 @@
-"""Sets built from tiny packages made here; apt is a script of ours, and nothing is fetched."""
+"""The set built from tiny packages made here; apt is a script of ours, and nothing is fetched."""
 
+import io
 import json
+import shutil
+import subprocess
+import tarfile
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import DataConfig
 from headstart.data.example import SPLITS, text_hash
-from headstart.data.libreoffice import align, paragraphs
+from headstart.data.libreoffice import align, fetch, find_packages, package_files, paragraphs
 from headstart.data.parallel import load_parallel
 from headstart.data.parallel_audit import audit_parallel
 from headstart.data.splits import split_of
-from headstart.errors import HeadstartError
-from headstart.workflows.fetch import fetch
-from tests.debian_worlds import page, write_help
+from headstart.errors import DataError, HeadstartError
+from tests.debian_worlds import ar_of, deb_of, page, write_help
 
 SWITCH = (
     'Press <span class="switchinline"><span hidden="true" id="MAC1" class="MAC"><span class="keycode">Command</span>'
@@ -216,3 +221,129 @@ def test_a_wrong_word_writes_nothing(packages, tmp_path, monkeypatch, words, pro
     assert problem in said
     assert hint
     assert not (tmp_path / "new").exists()
+
+
+FILES = {"usr/share/a.txt": b"first", "usr/share/empty": b"", "usr/b.bin": bytes(range(256))}
+
+
+def written(folder, content, name="toy_1.0_all.deb"):
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def read_or_error(path):
+    try:
+        return dict(package_files(path))
+    except DataError as error:
+        return error
+
+
+@pytest.mark.parametrize("packing", ["", "gz", "xz", "bz2"])
+def test_a_package_is_read_without_being_unpacked(tmp_path, packing):
+    path = written(tmp_path, deb_of(FILES, packing=packing))
+    assert read_or_error(path) == FILES
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+def zstd(raw):
+    return subprocess.run(["zstd", "-q", "-c"], input=raw, capture_output=True, check=True).stdout
+
+
+@pytest.mark.skipif(not (shutil.which("zstd") and shutil.which("dpkg-deb")), reason="needs zstd and dpkg-deb")
+def test_what_the_standard_library_cannot_unpack_dpkg_does(tmp_path):
+    assert read_or_error(written(tmp_path, deb_of(FILES, "2", "", zstd, ".zst"))) == FILES
+    whole = deb_of(FILES, "2", "", zstd, ".zst")
+    broken = read_or_error(written(tmp_path, whole.replace(whole[-40:-10], bytes(30))))
+    assert "no whole Debian package" in str(broken)
+
+
+def test_without_dpkg_such_a_package_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = read_or_error(written(tmp_path, deb_of(FILES, "2", "", bytes, ".zst")))
+    assert "needs dpkg-deb" in str(found)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no archive at all",
+        ar_of({}),
+        ar_of({"debian-binary": b"2.0\n", "data.tar.xz": b"nonsense"}),
+        deb_of(FILES)[:-500],
+        deb_of(FILES)[:100],
+        deb_of(FILES).replace(b"`\n", b"??"),
+        ar_of({"control.tar": b"", "data.tar": b""}),
+        ar_of({"data.tar": b"x"}).replace(b"1         `", b"9999999999`"),
+    ],
+    ids=["empty", "text", "bare", "nonsense", "cut", "short", "header", "hollow", "huge"],
+)
+def test_a_broken_package_is_one_sentence(tmp_path, content):
+    found = read_or_error(written(tmp_path, content))
+    assert isinstance(found, DataError)
+    assert "toy_1.0_all.deb" in str(found)
+    assert found.hint
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2000), st.binary(min_size=1, max_size=8), st.sampled_from(["", "xz", "gz", "bz2"]))
+def test_a_damaged_package_gives_no_traceback(tmp_path, place, junk, packing):
+    whole = deb_of(FILES, packing=packing)
+    place %= len(whole)
+    found = read_or_error(written(tmp_path, whole[:place] + junk + whole[place + len(junk) :]))
+    assert not isinstance(found, DataError) or found.hint
+
+
+def test_a_package_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("headstart.data.libreoffice.MAX_BYTES", 2**20)
+    zeros = {"usr/zeros": bytes(2**20)}
+    for packing in ("gz", "xz", "bz2", ""):
+        path = written(tmp_path, deb_of(zeros, packing=packing))
+        assert path.stat().st_size < 2**16 or not packing
+        assert "toy_1.0_all.deb" in str(read_or_error(path))
+    assert isinstance(read_or_error(path), DataError)
+    assert read_or_error(written(tmp_path, deb_of({"usr/zeros": bytes(2**19)}))) == {
+        "usr/zeros": bytes(2**19)
+    }
+
+
+@pytest.mark.skipif(not (shutil.which("zstd") and shutil.which("dpkg-deb")), reason="needs zstd and dpkg-deb")
+def test_what_dpkg_unpacks_is_bounded_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("headstart.data.libreoffice.MAX_BYTES", 2**20)
+    path = written(tmp_path, deb_of({"usr/zeros": bytes(2**22)}, "2", "", zstd, ".zst"))
+    assert "take more than 1,048,576 bytes" in str(read_or_error(path))
+
+
+def test_no_path_of_a_package_is_written_or_followed(tmp_path):
+    """Names that lead out of the package are names; links and devices are passed over."""
+    secret = tmp_path / "secret"
+    secret.write_text("not yours")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in ("../../escaped", "/absolute", "usr/plain"):
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            archive.addfile(member, io.BytesIO(b"text"))
+        for kind, target in (
+            (tarfile.SYMTYPE, str(secret)),
+            (tarfile.LNKTYPE, "usr/plain"),
+            (tarfile.FIFOTYPE, ""),
+            (tarfile.CHRTYPE, ""),
+        ):
+            member = tarfile.TarInfo(f"usr/{kind.decode()}")
+            member.type, member.linkname = kind, target
+            archive.addfile(member)
+    (tmp_path / "debs").mkdir()
+    path = written(tmp_path / "debs", ar_of({"data.tar": buffer.getvalue()}))
+    assert read_or_error(path) == dict.fromkeys(("../../escaped", "/absolute", "usr/plain"), b"text")
+    assert {item.name for item in tmp_path.iterdir()} == {"secret", "debs"}
+
+
+def test_the_newest_of_a_package_s_files_is_taken(tmp_path):
+    for version in ("7.4.7", "7.10.1", "7.4.12"):
+        written(tmp_path, b"", f"toy_{version}_all.deb")
+    written(tmp_path, b"", "toy-more_9_all.deb")
+    assert find_packages(["toy"], tmp_path)["toy"].name == "toy_7.10.1_all.deb"
+    with pytest.raises(DataError, match=r"holds no file other_VERSION.deb"):
+        find_packages(["other"], tmp_path)
