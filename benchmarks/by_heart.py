@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from headstart.batch import Row
 from headstart.config import DataConfig
+from headstart.data.decontamination import seen_before
 from headstart.data.example import hashes
-from headstart.data.seen import seen_before
 from headstart.data.sources import load_dataset
 from headstart.data.tables import read_lines
 from headstart.models.model import Model

@@ -44,12 +44,12 @@ from sklearn.preprocessing import StandardScaler
 import headstart as hs
 from headstart.baselines.classical import train_classical
 from headstart.config import DataConfig
+from headstart.data.decontamination import seen_before
 from headstart.data.example import Dataset, Example, text_hash
 from headstart.data.lines import read_lines
 from headstart.data.records import column_names, iterate_rows
-from headstart.data.seen import seen_before
-from headstart.data.sources import SOURCES, split_files, without_repeats
-from headstart.data.splits import take_labels
+from headstart.data.sources import SOURCES, split_files
+from headstart.data.splits import take_labels, without_repeats
 from headstart.data.tables import read_table
 from headstart.errors import DataError, HeadstartError, Stopped, pick
 from headstart.files import content_hash, file_hash, write_folder_once, write_json, write_text
@@ -382,7 +382,9 @@ def fine_tuned(task: Task) -> Predict:
     task.details["baseline"] = getattr(baseline, "accuracy", baseline)  # on the validation texts
     task.details["classifier"] = getattr(result, "classifier", "network")
     task.details["valid_accuracy"] = result.score.accuracy
-    task.details["valid_curve"] = [round(point["accuracy"], 4) for point in result.curve if "accuracy" in point]
+    task.details["valid_curve"] = [
+        round(point["accuracy"], 4) for point in result.curve if "accuracy" in point
+    ]
 
     def predict() -> list[int]:
         config = hs.load_trained(str(task.out), with_weights=False).info.config

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.apart import apart_hashes
+from headstart.data.decontamination import apart_hashes
 from headstart.data.example import Example, text_hash
+from headstart.data.labels import class_finder
 from headstart.data.lines import read_lines
-from headstart.data.relabel import class_finder
 from headstart.data.sources import load_dataset
 from headstart.data.splits import cut
 from headstart.errors import DataError

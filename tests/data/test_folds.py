@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headstart.data.example import Dataset, Example
-from headstart.data.folds import all_folds, cut_folds
+from headstart.data.splits import all_folds, cut_folds
 from headstart.errors import ConfigError, DataError
 
 

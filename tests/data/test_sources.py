@@ -7,7 +7,8 @@ import pytest
 
 from headstart.config import DataConfig
 from headstart.data.example import Example
-from headstart.data.sources import SOURCES, load_dataset, load_for_scoring, load_texts, without_repeats
+from headstart.data.sources import SOURCES, load_dataset, load_for_scoring, load_texts
+from headstart.data.splits import without_repeats
 from headstart.errors import DataError
 
 CONFIG = DataConfig()

@@ -160,7 +160,7 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(rows * 2) + "\n")
     settings = merge(MASKED, {"data": {"apart": [str(table)], "unique": True, "documents": "line"}})
     pretrain([str(tmp_path / "corpus.txt")], tmp_path / "run", settings=settings)
-    from headstart.data.apart import apart_hashes
+    from headstart.data.decontamination import apart_hashes
 
     held = apart_hashes([str(table)])
     seen = load_trained(str(tmp_path / "run")).seen

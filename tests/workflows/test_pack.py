@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import merge
-from headstart.data.seen import seen_before
+from headstart.data.decontamination import seen_before
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.shipped import shipped_bases
 from headstart.workflows.finetune import finetune

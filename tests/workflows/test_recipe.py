@@ -60,7 +60,7 @@ def test_stage_ends_are_compact_and_leave_training_state_behind(world):
 
 def test_no_stage_reads_what_is_set_apart(world):
     cook(world, "run")
-    from headstart.data.apart import apart_hashes
+    from headstart.data.decontamination import apart_hashes
 
     target = world / "texts" / "target.tsv"
     held = apart_hashes([str(target)])

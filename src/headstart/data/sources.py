@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.example import ALIASES, SPLITS, Dataset, Example, Skip, text_hash
+from headstart.data.example import ALIASES, SPLITS, Dataset, Example, Skip
+from headstart.data.labels import classed
 from headstart.data.languages import language_files
 from headstart.data.lines import KINDS, TABLE_KINDS, decode_lines, kind_of, missing, names_beside, reading
 from headstart.data.records import iterate_rows
-from headstart.data.relabel import classed
-from headstart.data.splits import cut, split_of, take_labels
+from headstart.data.splits import cut, split_of, take_labels, without_repeats
 from headstart.data.tables import iterate_texts, read_lines, read_table
 from headstart.errors import DataError, nearest
 
@@ -47,17 +47,6 @@ def rotten_tomatoes() -> list[Example]:
 
 
 SOURCES: dict[str, Callable[[], list[Example]]] = {"imdb": imdb, "rotten-tomatoes": rotten_tomatoes}
-
-
-def without_repeats(examples: list[Example]) -> list[Example]:
-    """Each text once, in the order of its hash; a text that stands with two labels has no true one and is left out."""
-    first: dict[int, Example] = {}
-    labels: defaultdict[int, set[str | None]] = defaultdict(set)
-    for example in examples:
-        hashed = text_hash(example.text)
-        first.setdefault(hashed, example)
-        labels[hashed].add(example.label)
-    return [first[hashed] for hashed in sorted(first) if len(labels[hashed]) == 1]
 
 
 def _movie_reviews(source: str) -> list[Example]:

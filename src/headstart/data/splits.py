@@ -1,6 +1,6 @@
-"""Train, valid and test by the hash of a text: the same on every machine and for ever.
+"""Splits, folds and balanced subsets of labelled texts, by the hash of a text: the same on every machine.
 
-Equal texts share a hash and so a split; chance and the order of rows play no part.
+Equal texts share a hash and so a split; the order of rows plays no part.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headstart.data.example import Dataset, Example, text_hash
-from headstart.errors import DataError
+from headstart.errors import ConfigError, DataError
 
 
 def split_of(hashed: int) -> str:
@@ -124,3 +124,64 @@ def _balanced_order(examples: Sequence[Example], seed: int) -> list[int]:
         (rank, key, index) for rows in by_class.values() for rank, (key, index) in enumerate(sorted(rows))
     ]
     return [index for _, _, index in sorted(ranked)]
+
+
+def without_repeats(examples: list[Example]) -> list[Example]:
+    """Each text once, in the order of its hash; a text that stands with two labels has no true one and is left out."""
+    first: dict[int, Example] = {}
+    labels: defaultdict[int, set[str | None]] = defaultdict(set)
+    for example in examples:
+        hashed = text_hash(example.text)
+        first.setdefault(hashed, example)
+        labels[hashed].add(example.label)
+    return [first[hashed] for hashed in sorted(first) if len(labels[hashed]) == 1]
+
+
+def cut_folds(dataset: Dataset, count: int) -> list[Dataset]:
+    """The texts of train and valid as `count` datasets, each with another fold as valid and the rest as train.
+
+    A text that stands twice is read once, and one that stands with two labels is left out, so nothing that is held
+    out is also learnt from. Each class is dealt evenly in the order of hashes: rows may stand in any order.
+    """
+    if count < 2:
+        raise ConfigError(f"{count} folds hold nothing out", hint="use --folds 5 or 10")
+    given = [*dataset.train, *dataset.valid]
+    examples = without_repeats(given)
+    by_class: defaultdict[str, list[Example]] = defaultdict(list)
+    for example in examples:
+        by_class[str(example.label)].append(example)
+    rare = next((label for label in dataset.classes if len(by_class[label]) < 2), None)
+    if rare is not None or len(examples) < count:
+        what = (
+            f"the class {rare!r} has fewer than two texts" if rare is not None else f"{len(examples)} texts"
+        )
+        raise DataError(
+            f"{dataset.name} cannot be cut into {count} folds: {what}",
+            hint="give more labelled texts, or fewer folds",
+        )
+    dealt = [example for label in dataset.classes for example in by_class[label]]
+    notes = list(dataset.notes)
+    if len(examples) < len(given):
+        gone = len(given) - len(examples)
+        notes.append(f"{gone:,} rows that repeat a text, or give it another label, are left out of the folds")
+    return [
+        Dataset(
+            dataset.name,
+            {
+                "train": [example for place, example in enumerate(dealt) if place % count != fold],
+                "valid": dealt[fold::count],
+            },
+            dataset.classes,
+            dataset.skips,
+            notes,
+            dataset.unlabelled,
+        )
+        for fold in range(count)
+    ]
+
+
+def all_folds(folds: list[Dataset]) -> Dataset:
+    """The folds put together again as one split, in the order of the folds; each text stands there once."""
+    first = folds[0]
+    held_out = [example for fold in folds for example in fold.valid]
+    return Dataset(first.name, {"train": held_out}, first.classes, first.skips, first.notes, first.unlabelled)

@@ -12,10 +12,9 @@ import numpy as np
 from headstart.baselines.classical import train_classical
 from headstart.batch import Row
 from headstart.config import RunConfig
+from headstart.data.decontamination import seen_before
 from headstart.data.example import Dataset, Example
-from headstart.data.folds import all_folds, cut_folds
-from headstart.data.seen import seen_before
-from headstart.data.splits import take_labels
+from headstart.data.splits import all_folds, cut_folds, take_labels
 from headstart.files import content_hash, finite, write_text
 from headstart.results import CurvePoint, SeedResult, Transfer, plain
 from headstart.training.evaluate import marked_places, predict_probabilities

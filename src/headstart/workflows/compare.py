@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headstart.config import RunConfig, merge
-from headstart.data.apart import without_apart
+from headstart.data.decontamination import without_apart
 from headstart.data.example import Dataset
 from headstart.data.fresh_loader import check_dropout
 from headstart.data.sources import load_dataset

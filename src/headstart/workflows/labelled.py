@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from headstart.batch import Row
 from headstart.config import RunConfig
-from headstart.data.apart import without_apart
+from headstart.data.decontamination import without_apart
 from headstart.data.example import Dataset, Example
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels

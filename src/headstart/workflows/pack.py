@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from headstart.config import DataConfig, load_toml, parse
-from headstart.data.apart import apart_hashes
+from headstart.data.decontamination import apart_hashes, shortened
 from headstart.data.portion import Portion
-from headstart.data.seen import shortened
 from headstart.data.sources import SOURCES
 from headstart.data.stream import join
 from headstart.data.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import TokenizerConfig, resolve
-from headstart.data.apart import apart_hashes, spared
 from headstart.data.corpus import Corpus, default_cache, find_prepared, prepare, prepare_share
+from headstart.data.decontamination import apart_hashes, spared
 from headstart.data.documents import Documents, open_documents
 from headstart.data.tokenizer import TOKENIZERS, Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError

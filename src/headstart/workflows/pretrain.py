@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from headstart.config import RunConfig, resolve
-from headstart.data.apart import apart_hashes
 from headstart.data.corpus import Corpus
+from headstart.data.decontamination import apart_hashes
 from headstart.data.loader import BlockLoader
 from headstart.data.pairs import PairLoader
 from headstart.data.portion import Corpora, Portion, portions

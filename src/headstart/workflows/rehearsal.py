@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from headstart.config import RunConfig
-from headstart.data.apart import apart_hashes
+from headstart.data.decontamination import apart_hashes
 from headstart.data.portion import Portion
 from headstart.errors import ConfigError, DataError, HeadstartError
 from headstart.objectives.base import Objective

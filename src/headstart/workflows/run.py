@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headstart.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from headstart.config import RunConfig, parse
-from headstart.data.seen import lengthened
+from headstart.data.decontamination import lengthened
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped, nearest
 from headstart.files import write_json, write_text, write_with

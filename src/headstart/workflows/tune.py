@@ -14,9 +14,8 @@ from typing import Any
 
 from headstart.config import RunConfig, merge
 from headstart.data.example import Dataset
-from headstart.data.folds import all_folds, cut_folds
 from headstart.data.fresh_loader import dropout_of
-from headstart.data.splits import take_labels
+from headstart.data.splits import all_folds, cut_folds, take_labels
 from headstart.errors import ConfigError, RunError, Stopped, pick
 from headstart.files import content_hash, write_json, write_text
 from headstart.results import Story, plain

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headstart.config import DataConfig, RunConfig
 from headstart.data.example import Example
-from headstart.data.relabel import classed, value_of
+from headstart.data.labels import classed, value_of
 from headstart.data.sources import load_dataset
 from headstart.errors import ConfigError, DataError
 

@@ -1,5 +1,6 @@
-"""Texts that are for judging, and so are read by no training, wherever else they stand."""
+"""Decontamination: texts held out for evaluation stay out of training, and a run records the hashes of what it read."""
 
+import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,14 @@ from headstart.config import DataConfig
 from headstart.data.example import Dataset, text_hash
 from headstart.data.sources import load_dataset
 from headstart.errors import DataError
+
+KEPT = 30  # the bits of a hash that the short form keeps: about one text in 1,000 is then taken for one of a million
+LOW = np.uint64(64 - KEPT)
+HALF = np.uint64(32)
+# random bytes have nothing in common with their neighbours, which is what these would look for
+PACKING = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 0, "lp": 0, "pb": 0}]
+
+Hashes = NDArray[np.uint64]
 
 
 def apart_hashes(names: Sequence[str]) -> NDArray[np.uint64]:
@@ -49,3 +58,23 @@ class _Spared:
 
     def __iter__(self) -> Iterator[str]:
         return (text for text in self.texts if text_hash(text) not in self.never)
+
+
+def seen_before(hashes: Hashes, seen: Hashes) -> NDArray[np.bool_]:
+    """Which of the hashes are among those seen, whole or in their short form."""
+    return np.isin(hashes, seen) | np.isin(hashes >> LOW << LOW, seen)
+
+
+def shortened(seen: Hashes) -> bytes:
+    """The first bits of each hash, as gaps between neighbours, byte by byte of the gaps, compressed."""
+    halves = np.unique((seen >> LOW << LOW >> HALF).astype(np.uint32))
+    gaps = np.diff(halves, prepend=np.uint32(0)).astype("<u4")
+    planes = gaps.view(np.uint8).reshape(-1, 4).T  # (4, N): the rarely filled high bytes lie together
+    return lzma.compress(planes.tobytes(), filters=PACKING)
+
+
+def lengthened(content: bytes) -> Hashes:
+    """What `shortened` gave, each as a hash whose other bits are empty."""
+    planes = np.frombuffer(lzma.decompress(content), np.uint8).reshape(4, -1)
+    gaps = np.ascontiguousarray(planes.T).view("<u4").ravel()
+    return np.cumsum(gaps, dtype=np.uint64) << HALF >> LOW << LOW
