@@ -8,7 +8,6 @@ import numpy as np
 from headstart.config import RunConfig
 from headstart.data.fresh_loader import training_loader
 from headstart.data.seen import seen_before
-from headstart.errors import ConfigError
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
@@ -92,19 +91,6 @@ def _form(head: HeadSpec) -> dict[str, Any]:
     return {key: value for key, value in head.settings.items() if key != "dropout"}
 
 
-def check_passes(objective: Objective, config: RunConfig, runtime: Runtime) -> None:
-    """Refuse a body that is compiled or in parts where the objective needs it plain."""
-    others = {"sharded": runtime.is_sharded, "compile": config.training.compile is True}
-    for name, is_asked in others.items():
-        if is_asked and objective.needs_plain_body:
-            error = ConfigError(
-                f"objective.adversarial and training.{name} exclude each other",
-                hint=f"leave training.{name} out, or take objective.r_drop instead",
-            )
-            error.is_shared = True  # every process finds the same
-            raise error
-
-
 def make_trainer(
     model: Model,
     objective: Objective,
@@ -120,7 +106,6 @@ def make_trainer(
 
     With a new head the weights before the first step are never the ones to keep.
     """
-    check_passes(objective, config, runtime)
     training = config.training
     texts = task.dataset.texts("train")
     loader = training_loader(task.rows["train"], texts, task.tokenizer, training, config.data)
