@@ -52,7 +52,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "bpe-dropout": {"training": {"bpe_dropout": 0.1}},
     "cut-off": {"training": {"cutoff": 0.15}},
     "r-drop": {"objective": {"r_drop": 1.0}},
-    "push": {"objective": {"adversarial": 1.0}},
     "reset": {"training": {"reset_layers": 1}},
     "ema": {"training": {"average": "ema", "average_epochs": 1.0}},
     "last": {"training": {"average": "last", "average_epochs": 5.0}},

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from headstart.data.parallel import load_parallel as load_parallel
     from headstart.data.sources import load_dataset as load_dataset
     from headstart.errors import HeadstartError as HeadstartError
+    from headstart.models.model import HeadSpec as HeadSpec
     from headstart.shipped import shipped_bases as shipped_bases
+    from headstart.workflows.classifier import swap_heads as swap_heads
     from headstart.workflows.compare import compare as compare
     from headstart.workflows.demo import run_demo as run_demo
     from headstart.workflows.embed import contextual_vectors as contextual_vectors
@@ -45,6 +47,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Where each public name lives; it is imported when it is first used, so that `import headstart` is instant.
 _PUBLIC = {
+    "HeadSpec": "headstart.models.model",
     "HeadstartError": "headstart.errors",
     "compare": "headstart.workflows.compare",
     "evaluate": "headstart.workflows.score",
@@ -68,6 +71,7 @@ _PUBLIC = {
     "run_demo": "headstart.workflows.demo",
     "run_recipe": "headstart.workflows.stages",
     "shipped_bases": "headstart.shipped",
+    "swap_heads": "headstart.workflows.classifier",
     "text_vectors": "headstart.workflows.embed",
     "translate": "headstart.workflows.translating",
     "tune": "headstart.workflows.tune",

@@ -45,7 +45,6 @@ class Batch:
     marked: Tensor | None = (
         None  # (N,) flat places of labels that are marked; None = not looked up beforehand
     )
-    shift: Tensor | None = None  # (B, T, D), added to the vectors of the tokens before the first layer
 
     def _each(self, move: Callable[[Tensor], Tensor]) -> "Batch":
         """The same batch with every tensor moved."""
@@ -86,7 +85,6 @@ class Batch:
             segments=None if self.segments is None else self.segments[start:stop],
             source=None if self.source is None else self.source[start:stop],
             source_real=None if self.source_real is None else self.source_real[start:stop],
-            shift=None if self.shift is None else self.shift[start:stop],
         )
 
     @property

@@ -72,13 +72,13 @@ def test_prepared_documents_decode_to_what_they_were(tmp_path_factory, lines, sh
         assert len(corpus.train) == len(whole)
 
 
-def test_blocks_cut_the_stream_and_the_last_is_short(small, tmp_path):
+def test_slices_cut_the_stream_and_the_last_is_short(small, tmp_path):
     stream = prepare(write(tmp_path, LINES), TOKENIZER, tmp_path / "cache").train
     count = -(-len(stream) // 999)
-    blocks = [stream.block(index, 999) for index in range(count)]
+    blocks = [stream.slice(index * 999, (index + 1) * 999) for index in range(count)]
     assert len(stream.shards) > 10
     assert np.array_equal(np.concatenate(blocks), stream.slice(0, len(stream)))
-    assert len(stream.block(count, 999)) == 0
+    assert len(stream.slice(count * 999, (count + 1) * 999)) == 0
 
 
 def test_joined_streams_follow_each_other(small, tmp_path):
@@ -191,14 +191,6 @@ def test_shards_of_other_documents_are_never_taken_up(small, tmp_path):
     (corpus.folder / "index.json").unlink()
     garbled_hashes(corpus.folder / "train-00002.documents.npy")
     assert contents(prepare(documents, TOKENIZER, tmp_path / "cache")) == whole
-
-
-def test_tampering_that_keeps_the_size_is_found_when_asked(small, tmp_path):
-    corpus = prepare(write(tmp_path, LINES), TOKENIZER, tmp_path / "cache")
-    corpus.verify()
-    garbled_hashes(corpus.folder / "train-00001.documents.npy")
-    with pytest.raises(DataError, match="train-00001"):
-        corpus.verify()
 
 
 PROGRAM = """

@@ -16,7 +16,6 @@ from headstart.data.example import Skip, text_hash
 from headstart.data.parallel import (
     PairExample,
     available_languages,
-    available_pairs,
     length_ratio,
     load_pairs_for_scoring,
     load_parallel,
@@ -143,7 +142,7 @@ def test_a_folder_of_tables_is_read_by_split(tmp_path, name):
         (tmp_path / name.replace("t.", f"{split}.")).write_text(TABLES[name], "utf-8")
     found = load(str(tmp_path))
     assert [len(part) for part in found.splits.values()] == [3, 3, 3]
-    assert available_pairs(str(tmp_path)) == [("de", "en"), ("de", "id"), ("en", "id")]
+    assert available_languages(str(tmp_path)) == ["de", "en", "id"]
 
 
 def test_a_quoted_csv_field_that_looks_like_a_row_is_a_text(tmp_path):
@@ -308,7 +307,7 @@ def test_a_side_without_its_twin_is_told(tmp_path):
     files = {"train__en": numbered(50), "train__de": numbered(50), "train__fr": numbered(50)}
     data = put(tmp_path, **files, test__en=["x"])
     assert "test.en has no twin in the other language and is not read" in load(data).notes
-    assert available_pairs(data) == [("de", "en"), ("de", "fr"), ("en", "fr")]
+    assert available_languages(data) == ["de", "en", "fr"]
 
 
 def test_a_labelled_reader_points_to_the_pair(tmp_path):
@@ -403,7 +402,7 @@ def test_broken_tables_raise_nothing_but_data_errors_with_hints(tmp_path, conten
     header = {".tsv": b"en\tde\n", ".csv": b"en,de\n", ".jsonl": b""}[kind] if has_header else b""
     path = tmp_path / f"t{kind}"
     path.write_bytes(header + content)
-    for read in (lambda: load(str(path)), lambda: available_pairs(str(path)), lambda: load_pairs_for_scoring(str(path), PAIR, PLAIN)):  # fmt: skip
+    for read in (lambda: load(str(path)), lambda: available_languages(str(path)), lambda: load_pairs_for_scoring(str(path), PAIR, PLAIN)):  # fmt: skip
         outcome = outcome_of(read)
         assert not isinstance(outcome, DataError) or outcome.hint
 

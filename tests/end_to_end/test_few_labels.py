@@ -3,12 +3,10 @@
 import json
 
 import pytest
-import torch
 
 import headstart as hs
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
-from headstart.training.runtime import Runtime
 from tests.end_to_end.test_resume import interrupt_at, outcome
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
@@ -31,7 +29,6 @@ METHODS = {
     "bpe-dropout": {"training": {"bpe_dropout": 0.2}},
     "cut-off": {"training": {"cutoff": 0.2}},
     "r-drop": {"objective": {"r_drop": 1.0}, "training": {"accumulate": 2}},
-    "push": {"objective": {"adversarial": 1.0}, "training": {"accumulate": 2}},
     "reset": {"training": {"reset_layers": 1}},
     "ema": {"training": {"average": "ema", "average_epochs": 1.0}},
     "last": {"training": {"average": "last", "average_epochs": 3}},
@@ -122,9 +119,6 @@ REFUSED = {
     "more layers than there are": ({"training": {"reset_layers": 3}}, "more than the 2 blocks"),
     "fresh and frozen": ({"training": {"reset_layers": 1, "freeze": True}}, "training.freeze would keep"),
     "fresh and thawing": ({"training": {"reset_layers": 1, "unfreeze_every": 1}}, "training.unfreeze_every would"),
-    "pushes and compiled steps": (
-        {"objective": {"adversarial": 1.0}, "training": {"compile": True}}, "compile exclude each other"
-    ),
     "r-drop without dropout": ({"objective": {"r_drop": 1.0}, "body": {"dropout": 0.0}}, "no dropout"),
 }  # fmt: skip
 
@@ -134,15 +128,6 @@ def test_settings_that_make_no_sense_together_are_refused(world, tmp_path, name)
     changes, words = REFUSED[name]
     with pytest.raises(ConfigError, match=words) as caught:
         tune(world, tmp_path / "run", **changes)
-    assert caught.value.hint
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_push_of_a_model_in_parts_is_refused(world, tmp_path, monkeypatch):
-    in_parts = Runtime(torch.device("cpu"), torch.float32, is_sharded=True)
-    monkeypatch.setattr("headstart.workflows.finetune.start_runtime", lambda *_: in_parts)
-    with pytest.raises(ConfigError, match=r"training\.sharded exclude each other") as caught:
-        tune(world, tmp_path / "run", objective={"adversarial": 1.0})
     assert caught.value.hint
     assert not (tmp_path / "run").exists()
 

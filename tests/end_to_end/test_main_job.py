@@ -232,7 +232,7 @@ def test_the_demo_runs_small_from_audit_to_report(world, tmp_path, monkeypatch):
     assert [found.settings[name]["training"]["epochs"] for name in names[1:]] == [2, 2, 1]
     against = {(test.arm, test.against) for test in found.tests}
     assert {("xx-ready fine-tuned", name) for name in names[:3]} <= against
-    assert any("xx-ready was made elsewhere" in note for note in found.notes)
+    assert any("xx-ready has settings of its own" in note for note in found.notes)
     read = next(note for note in found.notes if "tokens of a text" in note)
     assert "scratch and base fine-tuned read at most 32 tokens of a text (both its ends" in read
     assert "xx-ready fine-tuned read at most 48 tokens of a text (both its ends" in read
@@ -248,15 +248,14 @@ def test_the_demo_refuses_a_base_that_reads_too_little_before_it_begins(world, t
 
 
 @pytest.mark.slow
-def test_a_guest_has_settings_of_its_own_and_no_twin(world, tmp_path):
+def test_a_base_with_settings_of_its_own_has_no_arm_from_scratch(world, tmp_path):
     settings = {"training": {**FAST["training"], "epochs": 2}}
-    guest = str(world / "base")
     found = hs.compare(
         str(world / "table.tsv"),
+        {str(world / "base"): {"training": {"epochs": 1}}},
         out=tmp_path / "c",
         seeds=2,
         settings=merge(QUICK, settings),
-        guests={guest: {"training": {"epochs": 1}}},
     )
     kinds = {arm.name: (arm.kind, arm.twin) for arm in found.arms}
     assert kinds == {
@@ -268,6 +267,7 @@ def test_a_guest_has_settings_of_its_own_and_no_twin(world, tmp_path):
     epochs = {name: own["training"]["epochs"] for name, own in found.settings.items()}
     assert epochs == {"scratch": 2, "base frozen": 1, "base fine-tuned": 1}
     assert ("base fine-tuned", "scratch") in {(test.arm, test.against) for test in found.tests}
+    assert any(note.startswith("base has settings of its own") for note in found.notes)
     assert "Pretraining" not in wording.headline(found)
 
 

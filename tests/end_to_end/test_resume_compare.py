@@ -38,7 +38,7 @@ def world(tmp_path_factory):
     base = merge(
         QUICK, {"training": {"steps": 5}, "body": {"dropout": 0.1}, "objective": {"name": "masked-lm"}}
     )
-    for seed, name in enumerate(("base", "guest")):
+    for seed, name in enumerate(("base", "other")):
         hs.pretrain([str(corpus)], folder / name, settings=merge(base, {"training": {"seed": seed}}))
     return folder
 
@@ -63,9 +63,9 @@ def jobs(world):
         "folds and ensemble": lambda out, **more: hs.compare(
             table, [base], out, seeds=2, folds=2, arms=("fine-tuned", "ensemble"), settings=averaged, **more
         ),
-        "budgets and a guest": lambda out, **more: hs.compare(
-            table, [base], out, seeds=1, labels=[20, 40], arms=("scratch", "fine-tuned"), settings=SETTINGS,
-            guests={str(world / "guest"): {"training": {"epochs": 1, "unfreeze_every": 1}}}, **more,
+        "budgets and own settings": lambda out, **more: hs.compare(
+            table, {base: {}, str(world / "other"): {"training": {"epochs": 1, "unfreeze_every": 1}}}, out,
+            seeds=1, labels=[20, 40], arms=("scratch", "fine-tuned"), settings=SETTINGS, **more,
         ),
     }  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_the_fit_under_way_goes_on_from_where_it_was_saved(world, tmp_path, plai
     assert outcome(tmp_path / "died") == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("job", ["every arm", "folds and ensemble", "budgets and a guest"])
+@pytest.mark.parametrize("job", ["every arm", "folds and ensemble", "budgets and own settings"])
 def test_a_comparison_killed_at_random_moments_ends_as_if_it_never_stopped(world, tmp_path, plainly, job):
     work, start = jobs(world)[job], time.monotonic()
     work(tmp_path / "whole")
@@ -136,7 +136,7 @@ def test_a_comparison_killed_at_random_moments_ends_as_if_it_never_stopped(world
     assert outcome(run) == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("job", ["folds and ensemble", "budgets and a guest"])
+@pytest.mark.parametrize("job", ["folds and ensemble", "budgets and own settings"])
 def test_a_comparison_killed_after_every_save_makes_no_save_twice(world, tmp_path, plainly, job):
     work, run, saves = jobs(world)[job], tmp_path / "killed", []
     work(tmp_path / "whole", on_event=lambda event: saves.append(event) if isinstance(event, Saved) else None)

@@ -215,8 +215,6 @@ CLASSIFICATION = {
     "smoothing": 0.0,
     "dropout": 0.1,
     "r_drop": 0.0,
-    "adversarial": 0.0,
-    "reach": 0.005,
 }
 TRANSLATION = {"name": "translate", "smoothing": 0.1, "best": "loss", "r_drop": 0.0}
 
@@ -316,9 +314,6 @@ RUNS: dict[str, TrainingRun] = {
     ),
     "classification_r_drop": TrainingRun(
         "finetune", {"objective": {**CLASSIFICATION, "r_drop": 1.0}}, base="masked_lm"
-    ),
-    "classification_virtual_adversarial_training": TrainingRun(
-        "finetune", {"objective": {**CLASSIFICATION, "adversarial": 1.0, "reach": 0.05}}, base="masked_lm"
     ),
     "classification_distillation": TrainingRun(
         "finetune", {"objective": CLASSIFICATION}, teacher="classification_from_masked_lm"

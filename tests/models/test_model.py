@@ -4,7 +4,7 @@ import torch
 from headstart.batch import Batch
 from headstart.config import resolve
 from headstart.models.bodies import BODIES
-from headstart.models.model import HeadSpec, build_heads, build_model, count_parameters, transfer, with_heads
+from headstart.models.model import HeadSpec, build_model, count_parameters, transfer
 from headstart.objectives.table import OBJECTIVES
 from tests.worlds import ALPHABET, generator, random_rows, small_body
 
@@ -74,16 +74,6 @@ def test_a_table_of_another_size_stays_behind():
     account = transfer(base.state_dict(), model)
     assert "body.embedding.tokens.weight" in account.fresh
     assert "body.embedding.tokens.weight" in account.left
-
-
-def test_new_heads_leave_the_old_model_as_it_was():
-    body = small_body("bidirectional")
-    base = build_model(body, ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)})
-    other = with_heads(base, build_heads(body, CLASS))
-    with torch.no_grad():
-        other.body.table.add_(1.0)
-    assert not torch.equal(base.body.table, other.body.table)
-    assert set(other.heads) == {"class"}
 
 
 @pytest.mark.parametrize(("name", "kind"), [("causal-lm", "causal"), ("masked-lm", "bidirectional")])

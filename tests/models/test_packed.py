@@ -6,7 +6,7 @@ from torch import nn
 
 from headstart.models import packed as module
 from headstart.models.bodies import BODIES
-from headstart.models.packed import PackedLinear, packed
+from headstart.models.packed import PackedLinear, cast_linears, packed
 from tests.contracts.test_bodies import make_batch, make_body
 
 
@@ -34,6 +34,22 @@ def test_a_packed_body_reads_as_before_and_the_first_one_stays_as_it_was(kind, m
     assert not any(isinstance(part, PackedLinear) for part in body.modules())
     with torch.inference_mode():
         assert torch.allclose(other(batch)[batch.real], body.eval()(batch)[batch.real], atol=1e-5)
+    assert other.embedding.tokens.weight.data_ptr() == body.embedding.tokens.weight.data_ptr()
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_body_with_cast_linears_gives_what_autocast_gives_and_the_first_one_stays_as_it_was(kind):
+    body, batch = make_body(kind, "modern"), make_batch([7, 4])
+    before = {name: weight.clone() for name, weight in body.state_dict().items()}
+    other = cast_linears(body.train(), torch.bfloat16)
+    assert body.training
+    assert all(part.weight.dtype == torch.bfloat16 for part in other.modules() if type(part) is nn.Linear)
+    for name, weight in body.state_dict().items():
+        assert weight.dtype == before[name].dtype
+        assert torch.equal(weight, before[name])
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        found, expected = other(batch)[batch.real], body.eval()(batch)[batch.real]
+    assert torch.equal(found, expected)
     assert other.embedding.tokens.weight.data_ptr() == body.embedding.tokens.weight.data_ptr()
 
 

@@ -14,7 +14,6 @@ from headstart.serving.service import make_service
 from headstart.serving.start import serve
 from headstart.training import runtime
 from headstart.workflows.finetune import finetune
-from tests.serving.clients import running
 from tests.worlds_of_text import BAD, GOOD, PLAIN, QUICK, write_labelled
 
 NEAR = 0.01  # how far a probability may be from float32, as docs/serve.md says
@@ -113,10 +112,3 @@ def test_a_run_says_in_what_it_is_read(open_client, asked, has_half, told):
 def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
     with pytest.raises(ConfigError, match="fats"):
         serve(["nowhere"], precision="fats")
-
-
-@pytest.mark.slow
-def test_a_processor_without_bfloat16_is_told_of(trained):
-    has_half = runtime.has_bfloat16(runtime.torch.device("cpu"))
-    with running(trained, options=("--precision", "fast")) as (process, _):
-        assert ("does not multiply bfloat16 itself" in process.said()) is not has_half

@@ -163,15 +163,6 @@ def test_compiling_is_left_to_long_runs_on_a_gpu(monkeypatch, budget, runtime, i
     assert should_compile(said, run.model, run.objective, runtime, None) is not is_compiled
 
 
-def test_passes_that_must_drop_out_alike_are_not_compiled(monkeypatch):
-    run = make_trainer("classify")
-    pretend_to_have_a_gpu(monkeypatch)
-    config = RunConfig(job="finetune", body=run.config.body, training={"minutes": 30, "compile": "auto"})
-    asked = [OBJECTIVES["classify"](adversarial=weight) for weight in (0.0, 1.0)]
-    found = [should_compile(config, run.model, objective, GPU, None) for objective in asked]
-    assert found == [True, False]
-
-
 def test_a_gpu_that_triton_does_not_know_is_not_compiled_for(monkeypatch):
     pretend_to_have_a_gpu(monkeypatch, capability=(7, 0))
     assert can_compile("cuda")

@@ -98,7 +98,6 @@ TOGETHER = [
     {"name": "translate", "kind": "encoder-decoder", "accumulate": 2},
     {"name": "translate", "kind": "encoder-decoder", "keep": "best", "evaluate_every": 2},
     {"name": "classify", "asks": {"r_drop": 1.0}, "accumulate": 3},
-    {"name": "classify", "asks": {"adversarial": 1.0}, "accumulate": 3},
     {"name": "classify", "average": "ema", "evaluate_every": 3},
     {"name": "classify", "average": "last", "average_epochs": 2, "keep": "best"},
 ]

@@ -120,13 +120,13 @@ def test_the_headline_says_no_more_than_the_test(comparison, test, words):
 def test_the_headline_speaks_of_pretraining_only_where_nothing_else_differs(comparison):
     """A base without a twin is far ahead of scratch; the one with a twin is what the headline is about."""
     budget = max(comparison.label_budgets)
-    guest = replace(comparison.arm("fine-tuned", budget), name="guest", twin="")
-    far = replace(difference(0.2, 0.19, 0.21, 0.0001, "better"), arm="guest", labels=budget)
+    other = replace(comparison.arm("fine-tuned", budget), name="other", twin="")
+    far = replace(difference(0.2, 0.19, 0.21, 0.0001, "better"), arm="other", labels=budget)
     near = replace(difference(0.06, 0.04, 0.08, 0.0001, "better"), labels=budget)
-    both = replace(comparison, arms=[*comparison.arms, guest], tests=[far, near])
+    both = replace(comparison, arms=[*comparison.arms, other], tests=[far, near])
     assert "Pretraining is worth +6.0" in wording.headline(both)
     alone = replace(both, tests=[far])
-    assert "“guest” over “scratch” is worth +20.0" in wording.headline(alone)
+    assert "“other” over “scratch” is worth +20.0" in wording.headline(alone)
 
 
 def test_without_tests_nothing_is_claimed(comparison):

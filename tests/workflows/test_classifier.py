@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+import headstart as hs
+from headstart.batch import Batch, pad
 from headstart.config import merge
 from headstart.objectives.classify import Classify
 from headstart.training.evaluate import predict_probabilities
@@ -51,6 +53,33 @@ def start(world, base="run", classes=None, settings=None, trained=None):
 def probabilities(model, objective, task, config):
     runtime = start_runtime(config.training)
     return predict_probabilities(model, objective, task.rows["train"], task.tokenizer, runtime, 512)
+
+
+def test_a_swapped_head_is_new_and_everything_below_it_is_the_base(world):
+    base = hs.load_trained(str(world / "run"))
+    before = {name: weight.clone() for name, weight in base.weights.items()}
+    head = hs.HeadSpec("class", 3, {"pooling": "mean", "projection": "linear"})
+    model, transfer = hs.swap_heads(base, {"topic": head})
+    tokens, real = pad(
+        [base.tokenizer.frame(ids, 32) for ids in base.tokenizer.encode(["fine", "a film"])], 0
+    )
+    scores = model(Batch(tokens, real))["topic"]
+    assert scores.shape == (2, 3)
+    scores.sum().backward()
+    with torch.no_grad():
+        model.body.table.add_(1.0)
+    assert all(torch.equal(base.weights[name], weight) for name, weight in before.items())
+    assert {name.split(".")[0] for name in transfer.reused} == {"body"}
+    assert set(transfer.fresh) == {name for name in model.state_dict() if name.startswith("heads.topic.")}
+    assert set(transfer.left) == {name for name in base.weights if name.startswith("heads.class.")}
+
+
+def test_layers_above_the_ones_to_reset_start_fresh_under_a_swapped_head(world):
+    base = hs.load_trained(str(world / "run"))
+    head = hs.HeadSpec("class", 2, {"pooling": "mean", "projection": "linear"})
+    _, transfer = hs.swap_heads(base, {"class": head}, reset_layers=1)
+    assert any(name.startswith("body.blocks.0.") for name in transfer.fresh)
+    assert "body.embedding.tokens.weight" in transfer.reused
 
 
 @pytest.mark.parametrize("base", ["run", "bases/packed"])

@@ -22,7 +22,7 @@ from headstart.data.example import batched, hashes_and_sizes
 from headstart.data.stream import DOCUMENT, Shard, TokenStream, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError, RunError
-from headstart.files import content_hash, file_hash, write_json, write_with
+from headstart.files import content_hash, write_json, write_with
 
 __all__ = [
     "Corpus",
@@ -76,16 +76,6 @@ class Corpus:
     def hashes(self) -> NDArray[np.uint64]:
         """The `text_hash` of each document to learn from."""
         return self.train.hashes()
-
-    def verify(self) -> None:
-        """Raise unless every file on disk is, byte for byte, what was prepared."""
-        for entry in json.loads((self.folder / INDEX).read_text("utf-8"))["shards"]:
-            for name, checksum in entry["checksums"].items():
-                if file_hash(self.folder / name) != checksum:
-                    raise DataError(
-                        f"{self.folder / name} has changed since it was prepared",
-                        hint=f"delete {self.folder}; it is prepared again from the corpus",
-                    )
 
 
 def prepare(
@@ -328,5 +318,4 @@ def _entry(shard: Shard, part: str) -> dict[str, Any]:
         "text_bytes": shard.text_bytes,
         "hashes": _shard_digest(shard),
         "sizes": {path.name: path.stat().st_size for path in shard.files},
-        "checksums": {path.name: file_hash(path) for path in shard.files},
     }

@@ -157,11 +157,6 @@ class Documents:
         return content_hash([part.mark() for part in self.parts])
 
     @cached_property
-    def size_in_bytes(self) -> int:
-        """Bytes of the files as stored."""
-        return sum(part.size for part in self.parts)
-
-    @cached_property
     def expected_bytes(self) -> int:
         """Bytes of text to expect, exact for files that are not compressed."""
         return sum(part.expected for part in self.parts)

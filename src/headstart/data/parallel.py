@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 from headstart.config import DataConfig
@@ -25,7 +25,6 @@ __all__ = [
     "PairExample",
     "ParallelText",
     "available_languages",
-    "available_pairs",
     "load_pairs_for_scoring",
     "load_parallel",
     "parse_pair",
@@ -128,11 +127,6 @@ def available_languages(data: str) -> list[str]:
     folder = Path(data)
     names = {language for files in language_files(folder).values() for language in files}
     return sorted(names.union(*(column_names(path) for path in split_files(folder).values())))
-
-
-def available_pairs(data: str) -> list[Pair]:
-    """Every two of the available languages."""
-    return list(combinations(available_languages(data), 2))
 
 
 def _places(data: str, pair: Pair) -> tuple[dict[str, Rows], list[str]]:

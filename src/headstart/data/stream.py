@@ -95,10 +95,6 @@ class TokenStream:
         skip = first - self._ends[at]
         return np.array(self._tokens(shard)[start + skip : stop + skip], dtype=np.int32)
 
-    def block(self, index: int, length: int) -> NDArray[np.int32]:
-        """The block called `index` when the stream is cut into blocks of `length`; the last one may be short."""
-        return self.slice(index * length, (index + 1) * length)
-
     def document_ends(self) -> NDArray[np.int64]:
         """Where each document ends in the stream."""
         lengths = [np.diff(_documents(shard)["end"], prepend=0) for shard in self.shards]

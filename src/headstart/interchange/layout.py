@@ -15,8 +15,6 @@ from headstart.models.model import HeadSpec
 Settings = dict[str, Any]
 Weights = dict[str, Tensor]
 
-# What decides no answer: dropout acts in training alone, and the last ones belong to a body that is no Transformer.
-WITHOUT_EFFECT = ("dropout", "attention_dropout", "kernel", "dilated", "decoder_layers", "source_vocabulary")
 ANSWERS = {"lm": "tokens", "class": "classes", "pair": "pairs of texts", "replaced": "replaced tokens"}
 
 

@@ -82,8 +82,7 @@ class Embedding(nn.Module):
         """Vectors (B, T, D), and the rotary turns (T, D/A) if positions are rotary."""
         length = batch.tokens.shape[1]
         self._reach(length)
-        hidden, turns = self._place(batch.tokens, slice(0, length), batch.segments)
-        return hidden if batch.shift is None else hidden + batch.shift, turns
+        return self._place(batch.tokens, slice(0, length), batch.segments)
 
     def at(
         self, tokens: Tensor, places: slice | Tensor, reach: int

@@ -1,7 +1,6 @@
 """A body under heads: built, given new heads, and filled from a base."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,11 +56,6 @@ def build_model(config: BodyConfig, vocabulary: int, specs: Mapping[str, HeadSpe
     """A model with fresh weights; what they are depends on torch's seed alone."""
     body = pick(BODIES, config.kind, "body")(config, vocabulary)
     return Model(body, build_heads(config, specs))
-
-
-def with_heads(model: Model, heads: dict[str, nn.Module]) -> Model:
-    """A copy of the model's body under new heads."""
-    return Model(deepcopy(model.body), heads)
 
 
 def transfer(

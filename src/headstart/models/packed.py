@@ -56,6 +56,16 @@ def packed(module: Module) -> Module:
     return copy.eval()
 
 
+def cast_linears(module: Module, dtype: torch.dtype) -> Module:
+    """A copy of a module for autocast to `dtype`, its linear maps cast once and not at every call; the rest is shared."""
+    copy = sharing_copy(module)
+    for child in copy.modules():
+        if type(child) is nn.Linear:
+            for name, weight in list(child.named_parameters()):
+                setattr(child, name, nn.Parameter(weight.detach().to(dtype), requires_grad=False))
+    return copy.eval()
+
+
 def sharing_copy(module: Module) -> Module:
     """A copy of a module whose weights are the module's own."""
     shared = {id(weight): weight for weight in (*module.parameters(), *module.buffers())}

@@ -103,16 +103,6 @@ class Objective:
         """Models that read every batch beside the one that learns."""
         return ()
 
-    @property
-    def needs_plain_body(self) -> bool:
-        """Whether its steps need the body as it is: not compiled, which draws chance in its own way, and not in parts."""
-        return False
-
-    @property
-    def kept_passes(self) -> int:
-        """Of how many of them the activations are in memory at once."""
-        return self.passes
-
     def settle(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided, or an error when the kind cannot be asked this."""
         if body.kind == "auto":

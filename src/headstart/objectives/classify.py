@@ -15,15 +15,13 @@ from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Alphabet, Loss, Objective, Reads
 from headstart.objectives.cross_entropy import divergence
-from headstart.objectives.push import Chance, turned, worst_push
 
 
 @dataclass(frozen=True)
 class Classify(Objective):
     """Ask for the label of each text; `auto` pools what the body knows best: causal last, bidirectional mean.
 
-    `r_drop` weighs how far two passes with different dropout are apart (Liang et al., 2021); `adversarial`, how far an
-    answer turns when the text's vectors are pushed by `reach` of their length the way that turns it most (Miyato et al., 2017).
+    `r_drop` weighs how far two passes with different dropout are apart (Liang et al., 2021).
     """
 
     name: ClassVar[str] = "classify"
@@ -35,23 +33,11 @@ class Classify(Objective):
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     r_drop: Annotated[float, Field(ge=0)] = 0.0
-    adversarial: Annotated[float, Field(ge=0)] = 0.0
-    reach: Annotated[float, Field(gt=0)] = 0.005
 
     @property
     def passes(self) -> int:
-        """One more under R-Drop, and two more to look for a push and to feel it."""
-        return 1 + bool(self.r_drop) + 2 * bool(self.adversarial)
-
-    @property
-    def kept_passes(self) -> int:
-        """The search for a push is over before the push is felt."""
-        return self.passes - bool(self.adversarial)
-
-    @property
-    def needs_plain_body(self) -> bool:
-        """A push is looked for in the body's own vectors, by passes that drop out the very same."""
-        return bool(self.adversarial)
+        """Two under R-Drop."""
+        return 1 + bool(self.r_drop)
 
     def settle(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided; a pooling that the body lacks, or R-Drop without dropout, is refused."""
@@ -86,26 +72,18 @@ class Classify(Objective):
         tokens, real = pad([row.tokens for row in rows], alphabet.padding)
         known = [row.label for row in rows if row.label is not None]
         labels = {"class": torch.tensor(known)} if len(known) == len(rows) else {}
-        for name, weight in (("agreement", self.r_drop), ("push", self.adversarial)):
-            if weight and labels:
-                labels[name] = labels["class"]
+        if self.r_drop and labels:
+            labels["agreement"] = labels["class"]
         return Batch(tokens, real, labels, is_full=bool(real.all()))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """Cross-entropy over the classes; in training also how far further passes are from the first, where asked."""
-        chance = Chance(batch.tokens.device) if self.adversarial and model.training else None
+        """Cross-entropy over the classes; under R-Drop in training also how far a second pass is from the first."""
         scores, first = self._answer(model, batch)
         found = {"class": first}
         if self.r_drop and model.training:
             again, second = self._answer(model, batch)
             found["class"] = replace(first, total=(first.total + second.total) / 2)
             found["agreement"] = replace(second, total=divergence(scores, again), weight=self.r_drop)
-        if chance is not None:
-            shift = worst_push(model, batch, scores, self.reach, chance)
-            with chance.again():  # what dropout would turn is not what the push turns
-                pushed = model(replace(batch, shift=shift))["class"].float()  # (B, C)
-            right = (pushed.argmax(dim=-1) == batch.labels["class"]).sum()
-            found["push"] = Loss(turned(scores, pushed), first.count, right, weight=self.adversarial)
         return found
 
     def _answer(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:

@@ -38,8 +38,7 @@ class Load:
     keeps_best: bool = False  # a copy of the best weights stands beside the model
     has_padding: bool = False
     source_length: int = 0  # tokens of the source in each pair (S); 0 = there are no pairs
-    passes: int = 1  # readings of a batch in one step
-    kept_passes: int = 1  # of which so many are in memory at once
+    passes: int = 1  # readings of a batch in one step, all of them in memory at once
     averages: bool = False  # an average of the weights stands beside the model
     finished: float = 1.0  # share of positions that go through all of the last block
     parts: int = 1  # processes over which a sharded model is cut
@@ -128,7 +127,6 @@ def make_load(
         has_padding=objective.reads != "blocks",
         source_length=tokens if is_pair else 0,
         passes=objective.passes,
-        kept_passes=objective.kept_passes,
         averages=training.average != "none",
         finished=objective.finished_share(body, tokens) if body.kind in ("causal", "bidirectional") else 1.0,
     )

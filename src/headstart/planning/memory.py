@@ -164,7 +164,7 @@ def activations(load: Load) -> float:
         layers = stack.layers + generator_layers(load)
         kept += layers * layer_activations(load, stack) + stack.length * (load.finished * top + embedding)
         kept -= stack.length * (1 - load.finished) * _above_attention(load)
-    return load.kept_passes * load.batch * kept
+    return load.passes * load.batch * kept
 
 
 def has_generator(load: Load) -> bool:

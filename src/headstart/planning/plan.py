@@ -208,11 +208,9 @@ def is_compiled_on(
     config: RunConfig, step: Load, tokens: float | None, is_able: bool, cluster: Cluster
 ) -> bool:
     """Whether training will compile its steps where it `is_able`."""
-    from headstart.objectives.table import make_objective  # it brings torch, which a plan is shown without
-
     return will_compile(
         config.training,
-        is_able=is_able and not make_objective(config.objective).needs_plain_body,
+        is_able=is_able,
         is_sharded=cluster.sharded,
         weights=step.account.total,
         passes=step.passes,

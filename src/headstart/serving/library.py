@@ -113,12 +113,6 @@ class Library:
             if entry.load():
                 on_loaded(entry.name)
 
-    @property
-    def plain(self) -> list[str]:
-        """The runs in memory whose texts are read in float32."""
-        found = [(name, entry.loaded) for name, entry in self.entries.items()]
-        return [name for name, loaded in found if loaded is not None and loaded.precision == "float32"]
-
     def entry(self, name: str) -> Entry:
         """The entry called `name`."""
         if name not in self.entries:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,8 @@ import torch
 from headstart.batch import Row
 from headstart.errors import RunError
 from headstart.models.bodies import BODIES, TransformerBody
-from headstart.models.halved import halved
 from headstart.models.model import count_parameters
-from headstart.models.packed import packed
+from headstart.models.packed import cast_linears, packed
 from headstart.objectives.hybrid import CausalAndMasked
 from headstart.serving.bounds import Bounds
 from headstart.serving.cores import CORES
@@ -54,10 +52,10 @@ class Loaded:
         self.precision = str(self.runtime.precision).removeprefix("torch.")  # in which `quick` multiplies
         self.quick = self.model.eval()  # what answers read with
         if self.runtime.device.type == "cpu":
-            self.quick = packed(self.model)
-            if self.runtime.precision == torch.bfloat16:  # once, and not by autocast at every call
-                self.quick.body = halved(self.model.body)
-                self.runtime = replace(self.runtime, precision=torch.float32)
+            if self.runtime.precision == torch.float32:
+                self.quick = packed(self.model)
+            else:
+                self.quick = cast_linears(self.model, self.runtime.precision)
                 self.together *= 2  # half as wide, so a cache holds twice as many
             self.quick.body.is_flat = isinstance(self.quick.body, TransformerBody)
         self.workers = CORES.workers if self.runtime.device.type == "cpu" else 1

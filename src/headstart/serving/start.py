@@ -67,8 +67,6 @@ def serve(
     service = make_service(runs, bounds, log, token=token, hosts=hosts, precision=precision)
     listener = listen(host, port)  # a port that is taken is told before models are loaded
     service.library.load()
-    for name in service.library.plain if precision == "fast" else ():
-        log.say(f"{name} is read in float32: this machine does not multiply bfloat16 itself")
     address = Address(host, listener.getsockname()[1])
     run_server(service, listener, lambda: on_ready(address))
 

@@ -135,7 +135,7 @@ def should_compile(
     in_step = training.batch_tokens * training.accumulate
     return will_compile(
         training,
-        is_able=not objective.needs_plain_body and can_compile(runtime.device.type),
+        is_able=can_compile(runtime.device.type),
         is_sharded=runtime.is_sharded,
         weights=count_parameters(model),
         passes=objective.passes,

@@ -1,14 +1,13 @@
 """A classifier: built from a base, trained on a task's rows, and marked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from headstart.config import RunConfig
+from headstart.config import BodyConfig, RunConfig
 from headstart.data.decontamination import seen_before
 from headstart.data.fresh_loader import training_loader
-from headstart.errors import ConfigError
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
@@ -34,19 +33,29 @@ def make_classifier(
     on the frozen backbone first.
     """
     seed_everything(config.training.seed, 0, 3)
-    specs = objective.heads(config.body, task.tokenizer.size, len(task.classes))
-    model = build_model(config.body, task.tokenizer.size, specs)
+    heads = objective.heads(config.body, task.tokenizer.size, len(task.classes))
     if trained is None:
-        return model, None
-    reset, is_kept = config.training.reset_layers, keeps_head(config, objective, task.classes, trained)
-    weights = (
-        reordered(trained.weights, HEAD, trained.info.classes, task.classes) if is_kept else trained.weights
-    )
-    moved = transfer(weights, model, with_base_heads=is_kept, reset_layers=reset)
+        return build_model(config.body, task.tokenizer.size, heads), None
+    if keeps_head(config, objective, task.classes, trained):
+        model = build_model(config.body, task.tokenizer.size, heads)
+        weights = reordered(trained.weights, HEAD, trained.info.classes, task.classes)
+        return model, transfer(weights, model, with_base_heads=True)
+    model, moved = swap_heads(trained, heads, config.body, reset_layers=config.training.reset_layers)
     head = model.heads[HEAD]
-    if config.training.linear_probe and not is_kept and isinstance(head, ClassHead):
+    if config.training.linear_probe and isinstance(head, ClassHead):
         fit_head(model, head, objective, task.rows["train"], task.tokenizer, runtime)
     return model, moved
+
+
+def swap_heads(
+    base: Trained, heads: Mapping[str, HeadSpec], config: BodyConfig | None = None, *, reset_layers: int = 0
+) -> tuple[Model, Transfer]:
+    """A new model with the base's body under new heads, and an account of every weight.
+
+    `config` changes settings of the body that shape no weight, such as dropout. The top `reset_layers` layers start fresh.
+    """
+    model = build_model(config or base.info.config.body, base.tokenizer.size, heads)
+    return model, transfer(base.weights, model, reset_layers=reset_layers)
 
 
 def keeps_head(
@@ -92,19 +101,6 @@ def _form(head: HeadSpec) -> dict[str, Any]:
     return {key: value for key, value in head.settings.items() if key != "dropout"}
 
 
-def check_passes(objective: Objective, config: RunConfig, runtime: Runtime) -> None:
-    """Refuse a body that is compiled or in parts where the objective needs it plain."""
-    others = {"sharded": runtime.is_sharded, "compile": config.training.compile is True}
-    for name, is_asked in others.items():
-        if is_asked and objective.needs_plain_body:
-            error = ConfigError(
-                f"objective.adversarial and training.{name} exclude each other",
-                hint=f"leave training.{name} out, or take objective.r_drop instead",
-            )
-            error.is_shared = True  # every process finds the same
-            raise error
-
-
 def make_trainer(
     model: Model,
     objective: Objective,
@@ -120,7 +116,6 @@ def make_trainer(
 
     With a new head the weights before the first step are never the ones to keep.
     """
-    check_passes(objective, config, runtime)
     training = config.training
     texts = task.dataset.texts("train")
     loader = training_loader(task.rows["train"], texts, task.tokenizer, training, config.data)

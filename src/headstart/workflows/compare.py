@@ -55,7 +55,7 @@ from headstart.workflows.tokenizers import choose_tokenizer
 
 def compare(
     data: str,
-    bases: Sequence[str] = (),
+    bases: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
     out: str | Path = "runs/compare",
     *,
     seeds: int = 3,
@@ -66,14 +66,13 @@ def compare(
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     mark: float | None = None,
-    guests: Mapping[str, Mapping[str, Any]] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Comparison:
     """Train every arm with every seed at every label budget, and report what differs beyond chance.
 
-    With `folds`, train and valid are put together and every text is held out once; test is not read. `guests` are
-    bases set beside the others, each with settings of its own over the common ones: no twin from scratch is
-    trained for a guest, so it is tested against the twins of the others.
+    With `folds`, train and valid are put together and every text is held out once; test is not read. `bases` may map
+    each base to settings of its own, which override the common ones. A base with such settings gets no arm from
+    scratch and is tested against those of the others.
     """
     need_alone("a comparison")
     known = (*ARMS, *OPTIONAL_ARMS)
@@ -82,12 +81,12 @@ def compare(
             raise ConfigError(f"no arm is called {name!r}", hint=nearest(name, known))
     if seeds < 1:
         raise ConfigError(f"{seeds} seeds train nothing", hint="--seeds 3 or more tells luck from difference")
-    beside = dict(guests or {})
+    own = bases if isinstance(bases, Mapping) else {}
     inputs = {
         "data": absolute([data])[0],
-        "bases": absolute([*bases, *beside]),
-        "names": _names([*bases, *beside]),
-        "guests": dict(zip(absolute(list(beside)), beside.values(), strict=True)),
+        "bases": absolute(list(bases)),
+        "names": _names(list(bases)),
+        "own_settings": [dict(own.get(base, {})) for base in bases],
         "seeds": list(range(first_seed, first_seed + seeds)),
         "labels": sorted(set(labels)) if labels else None,
         "folds": folds,
@@ -277,14 +276,13 @@ def _plans(
     frozen = {"training": {"freeze": True, "reset_layers": 0, "unfreeze_every": None}}
     plans: list[Plan] = []
     twins: dict[tuple[str, str], str] = {}
-    guests = inputs.get("guests", {})
-    starts: list[tuple[Trained | None, Mapping[str, Any] | None]] = [
-        (trained, guests.get(path)) for trained, path in zip(bases, inputs["bases"], strict=True)
-    ]
-    if all(own is not None for _, own in starts):
-        starts = [(None, None), *starts]
+    starts: list[tuple[Trained | None, Mapping[str, Any]]] = list(
+        zip(bases, inputs["own_settings"], strict=True)
+    )
+    if all(own for _, own in starts):
+        starts = [(None, {}), *starts]
     for trained, own in starts:
-        wanted = merge(settings, own or {})
+        wanted = merge(settings, own)
         draft, _ = finetune_config(trained, inputs["preset"], wanted)
         tokenizer = choose_tokenizer(draft, judged, trained, on_event)
         facts = DatasetFacts.of(largest, tokenizer)
@@ -296,7 +294,7 @@ def _plans(
         if not plans and "classical" in inputs["arms"]:
             plans.append(Plan("classical", "classical", usual, asked, tokenizer))
         twin = (usual.body.model_dump_json(), tokenizer.fingerprint)
-        if "scratch" in inputs["arms"] and twin not in twins and own is None:
+        if "scratch" in inputs["arms"] and twin not in twins and not own:
             name = "scratch" if not twins or trained is None else f"scratch like {trained.name}"
             plans.append(Plan(name, "scratch", usual, asked, tokenizer, configure=control))
             twins[twin] = name

@@ -149,13 +149,12 @@ def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], No
         return resume_compare(compared, on_event) or read_comparison(compared)
     return compare(
         DATA,
-        [str(base)],
+        {str(base): {}, inputs["base"]: _shipped_settings(inputs)},
         compared,
         seeds=inputs["seeds"],
         first_seed=inputs["first_seed"],
         labels=[inputs["labels"]],
         arms=("classical", "scratch", "fine-tuned"),
-        guests={inputs["base"]: _shipped_settings(inputs)},
         settings=_settings(inputs),
         on_event=on_event,
     )

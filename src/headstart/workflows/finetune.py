@@ -25,7 +25,6 @@ from headstart.training.runtime import Runtime, start_runtime, stopping_gently
 from headstart.workflows.advice import Advice, advice_under, check_reset, followed, may_change
 from headstart.workflows.begin import SCRATCH, base_for, begun, heard
 from headstart.workflows.classifier import (
-    check_passes,
     keeps_head,
     make_classifier,
     make_trainer,
@@ -122,7 +121,6 @@ def finetune(
                     "from scratch every block starts fresh", hint="leave training.reset_layers out"
                 )
             runtime = start_runtime(config.training, processes)
-            check_passes(objective, config, runtime)
         inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
         inputs |= teaching.inputs() if teaching is not None else {}
         start = "" if trained is None else content_hash(trained.info.to_dict())

@@ -70,7 +70,13 @@ def notes_before(parts: list[Part], plans: list[Plan], inputs: Mapping[str, Any]
         notes.append(
             "an ensemble is one model made of all seeds of its arm: its interval speaks of texts, not of seeds"
         )
-    return notes + _guest_notes(plans, inputs)
+    notes += [
+        f"{name} has settings of its own and no arm from scratch: it differs from the other arms in body, tokenizer and "
+        "settings too, not in its start alone"
+        for name, own in zip(inputs["names"], inputs["own_settings"], strict=True)
+        if own
+    ]
+    return notes
 
 
 def _advice_notes(plans: list[Plan], settings: Mapping[str, Any]) -> list[str]:
@@ -84,19 +90,6 @@ def _advice_notes(plans: list[Plan], settings: Mapping[str, Any]) -> list[str]:
     return [
         f"{base} uses its recommended settings ({words}); {rest}" for base, words in advised.items() if words
     ]
-
-
-def _guest_notes(plans: list[Plan], inputs: Mapping[str, Any]) -> list[str]:
-    """What sets the guests apart from the rest."""
-    guests = inputs.get("guests", {})
-    notes = []
-    for path, name in zip(inputs["bases"], inputs["names"], strict=True):
-        if path in guests and any(plan.base == name and not plan.twin for plan in plans):
-            notes.append(
-                f"{name} was made elsewhere and no twin of its shape was trained from scratch: from the other arms it "
-                "differs in body, tokenizer and settings too, not in its start alone"
-            )
-    return notes
 
 
 def notes_after(plans: list[Plan], results: dict[tuple[str, int], list[SeedResult]]) -> list[str]:
