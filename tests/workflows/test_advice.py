@@ -14,8 +14,8 @@ from headstart.workflows.advice import GIVES_WAY, advice_under, check_advice, fo
 from headstart.workflows.compare import compare
 from headstart.workflows.finetune import finetune, finetune_config
 from headstart.workflows.pack import pack
+from headstart.workflows.recipe import run_recipe
 from headstart.workflows.run import load_trained
-from headstart.workflows.stages import run_recipe
 from tests.worlds_of_text import write_corpus, write_labelled
 
 RECIPE = """
