@@ -39,7 +39,6 @@ from headstart.shipped import shipped_bases
 from headstart.storage import FORMS, compact
 from headstart.training.events import Event, Note
 from headstart.training.launch import need_alone
-from headstart.workflows.advice import check_advice
 from headstart.workflows.begin import SCRATCH
 from headstart.workflows.finetune import Finetuned, finetune, finetune_config, read_finetuned
 from headstart.workflows.places import absolute
@@ -114,9 +113,7 @@ class RecipeConfig(Said):
     )
     tokenizer: Settings = Field(default_factory=dict)
     carry: CarryConfig = CarryConfig()
-    finetune: Settings = Field(
-        default_factory=dict, description="advice: settings by section for fine-tuning the base"
-    )
+    finetune_defaults: Said = Field(Said(), description="recommended settings for fine-tuning the base")
 
 
 # Of a stage of kind finetune: a recipe is fixed, so its settings do not follow the data.
@@ -216,8 +213,6 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     stages: list[Stage] = []
     for number, stage in enumerate(given, start=1):
         stages.append(_stage(number, config, stage, found, stages, root, over, scale))
-    shape = merge(config.body, over.get("body", {}))
-    check_advice(config.finetune, _preset(config), shape, is_whole=not config.base)
     names = config.tokenizer_texts or list(dict.fromkeys(name for stage in given for name in stage.mix))
     return Recipe(config, texts, stages, {name: pick(found, name, "text of the recipe") for name in names})
 
@@ -353,11 +348,11 @@ def _placed(settings: Settings, root: Path) -> Settings:
     }
 
 
-def _scaled(settings: Settings, advice: Mapping[str, Any], scale: float) -> Settings:
+def _scaled(settings: Settings, preset: Mapping[str, Any], scale: float) -> Settings:
     """The settings with their budget times `scale`; the preset's where they name none."""
     if scale == 1:
         return settings
-    own = merge({"training": advice.get("training", {})}, {"training": settings.get("training", {})})
+    own = merge({"training": preset.get("training", {})}, {"training": settings.get("training", {})})
     training: TrainingConfig = parse(TrainingConfig, own["training"])
     name = next((name for name in BUDGETS if getattr(training, name) is not None), None)
     if name is None:
@@ -391,7 +386,25 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
         info = RunInfo(config, "finished", 0, list(config.data.classes), "", {}, {})
         nothing: Any = None
         runs[stage.number] = Trained(stage.config.name, info, objective, nothing, {}, np.zeros(0, np.uint64))
+    _check_finetune_defaults(recipe.config, runs[len(runs)])
     return [run.info.config for run in runs.values()]
+
+
+def _check_finetune_defaults(config: RecipeConfig, base: Trained) -> None:
+    """Refuse recommended settings that no fine-tuning of the base could use, or that each user chooses."""
+    defaults = _finetune_defaults(config)
+    keys = {"data": [key for key in defaults.get("data", {}) if key != "keep"]}
+    keys["training"] = [key for key in defaults.get("training", {}) if key in (*FREE, "seed")]
+    try:
+        for name in [f"{section}.{key}" for section in keys for key in keys[section]]:
+            raise ConfigError(f"{name} is for each user to choose", hint=f"leave {name} out")
+        finetune_config(base, config.preset, defaults)
+    except HeadstartError as error:
+        raise ConfigError(f"the recipe's [finetune_defaults]: {error}", hint=error.hint) from None
+
+
+def _finetune_defaults(config: RecipeConfig) -> Settings:
+    return {name: content for name, content in config.finetune_defaults.model_dump().items() if content}
 
 
 def describe(recipe: Recipe, configs: list[RunConfig]) -> dict[str, Any]:
@@ -510,10 +523,10 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
 def _train_stages(
     folder: RunFolder, recipe: Recipe, configs: list[RunConfig], last_stage: int | None, on_event: OnEvent
 ) -> Pretrained | Finetuned | None:
-    path, advice = folder.path, recipe.config.finetune
+    path, defaults = folder.path, _finetune_defaults(recipe.config)
     if (path / "run.json").is_file():
-        if (info := folder.info()).advice != advice:  # nothing that is trained depends on it
-            folder.write_info(replace(info, advice=advice))
+        if (info := folder.info()).finetune_defaults != defaults:  # nothing that is trained depends on them
+            folder.write_info(replace(info, finetune_defaults=defaults))
         return _result(folder)
     wanted = recipe.stages[:last_stage]
     for stage, config in zip(wanted, configs, strict=False):
@@ -536,7 +549,8 @@ def _train_stages(
     names = [item.name for item in sorted(last.iterdir()) if item.is_file() and not item.name.startswith(".")]
     for name in [name for name in names if name != "run.json"]:
         write_with(path / name, partial(shutil.copyfile, last / name))
-    folder.write_info(replace(RunFolder(last).info(), advice=advice))  # last: now the recipe is finished
+    # Written last: now the recipe is finished.
+    folder.write_info(replace(RunFolder(last).info(), finetune_defaults=defaults))
     return _result(folder)
 
 
