@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -148,6 +149,31 @@ def test_they_are_used_where_they_fit_and_the_user_leaves_any_to_them(world):
     assert finetune_config(trained, None, {}, data=short)[0].optimizer.learning_rate != 0.004
     assert is_used(FACTS, {"optimizer": {"learning_rate": 0.004}, "training": {"epochs": 1}})
     assert not is_used(FACTS, RECOMMENDED)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "asked"),
+    [
+        ({"freeze": True}, {"unfreeze_every": 1.0}),
+        ({"freeze": True}, {"reset_layers": 1}),
+        ({"unfreeze_every": 1.0}, {"freeze": True}),
+        ({"unfreeze_every": 1.0}, {"reset_layers": 1}),
+        ({"unfreeze_every": 1.0}, {"sharded": True}),
+        ({"reset_layers": 1}, {"freeze": True}),
+        ({"reset_layers": 1}, {"unfreeze_every": 1.0}),
+        ({"average": "last"}, {"minutes": 1.0}),
+        ({"average": "last"}, {"tokens": 100}),
+    ],
+)
+def test_they_give_way_where_they_exclude_what_the_user_asks_for(world, recommended, asked):
+    trained = base(world)
+    defaults = {"training": recommended}
+    trained = replace(trained, info=replace(trained.info, finetune_defaults=defaults))
+    ((key, value),) = recommended.items()
+    assert finetune_config(trained, None, {}, data=FACTS)[0].training.model_dump()[key] == value
+    config, _ = finetune_config(trained, None, {"training": asked}, data=FACTS)
+    assert config.training.model_dump()[key] != value
+    assert config.training.model_dump().items() >= asked.items()
 
 
 def test_the_line_at_the_start_tells_no_setting_of_the_user(world):

@@ -233,7 +233,11 @@ def finetune_config(
     if trained is not None:
         recommended = {} if is_control else trained.info.finetune_defaults
         over = _over_base(trained, name, recommended, settings)
-    config = resolve("finetune", name, recommended, over)
+    try:
+        config = resolve("finetune", name, recommended, over)
+    except ConfigError:  # the user's settings win where the two exclude each other
+        recommended = {section: content for section, content in recommended.items() if section != "training"}
+        config = resolve("finetune", name, recommended, over)
     objective = make_objective(config.objective)
     _check_objective(objective)
     facts = data or REFERENCE
