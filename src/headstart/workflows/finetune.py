@@ -248,6 +248,7 @@ def finetune_config(
     if trained is not None and data is not None and not fits_recommendation(recommended, data, alike):
         recommended = {}
         over = _over_base(trained, name, recommended, settings)
+    defaults: dict[str, Any] = {}
     if not has_own_budget(name):
         start: HeadStart = (
             "scratch" if trained is None or is_control else "reused-head" if reused else "new-head"
@@ -256,9 +257,7 @@ def finetune_config(
         fixed = {**recommended.get("training", {}), **settings.get("training", {})}
         if any(key in fixed for key in (*BUDGETS, "marked")):
             defaults["training"]["evaluate_every"] = None  # its spacing is for the rule's own budget
-        config = resolve("finetune", name, recommended, over, defaults=defaults)
-    else:
-        config = resolve("finetune", name, recommended, over)
+    config = resolve("finetune", name, recommended, over, defaults=defaults)
     objective = make_objective(config.objective)
     config = config.with_({"body": objective.settle(config.body).model_dump()})
     _check_reset(config)

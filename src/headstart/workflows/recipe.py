@@ -449,7 +449,11 @@ def run_recipe(
     need_alone("a recipe")
     if not 0 < scale < math.inf:
         raise ConfigError(f"a budget times {scale:g} trains nothing", hint="--scale 0.1 is a tenth of it")
-    given = {"recipe": open_recipe(Path(recipe)), "settings": dict(settings or {}), "scale": scale}
+    given: Settings = {
+        "recipe": open_recipe(Path(recipe)),
+        "settings": dict(settings or {}),
+        "scale": scale,
+    }
     ready = read_recipe(given["recipe"], Path(data), given["settings"], scale)
     if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
         raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
