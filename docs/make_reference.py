@@ -17,7 +17,7 @@ def settings_page() -> str:
     lines = ["# Settings", "", "Any of these goes into a TOML file (`--config`) or on the command line as"]
     lines += [
         "`--set section.key=value`. A preset sets some of them, differently for pretraining and fine-tuning, and a base",
-        "may advise others for its fine-tuning; what you set yourself wins.",
+        "may recommend others for its fine-tuning; what you set yourself wins.",
         "",
     ]
     for name, field in config.RunConfig.model_fields.items():

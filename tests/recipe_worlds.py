@@ -3,7 +3,7 @@
 import random
 
 from headstart.training.events import Note
-from headstart.workflows.stages import run_recipe
+from headstart.workflows.recipe import run_recipe
 from tests.worlds_of_text import BAD, GOOD, review, write_corpus, write_labelled
 
 TEXT = """

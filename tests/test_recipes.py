@@ -16,9 +16,8 @@ from headstart.models.model import build_model, count_parameters
 from headstart.objectives.table import make_objective
 from headstart.objectives.taught import can_teach
 from headstart.storage import _encoded
-from headstart.workflows.recipe import read_recipe
+from headstart.workflows.recipe import read_recipe, run_recipe
 from headstart.workflows.run import load_trained
-from headstart.workflows.stages import run_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 FILES = sorted(RECIPES.glob("*.toml"))

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from headstart.workflows.inspect import inspect_parallel as inspect_parallel
     from headstart.workflows.pack import pack as pack
     from headstart.workflows.pretrain import pretrain as pretrain
+    from headstart.workflows.recipe import run_recipe as run_recipe
     from headstart.workflows.resume import resume as resume
     from headstart.workflows.run import load_trained as load_trained
     from headstart.workflows.score import evaluate as evaluate
     from headstart.workflows.score import predict as predict
-    from headstart.workflows.stages import run_recipe as run_recipe
     from headstart.workflows.translating import translate as translate
     from headstart.workflows.tune import tune as tune
 
@@ -69,7 +69,7 @@ _PUBLIC = {
     "nearest_texts": "headstart.workflows.embed",
     "resume": "headstart.workflows.resume",
     "run_demo": "headstart.workflows.demo",
-    "run_recipe": "headstart.workflows.stages",
+    "run_recipe": "headstart.workflows.recipe",
     "shipped_bases": "headstart.shipped",
     "swap_heads": "headstart.workflows.classifier",
     "text_vectors": "headstart.workflows.embed",

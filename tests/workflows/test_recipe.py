@@ -13,9 +13,9 @@ from headstart.config import merge
 from headstart.data.example import hashes
 from headstart.errors import ConfigError, RunError
 from headstart.workflows.finetune import finetune
+from headstart.workflows.recipe import run_recipe
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
-from headstart.workflows.stages import run_recipe
 from tests.recipe_worlds import TEXT, cook, interrupt_in, make_world, outcome
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
@@ -164,7 +164,9 @@ def test_a_changed_recipe_does_not_go_on_in_an_old_folder(world):
     cook(world, "run", last_stage=1)
     text = (world / "recipe.toml").read_text()
     (world / "recipe.toml").write_text(text.replace("rate = 0.3", "rate = 0.2"))
-    with pytest.raises(RunError, match="begun otherwise: the settings of stage general differs"):
+    with pytest.raises(
+        RunError, match=r"another recipe: .*general.settings.objective.rate was 0.3 and is now 0.2"
+    ):
         cook(world, "run")
     assert "rate = 0.3" in json.loads((world / "run" / "recipe.json").read_text())["text"]
     (world / "run" / "recipe.json").unlink()  # as if only the stages had been copied

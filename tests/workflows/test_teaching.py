@@ -13,9 +13,9 @@ from headstart.errors import ConfigError, RunError
 from headstart.training.events import Note
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
+from headstart.workflows.recipe import run_recipe
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
-from headstart.workflows.stages import run_recipe
 from tests.worlds_of_text import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other

@@ -100,7 +100,7 @@ def pretrain(
     from headstart.training.events import Note
     from headstart.workflows.finetune import Finetuned
     from headstart.workflows.pretrain import pretrain as run
-    from headstart.workflows.stages import run_recipe
+    from headstart.workflows.recipe import run_recipe
 
     result: object
     with Listener(quiet or as_json or not o.speaks()) as listener:

@@ -15,8 +15,8 @@ def render_card(card: Mapping[str, Any]) -> str:
         card["note"],
         "## Scores",
         _scores(card["scores"]),
-        "## Fine-tuning it" if card["advice"] else "",
-        _advice(card["name"], card["advice"]) if card["advice"] else "",
+        "## Fine-tuning it" if card["finetune_defaults"] else "",
+        _finetune_defaults(card["name"], card["finetune_defaults"]) if card["finetune_defaults"] else "",
         "## The loss of storing",
         _storing(card["storing"]),
         "## Data and licences",
@@ -77,8 +77,8 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> str:
     return _table(("task", "labels", "measure", "score", "95 % interval", "seeds"), found)
 
 
-def _advice(name: str, settings: str) -> str:
-    words = f"`headstart finetune {name} DATA` follows these settings, except where you set others:"
+def _finetune_defaults(name: str, settings: str) -> str:
+    words = f"`headstart finetune {name} DATA` uses these settings where they fit the data, except where you set others:"
     return f"{words}\n\n```toml\n{settings.strip()}\n```"
 
 

@@ -290,7 +290,9 @@ def _plans(
         tuned = _configuring(trained, inputs["preset"], wanted)
         usual, config = control(facts), tuned(facts)
         asked, objective = make_objective(usual.objective), make_objective(config.objective)
-        is_recommended = trained is not None and uses_recommendation(trained, facts, config, objective)
+        is_recommended = trained is not None and uses_recommendation(
+            trained, facts, config, objective, wanted
+        )
         if not plans and "classical" in inputs["arms"]:
             plans.append(Plan("classical", "classical", usual, asked, tokenizer))
         twin = (usual.body.model_dump_json(), tokenizer.fingerprint)

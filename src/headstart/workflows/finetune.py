@@ -22,7 +22,6 @@ from headstart.results import Score, Transfer, plain, with_nan
 from headstart.training.events import Event, Note, Stage
 from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, start_runtime, stopping_gently
-from headstart.workflows.advice import Advice, advice_under, check_reset, followed, may_change
 from headstart.workflows.begin import SCRATCH, base_for, begun, heard
 from headstart.workflows.classifier import (
     keeps_head,
@@ -181,11 +180,17 @@ class LabelledData:
 
 
 def uses_recommendation(
-    trained: Trained, facts: DatasetFacts, config: RunConfig, objective: Objective
+    trained: Trained,
+    facts: DatasetFacts,
+    config: RunConfig,
+    objective: Objective,
+    given: Mapping[str, Any],
 ) -> bool:
-    """Whether a run follows the settings that its base recommends."""
+    """Whether a run uses the settings that its base recommends, or those of them that the user does not set."""
+    recommended = trained.info.finetune_defaults
     alike = not trained.info.classes or keeps_head(config, objective, facts.classes, trained)
-    return bool(trained.info.advice) and fits_recommendation(trained.info.advice, facts, alike)
+    is_left = any(set(content) - set(given.get(section, {})) for section, content in recommended.items())
+    return is_left and fits_recommendation(recommended, facts, alike)
 
 
 def _explain_settings(
@@ -196,10 +201,10 @@ def _explain_settings(
     given: Mapping[str, Any],
 ) -> Iterator[str]:
     """Which settings were chosen, and from what."""
-    if trained is not None and uses_recommendation(trained, facts, config, objective):
-        if words := followed(trained.info.advice, given, config):
-            yield f"settings recommended by {trained.name}: {words}"
-    elif not has_own_budget(config.preset) and (words := describe(config, given)):
+    words = describe(config, given)
+    if trained is not None and uses_recommendation(trained, facts, config, objective, given):
+        yield f"settings recommended by {trained.name}: {words}"
+    elif not has_own_budget(config.preset) and words:
         yield (
             f"settings for {facts.texts:,} texts in {len(facts.classes)} classes, "
             f"{facts.mean_tokens:.0f} tokens a text: {words}"
@@ -222,11 +227,15 @@ def finetune_config(
     """
     name = preset or ("tiny" if trained is None else trained.info.config.preset)
     over: Mapping[str, Any] = settings
-    recommended: Advice = {}
+    recommended: Mapping[str, Mapping[str, Any]] = {}
     if trained is not None:
-        recommended = {} if is_control else advice_under(trained.info.advice, settings)
+        recommended = {} if is_control else trained.info.finetune_defaults
         over = _over_base(trained, name, recommended, settings)
-    config = resolve("finetune", name, recommended, over)
+    try:
+        config = resolve("finetune", name, recommended, over)
+    except ConfigError:  # the user's settings win where the two exclude each other
+        recommended = {section: content for section, content in recommended.items() if section != "training"}
+        config = resolve("finetune", name, recommended, over)
     objective = make_objective(config.objective)
     _check_objective(objective)
     facts = data or REFERENCE
@@ -237,6 +246,7 @@ def finetune_config(
     if trained is not None and data is not None and not fits_recommendation(recommended, data, alike):
         recommended = {}
         over = _over_base(trained, name, recommended, settings)
+    defaults: dict[str, Any] = {}
     if not has_own_budget(name):
         start: HeadStart = (
             "scratch" if trained is None or is_control else "reused-head" if reused else "new-head"
@@ -245,17 +255,24 @@ def finetune_config(
         fixed = {**recommended.get("training", {}), **settings.get("training", {})}
         if any(key in fixed for key in (*BUDGETS, "marked")):
             defaults["training"]["evaluate_every"] = None  # its spacing is for the rule's own budget
-        config = resolve("finetune", name, recommended, over, defaults=defaults)
-    else:
-        config = resolve("finetune", name, recommended, over)
+    config = resolve("finetune", name, recommended, over, defaults=defaults)
     objective = make_objective(config.objective)
     config = config.with_({"body": objective.settle(config.body).model_dump()})
-    check_reset(config)
+    _check_reset(config)
     return fit_length(config, settings), objective
 
 
+def _check_reset(config: RunConfig) -> None:
+    """Refuse more fresh blocks than there are."""
+    if config.training.reset_layers > config.body.layers:
+        raise ConfigError(
+            f"training.reset_layers {config.training.reset_layers} is more than the {config.body.layers} blocks there are",
+            hint=f"set it to {config.body.layers} or less; one or two is usual",
+        )
+
+
 def _over_base(
-    trained: Trained, preset: str, recommended: Advice, settings: Mapping[str, Any]
+    trained: Trained, preset: str, recommended: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The user's settings with the base's body and tokenizer, once all that is asked of them fits."""
     own = trained.info.config
@@ -264,7 +281,8 @@ def _over_base(
     usual = load_preset(preset).get("finetune", {}).get("body", {})
     wanted = {**usual, **recommended.get("body", {}), **settings.get("body", {})}
     for key, value in wanted.items():
-        if value != "auto" and not may_change(key, value) and getattr(own.body, key, value) != value:
+        is_free = "dropout" in key or (key == "pooler" and value is True)
+        if value != "auto" and not is_free and getattr(own.body, key, value) != value:
             raise ConfigError(
                 f"body.{key} of {trained.name} is {getattr(own.body, key)}, not {value}",
                 hint="a base's shape is fixed; fine-tune from scratch to change it",

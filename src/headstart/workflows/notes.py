@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.results import SeedResult
-from headstart.workflows.advice import followed
 from headstart.workflows.arms import Part
 from headstart.workflows.classifier import keeps_head
 from headstart.workflows.conclude import FROZEN_RATE, Plan
@@ -54,7 +53,7 @@ def notes_before(parts: list[Part], plans: list[Plan], inputs: Mapping[str, Any]
     }
     if len(recipes) > 1:
         notes.append("the bases train with settings of their own, so budgets differ: see settings")
-    notes += _advice_notes(plans, inputs["settings"])
+    notes += _recommendation_notes(plans)
     if any(plan.kind == "frozen" for plan in plans):
         notes.append(f"frozen arms train the head alone, at {FROZEN_RATE:g} times the learning rate")
     classes = parts[0].dataset.classes
@@ -79,17 +78,11 @@ def notes_before(parts: list[Part], plans: list[Plan], inputs: Mapping[str, Any]
     return notes
 
 
-def _advice_notes(plans: list[Plan], settings: Mapping[str, Any]) -> list[str]:
-    """Which bases train with the settings that they recommend, and with which of them."""
-    advised = {
-        plan.base: followed(plan.trained.info.advice, settings, plan.config) if plan.is_recommended else ""
-        for plan in plans
-        if plan.trained is not None and plan.kind in ("frozen", "fine-tuned")
-    }
+def _recommendation_notes(plans: list[Plan]) -> list[str]:
+    """Which bases train with the settings that they recommend."""
+    bases = sorted({plan.base for plan in plans if plan.is_recommended})
     rest = "arms from scratch use the defaults for random weights, so they differ in more than their start"
-    return [
-        f"{base} uses its recommended settings ({words}); {rest}" for base, words in advised.items() if words
-    ]
+    return [f"{base} uses its recommended settings; {rest}" for base in bases]
 
 
 def notes_after(plans: list[Plan], results: dict[tuple[str, int], list[SeedResult]]) -> list[str]:

@@ -247,7 +247,7 @@ def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[st
         "parameters": parameters,
         "objective": info.config.objective.name,
         "classes": info.classes,
-        "advice": to_toml(info.advice) if info.advice else "",
+        "finetune_defaults": to_toml(info.finetune_defaults) if info.finetune_defaults else "",
         "shape": {
             "language": told.language or said.get("language", "") or "not stated",
             **({"translates": " to ".join(info.pair)} if info.pair else {}),

@@ -1,11 +1,21 @@
-"""A recipe: a file that says how a base is made from raw text, stage by stage."""
+"""A recipe: a file that says how a base is made from raw text, stage by stage, and the training of its stages.
 
+All stages are validated before the first one starts. Finished stages are kept, a stopped one is resumed, and a recipe
+that differs from the one a folder was started with is refused.
+"""
+
+import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from headstart.config import (
@@ -13,27 +23,40 @@ from headstart.config import (
     PLACES,
     DataConfig,
     Job,
-    ObjectiveConfig,
+    RunConfig,
     Section,
     load_preset,
     load_toml,
     merge,
     parse,
-    resolve,
 )
 from headstart.data.portion import Portion
 from headstart.data.sources import SOURCES
-from headstart.errors import ConfigError, pick
-from headstart.objectives.table import make_objective
-from headstart.sections import TrainingConfig
+from headstart.errors import ConfigError, HeadstartError, RunError, Stopped, pick
+from headstart.files import write_json, write_with, writing
+from headstart.sections import FREE, TrainingConfig
 from headstart.shipped import shipped_bases
-from headstart.storage import FORMS
-from headstart.workflows.advice import check_advice
+from headstart.storage import FORMS, compact
+from headstart.training.events import Event, Note
+from headstart.training.launch import need_alone
 from headstart.workflows.begin import SCRATCH
-from headstart.workflows.run import load_trained
+from headstart.workflows.finetune import Finetuned, finetune, finetune_config, read_finetuned
+from headstart.workflows.places import absolute
+from headstart.workflows.pretrain import (
+    Pretrained,
+    pretrain,
+    pretrain_config,
+    pretrain_inputs,
+    read_pretrained,
+)
+from headstart.workflows.run import RECIPE, RunFolder, RunInfo, Trained, load_trained
+from headstart.workflows.teaching import Teaching, make_teaching
 
+FORMAT = 2  # of recipe.json
+STAGES = "stages"
 SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
 Settings = dict[str, Any]
+OnEvent = Callable[[Event], None]
 
 
 class CarryConfig(Section):
@@ -90,9 +113,7 @@ class RecipeConfig(Said):
     )
     tokenizer: Settings = Field(default_factory=dict)
     carry: CarryConfig = CarryConfig()
-    finetune: Settings = Field(
-        default_factory=dict, description="advice: settings by section for fine-tuning the base"
-    )
+    finetune_defaults: Said = Field(Said(), description="recommended settings for fine-tuning the base")
 
 
 # Of a stage of kind finetune: a recipe is fixed, so its settings do not follow the data.
@@ -119,15 +140,19 @@ class Stage:
     settings: Settings
     mix: list[Portion]
     table: str
-    base: "Stage | None" = None  # to go on from; None = the one before
-    is_fresh: bool = False  # whether it starts from scratch, whatever was before
-    teachers: "list[Stage | str]" = field(default_factory=list)
-    unlabelled: list[Portion] = field(default_factory=list)
+    base: "Stage | None"  # to continue from; None = the recipe's base, or from scratch
+    teachers: "list[Stage | str]"
+    unlabelled: list[Portion]
 
     @property
     def folder(self) -> str:
         """The name of its folder."""
         return f"{self.number:02d}-{self.config.name}"
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether it learns from labels."""
+        return self.config.kind == "finetune"
 
     def teacher(self, stages: Path) -> list[str] | None:
         """The runs that teach it, where earlier ones among them lie in `stages`."""
@@ -141,8 +166,18 @@ class Recipe:
     """A recipe whose texts have been found."""
 
     config: RecipeConfig
+    texts: dict[str, TextConfig]
     stages: list[Stage]
-    tokenizer_texts: list[Portion]
+    tokenizer_texts: dict[str, Portion]
+
+
+def open_recipe(path: Path) -> dict[str, Any]:
+    """What a recipe file says."""
+    try:
+        return load_toml(path)
+    except ConfigError as error:
+        hint = (error.hint or "").replace("--config", "--recipe")
+        raise ConfigError(str(error).replace("settings file", "recipe"), hint=hint) from None
 
 
 def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any], scale: float) -> Recipe:
@@ -158,9 +193,11 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     texts = {
         name: parse(TextConfig, text, f"texts.{name}") for name, text in content.get("texts", {}).items()
     }
-    found = {name: _portion(text, root) for name, text in texts.items()}
-    raw = content.get("stages", [])
-    if not raw:
+    found = {
+        name: Portion(place(text.path, root), 1.0, text.text_column, text.documents)
+        for name, text in texts.items()
+    }
+    if not (raw := content.get("stages")):
         raise ConfigError("the recipe has no stages", hint="add a [[stages]] with a name and a mix")
     given = [parse(StageConfig, stage, f"stage {number}") for number, stage in enumerate(raw, start=1)]
     _check_names(given, over)
@@ -176,27 +213,8 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     stages: list[Stage] = []
     for number, stage in enumerate(given, start=1):
         stages.append(_stage(number, config, stage, found, stages, root, over, scale))
-    shape = merge(config.body, over.get("body", {}))
-    check_advice(config.finetune, _preset(config), shape, is_whole=not config.base)
-    read = list(dict.fromkeys(name for stage in given for name in stage.mix))
-    names = config.tokenizer_texts or read
-    return Recipe(config, stages, [pick(found, name, "text of the recipe") for name in names])
-
-
-def open_recipe(path: Path) -> dict[str, Any]:
-    """What a recipe file says."""
-    try:
-        return load_toml(path)
-    except ConfigError as error:
-        if path.exists():
-            raise ConfigError(str(error).replace("settings file", "recipe"), hint=error.hint) from None
-        near = sorted(file.name for file in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f"there are {', '.join(near)} in {path.parent}" if near else "check the path given to --recipe"
-        raise ConfigError(str(error).replace("settings file", "recipe"), hint=hint) from None
-
-
-def _portion(text: TextConfig, root: Path) -> Portion:
-    return Portion(place(text.path, root), 1.0, text.text_column, text.documents)
+    names = config.tokenizer_texts or list(dict.fromkeys(name for stage in given for name in stage.mix))
+    return Recipe(config, texts, stages, {name: pick(found, name, "text of the recipe") for name in names})
 
 
 def place(name: str, root: Path) -> str:
@@ -239,8 +257,8 @@ def _stage(
     scale: float,
 ) -> Stage:
     is_tuned = stage.kind == "finetune"
-    teacher = str(over.get(stage.name, {}).get("teacher", stage.teacher))
-    if stage.unlabelled and not (is_tuned and teacher):
+    stage = stage.model_copy(update={"teacher": str(over.get(stage.name, {}).get("teacher", stage.teacher))})
+    if stage.unlabelled and not (is_tuned and stage.teacher):
         raise ConfigError(
             f"stage {stage.name} has unlabelled texts and no teacher to label them",
             hint="name a teacher in a stage of kind finetune",
@@ -248,8 +266,7 @@ def _stage(
     if is_tuned == bool(stage.mix) or is_tuned != bool(stage.table):
         wanted = "a table and no mix" if is_tuned else "a mix and no table"
         raise ConfigError(f"stage {stage.name} of kind {stage.kind} needs {wanted}", hint="see docs/bases.md")
-    is_fresh = stage.base == SCRATCH
-    if is_fresh and is_tuned:
+    if stage.base == SCRATCH and is_tuned:
         raise ConfigError(
             f"stage {stage.name} of kind finetune cannot begin from scratch", hint="pretrain a body before it"
         )
@@ -258,11 +275,9 @@ def _stage(
         common = {name: common[name] for name in ("body", "data") if name in common}
     own = {name: getattr(stage, name) for name in SECTIONS if getattr(stage, name, {})}
     settings = merge(STAGE_DEFAULTS if is_tuned else {}, merge(common, own))
-    general = _sections(over)
-    if is_tuned:  # as in the recipe, where [objective] is what pretraining asks
-        general.pop("objective", None)
-    for part in (general, _of_stage(over, stage.name)):
-        settings = merge(settings, part)
+    # [objective] is what pretraining asks, in the recipe and beside it.
+    general = {key: over[key] for key in SECTIONS if key in over and not (is_tuned and key == "objective")}
+    settings = merge(merge(settings, general), _of_stage(over, stage.name))
     if "seed" not in stage.training and "training.seed" not in over.get(stage.name, {}):
         told = {**config.training, **over.get("training", {})}.get("seed", 0)
         first = parse(TrainingConfig, {"seed": told}, f"the training of stage {stage.name}").seed
@@ -270,22 +285,18 @@ def _stage(
         settings = merge(settings, {"training": {"seed": first + number - 1}})
     settings = merge(settings, _placed(settings, root))
     job: Job = "finetune" if is_tuned else "pretrain"
-    preset = _preset(config)
-    settings = _scaled(settings, load_preset(preset).get(job, {}), scale)
-    asked = resolve(job, preset, settings).objective  # a wrong setting dies before any stage begins
-    is_first = is_fresh or (number == 1 and not config.base)
-    if is_tuned or is_first or "name" in settings.get("objective", {}):  # else it is the base's
-        _check_objective(stage.name, asked)
+    settings = _scaled(settings, load_preset(_preset(config)).get(job, {}), scale)
     mix = [
-        Portion(own.corpus, weight, own.text_column, own.documents)
-        for own, weight in ((pick(texts, name, "text of the recipe"), w) for name, w in stage.mix.items())
+        replace(pick(texts, name, "text of the recipe"), weight=weight) for name, weight in stage.mix.items()
     ]
     table = place(stage.table, root) if is_tuned else ""
     earlier = {each.config.name: each for each in before}
-    base = pick(earlier, stage.base, "earlier stage") if stage.base and not is_fresh else None
-    teachers = _teachers(teacher, earlier, root)
+    base = before[-1] if before else None
+    if stage.base:
+        base = None if stage.base == SCRATCH else pick(earlier, stage.base, "earlier stage")
+    teachers = _teachers(stage.teacher, earlier, root)
     unlabelled = [pick(texts, name, "text of the recipe") for name in stage.unlabelled]
-    return Stage(number, stage, settings, mix, table, base, is_fresh, teachers, unlabelled)
+    return Stage(number, stage, settings, mix, table, base, teachers, unlabelled)
 
 
 def _preset(config: RecipeConfig) -> str:
@@ -295,17 +306,13 @@ def _preset(config: RecipeConfig) -> str:
     return config.preset or "tiny"
 
 
-def _check_objective(stage: str, asked: ObjectiveConfig) -> None:
-    try:
-        make_objective(asked)
-    except ConfigError as error:
-        raise ConfigError(f"stage {stage}: {error}", hint=error.hint) from None
-
-
 def _teachers(names: str, earlier: Mapping[str, Stage], root: Path) -> list[Stage | str]:
     """Stages before, and runs by the names of shipped bases or by their paths: from here, or under `root`."""
     found: list[Stage | str] = []
-    for name in filter(None, (name.strip() for name in names.split(","))):
+    named = [name.strip() for name in names.split(",") if name.strip()]
+    if len(set(named)) < len(named):
+        raise ConfigError("one teacher is named twice", hint="name each once")
+    for name in named:
         known = name in shipped_bases() or Path(name).exists()
         if name not in earlier and not known and not (root / name).exists():
             raise ConfigError(
@@ -314,11 +321,6 @@ def _teachers(names: str, earlier: Mapping[str, Stage], root: Path) -> list[Stag
             )
         found.append(earlier.get(name, name if known else str(root / name)))
     return found
-
-
-def _sections(over: Mapping[str, Any]) -> Settings:
-    """What is set for all stages."""
-    return {name: value for name, value in over.items() if name in SECTIONS}
 
 
 def _of_stage(over: Mapping[str, Any], name: str) -> Settings:
@@ -346,11 +348,11 @@ def _placed(settings: Settings, root: Path) -> Settings:
     }
 
 
-def _scaled(settings: Settings, advice: Mapping[str, Any], scale: float) -> Settings:
+def _scaled(settings: Settings, preset: Mapping[str, Any], scale: float) -> Settings:
     """The settings with their budget times `scale`; the preset's where they name none."""
     if scale == 1:
         return settings
-    own = merge({"training": advice.get("training", {})}, {"training": settings.get("training", {})})
+    own = merge({"training": preset.get("training", {})}, {"training": settings.get("training", {})})
     training: TrainingConfig = parse(TrainingConfig, own["training"])
     name = next((name for name in BUDGETS if getattr(training, name) is not None), None)
     if name is None:
@@ -359,3 +361,241 @@ def _scaled(settings: Settings, advice: Mapping[str, Any], scale: float) -> Sett
     return merge(
         settings, {"training": {name: max(1, round(budget)) if name in ("steps", "tokens") else budget}}
     )
+
+
+def resolve_stages(recipe: Recipe) -> list[RunConfig]:
+    """The settings of every stage over those of the run that it continues; a fault names its stage."""
+    start = load_trained(recipe.config.base, with_weights=False) if recipe.config.base else None
+    runs: dict[int, Trained] = {}
+    for stage in recipe.stages:
+        base = start if stage.base is None else runs[stage.base.number]
+        try:
+            teachers = [
+                load_trained(each, with_weights=False) if isinstance(each, str) else runs[each.number]
+                for each in stage.teachers
+            ]
+            if stage.is_tuned:
+                config, objective = finetune_config(base, recipe.config.preset, stage.settings)
+            else:
+                teaching = Teaching(teachers, []) if teachers else None
+                config, objective = pretrain_config(recipe.config.preset, stage.settings, base, teaching)
+        except HeadstartError as error:
+            error.args = (f"stage {stage.config.name}: {error}",)
+            raise
+        # What later stages ask of this one before it is trained: its settings, not its tokenizer and weights.
+        info = RunInfo(config, "finished", 0, list(config.data.classes), "", {}, {})
+        nothing: Any = None
+        runs[stage.number] = Trained(stage.config.name, info, objective, nothing, {}, np.zeros(0, np.uint64))
+    _check_finetune_defaults(recipe.config, runs[len(runs)])
+    return [run.info.config for run in runs.values()]
+
+
+def _check_finetune_defaults(config: RecipeConfig, base: Trained) -> None:
+    """Refuse recommended settings that no fine-tuning of the base could use, or that each user chooses."""
+    defaults = _finetune_defaults(config)
+    keys = {"data": [key for key in defaults.get("data", {}) if key != "keep"]}
+    keys["training"] = [key for key in defaults.get("training", {}) if key in (*FREE, "seed")]
+    try:
+        for name in [f"{section}.{key}" for section in keys for key in keys[section]]:
+            raise ConfigError(f"{name} is for each user to choose", hint=f"leave {name} out")
+        finetune_config(base, config.preset, defaults)
+    except HeadstartError as error:
+        raise ConfigError(f"the recipe's [finetune_defaults]: {error}", hint=error.hint) from None
+
+
+def _finetune_defaults(config: RecipeConfig) -> Settings:
+    return {name: content for name, content in config.finetune_defaults.model_dump().items() if content}
+
+
+def describe(recipe: Recipe, configs: list[RunConfig]) -> dict[str, Any]:
+    """All of a recipe that decides what is trained, JSON-able and the same wherever its texts are."""
+    texts = {name: text.model_dump() for name, text in recipe.texts.items()}
+    stages = {}
+    for stage, config in zip(recipe.stages, configs, strict=True):
+        read = {name: texts[name] for name in (*stage.config.mix, *stage.config.unlabelled)}
+        own = stage.config.model_dump(include={"kind", "mix", "table", "base", "teacher", "unlabelled"})
+        stages[stage.folder] = {**own, "texts": read, "settings": _deciding(config)}
+    return {
+        "base": recipe.config.base,
+        "tokenizer_texts": {name: texts[name] for name in recipe.tokenizer_texts},
+        "carry": recipe.config.carry.model_dump(),
+        "stages": stages,
+    }
+
+
+def _deciding(config: RunConfig) -> dict[str, Any]:
+    """The settings that decide what is trained; paths of other sets by their names."""
+    content: dict[str, Any] = json.loads(config.model_dump_json())
+    content["training"] = {name: value for name, value in content["training"].items() if name not in FREE}
+    for key in PLACES:
+        content["data"][key] = [Path(name).name for name in content["data"][key]]
+    return content
+
+
+def run_recipe(
+    recipe: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    last_stage: int | None = None,
+    scale: float = 1.0,
+    settings: Mapping[str, Any] | None = None,
+    on_event: OnEvent = lambda event: None,
+) -> Pretrained | Finetuned | None:
+    """Make a base by a recipe file, from texts under `data`; None when stages after `last_stage` are left.
+
+    Given again, the same command resumes where it stopped, also with a run folder that was copied from elsewhere.
+    """
+    need_alone("a recipe")
+    if not 0 < scale < math.inf:
+        raise ConfigError(f"a budget times {scale:g} trains nothing", hint="--scale 0.1 is a tenth of it")
+    given: Settings = {
+        "recipe": open_recipe(Path(recipe)),
+        "settings": dict(settings or {}),
+        "scale": scale,
+    }
+    ready = read_recipe(given["recipe"], Path(data), given["settings"], scale)
+    if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
+        raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
+    path = Path(out)
+    _check_place(path)
+    configs = resolve_stages(ready)
+    resolved = describe(ready, configs)
+    with writing(path):
+        (path / STAGES).mkdir(parents=True, exist_ok=True)
+    with RunFolder(path) as folder:
+        if is_recipe(path) and (changes := list(_differences(_known(path)["resolved"], resolved))):
+            raise RunError(
+                f"{path} was started with another recipe: {'; '.join(changes[:3])}"
+                + (f"; and {len(changes) - 3} more" if len(changes) > 3 else ""),
+                hint="choose a new --out for the changed recipe, or undo the changes",
+            )
+        place = {"data": str(Path(data).resolve()), "text": Path(recipe).read_text("utf-8")}
+        write_json(path / RECIPE, {"format": FORMAT, **given, **place, "resolved": resolved})
+        return _train_stages(folder, ready, configs, last_stage, on_event)
+
+
+def resume_recipe(path: Path, on_event: OnEvent) -> Pretrained | Finetuned | None:
+    """Resume a recipe to its last stage; None when it was finished before."""
+    if (path / "run.json").is_file():
+        return None
+    given = _known(path)
+    with RunFolder(path) as folder:
+        recipe = read_recipe(given["recipe"], Path(given["data"]), given["settings"], given["scale"])
+        return _train_stages(folder, recipe, resolve_stages(recipe), None, on_event)
+
+
+def is_recipe(path: Path) -> bool:
+    """Whether the folder is that of a recipe."""
+    return (path / RECIPE).is_file()
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a place that holds anything but a recipe's run or stages that were brought there."""
+    if path.is_file():
+        raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
+    others = [item.name for item in path.iterdir()] if path.is_dir() else []
+    if not is_recipe(path) and any(name != STAGES and not name.startswith(".") for name in others):
+        raise RunError(f"{path} is not empty", hint="choose another --out")
+
+
+def _known(path: Path) -> dict[str, Any]:
+    """What the folder's recipe.json says."""
+    try:
+        known = json.loads((path / RECIPE).read_text("utf-8"))
+        return {name: known[name] for name in ("recipe", "settings", "scale", "data", "resolved")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path / RECIPE} cannot be read: {error!r}",
+            hint="remove it and give the recipe again: finished stages are kept",
+        ) from None
+
+
+def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
+    """Where two nested dicts differ, in words."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys((*old, *new)):
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    elif old != new:
+        was, now = (
+            "absent" if each is None else "there" if isinstance(each, dict) else repr(each)
+            for each in (old, new)
+        )
+        yield f"{name} was {was} and is now {now}"
+
+
+def _train_stages(
+    folder: RunFolder, recipe: Recipe, configs: list[RunConfig], last_stage: int | None, on_event: OnEvent
+) -> Pretrained | Finetuned | None:
+    path, defaults = folder.path, _finetune_defaults(recipe.config)
+    if (path / "run.json").is_file():
+        if (info := folder.info()).finetune_defaults != defaults:  # nothing that is trained depends on them
+            folder.write_info(replace(info, finetune_defaults=defaults))
+        return _result(folder)
+    wanted = recipe.stages[:last_stage]
+    for stage, config in zip(wanted, configs, strict=False):
+        run = path / STAGES / stage.folder
+        base = recipe.config.base if stage.base is None else str(path / STAGES / stage.base.folder)
+        on_event(Note(f"stage {stage.number} of {len(recipe.stages)}: {stage.config.name}"))
+        try:
+            if (run / "run.json").is_file():
+                _resume_stage(run, stage, recipe, config, base, on_event)
+            else:
+                _start_stage(run, stage, recipe, base, on_event)
+        except Stopped as stopped:
+            stopped.again = f"headstart resume {shlex.quote(str(path))}"
+            raise
+        compact(run, recipe.config.carry.form, recipe.config.carry.shard_mib)
+    if len(wanted) < len(recipe.stages):
+        on_event(Note(f"stages {len(wanted) + 1} to {len(recipe.stages)} are left"))
+        return None
+    last = path / STAGES / recipe.stages[-1].folder
+    names = [item.name for item in sorted(last.iterdir()) if item.is_file() and not item.name.startswith(".")]
+    for name in [name for name in names if name != "run.json"]:
+        write_with(path / name, partial(shutil.copyfile, last / name))
+    # Written last: now the recipe is finished.
+    folder.write_info(replace(RunFolder(last).info(), finetune_defaults=defaults))
+    return _result(folder)
+
+
+def _start_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: OnEvent) -> None:
+    teacher = stage.teacher(run.parent)
+    common: Settings = {"preset": recipe.config.preset, "settings": stage.settings, "on_event": on_event}
+    if stage.is_tuned:
+        finetune(base, stage.table, run, teacher=teacher, unlabelled=stage.unlabelled, **common)
+    else:
+        tokenizer_texts = None if base or teacher else list(recipe.tokenizer_texts.values())
+        more: Settings = {"tokenizer_corpora": tokenizer_texts, "adapts": False}
+        pretrain(stage.mix, run, base=base or None, teacher=teacher, **more, **common)
+
+
+def _resume_stage(
+    run: Path, stage: Stage, recipe: Recipe, config: RunConfig, base: str, on_event: OnEvent
+) -> None:
+    """Resume a stage, which may have been brought from elsewhere, or see that it is finished."""
+    from headstart.workflows.resume import resume_run
+
+    info = RunFolder.open(run).info()
+    weights = [each["weight"] for each in info.inputs.get("mix", [])]
+    if _deciding(info.config) != _deciding(config) or weights != [each.weight for each in stage.mix]:
+        raise RunError(
+            f"{run} was trained with other settings than the recipe's stage {stage.number}",
+            hint="give the recipe and the --set that it was started with, or a new --out",
+        )
+    if info.status == "finished":
+        return
+    # The texts, or the stages, may have moved since: the run finds them where they are now.
+    if stage.is_tuned:
+        now = {"data": absolute([stage.table])[0], "base": absolute([base])[0]}
+    else:
+        tokenizer_texts = [] if base else list(recipe.tokenizer_texts.values())
+        now = pretrain_inputs(stage.mix, base or None, tokenizer_texts)
+    if teaching := make_teaching(stage.teacher(run.parent), stage.unlabelled, with_weights=False):
+        now |= teaching.inputs()
+    moved = info.config.with_({"data": {"apart": config.data.apart}})
+    RunFolder(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
+    resume_run(run, on_event)
+
+
+def _result(folder: RunFolder) -> Pretrained | Finetuned:
+    return read_finetuned(folder) if folder.info().config.job == "finetune" else read_pretrained(folder)

@@ -11,8 +11,8 @@ from headstart.workflows.begin import heard
 from headstart.workflows.compare import is_comparison, resume_compare
 from headstart.workflows.finetune import Finetuned, resume_finetune
 from headstart.workflows.pretrain import Pretrained, resume_pretrain
+from headstart.workflows.recipe import is_recipe, resume_recipe
 from headstart.workflows.run import RunFolder, RunInfo
-from headstart.workflows.stages import is_recipe, resume_recipe
 from headstart.workflows.translate import FinishedTranslator, resume_translator
 from headstart.workflows.tune import Tuned, is_search, resume_tune
 

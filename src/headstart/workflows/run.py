@@ -59,7 +59,7 @@ class RunInfo:
     pair: list[str] = field(default_factory=list)  # the languages of a translator: from, to
     source_fingerprint: str = ""  # of the source's tokenizer, where it has its own
     has_heads: bool = True  # False for a body that came in without any
-    advice: dict[str, Any] = field(default_factory=dict)  # settings by section with which to fine-tune it
+    finetune_defaults: dict[str, Any] = field(default_factory=dict)  # recommended settings by section
     classifier: Classifier = "network"  # what a classifier answers with
 
     def to_dict(self) -> dict[str, Any]:

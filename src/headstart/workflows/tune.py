@@ -22,12 +22,11 @@ from headstart.results import Story, plain
 from headstart.training.events import Event, Note, Stage
 from headstart.training.launch import need_alone
 from headstart.training.runtime import StopWish, start_runtime, stopping_gently
-from headstart.workflows.advice import followed
 from headstart.workflows.arms import Encoder, Part, fold_parts, whole_part
 from headstart.workflows.begin import SCRATCH
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import finetune_config, uses_recommendation
-from headstart.workflows.finetune_defaults import DatasetFacts
+from headstart.workflows.finetune_defaults import DatasetFacts, describe
 from headstart.workflows.labelled import data_fingerprint, load_labelled
 from headstart.workflows.places import absolute, placed
 from headstart.workflows.run import RunFolder, Trained, load_trained
@@ -143,10 +142,9 @@ def _run(
         dropout_of(plan.tokenizer).words(first.texts("train")[:20])  # refuses what it cannot split
     known = _begin(path, inputs, budget, parts, trained)
     job = Job(path, inputs, rows, plan, parts, Encoder(), on_event)
-    if trained is not None and uses_recommendation(trained, facts, config, objective):
-        searched = merge(settings, as_settings({row.name: None for row in rows}))
-        if words := followed(trained.info.advice, searched, config):
-            on_event(Note(f"settings recommended by {trained.name}: {words}"))
+    searched = merge(settings, as_settings({row.name: None for row in rows}))
+    if trained is not None and uses_recommendation(trained, facts, config, objective, searched):
+        on_event(Note(f"settings recommended by {trained.name}: {describe(config, searched)}"))
     for line in _announcement(config, rows):
         on_event(Note(line))
     try:
