@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
-from headstart.views import wording
+from headstart.reports.formatting import headline
 from headstart.workflows.compare import read_comparison
 from headstart.workflows.pack import pack
 from tests.worlds_of_text import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
@@ -268,7 +268,7 @@ def test_a_guest_has_settings_of_its_own_and_no_twin(world, tmp_path):
     epochs = {name: own["training"]["epochs"] for name, own in found.settings.items()}
     assert epochs == {"scratch": 2, "base frozen": 1, "base fine-tuned": 1}
     assert ("base fine-tuned", "scratch") in {(test.arm, test.against) for test in found.tests}
-    assert "Pretraining" not in wording.headline(found)
+    assert "Pretraining" not in headline(found)
 
 
 @pytest.mark.slow

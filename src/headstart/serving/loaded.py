@@ -11,6 +11,7 @@ import torch
 
 from headstart.batch import Row
 from headstart.errors import RunError
+from headstart.evaluation.attention import attention_maps, readable
 from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.halved import halved
 from headstart.models.model import count_parameters
@@ -25,7 +26,6 @@ from headstart.serving.translation import translations
 from headstart.serving.writing import write
 from headstart.training.evaluate import class_scores
 from headstart.training.runtime import start_runtime
-from headstart.views.attention import attention_maps, readable
 from headstart.workflows.embed import Encoder, plain_batch, usual_length
 from headstart.workflows.explain import leave_one_out
 from headstart.workflows.generate import Writer, open_writer
