@@ -1,7 +1,7 @@
 """Heat map: the one helper behind attention maps, masks, position vectors and head ablation."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ def draw_heatmap(
     cmap: str | Colormap,
     limits: tuple[float, float],
     *,
-    aspect: str = "equal",
+    aspect: Literal["equal", "auto"] = "equal",
     origin: Any = "upper",
     cell_lines: float = 0.0,
     line_colour: str = "#ffffff",
@@ -50,7 +50,7 @@ def draw_heatmap(
 
 def write_cells(axes: Axes, image: AxesImage, text_of: Callable[[int, int], str]) -> None:
     """Write `text_of(row, column)` into each cell, in a colour that is readable on it."""
-    values = np.ma.getdata(image.get_array())
+    values = np.ma.getdata(image.get_array())  # type: ignore[arg-type]
     for row, column in np.ndindex(values.shape):
         red, green, blue, _ = image.to_rgba(values[row, column])
         is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55

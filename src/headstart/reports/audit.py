@@ -30,12 +30,12 @@ def render_audit(audit: Mapping[str, Any]) -> Markup:
     """The audit's splits, balance, lengths, leaks and warnings, or nothing for an empty audit."""
     if not audit:
         return Markup("")
-    splits = audit.get("splits")
-    is_known = isinstance(splits, Mapping) and all(isinstance(split, Mapping) for split in splits.values())
     other = {key: value for key, value in audit.items() if key not in KNOWN}
-    if splits is not None and not (is_known and splits):
-        other["splits"] = splits
-    rows = _with_sides(splits) if is_known and splits else {}
+    splits, rows = audit.get("splits") or {}, {}
+    if isinstance(splits, Mapping) and all(isinstance(split, Mapping) for split in splits.values()):
+        rows = _with_sides(splits)
+    else:
+        other["splits"], splits = splits, {}
     counts = [name for name in COUNTS if any(split.get(name) is not None for split in rows.values())]
     html = render(
         "audit.html",
@@ -44,8 +44,8 @@ def render_audit(audit: Mapping[str, Any]) -> Markup:
         counts=[
             [split, *(format_count(row.get(name), name) for name in counts)] for split, row in rows.items()
         ],
-        class_columns=["class", *(splits if rows else ())],
-        classes=_class_balance(splits) if rows else [],
+        class_columns=["class", *splits],
+        classes=_class_balance(splits),
         length_columns=["split", *QUANTILES.values()],
         lengths=_lengths(rows),
         limit=audit.get("limit"),
