@@ -24,10 +24,15 @@ from headstart.data.bpe_dropout import MergeDropout
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError
 from headstart.files import content_hash, write_json, write_text
+from headstart.reports.formatting import (
+    format_interval,
+    format_p_value,
+    format_points,
+    format_points_interval,
+)
 from headstart.results import Interval, SeedResult, Story, plain
 from headstart.training.runtime import start_runtime
 from headstart.training.significance import adjust, interval, paired_test
-from headstart.views.wording import p_words, points, points_range, range_words
 from headstart.workflows.arms import (
     Encoder,
     Fit,
@@ -280,11 +285,11 @@ def table_row(name: str, row: dict[str, Any], members: int) -> str:
     if test is not None:
         difference = Interval(**test["difference"])
         told = [
-            f"{points(difference.mean)} ({points_range(difference)})",
-            p_words(test["p_value"]),
+            f"{format_points(difference.mean)} ({format_points_interval(difference)})",
+            format_p_value(test["p_value"]),
             test["verdict"],
         ]
-    marks = [f"{accuracy.mean:.4f} ± {accuracy.spread:.4f}", range_words(accuracy)]
+    marks = [f"{accuracy.mean:.4f} ± {accuracy.spread:.4f}", format_interval(accuracy)]
     return f"| {' | '.join([name, settings, *marks, *told])} | {row['loss']:.4f} | {row['seconds']:.0f} |"
 
 

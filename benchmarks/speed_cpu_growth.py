@@ -118,7 +118,7 @@ def draw(found: dict[str, list[dict[str, Any]]], grown: list[dict[str, float]], 
     import matplotlib
     from matplotlib.figure import Figure
 
-    from headstart.views.figure import FAINT, PALETTE, STYLE
+    from headstart.plots.style import FAINT, PALETTE, STYLE
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(2.7 * (len(found) + 1), 6.2), layout="constrained")

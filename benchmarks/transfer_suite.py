@@ -53,10 +53,10 @@ from headstart.data.splits import take_labels, without_repeats
 from headstart.data.tables import read_table
 from headstart.errors import DataError, HeadstartError, Stopped, pick
 from headstart.files import content_hash, file_hash, write_folder_once, write_json, write_text
+from headstart.reports.formatting import UNKNOWN, format_interval, format_score
 from headstart.results import Interval, plain
 from headstart.shipped import CHECKSUMS, describe_base
 from headstart.training.significance import interval
-from headstart.views.wording import UNKNOWN, range_words, share
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.labelled import data_fingerprint
 from headstart.workflows.pretrain import pretrain_config
@@ -638,7 +638,7 @@ def accuracy_table(grouped: Grouped) -> list[str]:
         shown = {}
         for column, each in found.items():
             bold = "**" if each.mean == best else ""
-            shown[column] = f"{bold}{share(each.mean)}{bold} {range_words(each)}"
+            shown[column] = f"{bold}{format_score(each.mean)}{bold} {format_interval(each)}"
         records = [record for own in row.values() for record in own]
         warned = [bool(record["warnings"]) for record in records if record["arm"] in TRAINED]
         shown["warned"] = f"{sum(warned)} of {len(warned)}" if warned else UNKNOWN

@@ -160,12 +160,12 @@ def test_attention_is_explored_by_mouse_and_by_keyboard(page):
     assert title() == "Layer 2, attention head 1"
     tokens = page.shadow("#attention-maps", ".token")
     ActionChains(page.browser).move_to_element(tokens[2]).perform()
-    assert "looks at" in page.shadow("#attention-maps", "#said")[0].text
+    assert "attends to" in page.shadow("#attention-maps", "#summary")[0].text
     tokens[2].click()
     page.keys(Keys.ARROW_RIGHT)
     assert "chosen" in page.shadow("#attention-maps", ".token")[3].get_attribute("class")
     page.shadow("#attention-maps", "input[value=to]")[0].click()
-    assert "is looked at by" in page.shadow("#attention-maps", "#said")[0].text
+    assert "is attended to by" in page.shadow("#attention-maps", "#summary")[0].text
     drawn = page.run("""const map = arguments[0];
         return new Set(map.getContext("2d").getImageData(0, 0, map.width, map.height).data).size""",
         page.shadow("#attention-maps", "#map")[0])  # fmt: skip
@@ -182,11 +182,11 @@ def test_a_translation_shows_under_the_pointer_where_each_token_looks(page):
     queries = page.shadow("#translate-maps", "#queries .token")
     keys = page.shadow("#translate-maps", "#keys .token")
     assert "1234" in "".join(page.run("return arguments[0].map(e => e.textContent)", keys)).replace("▁", "")
-    said = lambda: page.shadow("#translate-maps", "#said")[0].text
+    said = lambda: page.shadow("#translate-maps", "#summary")[0].text
     ActionChains(page.browser).move_to_element(queries[0]).perform()
-    assert "looks at" in said()
+    assert "attends to" in said()
     ActionChains(page.browser).move_to_element(keys[1]).perform()
-    assert "is looked at by" in said()
+    assert "is attended to by" in said()
     assert not page.shadow("#translate-maps", "#keys b")
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
-from headstart.views import wording
+from headstart.reports.formatting import headline
 from headstart.workflows.compare import read_comparison
 from headstart.workflows.pack import pack
 from tests.worlds_of_text import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
@@ -268,7 +268,7 @@ def test_a_base_with_settings_of_its_own_has_no_arm_from_scratch(world, tmp_path
     assert epochs == {"scratch": 2, "base frozen": 1, "base fine-tuned": 1}
     assert ("base fine-tuned", "scratch") in {(test.arm, test.against) for test in found.tests}
     assert any(note.startswith("base has settings of its own") for note in found.notes)
-    assert "Pretraining" not in wording.headline(found)
+    assert "Pretraining" not in headline(found)
 
 
 @pytest.mark.slow

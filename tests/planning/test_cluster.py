@@ -9,7 +9,7 @@ from headstart.planning.devices import DEVICES, find_device
 from headstart.planning.load import make_load
 from headstart.planning.memory import predict_memory
 from headstart.planning.plan import make_plan
-from headstart.views.plan import plan_lines
+from headstart.reports.tables import plan_lines
 from headstart.workflows.plan import plan as run_plan
 
 LARGE = {

@@ -3,7 +3,8 @@
 import pytest
 
 from headstart.planning.complexity import KINDS, Point, crossings, growths, slope, summarise
-from headstart.views.complexity import complexity_tables, crossing_lines, draw_growth, growth_panels
+from headstart.plots.complexity import draw_growth, growth_panels
+from headstart.reports.tables import complexity_tables, crossing_lines
 
 SIZES = (64, 128, 256, 512, 1024)
 

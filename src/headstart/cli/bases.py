@@ -50,7 +50,7 @@ def bases(
         print("make one: headstart pretrain --recipe recipes/en-small.toml --data DATA --out RUN")
         print(f"a base packed with `headstart pack` is found in the folder that {FOLDERS} names")
         return
-    from headstart.views.card import score_words
+    from headstart.reports.model_card import format_benchmark
 
     for row in rows:
         print(
@@ -58,7 +58,7 @@ def bases(
             f" {row['bytes'] / 2**20:.1f} MiB; {row['title']}"
         )
         for score in row["scores"]:
-            print(f"  {score_words(score)}")
+            print(f"  {format_benchmark(score)}")
     print("use one by its name: headstart finetune NAME DATA --out RUN; its card: headstart bases NAME")
     translators = [row["name"] for row in rows if row["objective"] == "translate"]
     if translators:

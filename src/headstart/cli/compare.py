@@ -169,10 +169,10 @@ def show(result: Any, out: Path) -> None:
     """A comparison as a table and its verdicts."""
     from rich.console import Console
 
-    from headstart.views.terminal import summary_table, verdict_lines
+    from headstart.reports.tables import comparison_table, verdict_lines
 
     console = Console()
-    console.print(summary_table(result))
+    console.print(comparison_table(result))
     for line in verdict_lines(result):
         console.print(line, highlight=False)
     page = out / "report.html" if (out / "report.html").exists() else out / "compare" / "report.html"

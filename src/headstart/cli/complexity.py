@@ -26,8 +26,8 @@ def complexity(
     content = run(quick=quick, device=device).to_dict()
     if out is not None:
         from headstart.files import write_json
-        from headstart.views.complexity import draw_growth
-        from headstart.views.figure import save_figure
+        from headstart.plots.complexity import draw_growth
+        from headstart.plots.style import save_figure
 
         write_json(out / "complexity.json", content)
         figure = draw_growth(content)
@@ -40,7 +40,7 @@ def complexity(
         return
     from rich.console import Console
 
-    from headstart.views.complexity import complexity_tables, crossing_lines
+    from headstart.reports.tables import complexity_tables, crossing_lines
 
     console = Console(highlight=False)
     for table in complexity_tables(content):

@@ -54,8 +54,7 @@ def data(
         return
     from rich.console import Console
 
-    from headstart.views.parallel_audit import parallel_tables
-    from headstart.views.terminal import audit_lines, audit_tables
+    from headstart.reports.tables import audit_lines, audit_tables, parallel_tables
 
     console = Console()
     for part in (audit_tables if pair is None else parallel_tables)(found.to_dict()):

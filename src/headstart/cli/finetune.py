@@ -112,7 +112,7 @@ def finetune(
 def show(result: object) -> None:
     """A finished classifier or translator in words."""
     from headstart.cli.evaluate import show_score
-    from headstart.cli.listener import clock
+    from headstart.reports.formatting import format_duration
     from headstart.workflows.finetune import Finetuned
     from headstart.workflows.translate import FinishedTranslator
 
@@ -122,7 +122,7 @@ def show(result: object) -> None:
     for warning in result.warnings if isinstance(result, Finetuned) else []:
         print(f"warning: {warning}")
     print(
-        f"{kind} ready in {result.path}: {result.parameters:,} parameters, trained in {clock(result.seconds)},"
+        f"{kind} ready in {result.path}: {result.parameters:,} parameters, trained in {format_duration(result.seconds)},"
     )
     print(f"weights of epoch {result.best_epoch:g}")
     if isinstance(result, Finetuned) and result.classifier == "tfidf":

@@ -9,19 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from headstart.reports.formatting import format_duration
 from headstart.training.events import Evaluated, Event, Note, Saved, Stage, StepDone
-
-
-def clock(seconds: float) -> str:
-    """A duration as people say it."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return (
-        f"{whole // 60}:{whole % 60:02d} min"
-        if whole < 3600
-        else f"{whole // 3600}:{whole % 3600 // 60:02d} h"
-    )
 
 
 class Listener:
@@ -65,7 +54,7 @@ class Listener:
     def _step(self, event: StepDone) -> None:
         told = (
             f"loss {event.loss:.3f}  {event.tokens_per_second:,.0f} tokens/s  padding {event.padding:.0%}  "
-            f"{clock(event.seconds_left)} left"
+            f"{format_duration(event.seconds_left)} left"
         )
         self.progress.update(
             self.task, description=self.title, completed=event.progress * 100, total=100, told=told

@@ -89,7 +89,7 @@ def plan(
         return
     from rich.console import Console
 
-    from headstart.views.plan import plan_lines, plan_tables
+    from headstart.reports.tables import plan_lines, plan_tables
 
     console = Console(highlight=False)
     for table in plan_tables(found):

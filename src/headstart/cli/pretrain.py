@@ -155,7 +155,7 @@ def _check(
 
 def show(result: object) -> None:
     """A finished base in words."""
-    from headstart.cli.listener import clock
+    from headstart.reports.formatting import format_duration
     from headstart.workflows.pretrain import Pretrained
 
     assert isinstance(result, Pretrained)
@@ -163,7 +163,7 @@ def show(result: object) -> None:
         f"base ready in {result.path}: {result.parameters:,} parameters, {result.tokens:,} tokens read",
         end=" ",
     )
-    print(f"in {clock(result.seconds)}")
+    print(f"in {format_duration(result.seconds)}")
     if result.score is not None:
         bits = "" if result.score.bits_per_byte is None else f", {result.score.bits_per_byte:.3f} bits a byte"
         print(

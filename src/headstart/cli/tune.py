@@ -101,8 +101,8 @@ def show(result: object) -> None:
     """A finished search as a table and in words."""
     from rich.console import Console
 
+    from headstart.reports.tables import trials_table
     from headstart.results import plain
-    from headstart.views.trials import trials_table
     from headstart.workflows.tune import Tuned
 
     assert isinstance(result, Tuned)

@@ -13,6 +13,7 @@ from headstart.planning.devices import DEVICES, Device
 from headstart.planning.duration import BATCH_WORK, Duration, predict_duration
 from headstart.planning.load import Load, make_load
 from headstart.planning.memory import Memory, predict_memory
+from headstart.reports.formatting import format_duration
 
 GIB = 2**30
 MOST = 2**20  # texts in a batch; more is of no use
@@ -94,8 +95,8 @@ class Plan:
         return [
             f"plan: {self.load.account.total:,} parameters, {human(self.flops.training)}FLOPs a token; peak memory "
             f"{self.memory.peak / GIB:.2f} GiB of {self.device.usable / GIB:.1f} on {self.device.name}{many} ({fits})",
-            f"plan: {self.tokens_per_step:,} tokens a {compiled}step in about {clock(self.duration.seconds)}; "
-            f"{human(self.tokens)}tokens in about {clock(self.seconds)}{cost}",
+            f"plan: {self.tokens_per_step:,} tokens a {compiled}step in about {format_duration(self.duration.seconds)}; "
+            f"{human(self.tokens)}tokens in about {format_duration(self.seconds)}{cost}",
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -362,12 +363,3 @@ def human(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {letter}"
     return f"{number:.3g} "
-
-
-def clock(seconds: float) -> str:
-    """A duration as people say it."""
-    if seconds < 10:
-        return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

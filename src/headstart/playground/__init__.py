@@ -34,22 +34,14 @@ def _own(name: str) -> str:
     return resources.files("headstart.playground").joinpath(name).read_text("utf-8")
 
 
-def _page_style() -> str:
-    from headstart.views.page import STYLE as content
+def _report(name: str) -> str:
+    from headstart.reports.render import static_file
 
-    return content
-
-
-def _attention_style() -> str:
-    from headstart.views.attention_page import STYLE as content
-
-    return content
+    return static_file(name)
 
 
 def _explorer() -> str:
-    from headstart.views.attention_script import EXPLORER
-
-    return f"{EXPLORER}\nexport {{ exploreAttention }};\n"
+    return f"{_report('attention.js')}\nexport {{ exploreAttention }};\n"
 
 
 SCRIPTS = ("app", "api", "elements", "classify", "write", "translate", "attention", "plan", "runs", "chart")
@@ -58,8 +50,8 @@ FILES: dict[str, Asset] = {
     "/": Asset(HTML, partial(_own, "index.html")),
     "/icon.svg": Asset(ICON, partial(_own, "icon.svg")),
     "/playground.css": Asset(STYLE, partial(_own, "playground.css")),
-    "/page.css": Asset(STYLE, _page_style),
-    "/attention.css": Asset(STYLE, _attention_style),
+    "/page.css": Asset(STYLE, partial(_report, "page.css")),
+    "/attention.css": Asset(STYLE, partial(_report, "attention.css")),
     "/explorer.js": Asset(SCRIPT, _explorer),
     **{f"/{name}.js": Asset(SCRIPT, partial(_own, f"{name}.js")) for name in SCRIPTS},
 }

@@ -7,8 +7,8 @@ import { exploreAttention } from "/explorer.js";
 const letGo = new WeakMap(); // of what was shown before in the same place
 
 function thumbnails(found, layers, heads) {
-  const words = (map) => "layer " + map.layer + ", attention head " + map.attention_head + ": looks " + map.distance.toFixed(1) +
-    " tokens away on average, entropy " + map.entropy.toFixed(1) + " bits";
+  const words = (map) => "layer " + map.layer + ", attention head " + map.attention_head + ": mean distance " + map.distance.toFixed(1) +
+    " tokens, entropy " + map.entropy.toFixed(1) + " bits";
   const cell = (map) => el("td", {}, el("button", {
     type: "button", class: "thumb", "data-layer": map.layer - 1, "data-head": map.attention_head - 1,
     "aria-pressed": "false", "aria-label": words(map), title: words(map),
@@ -23,17 +23,17 @@ function thumbnails(found, layers, heads) {
 }
 
 function enlarged(isSelf, hint) {
-  const way = (value, words) => el("label", {}, el("input", { type: "radio", name: "way", value, checked: value === "from" }), " " + words);
-  const ways = el("fieldset", {}, el("legend", {}, "Direction"), way("from", "where it looks"), way("to", "who looks at it"));
+  const direction = (value, words) => el("label", {}, el("input", { type: "radio", name: "direction", value, checked: value === "from" }), " " + words);
+  const directions = el("fieldset", {}, el("legend", {}, "Direction"), direction("from", "as a query: keys it attends to"), direction("to", "as a key: queries that attend to it"));
   return el("section", { "aria-labelledby": "which" },
     el("h2", { id: "which", "aria-live": "polite" }),
-    el("div", { class: "bar" }, isSelf ? ways : null,
+    el("div", { class: "bar" }, isSelf ? directions : null,
       el("span", { class: "scale", "aria-hidden": "true" }, "0 ", el("i"), " ", el("span", { id: "peak" }))),
     el("p", { class: "soft" }, hint),
-    el("div", { class: "strip", id: "queries", role: "group", "aria-label": "tokens that look" }),
-    ...(isSelf ? [] : [el("p", { class: "soft" }, "… at these:"), el("div", { class: "strip", id: "keys", role: "group", "aria-label": "tokens that are looked at" })]),
-    el("p", { class: "said", id: "said", "aria-live": "polite" }), el("ol", { class: "looks", id: "looks" }),
-    el("p", { class: "soft", id: "said-cell" }),
+    el("div", { class: "strip", id: "queries", role: "group", "aria-label": "queries" }),
+    ...(isSelf ? [] : [el("p", { class: "soft" }, "Keys:"), el("div", { class: "strip", id: "keys", role: "group", "aria-label": "keys" })]),
+    el("p", { class: "summary", id: "summary", "aria-live": "polite" }), el("ol", { class: "top-weights", id: "top-weights" }),
+    el("p", { class: "soft", id: "cell-weight" }),
     el("div", { class: "map", tabindex: "0", role: "group", "aria-label": "enlarged map" }, el("canvas", { id: "map", role: "img" })));
 }
 
@@ -47,7 +47,7 @@ export async function show(place, found, hint) {
   const loaded = sheets.map((sheet) => new Promise((resolve) => { sheet.onload = sheet.onerror = resolve; }));
   root.append(...sheets,
     el("section", {}, el("h2", {}, "Choose a map"),
-      el("p", { class: "soft" }, "A row of a map is a token that looks, a column a token that it looks at. Click one, or move with the arrow keys."),
+      el("p", { class: "soft" }, "A row of a map is a query token, a column a key token. Click a map, or move with the arrow keys."),
       el("div", { class: "wide" }, thumbnails(found, layers, heads))),
     enlarged(isSelf, hint));
   place.replaceChildren(host);

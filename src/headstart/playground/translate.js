@@ -1,4 +1,4 @@
-// A text in the other language, and where each of its tokens looks in the source.
+// A text in the other language, and the source tokens that each of its tokens attends to.
 
 import { post } from "/api.js";
 import { show } from "/attention.js";
@@ -12,6 +12,6 @@ export function start(models) {
     fill(place, el("p", { class: "verdict" }, found.text),
       found.cut ? el("p", { class: "soft" }, "The text was cut to what the run reads.") : null);
     place.hidden = false;
-    show(find("translate-maps"), found.attention, "Point at a token of one sentence to see where it looks in the other");
+    show(find("translate-maps"), found.attention, "Point at a token of one sentence to see the tokens it attends to in the other");
   });
 }

@@ -10,6 +10,7 @@ import torch
 
 from headstart.batch import Row
 from headstart.errors import RunError
+from headstart.evaluation.attention import attention_maps, readable
 from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.model import count_parameters
 from headstart.models.packed import cast_linears, packed
@@ -23,7 +24,6 @@ from headstart.serving.translation import translations
 from headstart.serving.writing import write
 from headstart.training.evaluate import class_scores
 from headstart.training.runtime import start_runtime
-from headstart.views.attention import attention_maps, readable
 from headstart.workflows.embed import Encoder, plain_batch, usual_length
 from headstart.workflows.explain import leave_one_out
 from headstart.workflows.generate import Writer, open_writer

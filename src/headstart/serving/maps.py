@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from headstart.evaluation.attention import AttentionMaps, entropy, mean_distance
 from headstart.serving.refusal import Refusal
-from headstart.views.attention import AttentionMaps, entropy, mean_distance
 
 
 def check_size(maps: int, queries: int, keys: int, most: int) -> None:

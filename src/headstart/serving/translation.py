@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from headstart.batch import Row
+from headstart.evaluation.attention import translation_maps
 from headstart.generation.beam import Beam
 from headstart.models.model import Model
 from headstart.serving.maps import check_size, shown_maps
 from headstart.training.runtime import generator_for
-from headstart.views.attention import translation_maps
 from headstart.workflows.decoding import search_translations
 from headstart.workflows.run import Trained
 from headstart.workflows.translating import Translator

@@ -13,6 +13,9 @@ from headstart.data.example import Dataset, Example
 from headstart.data.tokenizer import Tokenizer
 from headstart.files import write_json, write_text
 from headstart.objectives.base import Objective
+from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
+from headstart.plots.style import save_figure
+from headstart.reports.comparison import render_comparison
 from headstart.results import (
     Arm,
     ArmKind,
@@ -26,14 +29,6 @@ from headstart.results import (
 )
 from headstart.training.runtime import start_runtime
 from headstart.training.significance import adjust, interval, paired_test, passes_mark
-from headstart.views.curves import (
-    accuracy_curves,
-    draw_curves,
-    draw_label_efficiency,
-    label_efficiency,
-    save_figure,
-)
-from headstart.views.report import render_report
 from headstart.workflows.finetune_defaults import DatasetFacts
 from headstart.workflows.inspect import token_counts
 from headstart.workflows.run import Trained
@@ -217,4 +212,4 @@ def write_comparison(out: Path, comparison: Comparison) -> None:
     for name, figure in figures.items():
         for kind in ("png", "svg"):
             save_figure(figure, out / f"{name}.{kind}")
-    write_text(out / "report.html", render_report(comparison))
+    write_text(out / "report.html", render_comparison(comparison))

@@ -11,9 +11,9 @@ from headstart.checkpoint import save_weights
 from headstart.config import TrainingConfig, resolve
 from headstart.files import refuse_existing, write_folder, write_json, write_text
 from headstart.interchange.arrival import Arrival, open_folder
+from headstart.reports.run import render_run
 from headstart.results import plain
 from headstart.training.runtime import start_runtime
-from headstart.views.run_report import render_run
 from headstart.workflows.run import RunFolder, RunInfo
 from headstart.workflows.story import tell_story
 

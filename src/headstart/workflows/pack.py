@@ -18,11 +18,11 @@ from headstart.data.stream import join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.files import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
+from headstart.reports.model_card import render_model_card
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.shipped import BASE, CHECKSUMS
 from headstart.storage import FORMS, as_stored, store_weights, stored_bytes
 from headstart.training.runtime import start_runtime
-from headstart.views.card import render_card
 from headstart.workflows.begin import SCRATCH
 from headstart.workflows.classifier import score_rows
 from headstart.workflows.facts import Facts
@@ -102,7 +102,7 @@ def pack(
         write_bytes(beside / SEEN, shortened(trained.seen))
         write_json(beside / "run.json", _without_places(trained).to_dict())
         shape = {**about["shape"], "weights on disk": f"{stored_bytes(beside) / 2**20:.1f} MiB"}
-        write_text(beside / "card.md", render_card({**about, "shape": shape}))
+        write_text(beside / "card.md", render_model_card({**about, "shape": shape}))
         described = ("name", "title", "language", "parameters", "objective", "classes", "scores", "storing")
         write_json(beside / BASE, {"format": FORMAT, **{key: about[key] for key in described}})
         write_json(beside / CHECKSUMS, {file.name: file_hash(file) for file in sorted(beside.iterdir())})

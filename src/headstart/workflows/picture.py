@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,31 +17,22 @@ from headstart.data.example import Example
 from headstart.data.sources import SOURCES, load_for_scoring, load_texts
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
+from headstart.evaluation.attention import TRANSLATOR_TYPES, AttentionMaps, attention_maps, translation_maps
+from headstart.evaluation.head_ablation import GroupedLoss, HeadAblation, measure_head_ablation
 from headstart.files import write_text
 from headstart.generation.beam import Beam
 from headstart.models.embedding import Embedding
 from headstart.models.model import Model
+from headstart.plots.attention import draw_attention
+from headstart.plots.head_ablation import draw_head_ablation
+from headstart.plots.masks import Mask, all_masks, draw_masks
+from headstart.plots.positions import PositionMap, draw_positions, model_map, sinusoidal_map
+from headstart.plots.style import save_figure
+from headstart.reports.attention import render_attention
+from headstart.reports.figure import render_head_ablation, render_masks, render_positions
 from headstart.training.evaluate import EVALUATION_SEED
 from headstart.training.events import Event, Stage
 from headstart.training.runtime import Runtime, generator_for, start_runtime
-from headstart.views.attention import (
-    PARTS,
-    AttentionMaps,
-    attention_maps,
-    draw_attention,
-    translation_maps,
-)
-from headstart.views.attention_heads import (
-    AttentionHeadStudy,
-    LossByPart,
-    draw_attention_heads,
-    study_attention_heads,
-)
-from headstart.views.attention_page import attention_page
-from headstart.views.figure import inline_svg, save_figure
-from headstart.views.masks import Mask, all_masks, draw_masks
-from headstart.views.page import bullets, page, table
-from headstart.views.positions import PositionMap, draw_positions, model_map, sinusoidal_map
 from headstart.workflows.decoding import write_translations
 from headstart.workflows.embed import plain_batch
 from headstart.workflows.labelled import encode_rows
@@ -88,14 +78,14 @@ def picture_attention(
     drawing = Drawing(
         "attention",
         lambda: draw_attention(maps, layer, attention_head),
-        lambda figure: attention_page(maps, layer, attention_head),
+        lambda figure: render_attention(maps, layer, attention_head),
     )
     return maps, write_pictures(out, drawing)
 
 
 def _translation_maps(trained: Trained, text: str, target: str | None, part: str) -> AttentionMaps:
     """One kind of attention of a translator over a source and a translation of it."""
-    kind = pick({name: name for name in PARTS}, part, "part of a translator")
+    kind = pick({name: name for name in TRANSLATOR_TYPES}, part, "part of a translator")
     model, runtime = trained.model(), start_runtime(trained.info.config.training)
     source = framed(trained, trained.source_tokenizer, text)
     if target is None:
@@ -133,10 +123,7 @@ def framed(trained: Trained, tokenizer: Tokenizer, text: str) -> np.ndarray:
 def picture_masks(out: Path | None, *, length: int = 8) -> tuple[list[Mask], list[Path]]:
     """Every mask over texts of `length` tokens, and the files that show them."""
     masks = all_masks(length)
-    words = [f"{mask.name}: {mask.words}" for mask in masks]
-    drawing = Drawing(
-        "masks", lambda: draw_masks(masks), lambda figure: _page("Who may read whom", figure, bullets(words))
-    )
+    drawing = Drawing("masks", lambda: draw_masks(masks), lambda figure: render_masks(masks, figure))
     return masks, write_pictures(out, drawing)
 
 
@@ -150,9 +137,7 @@ def picture_positions(
         if width is not None:
             raise ConfigError(f"{run} brings its own width", hint="leave --width out, or leave the run out")
         maps = _positions_of(load_trained(run), length)
-    drawing = Drawing(
-        "positions", lambda: draw_positions(maps), lambda figure: _page("How order is told", figure, "")
-    )
+    drawing = Drawing("positions", lambda: draw_positions(maps), render_positions)
     return maps, write_pictures(out, drawing)
 
 
@@ -177,7 +162,7 @@ def picture_attention_heads(
     texts: int = 200,
     settings: Mapping[str, Any] | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
-) -> tuple[AttentionHeadStudy, list[Path]]:
+) -> tuple[HeadAblation, list[Path]]:
     """What each attention head of `run` does on the first `texts` of a file, and the files that show it."""
     trained = load_trained(run)
     need_heads(trained)
@@ -191,11 +176,11 @@ def picture_attention_heads(
         on_event(Stage("silencing one attention head after the other", done, total))
 
     model, title = trained.model().to(runtime.device), f"{Path(run).name} on {Path(file).name}"
-    study = study_attention_heads(model, batches, _loss_of(trained, parts, runtime), title, tell)
+    study = measure_head_ablation(model, batches, _loss_of(trained, parts, runtime), title, tell)
     drawing = Drawing(
         "heads",
-        lambda: draw_attention_heads(study),
-        lambda figure: _page("What each attention head does", figure, _study_table(study)),
+        lambda: draw_head_ablation(study),
+        lambda figure: render_head_ablation(study, figure),
     )
     return study, write_pictures(out, drawing)
 
@@ -226,7 +211,7 @@ def _study_rows(trained: Trained, file: str, config: RunConfig, most: int) -> li
     return encode_rows(trained.tokenizer, examples, classes or None, config.training.length, config.data.keep)
 
 
-def _loss_of(trained: Trained, parts: list[list[Row]], runtime: Runtime) -> LossByPart:
+def _loss_of(trained: Trained, parts: list[list[Row]], runtime: Runtime) -> GroupedLoss:
     """The run's own loss by part, asked the same way each time."""
 
     def loss(model: Model) -> tuple[np.ndarray, np.ndarray]:
@@ -240,22 +225,6 @@ def _loss_of(trained: Trained, parts: list[list[Row]], runtime: Runtime) -> Loss
         return totals, counts
 
     return loss
-
-
-def _study_table(study: AttentionHeadStudy) -> str:
-    rows = [
-        [
-            f'<span class="name">layer {row["layer"]}, attention head {row["attention_head"]}</span>',
-            f"{row['entropy']:.2f}",
-            f"{row['distance']:.1f}",
-            f"{row['ablation']:+.4f}",
-            study.range_words(row["layer"] - 1, row["attention_head"] - 1),
-        ]
-        for row in study.rows()
-    ]
-    head = ["", "entropy, bits", "mean distance, tokens", "loss rises by, nats", "95 % interval"]
-    caption = f"Loss with all attention heads: {study.loss:.4f}, over {study.answers:,} answers."
-    return table(head, rows, caption=caption)
 
 
 def write_pictures(out: Path | None, drawing: Drawing) -> list[Path]:
@@ -280,10 +249,3 @@ def write_pictures(out: Path | None, drawing: Drawing) -> list[Path]:
             else:
                 save_figure(figure, path)
     return paths
-
-
-def _page(title: str, figure: Figure, words: str) -> str:
-    """A picture on a page of its own, with `words` (HTML) below."""
-    svg = inline_svg(figure, "picture", title)
-    shown = f'<figure><div class="wide" tabindex="0">{svg}</div></figure>{words}'
-    return page(title, f"<header><h1>{escape(title)}</h1></header><section>{shown}</section>")

@@ -213,7 +213,7 @@ class RunFolder:
                 self._finish(info, weights, result)
 
     def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
-        from headstart.views.run_report import render_run  # needs matplotlib, which takes long to load
+        from headstart.reports.run import render_run  # needs matplotlib, which takes long to load
 
         save_weights(self.path / WHOLE, weights)
         write_json(self.path / "result.json", result)

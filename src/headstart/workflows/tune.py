@@ -243,8 +243,8 @@ def _search(job: Job, budget: dict[str, Any], stop: StopWish) -> None:
 
 def _conclude(job: Job, story: Story) -> Tuned:
     """The best settings as TOML, the trials as JSON and as a picture; result.json comes last."""
-    from headstart.views.figure import save_figure
-    from headstart.views.trials import draw_trials, trials_data
+    from headstart.plots.style import save_figure
+    from headstart.plots.trials import draw_trials, trials_data
 
     trials, sign = read_trials(job.path), job.sign
     finished = [trial for trial in trials if trial.state == "finished"]

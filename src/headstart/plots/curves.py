@@ -1,0 +1,296 @@
+"""Learning curves, label efficiency and reliability diagrams: data first, then figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from headstart.plots.style import FAINT, INK, PALETTE, STYLE, arm_colours
+from headstart.results import Arm, Comparison, SeedResult
+
+BINS = 10
+NOT_PLOTTED = ("epoch", "step", "perplexity")
+
+
+@dataclass(frozen=True)
+class Band:
+    """One arm's values along an axis: the mean between a lower and an upper bound."""
+
+    name: str
+    colour: str
+    x: np.ndarray  # (points,)
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    is_classical: bool = False  # drawn dashed
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One arm's predictions by confidence, without empty bins."""
+
+    name: str
+    colour: str
+    confidence: np.ndarray  # (bins,) mean in each
+    accuracy: np.ndarray
+    share: np.ndarray  # of all predictions
+    error: float  # expected calibration error, mean over seeds
+
+
+@dataclass(frozen=True)
+class CurveData:
+    """Validation accuracy by epoch: a line for each arm that trains in epochs, a level for each other."""
+
+    labels: int
+    epochs: float
+    target: float
+    lines: list[Band]
+    levels: list[Band]  # one point each
+
+    @property
+    def end(self) -> float:
+        """The last epoch of any line."""
+        return max([self.epochs, *(float(line.x[-1]) for line in self.lines)])
+
+    @property
+    def shorter(self) -> list[Band]:
+        """The lines that end before the last epoch."""
+        return [line for line in self.lines if line.x[-1] < self.end]
+
+
+@dataclass(frozen=True)
+class EfficiencyData:
+    """Accuracy by number of labels, with 95 % intervals."""
+
+    lines: list[Band]
+    split: str
+
+
+@dataclass(frozen=True)
+class ReliabilityData:
+    """Confidence against accuracy, a panel for each arm."""
+
+    panels: list[Panel]
+
+
+def accuracy_curves(comparison: Comparison, labels: int | None = None) -> CurveData:
+    """Each arm's validation accuracy by epoch at one label budget (default: the largest), over all seeds."""
+    budget = max(comparison.label_budgets) if labels is None else labels
+    colours = _colours(comparison)
+    lines, levels = [], []
+    for arm in comparison.arms:
+        if arm.labels != budget or not arm.results or arm.kind == "ensemble":  # evaluated once, at the end
+            continue
+        if arm.kind != "classical" and all(len(result.curve) > 1 for result in arm.results):
+            x, values = _on_one_grid(arm.results)
+            lines.append(_band(arm.name, colours[arm.name], x, values))
+        else:
+            last = [result.curve[-1].accuracy if result.curve else result.accuracy for result in arm.results]
+            levels.append(_band(arm.name, colours[arm.name], np.zeros(1), np.array(last)[:, None]))
+    return CurveData(budget, comparison.epochs, comparison.mark, lines, levels)
+
+
+def label_efficiency(comparison: Comparison) -> EfficiencyData | None:
+    """Each arm's accuracy by number of labels, or None when there is one budget only."""
+    if len(set(comparison.label_budgets)) < 2:
+        return None
+    lines = []
+    for name, colour in _colours(comparison).items():
+        arms = sorted((arm for arm in comparison.arms if arm.name == name), key=lambda arm: arm.labels)
+        mean, low, high = (
+            np.array([getattr(arm.accuracy, name) for arm in arms]) for name in ("mean", "low", "high")
+        )
+        low, high = np.where(np.isnan(low), mean, low), np.where(np.isnan(high), mean, high)
+        x, is_classical = np.array([arm.labels for arm in arms], dtype=float), arms[0].kind == "classical"
+        lines.append(Band(name, colour, x, mean, low, high, is_classical))
+    return EfficiencyData(lines, comparison.scored_split)
+
+
+def reliability(comparison: Comparison, labels: int | None = None) -> ReliabilityData:
+    """Accuracy by confidence for each arm at one label budget (default: the largest), all seeds pooled."""
+    budget = max(comparison.label_budgets) if labels is None else labels
+    colours, truth = _colours(comparison), np.array(comparison.truth)
+    arms = [arm for arm in comparison.arms if arm.labels == budget and arm.results]
+    return ReliabilityData([_panel(arm, colours[arm.name], truth) for arm in arms])
+
+
+def draw_curves(data: CurveData) -> Figure:
+    """Lines by epoch with a band over the seeds, dotted after their end; an arm without epochs is a dashed level."""
+    figure, axes = _canvas(8.2, 4.3)
+    with matplotlib.rc_context(STYLE):
+        for level in data.levels:
+            axes.axhspan(level.low[0], level.high[0], color=level.colour, alpha=0.12, linewidth=0)
+            axes.axhline(level.mean[0], color=level.colour, linewidth=1.8, linestyle=(0, (5, 3)))
+        for line in data.lines:
+            axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.16, linewidth=0)
+            axes.plot(line.x, line.mean, color=line.colour, linewidth=2.2, marker="o", markersize=3.5)
+        for line in data.shorter:
+            last = [line.mean[-1], line.mean[-1]]
+            axes.plot([line.x[-1], data.end], last, color=line.colour, linewidth=1.2, linestyle=(0, (1, 3)))
+        axes.axhline(data.target, color=INK, linewidth=1, linestyle=(0, (1, 2)))
+        axes.set_xlim(0, data.end)
+        _accuracy_axis(axes, [*data.lines, *data.levels], data.target)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel("validation accuracy")
+        axes.xaxis.set_major_locator(MaxNLocator(10, integer=data.end >= 2))
+        ends = [(line.name, line.colour, float(line.mean[-1])) for line in [*data.lines, *data.levels]]
+        _label_ends(axes, [*ends, ("target", INK, data.target)])
+    return figure
+
+
+def draw_training_curve(curve: Sequence[Mapping[str, float]]) -> Figure:
+    """Every validation metric of one run by epoch, a panel each."""
+    names = [name for name in (curve[0] if curve else {}) if name not in NOT_PLOTTED]
+    epochs = [point["epoch"] for point in curve]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.2, 2.9), layout="constrained")
+        for number, name in enumerate(names, start=1):
+            axes = figure.add_subplot(1, len(names), number)
+            axes.plot(epochs, [point[name] for point in curve], color=PALETTE[0], marker="o", markersize=3)
+            axes.set_title(name.replace("_", " "), fontsize=10)
+            axes.set_xlabel("epoch")
+    return figure
+
+
+def draw_label_efficiency(data: EfficiencyData) -> Figure:
+    """Accuracy against labels on a logarithmic axis, with the 95 % interval of each point."""
+    figure, axes = _canvas(8.2, 4.3)
+    with matplotlib.rc_context(STYLE):
+        for offset, line in enumerate(data.lines):
+            # Shifted a little, so that error bars do not overlap.
+            x = line.x * (1 + 0.012 * (offset - (len(data.lines) - 1) / 2))
+            error = np.maximum([line.mean - line.low, line.high - line.mean], 0)
+            style = "--" if line.is_classical else "-"
+            axes.errorbar(
+                x, line.mean, error, color=line.colour, linewidth=2, linestyle=style, marker="o", capsize=3
+            )
+        ticks = sorted({float(x) for line in data.lines for x in line.x})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.set_xlim(ticks[0] / 1.08, ticks[-1] * 1.08)
+        _accuracy_axis(axes, data.lines)
+        axes.set_xlabel("training labels")
+        axes.set_ylabel(f"accuracy on {data.split}")
+        _label_ends(axes, [(line.name, line.colour, float(line.mean[-1])) for line in data.lines])
+    return figure
+
+
+def draw_reliability(data: ReliabilityData) -> Figure:
+    """A panel for each arm: points on the diagonal are calibrated, points below it overconfident."""
+    columns = min(4, max(1, len(data.panels)))
+    rows = -(-max(1, len(data.panels)) // columns)
+    least = min((float(panel.confidence.min()) for panel in data.panels), default=0.0) - 0.06
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(1.75 * columns + 0.4, 2.35 * rows + 0.3), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for axes, panel in zip(grid, data.panels, strict=False):
+            axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1.2, linestyle=(0, (3, 3)))
+            axes.plot(panel.confidence, panel.accuracy, color=panel.colour, linewidth=1.6)
+            size = 14 + 220 * panel.share
+            axes.scatter(panel.confidence, panel.accuracy, s=size, color=panel.colour, alpha=0.8, linewidth=0)
+            axes.set_title(f"{_truncate(panel.name)}\nerror {panel.error:.3f}", fontsize=10)
+            axes.set(xlim=(max(0.0, least), 1.06), ylim=(0, 1.06))
+            axes.xaxis.set_major_locator(MaxNLocator(3))
+        for axes in grid[len(data.panels) :]:
+            axes.set_visible(False)
+        figure.supxlabel("confidence", fontsize=11)
+        figure.supylabel("accuracy", fontsize=11)
+    return figure
+
+
+def _colours(comparison: Comparison) -> dict[str, str]:
+    return arm_colours((arm.name, arm.kind) for arm in comparison.arms)
+
+
+def _on_one_grid(results: list[SeedResult]) -> tuple[np.ndarray, np.ndarray]:
+    """Epochs that every seed reached, and accuracies (seeds, epochs), interpolated where evaluations differ."""
+    last = min(result.curve[-1].epoch for result in results)
+    grid = np.array(
+        sorted({point.epoch for result in results for point in result.curve if point.epoch <= last})
+    )
+    rows = [
+        np.interp(grid, [point.epoch for point in result.curve], [point.accuracy for point in result.curve])
+        for result in results
+    ]
+    return grid, np.array(rows)
+
+
+def _band(name: str, colour: str, x: np.ndarray, values: np.ndarray) -> Band:
+    return Band(name, colour, x, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+
+
+def _panel(arm: Arm, colour: str, truth: np.ndarray) -> Panel:
+    confidence = np.concatenate([np.array(result.confidences, dtype=float) for result in arm.results])
+    right = np.concatenate([np.array(result.predictions) == truth for result in arm.results]).astype(float)
+    confidence = np.nan_to_num(confidence)  # a diverged model has no confidence
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    counts = np.bincount(bins, minlength=BINS)
+    filled = counts > 0
+    mean_confidence = np.bincount(bins, weights=confidence, minlength=BINS)[filled] / counts[filled]
+    mean_right = np.bincount(bins, weights=right, minlength=BINS)[filled] / counts[filled]
+    share = counts[filled] / max(len(bins), 1)
+    return Panel(arm.name, colour, mean_confidence, mean_right, share, arm.calibration_error.mean)
+
+
+def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height))
+        # Names go to the right of their lines instead of into a legend.
+        return figure, figure.add_axes((0.085, 0.125, 0.61, 0.845))
+
+
+def _accuracy_axis(axes: Axes, bands: list[Band], target: float | None = None) -> None:
+    """A y axis that fits every band with a margin."""
+    low = min(
+        [*(float(band.low.min()) for band in bands), *([] if target is None else [target])], default=0.0
+    )
+    high = max(
+        [*(float(band.high.max()) for band in bands), *([] if target is None else [target])], default=1.0
+    )
+    margin = max(0.04 * (high - low), 0.01)
+    axes.set_ylim(max(0.0, low - margin), min(1.0, high + margin) if high + margin < 1 else 1.005)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.2f}")
+
+
+def _label_ends(axes: Axes, ends: list[tuple[str, str, float]]) -> None:
+    """Names with their last value to the right of the plot, moved apart where they would overlap."""
+    low, high = axes.get_ylim()
+    ordered = sorted(ends, key=lambda end: end[2])
+    positions = _spread([(value - low) / (high - low) for _, _, value in ordered], 0.062)
+    for (name, colour, value), position in zip(ordered, positions, strict=True):
+        height = (value - low) / (high - low)
+        axes.plot(
+            [1.003, 1.03],
+            [height, position],
+            transform=axes.transAxes,
+            color=colour,
+            clip_on=False,
+            linewidth=1,
+        )
+        weight = "normal" if colour == INK else "bold"
+        axes.text(
+            1.038, position, f"{_truncate(name)} {value:.3f}", transform=axes.transAxes, color=colour, va="center",
+            fontsize=10, fontweight=weight,
+        )  # fmt: skip
+
+
+def _spread(positions: list[float], gap: float) -> list[float]:
+    """Sorted positions moved as little as needed to have distance `gap`, within 0 to 1."""
+    moved = list(positions)
+    for _ in range(200):
+        for index in range(len(moved) - 1):
+            short = gap - (moved[index + 1] - moved[index])
+            if short > 1e-9:
+                moved[index] -= short / 2
+                moved[index + 1] += short / 2
+    shift = max(0.0, -min(moved, default=0.0)) - max(0.0, max(moved, default=1.0) - 1.0)
+    return [position + shift for position in moved]
+
+
+def _truncate(name: str) -> str:
+    return name if len(name) <= 20 else f"{name[:19]}…"

@@ -1,0 +1,1 @@
+"""HTML pages, model cards and terminal tables."""

@@ -1,0 +1,71 @@
+"""Jinja2 environment of all reports: templates, number formatting as filters, static files.
+
+Templates named *.html escape every value. CSS and JavaScript are inlined, so that each page is one file.
+"""
+
+import json
+import math
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from headstart.reports import formatting
+
+
+def render(template: str, **context: Any) -> str:
+    """The template filled in with `context`."""
+    return environment().get_template(template).render(context)
+
+
+@cache
+def environment() -> Environment:
+    """The templates of this package, with number formatting as filters."""
+    env = Environment(
+        loader=PackageLoader("headstart.reports"),
+        autoescape=select_autoescape(("html",)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    env.filters |= {
+        "count": formatting.format_count,
+        "duration": formatting.format_duration,
+        "epochs_to_target": formatting.format_epochs_to_target,
+        "indented_json": indented_json,
+        "interval": formatting.format_interval,
+        "p_value": formatting.format_p_value,
+        "points": formatting.format_points,
+        "points_interval": formatting.format_points_interval,
+        "score": formatting.format_score,
+        "script_json": lambda value: Markup(script_json(value)),
+    }
+    env.globals |= {"static": lambda name: Markup(static_file(name)), "UNKNOWN": formatting.UNKNOWN}
+    return env
+
+
+def static_file(name: str) -> str:
+    """The text of a stylesheet or script of this package."""
+    return resources.files("headstart.reports").joinpath("static", name).read_text("utf-8")
+
+
+def script_json(value: object) -> str:
+    """JSON inside a <script> element: no text in it can end the element."""
+    text = json.dumps(value, ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def indented_json(value: object) -> str:
+    """JSON for readers, with null instead of NaN."""
+    return json.dumps(_without_nan(value), ensure_ascii=False, indent=2, default=str)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+import torch
+
+from headstart.batch import Batch, pad
+from headstart.evaluation.head_ablation import ablated, mean_difference, measure_head_ablation
+from headstart.models.model import HeadSpec, build_model
+from headstart.objectives.masked_lm import MaskedLM
+from headstart.plots.head_ablation import draw_head_ablation
+from tests.worlds import ALPHABET, generator, random_rows, small_body
+
+ROWS = random_rows([9, 5, 12, 7, 8, 6, 10, 4, 9, 11], seed=4)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(1)
+    return build_model(
+        small_body("bidirectional"), ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)}
+    ).eval()
+
+
+def parts():
+    return [ROWS[at : at + 2] for at in range(0, len(ROWS), 2)]
+
+
+def batches():
+    padded = [
+        pad([torch.from_numpy(row.tokens).long() for row in part], ALPHABET.padding) for part in parts()
+    ]
+    return [Batch(tokens, real) for tokens, real in padded]
+
+
+@torch.no_grad()
+def loss(model):
+    totals, counts = [], []
+    for index, part in enumerate(parts()):
+        batch = MaskedLM(rate=0.5).collate(part, ALPHABET, generator(index))
+        marks = MaskedLM().losses(model, batch)["lm"]
+        totals.append(float(marks.total))
+        counts.append(marks.count)
+    return np.array(totals), np.array(counts)
+
+
+def test_silencing_zeroes_one_attention_head_and_leaves_the_others(model):
+    heard = []
+    outward = model.body.blocks[1].attention.outward
+    with ablated(model, 1, 0):
+        handle = outward.register_forward_pre_hook(lambda module, inputs: heard.append(inputs[0].clone()))
+        model.body(batches()[0])
+        handle.remove()
+    assert (heard[0][..., :8] == 0).all()
+    assert (heard[0][..., 8:] != 0).any()
+
+
+def test_a_model_is_itself_again_after_silencing(model):
+    before = model.body(batches()[0])
+    with ablated(model, 0, 1):
+        during = model.body(batches()[0])
+    assert not torch.allclose(before, during)
+    assert torch.equal(before, model.body(batches()[0]))
+
+
+def test_silencing_equals_zeroing_the_weights_that_read_the_attention_head(model):
+    from copy import deepcopy
+
+    twin = deepcopy(model)
+    with torch.no_grad():
+        twin.body.blocks[0].attention.outward.weight[:, 8:16] = 0
+    with ablated(model, 0, 1):
+        np.testing.assert_allclose(loss(model)[0], loss(twin)[0], rtol=1e-5)
+
+
+def test_the_study_measures_every_attention_head_and_ablation_changes_the_loss(model):
+    study = measure_head_ablation(model, batches(), loss)
+    assert study.entropy.shape == study.distance.shape == study.ablation.shape == (2, 2)
+    assert (study.ablation != 0).all()
+    totals, counts = loss(model)
+    assert study.loss == pytest.approx(totals.sum() / counts.sum())
+    with ablated(model, 1, 1):
+        without, _ = loss(model)
+    assert study.ablation[1, 1] == pytest.approx((without - totals).sum() / counts.sum())
+    assert (study.low <= study.ablation).all()
+    assert (study.ablation <= study.high).all()
+    assert (study.entropy <= study.even_entropy + 1e-5).all()
+
+
+def test_padding_does_not_count_in_entropy_and_distance(model):
+    together, apart = measure_head_ablation(model, batches(), loss), []
+    for row in ROWS:
+        tokens = torch.from_numpy(row.tokens).long()[None, :]
+        apart.append(Batch(tokens, torch.ones_like(tokens, dtype=torch.bool)))
+    alone = measure_head_ablation(model, apart, loss)
+    np.testing.assert_allclose(together.entropy, alone.entropy, rtol=1e-4)
+    np.testing.assert_allclose(together.distance, alone.distance, rtol=1e-4)
+    assert together.even_distance == pytest.approx(alone.even_distance)
+
+
+def test_the_interval_is_unknown_for_few_parts_and_none_wide_when_parts_agree():
+    assert np.isnan(mean_difference(np.array([2.0, 4.0]), np.array([4, 8]))[1])
+    totals = np.array([2.0, 4.0, 1.0, 3.0, 5.0])
+    assert mean_difference(totals, 2 * totals) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_the_interval_of_equal_parts_is_student_s_over_them():
+    totals = np.array([2.0, 4.0, 1.0, 3.0, 5.0, 6.0])
+    mean, low, high = mean_difference(totals, np.ones(6))
+    reach = 2.5706 * totals.std(ddof=1) / 6**0.5
+    assert (mean, low, high) == pytest.approx((3.5, 3.5 - reach, 3.5 + reach), rel=1e-4)
+
+
+def test_the_study_is_drawn_as_three_grids_with_numbers(model):
+    figure = draw_head_ablation(measure_head_ablation(model, batches(), loss))
+    assert len(figure.axes) == 3
+    assert all(len(axes.texts) == 4 for axes in figure.axes)

@@ -1,0 +1,66 @@
+"""A hyperparameter search as data, as a figure and as a table."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from headstart.plots.style import save_figure
+from headstart.plots.trials import draw_trials, trials_data
+from headstart.reports.tables import trials_table
+
+
+def content(direction="maximize", states="ffpfxf"):
+    kinds = {"f": "finished", "p": "pruned", "x": "failed"}
+    marks = [0.7, 0.6, 0.3, 0.8, None, 0.75]
+    trials = [
+        {
+            "number": number,
+            "state": kinds[state],
+            "value": marks[number],
+            "values": {"optimizer.learning_rate": 10.0 ** -(number + 1), "schedule.kind": "linear"},
+        }
+        for number, state in enumerate(states)
+    ]
+    return {
+        "metric": "accuracy",
+        "direction": direction,
+        "search": ["optimizer.learning_rate=1e-06:0.1:log", "schedule.kind=linear,[cosine]"],
+        "trials": trials,
+        "standing": trials[0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("direction", "best"), [("maximize", [0.7, 0.7, 0.8, 0.8]), ("minimize", [0.7, 0.6, 0.6, 0.6])]
+)
+def test_finished_and_pruned_trials_are_separate(direction, best):
+    data = trials_data(content(direction))
+    assert data.numbers.tolist() == [0, 1, 3, 5]
+    assert data.best_so_far.tolist() == best
+    assert data.pruned.tolist() == [[2, 0.3]]
+    assert (data.last, data.default) == (5, 0.7)
+    assert [setting.is_log for setting in data.settings] == [True, False]
+    assert np.allclose(data.settings[0].values, [1e-1, 1e-2, 1e-4, 1e-6])
+
+
+@pytest.mark.parametrize("states", ["ffpfxf", "f", "xf", "pf"])
+@pytest.mark.slow
+def test_a_picture_is_the_same_each_time_and_reads_without_formulas(states, tmp_path):
+    for name in ("a.svg", "b.svg", "c.png"):
+        save_figure(draw_trials(trials_data(content(states=states))), tmp_path / name)
+    first = (tmp_path / "a.svg").read_text()
+    assert first == (tmp_path / "b.svg").read_text()
+    assert "optimizer.learning_rate" in first
+    assert "mathdefault" not in first
+
+
+def test_the_table_shows_the_best_first_and_the_default_settings():
+    said = io.StringIO()
+    Console(file=said, width=100).print(trials_table(content()))
+    lines = said.getvalue().splitlines()
+    assert "4 finished, 1 pruned, 1 failed" in lines[0]
+    header = next(line for line in lines if line.lstrip().startswith("trial "))
+    assert header.split() == ["trial", "3", "5", "0", "default", "1"]
+    assert "0.8" in next(line for line in lines if "accuracy" in line)
