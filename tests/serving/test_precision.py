@@ -7,11 +7,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from headstart.errors import ConfigError
-from headstart.serving.app import make_app
-from headstart.serving.bounds import Bounds
-from headstart.serving.log import Log
-from headstart.serving.service import make_service
-from headstart.serving.start import serve
+from headstart.serving.app import App
+from headstart.serving.limits import Limits
+from headstart.serving.server import make_logger, make_state, serve
 from headstart.training import runtime
 from headstart.workflows.finetune import finetune
 from tests.serving.clients import running
@@ -39,16 +37,15 @@ def open_client(trained, monkeypatch):
 
     def make(precision, has_half=True):
         monkeypatch.setattr(runtime, "has_bfloat16", lambda device: has_half)
-        service = make_service(
-            [str(trained)], Bounds(), Log(quiet=True, out=io.StringIO()), precision=precision
-        )
-        service.library.load()
-        opened.append(service)
-        return TestClient(make_app(service))
+        logger = make_logger(quiet=True, stream=io.StringIO())
+        state = make_state([str(trained)], Limits(), logger, precision=precision)
+        state.registry.load_all()
+        opened.append(state)
+        return TestClient(App(state))
 
     yield make
-    for service in opened:
-        service.library.close()
+    for state in opened:
+        state.close()
 
 
 def texts():
@@ -119,4 +116,4 @@ def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
 def test_a_processor_without_bfloat16_is_told_of(trained):
     has_half = runtime.has_bfloat16(runtime.torch.device("cpu"))
     with running(trained, options=("--precision", "fast")) as (process, _):
-        assert ("does not multiply bfloat16 itself" in process.said()) is not has_half
+        assert ("has no bfloat16 arithmetic" in process.said()) is not has_half
