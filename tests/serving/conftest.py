@@ -7,10 +7,9 @@ import pytest
 from starlette.testclient import TestClient
 
 import headstart
-from headstart.serving.app import make_app
-from headstart.serving.bounds import Bounds
-from headstart.serving.log import Log
-from headstart.serving.service import make_service
+from headstart.serving.app import App
+from headstart.serving.limits import Limits
+from headstart.serving.server import make_logger, make_state
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from tests.parallel_worlds import TASKS, write_aligned
@@ -55,18 +54,18 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def serve(runs):
-    """A function that gives a client of a server over the small runs, and its service."""
+    """A function that returns a client of a server over the small runs, and the state of the server."""
     opened = []
 
-    def open_client(*names, token=None, hosts=frozenset(), log=None, **bounds):
+    def open_client(*names, token=None, hosts=frozenset(), logger=None, log_texts=False, **limits):
         names = names or ("classifier", "base", "unfinished", "comparison")
-        log = log or Log(out=io.StringIO())
+        logger = logger or make_logger(stream=io.StringIO())
         words = [str(runs / name) for name in names]
-        service = make_service(words, Bounds(**bounds), log, token=token, hosts=hosts)
-        service.library.load()
-        opened.append(service)
-        return TestClient(make_app(service), raise_server_exceptions=True), service
+        state = make_state(words, Limits(**limits), logger, token=token, hosts=hosts, log_texts=log_texts)
+        state.registry.load_all()
+        opened.append(state)
+        return TestClient(App(state), raise_server_exceptions=True), state
 
     yield open_client
-    for service in opened:
-        service.library.close()
+    for state in opened:
+        state.close()

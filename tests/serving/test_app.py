@@ -5,10 +5,15 @@ import json
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
+from headstart.errors import RunError
 from headstart.serving import schema
-from headstart.serving.endpoints import ENDPOINTS
-from headstart.serving.log import Log
+from headstart.serving.app import App
+from headstart.serving.limits import Limits
+from headstart.serving.registry import ModelRegistry
+from headstart.serving.routes import router
+from headstart.serving.server import make_logger, make_state
 from headstart.workflows.embed import text_vectors
 from headstart.workflows.picture import picture_attention
 from headstart.workflows.plan import plan
@@ -24,7 +29,7 @@ def test_labels_are_those_of_predict_whatever_stands_beside_them(serve, runs, tm
     known = list(predict(str(runs / "classifier"), str(tmp_path / "texts.txt")))
     answer = client.post("/v1/classify", json={"texts": plain})
     assert answer.status_code == 200
-    found = schema.ClassifyAnswer.model_validate(answer.json())
+    found = schema.ClassifyResponse.model_validate(answer.json())
     assert found.model == "classifier"
     for (label, probability, _), given in zip(known, found.labels, strict=True):
         assert given.label == label
@@ -65,7 +70,7 @@ def test_huge_texts_of_any_script_are_read_as_far_as_the_run_reads(serve, name):
 def test_each_tokens_part_is_told_with_its_piece(serve):
     client, _ = serve()
     answer = client.post("/v1/classify", json={"texts": ["a wonderful <b>film</b>", ""], "explain": True})
-    found = schema.ClassifyAnswer.model_validate(answer.json()).labels
+    found = schema.ClassifyResponse.model_validate(answer.json()).labels
     assert "".join(found[0].explanation.pieces).replace("▁", " ").strip() == "a wonderful <b>film</b>"
     assert len(found[0].explanation.parts) == len(found[0].explanation.pieces) == found[0].tokens - 2
     assert found[1].explanation.parts == []
@@ -74,7 +79,7 @@ def test_each_tokens_part_is_told_with_its_piece(serve):
 
 
 def test_a_text_with_too_many_tokens_is_not_explained(serve):
-    client, _ = serve(explained=8)
+    client, _ = serve(max_explained_tokens=8)
     answer = client.post("/v1/classify", json={"texts": ["word " * 20], "explain": True})
     assert answer.status_code == 422
     assert "8 are the most" in answer.json()["error"]
@@ -85,7 +90,7 @@ def test_vectors_are_those_of_embed(serve, runs, run, pool):
     client, _ = serve()
     texts = TEXTS[:5]
     answer = client.post("/v1/embed", json={"model": run, "texts": texts, "pool": pool})
-    found = schema.EmbedAnswer.model_validate(answer.json())
+    found = schema.EmbedResponse.model_validate(answer.json())
     np.testing.assert_allclose(found.vectors, text_vectors(str(runs / run), texts, pool=pool), atol=1e-5)
     assert found.width == 16
 
@@ -100,7 +105,7 @@ def test_the_first_token_of_a_causal_run_is_no_vector_of_the_text(serve):
 def test_attention_is_that_of_the_picture(serve, runs):
     client, _ = serve()
     answer = client.post("/v1/attention", json={"text": "a wonderful film"})
-    found = schema.AttentionAnswer.model_validate(answer.json())
+    found = schema.AttentionResponse.model_validate(answer.json())
     known, _ = picture_attention(str(runs / "classifier"), "a wonderful film", None)
     assert found.queries == found.keys == known.queries
     assert len(found.maps) == known.layers * known.attention_heads
@@ -112,7 +117,7 @@ def test_attention_is_that_of_the_picture(serve, runs):
 
 
 def test_maps_that_are_not_there_or_too_many_are_refused(serve):
-    client, _ = serve(attention=100)
+    client, _ = serve(max_attention_values=100)
     gone = client.post("/v1/attention", json={"text": "a film", "layer": 3})
     assert (gone.status_code, gone.json()["hint"]) == (404, "it has 2")
     many = client.post("/v1/attention", json={"text": "a wonderful film indeed"})
@@ -124,7 +129,7 @@ def test_a_plan_is_that_of_the_command(serve):
     client, _ = serve()
     asked = {"preset": "small", "gpu": "RTX 3060", "tokens": 1_000_000, "layers": 3, "optimizer": "muon"}
     answer = client.post("/v1/plan", json=asked)
-    schema.PlanAnswer.model_validate(answer.json())
+    schema.PlanResponse.model_validate(answer.json())
     settings = {"body": {"layers": 3}, "optimizer": {"kind": "muon"}}
     known = plan("small", gpu="RTX 3060", tokens=1_000_000, settings=settings).to_dict()
     assert answer.json() == json.loads(json.dumps(known))
@@ -143,16 +148,16 @@ def test_a_plan_that_cannot_be_made_is_told_why(serve, asked, status):
     client, _ = serve()
     answer = client.post("/v1/plan", json=asked)
     assert answer.status_code == status
-    schema.Problem.model_validate(answer.json())
+    schema.ErrorResponse.model_validate(answer.json())
 
 
 def test_models_and_runs_are_listed_in_the_order_given(serve):
     client, _ = serve()
-    models = schema.ModelsAnswer.model_validate(client.get("/v1/models").json()).models
+    models = schema.ModelsResponse.model_validate(client.get("/v1/models").json()).models
     assert [model.name for model in models] == ["classifier", "base"]
     assert "classify" in models[0].can
     assert "classify" not in models[1].can
-    runs = schema.RunsAnswer.model_validate(client.get("/v1/runs").json()).runs
+    runs = schema.RunsResponse.model_validate(client.get("/v1/runs").json()).runs
     assert [(run.name, run.kind, run.status) for run in runs] == [
         ("classifier", "finetune", "finished"),
         ("base", "pretrain", "finished"),
@@ -164,7 +169,7 @@ def test_models_and_runs_are_listed_in_the_order_given(serve):
 
 def test_a_run_that_is_still_training_shows_its_curves_and_answers_nothing(serve):
     client, _ = serve()
-    found = schema.RunAnswer.model_validate(client.get("/v1/runs/unfinished").json())
+    found = schema.RunResponse.model_validate(client.get("/v1/runs/unfinished").json())
     assert found.steps
     assert 0 < found.progress <= 1
     assert client.get("/v1/runs/unfinished?after=1000000").json()["steps"] == []
@@ -174,12 +179,6 @@ def test_a_run_that_is_still_training_shows_its_curves_and_answers_nothing(serve
 
 
 def test_a_run_answers_as_soon_as_it_has_finished(serve, runs, tmp_path):
-    from starlette.testclient import TestClient
-
-    from headstart.serving.app import make_app
-    from headstart.serving.bounds import Bounds
-    from headstart.serving.service import make_service
-
     late = tmp_path / "late"
     late.mkdir()
     for file in (runs / "base").iterdir():
@@ -187,13 +186,13 @@ def test_a_run_answers_as_soon_as_it_has_finished(serve, runs, tmp_path):
             (late / file.name).write_bytes(file.read_bytes())
     about = (runs / "base" / "run.json").read_text("utf-8")
     (late / "run.json").write_text(json.dumps({**json.loads(about), "status": "running"}), "utf-8")
-    service = make_service([str(late)], Bounds(), Log(quiet=True))
-    service.library.load()
-    client = TestClient(make_app(service))
+    state = make_state([str(late)], Limits(), make_logger(quiet=True))
+    state.registry.load_all()
+    client = TestClient(App(state))
     assert client.post("/v1/embed", json={"texts": ["a"]}).status_code == 409
     (late / "run.json").write_text(about, "utf-8")
     assert client.post("/v1/embed", json={"texts": ["a"]}).status_code == 200
-    service.library.close()
+    state.close()
 
 
 def test_a_comparison_shows_its_report_in_a_sandbox_and_answers_nothing(serve):
@@ -225,29 +224,25 @@ def test_a_run_that_cannot_is_told_apart_from_one_that_is_not_there(serve):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "asked"),
-    [({"texts": 2}, {"texts": ["a"] * 3}), ({"characters": 20}, {"texts": ["a" * 21]})],
+    ("limits", "asked"),
+    [({"max_texts": 2}, {"texts": ["a"] * 3}), ({"max_chars": 20}, {"texts": ["a" * 21]})],
 )
-def test_more_than_the_bounds_allow_is_refused(serve, bounds, asked):
-    client, _ = serve(**bounds)
+def test_more_than_the_limits_allow_is_refused(serve, limits, asked):
+    client, _ = serve(**limits)
     answer = client.post("/v1/classify", json=asked)
     assert answer.status_code == 422
     assert "are the most" in answer.json()["error"]
 
 
 def test_two_runs_of_one_name_need_another_name(runs):
-    from headstart.errors import RunError
-    from headstart.serving.bounds import Bounds
-    from headstart.serving.library import Library
-
     with pytest.raises(RunError) as caught:
-        Library([str(runs / "base"), str(runs / "base")], Bounds())
+        ModelRegistry([str(runs / "base"), str(runs / "base")], Limits())
     assert "=" in caught.value.hint
-    library = Library([str(runs / "base"), f"other={runs / 'base'}"], Bounds())
-    assert list(library.entries) == ["base", "other"]
+    registry = ModelRegistry([str(runs / "base"), f"other={runs / 'base'}"], Limits())
+    assert list(registry.runs) == ["base", "other"]
     for word in (str(runs / "nothing"), f"a/b={runs / 'base'}", str(runs)):
         with pytest.raises(RunError):
-            Library([word], Bounds())
+            ModelRegistry([word], Limits())
 
 
 def test_what_was_asked_is_counted(serve):
@@ -267,7 +262,7 @@ def test_what_was_asked_is_counted(serve):
 def test_texts_are_logged_only_when_asked_for(serve):
     for with_texts in (False, True):
         out = io.StringIO()
-        client, _ = serve(log=Log(with_texts=with_texts, out=out))
+        client, _ = serve(logger=make_logger(stream=out), log_texts=with_texts)
         client.post("/v1/classify", json={"texts": ["my\nsecret"]}, headers={"Authorization": "Bearer abc"})
         client.get("/my secret path")
         assert ("my\\nsecret" in out.getvalue()) == with_texts
@@ -278,20 +273,21 @@ def test_texts_are_logged_only_when_asked_for(serve):
 
 def test_a_log_for_machines_is_json_line_by_line(serve):
     out = io.StringIO()
-    client, service = serve(log=Log(as_json=True, out=out))
+    client, state = serve(logger=make_logger(as_json=True, stream=out))
     client.get("/healthz")
-    service.log.say("hello")
+    state.logger.error("hello")
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert lines[0]["endpoint"] == "/healthz"
     assert lines[0]["status"] == 200
-    assert lines[1]["say"] == "hello"
+    assert lines[1]["message"] == "hello"
 
 
-def test_the_description_names_every_endpoint_and_this_servers_own_bounds(serve):
-    client, _ = serve(texts=7, characters=99)
+def test_the_description_names_every_endpoint_and_this_servers_own_limits(serve):
+    client, _ = serve(max_texts=7, max_chars=99)
     found = client.get("/openapi.json").json()
-    for each in ENDPOINTS:
-        assert each.method.lower() in found["paths"][each.path]
+    for route in router.routes:
+        for method in route.methods:
+            assert method.lower() in found["paths"][route.path]
     asked = found["components"]["schemas"]["ClassifyRequest"]["properties"]
     assert asked["texts"]["maxItems"] == 7
     assert asked["texts"]["items"]["maxLength"] == 99

@@ -1,11 +1,11 @@
-"""Requests answered together: right answers to the right callers, fairly, and within bounds."""
+"""Requests answered together: right answers to the right callers, fairly, and within limits."""
 
 import threading
 
 import pytest
+from fastapi import HTTPException
 
-from headstart.serving.batcher import WORTH, Batcher
-from headstart.serving.refusal import Refusal
+from headstart.serving.batcher import MIN_PARALLEL_TOKENS, Batcher
 
 
 class Held:
@@ -30,7 +30,7 @@ def held():
 
 @pytest.fixture
 def batcher(held):
-    made = Batcher(held, budget=10, room=100, flows=2).start()
+    made = Batcher(held, max_batch_tokens=10, max_queued_tokens=100, max_streams=2).start()
     yield made
     held.go.release(1000)
     made.close()
@@ -92,7 +92,7 @@ def test_a_client_that_has_gone_is_not_read_for(batcher, held):
     assert gone.cancel()
     finish(held, first, stays)
     assert held.batches == [("a", ["first"]), ("a", [3])]
-    assert batcher.queued == 0
+    assert batcher.queued_tokens == 0
 
 
 def test_one_that_leaves_while_it_is_read_costs_nobody_anything(batcher, held):
@@ -105,11 +105,11 @@ def test_one_that_leaves_while_it_is_read_costs_nobody_anything(batcher, held):
 def test_a_full_queue_is_refused_with_a_time_to_come_back(batcher, held):
     busy(batcher, held)
     batcher.submit("a", range(10), [9] * 10, 60)
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HTTPException) as caught:
         batcher.submit("a", [1, 2], [9, 9], 60)
-    assert caught.value.status == 429
-    assert caught.value.retry_after >= 1
-    assert caught.value.hint
+    assert caught.value.status_code == 429
+    assert int(caught.value.headers["Retry-After"]) >= 1
+    assert caught.value.detail["hint"]
 
 
 def test_clients_that_have_gone_give_up_their_place_in_the_queue(batcher, held):
@@ -121,22 +121,22 @@ def test_clients_that_have_gone_give_up_their_place_in_the_queue(batcher, held):
 
 
 def test_a_request_that_could_never_fit_is_too_large(batcher):
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HTTPException) as caught:
         batcher.submit("a", [1, 2], [60, 60], 60)
-    assert caught.value.status == 413
+    assert caught.value.status_code == 413
 
 
 def test_a_request_whose_time_is_over_is_refused_and_not_read(held):
     now = [0.0]
-    batcher = Batcher(held, budget=10, room=100, clock=lambda: now[0]).start()
+    batcher = Batcher(held, max_batch_tokens=10, max_queued_tokens=100, clock=lambda: now[0]).start()
     first = busy(batcher, held)
     late = batcher.submit("a", ["late"], [1], 5)
     patient = batcher.submit("a", ["patient"], [1], 50)
     now[0] = 10.0
     assert finish(held, first, patient) == [["a:first"], ["a:patient"]]
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HTTPException) as caught:
         late.result(timeout=30)
-    assert caught.value.status == 503
+    assert caught.value.status_code == 503
     assert held.batches[1] == ("a", ["patient"])
     batcher.close()
 
@@ -164,12 +164,12 @@ def test_the_rest_of_a_broken_request_is_not_read(batcher, held):
 
 
 def test_nothing_is_taken_once_it_is_closed(held):
-    batcher = Batcher(held, budget=10, room=100).start()
+    batcher = Batcher(held, max_batch_tokens=10, max_queued_tokens=100).start()
     held.go.release(10)
     batcher.close()
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HTTPException) as caught:
         batcher.submit("a", [1], [1], 60)
-    assert caught.value.status == 503
+    assert caught.value.status_code == 503
 
 
 def collect():
@@ -183,7 +183,7 @@ def collect():
     return found, is_over, emit
 
 
-def test_flows_come_piece_by_piece_in_turn_with_each_other_and_with_batches(batcher, held):
+def test_streams_come_piece_by_piece_in_turn_with_each_other_and_with_batches(batcher, held):
     order = []
 
     def pieces(name):
@@ -195,7 +195,7 @@ def test_flows_come_piece_by_piece_in_turn_with_each_other_and_with_batches(batc
     ends = []
     for name in "xy":
         found, is_over, emit = collect()
-        batcher.flow(pieces(name), emit, 60)
+        batcher.stream(pieces(name), emit, 60)
         ends.append((found, is_over))
     finish(held, first)
     for (found, is_over), name in zip(ends, "xy", strict=True):
@@ -205,7 +205,7 @@ def test_flows_come_piece_by_piece_in_turn_with_each_other_and_with_batches(batc
     assert batcher.submit("a", [1], [1], 60).result(timeout=30) == ["a:1"]
 
 
-def test_a_flow_that_nobody_listens_to_stops_and_is_closed(batcher, held):
+def test_a_stream_that_nobody_listens_to_stops_and_is_closed(batcher, held):
     closed, begun = threading.Event(), threading.Event()
 
     def endless():
@@ -215,37 +215,39 @@ def test_a_flow_that_nobody_listens_to_stops_and_is_closed(batcher, held):
         finally:
             closed.set()
 
-    flow = batcher.flow(endless(), lambda piece: begun.set(), 60)
+    job = batcher.stream(endless(), lambda piece: begun.set(), 60)
     assert begun.wait(30)
-    flow.cancel()
+    job.cancel()
     assert closed.wait(30)
 
 
-def test_too_many_flows_are_refused_and_a_late_one_ends(held):
+def test_too_many_streams_are_refused_and_a_late_one_ends(held):
     now = [0.0]
-    batcher = Batcher(held, budget=10, room=100, flows=2, clock=lambda: now[0]).start()
+    batcher = Batcher(
+        held, max_batch_tokens=10, max_queued_tokens=100, max_streams=2, clock=lambda: now[0]
+    ).start()
     first = busy(batcher, held)
     ends = [collect() for _ in range(2)]
     for _, _, emit in ends:
-        batcher.flow(iter(int, 1), emit, 5)
-    with pytest.raises(Refusal) as caught:
-        batcher.flow(iter(int, 1), lambda piece: None, 5)
-    assert caught.value.status == 429
+        batcher.stream(iter(int, 1), emit, 5)
+    with pytest.raises(HTTPException) as caught:
+        batcher.stream(iter(int, 1), lambda piece: None, 5)
+    assert caught.value.status_code == 429
     now[0] = 10.0
     finish(held, first)
     for found, is_over, _ in ends:
         assert is_over.wait(30)
-        assert found[-1].status == 503
+        assert found[-1].status_code == 503
     batcher.close()
 
 
-def test_what_breaks_a_flow_is_told_to_its_listener(batcher, held):
+def test_what_breaks_a_stream_is_told_to_its_listener(batcher, held):
     def broken():
         yield 1
         raise ValueError("bad")
 
     found, is_over, emit = collect()
-    batcher.flow(broken(), emit, 60)
+    batcher.stream(broken(), emit, 60)
     assert is_over.wait(30)
     assert found[0] == 1
     assert isinstance(found[1], ValueError)
@@ -253,7 +255,12 @@ def test_what_breaks_a_flow_is_told_to_its_listener(batcher, held):
 
 @pytest.fixture
 def pair(held):
-    made = Batcher(held, budget=10 * WORTH, room=100 * WORTH, workers=2).start()
+    made = Batcher(
+        held,
+        max_batch_tokens=10 * MIN_PARALLEL_TOKENS,
+        max_queued_tokens=100 * MIN_PARALLEL_TOKENS,
+        num_threads=2,
+    ).start()
     yield made
     held.go.release(1000)
     made.close()
@@ -261,7 +268,7 @@ def pair(held):
 
 def test_little_waits_for_the_batch_that_is_read_and_much_is_read_beside_it(pair, held):
     first = busy(pair, held)
-    little = pair.submit("a", ["little"], [WORTH - 1], 60)
+    little = pair.submit("a", ["little"], [MIN_PARALLEL_TOKENS - 1], 60)
     assert not held.begun.acquire(timeout=0.05)
     more = pair.submit("a", ["more"], [1], 60)
     assert held.begun.acquire(timeout=30)  # beside the first, which is still being read
@@ -271,16 +278,16 @@ def test_little_waits_for_the_batch_that_is_read_and_much_is_read_beside_it(pair
 
 def test_much_that_waits_for_two_threads_is_halved(pair, held):
     items = list(range(4))
-    whole = pair.submit("a", items, [WORTH] * 4, 60)
+    whole = pair.submit("a", items, [MIN_PARALLEL_TOKENS] * 4, 60)
     assert held.begun.acquire(timeout=30)
     assert held.begun.acquire(timeout=30)
     assert finish(held, whole) == [[f"a:{item}" for item in items]]
     assert [len(items) for _, items in held.batches] == [2, 2]
-    assert pair.queued == 0
+    assert pair.queued_tokens == 0
 
 
 def test_what_one_thread_cannot_finish_spoils_nothing_for_the_other(pair, held):
-    bad = pair.submit("a", ["poison", "b", "c", "d"], [WORTH] * 4, 60)
+    bad = pair.submit("a", ["poison", "b", "c", "d"], [MIN_PARALLEL_TOKENS] * 4, 60)
     good = pair.submit("a", ["good"], [1], 60)
     held.go.release(1000)
     with pytest.raises(ValueError, match="bad"):
@@ -298,7 +305,7 @@ def test_while_a_text_is_written_another_thread_answers(pair, held):
         yield 1
 
     found, is_over, emit = collect()
-    pair.flow(pieces(), emit, 60)
+    pair.stream(pieces(), emit, 60)
     assert begun.wait(30)
     held.go.release(1000)
     assert pair.submit("a", [1], [1], 60).result(timeout=30) == ["a:1"]

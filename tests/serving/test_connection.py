@@ -10,9 +10,8 @@ pytest.importorskip("uvicorn")
 import uvicorn
 from uvicorn.server import ServerState
 
-from headstart.serving.bounds import Bounds
-from headstart.serving.connection import LONGEST_HEAD, Pen, connection_class
-from headstart.serving.link import LINK
+from headstart.serving.limits import Limits
+from headstart.serving.server import MAX_HEAD_BYTES, CoalescingTransport, LimitedProtocol
 
 HOST = b"Host: 127.0.0.1\r\n"
 
@@ -22,9 +21,17 @@ class App:
 
     def __init__(self):
         self.asked, self.held, self.left = [], asyncio.Event(), asyncio.Event()
+        self.connections = []
 
     async def __call__(self, scope, receive, send):
         self.asked.append(scope)
+        try:
+            await self.answer(scope, receive, send)
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+
+    async def answer(self, scope, receive, send):
         body, more = b"", True
         while more:
             message = await receive()
@@ -32,9 +39,7 @@ class App:
         if scope["path"] == "/held":
             await self.held.wait()
         if scope["path"] == "/left":
-            with scope["state"][LINK].watched(self.left.set):
-                await self.left.wait()
-            return
+            await asyncio.Event().wait()
         answer = body or scope["path"].encode()
         headers = [(b"content-length", str(len(answer)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -42,13 +47,18 @@ class App:
 
 
 @asynccontextmanager
-async def connected(**bounds):
-    """A client of a server with these bounds: what it reads from and writes to, and the application."""
+async def connected(**limits):
+    """A client of a server with these limits: what it reads from and writes to, and the application."""
     app, state = App(), ServerState()
     config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
     config.load()
-    made, loop = connection_class(Bounds(**bounds)), asyncio.get_running_loop()
-    server = await loop.create_server(lambda: made(config, state, {}, _loop=loop), "127.0.0.1", 0)
+    loop = asyncio.get_running_loop()
+
+    def make_protocol():
+        app.connections.append(LimitedProtocol(config, state, {}, _loop=loop, limits=Limits(**limits)))
+        return app.connections[-1]
+
+    server = await loop.create_server(make_protocol, "127.0.0.1", 0)
     async with server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:
@@ -56,14 +66,13 @@ async def connected(**bounds):
         finally:
             writer.close()
             app.held.set()
-            app.left.set()
 
 
-def told(*parts, **bounds):
+def told(*parts, **limits):
     """All that the server says to a client that sends these parts and listens until it is hung up on."""
 
     async def talk():
-        async with connected(**bounds) as (reader, writer, app):
+        async with connected(**limits) as (reader, writer, app):
             for part in parts:
                 writer.write(part)
             answer = await asyncio.wait_for(reader.read(), 30)
@@ -73,10 +82,10 @@ def told(*parts, **bounds):
 
 
 BOMBS = {
-    "a path without end": b"GET /" + b"a" * 2 * LONGEST_HEAD,
-    "a header without end": b"GET / HTTP/1.1\r\n" + HOST + b"X-Bomb: " + b"a" * 2 * LONGEST_HEAD,
-    "headers without end": b"GET / HTTP/1.1\r\n" + HOST + b"X: a\r\n" * (LONGEST_HEAD // 4),
-    "blank lines without end": b"\r\n" * LONGEST_HEAD,
+    "a path without end": b"GET /" + b"a" * 2 * MAX_HEAD_BYTES,
+    "a header without end": b"GET / HTTP/1.1\r\n" + HOST + b"X-Bomb: " + b"a" * 2 * MAX_HEAD_BYTES,
+    "headers without end": b"GET / HTTP/1.1\r\n" + HOST + b"X: a\r\n" * (MAX_HEAD_BYTES // 4),
+    "blank lines without end": b"\r\n" * MAX_HEAD_BYTES,
     "no host": b"GET / HTTP/1.1\r\n\r\n",
     "two hosts": b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n",
     "no http": b"\x00\x01\x02\r\n\r\n",
@@ -106,7 +115,7 @@ def test_what_follows_a_body_is_neither_kept_nor_read_for_ever():
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"abc")
     assert b"x-late" not in dict(asked[0]["headers"])
-    answer, _ = told(chunks + b"X-Bomb: " + b"a" * 2 * LONGEST_HEAD)
+    answer, _ = told(chunks + b"X-Bomb: " + b"a" * 2 * MAX_HEAD_BYTES)
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 
@@ -148,9 +157,7 @@ def test_of_requests_sent_too_early_few_are_taken_apart_before_their_turn():
             while not app.asked:
                 await asyncio.sleep(0)
             await asyncio.wait_for(writer.drain(), 30)
-            link = app.asked[0]["state"][LINK]
-            connection = link.abort.__self__.get_protocol()
-            assert 0 < len(connection.pipeline) < 200
+            assert 0 < len(app.connections[0].pipeline) < 200
             assert len(app.asked) == 1
 
     asyncio.run(talk())
@@ -164,7 +171,7 @@ def test_garbage_behind_a_request_does_not_look_like_its_answer():
 
 @pytest.mark.parametrize("start", [b"", b"\r\n", b"GET / HT", b"GET / HTTP/1.1\r\nX-Slow: "], ids=range(4))
 def test_a_head_that_does_not_come_is_not_waited_for(start):
-    assert told(start, slow=0.05) == (b"", [])
+    assert told(start, client_timeout=0.05) == (b"", [])
 
 
 def test_a_client_that_goes_is_told_of_also_when_it_has_sent_its_next_request():
@@ -175,21 +182,20 @@ def test_a_client_that_goes_is_told_of_also_when_it_has_sent_its_next_request():
                 await asyncio.sleep(0)
             writer.transport.abort()
             await asyncio.wait_for(app.left.wait(), 30)
-            assert app.asked[0]["state"][LINK].is_gone
+            assert len(app.asked) == 1
 
     asyncio.run(talk())
 
 
 def test_a_client_that_takes_in_nothing_is_cut_off():
     async def talk():
-        async with connected(slow=0.05) as (_, writer, app):
+        async with connected(client_timeout=0.05) as (_, writer, app):
             writer.transport.pause_reading()
             body = b"a" * 2**20
             writer.write(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             for _ in range(20):
                 writer.write(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            while not app.asked or not app.asked[0]["state"][LINK].is_gone:
-                await asyncio.sleep(0.01)
+            await app.left.wait()
 
     asyncio.run(asyncio.wait_for(talk(), 30))
 
@@ -216,14 +222,14 @@ class Sheet:
 def test_what_is_written_in_one_turn_is_sent_together_and_in_order():
     async def write():
         sheet = Sheet()
-        pen = Pen(asyncio.get_running_loop(), sheet)
-        pen.write(b"head ")
-        pen.write(b"body")
-        assert (sheet.done, pen.get_write_buffer_size()) == ([], 9)
+        transport = CoalescingTransport(asyncio.get_running_loop(), sheet)
+        transport.write(b"head ")
+        transport.write(b"body")
+        assert (sheet.done, transport.get_write_buffer_size()) == ([], 9)
         await asyncio.sleep(0)
-        pen.write(b"next")
+        transport.write(b"next")
         await asyncio.sleep(0)
-        assert (sheet.done, pen.get_write_buffer_size()) == ([b"head body", b"next"], 0)
+        assert (sheet.done, transport.get_write_buffer_size()) == ([b"head body", b"next"], 0)
 
     asyncio.run(write())
 
@@ -231,9 +237,9 @@ def test_what_is_written_in_one_turn_is_sent_together_and_in_order():
 def test_what_waits_is_sent_before_a_connection_is_closed_and_dropped_where_it_is_cut():
     async def write(end):
         sheet = Sheet()
-        pen = Pen(asyncio.get_running_loop(), sheet)
-        pen.write(b"last")
-        getattr(pen, end)()
+        transport = CoalescingTransport(asyncio.get_running_loop(), sheet)
+        transport.write(b"last")
+        getattr(transport, end)()
         return sheet.done
 
     assert asyncio.run(write("close")) == [b"last", "closed"]

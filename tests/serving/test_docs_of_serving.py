@@ -24,7 +24,7 @@ def test_every_curl_in_the_docs_is_answered(serve, line):
 
 
 def test_every_endpoint_is_in_the_docs():
-    from headstart.serving.endpoints import ENDPOINTS
+    from headstart.serving.routes import router
 
-    for endpoint in ENDPOINTS:
-        assert endpoint.path.replace("{name}", "NAME").removesuffix("/report") in PAGE
+    for route in router.routes:
+        assert route.path.replace("{name}", "NAME").removesuffix("/report") in PAGE

@@ -7,13 +7,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from headstart.errors import ConfigError
-from headstart.serving.app import make_app
-from headstart.serving.bounds import Bounds
-from headstart.serving.log import Log
-from headstart.serving.service import make_service
-from headstart.serving.start import serve
+from headstart.serving.app import App
+from headstart.serving.limits import Limits
+from headstart.serving.server import make_logger, make_state, serve
 from headstart.training import runtime
 from headstart.workflows.finetune import finetune
+from tests.serving.clients import running
 from tests.worlds_of_text import BAD, GOOD, PLAIN, QUICK, write_labelled
 
 NEAR = 0.01  # how far a probability may be from float32, as docs/serve.md says
@@ -38,16 +37,15 @@ def open_client(trained, monkeypatch):
 
     def make(precision, has_half=True):
         monkeypatch.setattr(runtime, "has_bfloat16", lambda device: has_half)
-        service = make_service(
-            [str(trained)], Bounds(), Log(quiet=True, out=io.StringIO()), precision=precision
-        )
-        service.library.load()
-        opened.append(service)
-        return TestClient(make_app(service))
+        logger = make_logger(quiet=True, stream=io.StringIO())
+        state = make_state([str(trained)], Limits(), logger, precision=precision)
+        state.registry.load_all()
+        opened.append(state)
+        return TestClient(App(state))
 
     yield make
-    for service in opened:
-        service.library.close()
+    for state in opened:
+        state.close()
 
 
 def texts():
@@ -112,3 +110,10 @@ def test_a_run_says_in_what_it_is_read(open_client, asked, has_half, told):
 def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
     with pytest.raises(ConfigError, match="fats"):
         serve(["nowhere"], precision="fats")
+
+
+@pytest.mark.slow
+def test_a_processor_without_bfloat16_is_told_of(trained):
+    has_half = runtime.has_bfloat16(runtime.torch.device("cpu"))
+    with running(trained, options=("--precision", "fast")) as (process, _):
+        assert ("has no bfloat16 arithmetic" in process.said()) is not has_half

@@ -1,6 +1,6 @@
 import json
 
-from headstart.serving.progress import KEPT, SENT, Progress
+from headstart.serving.progress import MAX_POINTS, MAX_RESPONSE_POINTS, Progress
 
 
 def step(number, **values):
@@ -15,7 +15,7 @@ def write(path, *lines, mode="a"):
 
 
 def test_a_log_that_is_not_there_yet_is_an_empty_curve(tmp_path):
-    assert Progress(tmp_path / "log.jsonl").look() == {
+    assert Progress(tmp_path / "log.jsonl").read() == {
         "progress": None, "seconds_left": None, "steps": [], "evaluations": [],
     }  # fmt: skip
 
@@ -24,28 +24,28 @@ def test_what_was_written_since_the_last_look_is_added(tmp_path):
     path = tmp_path / "log.jsonl"
     progress = Progress(path)
     write(path, step(10), json.dumps({"event": "evaluation", "step": 10, "epoch": 1.0, "accuracy": 0.5}))
-    assert [point["step"] for point in progress.look()["steps"]] == [10]
+    assert [point["step"] for point in progress.read()["steps"]] == [10]
     write(path, step(20))
-    found = progress.look()
+    found = progress.read()
     assert [point["step"] for point in found["steps"]] == [10, 20]
     assert found["evaluations"] == [{"step": 10, "epoch": 1.0, "values": {"accuracy": 0.5}}]
     assert found["progress"] == 0.2
-    assert [point["step"] for point in progress.look(after=10)["steps"]] == [20]
+    assert [point["step"] for point in progress.read(after=10)["steps"]] == [20]
 
 
 def test_a_line_that_is_being_written_waits_until_it_is_whole(tmp_path):
     path, whole = tmp_path / "log.jsonl", step(10) + "\n"
     progress = Progress(path)
     path.write_text(whole[:20], "utf-8")
-    assert progress.look()["steps"] == []
+    assert progress.read()["steps"] == []
     path.write_text(whole, "utf-8")
-    assert len(progress.look()["steps"]) == 1
+    assert len(progress.read()["steps"]) == 1
 
 
 def test_torn_lines_and_numbers_that_are_none_do_no_harm(tmp_path):
     path = tmp_path / "log.jsonl"
     write(path, "{", "[]", "null", '{"event": "step"}', step(10, loss=float("nan")), step(20))
-    found = Progress(path).look()["steps"]
+    found = Progress(path).read()["steps"]
     assert [point["loss"] for point in found] == [None, 1.0]
 
 
@@ -53,18 +53,18 @@ def test_a_resume_that_cuts_the_log_back_is_followed(tmp_path):
     path = tmp_path / "log.jsonl"
     progress = Progress(path)
     write(path, step(10), step(20), step(30))
-    progress.look()
+    progress.read()
     write(path, step(10), step(15), mode="w")
-    assert [point["step"] for point in progress.look()["steps"]] == [10, 15]
+    assert [point["step"] for point in progress.read()["steps"]] == [10, 15]
 
 
 def test_a_step_that_was_taken_again_stands_once(tmp_path):
     path = tmp_path / "log.jsonl"
     progress = Progress(path)
     write(path, step(10), step(20))
-    progress.look()
+    progress.read()
     write(path, step(20, loss=2.0), step(30))
-    assert [(point["step"], point["loss"]) for point in progress.look()["steps"]] == [
+    assert [(point["step"], point["loss"]) for point in progress.read()["steps"]] == [
         (10, 1),
         (20, 2),
         (30, 1),
@@ -73,11 +73,11 @@ def test_a_step_that_was_taken_again_stands_once(tmp_path):
 
 def test_a_long_run_is_thinned_but_its_newest_point_stays(tmp_path):
     path = tmp_path / "log.jsonl"
-    write(path, *(step(number) for number in range(1, 3 * KEPT)))
+    write(path, *(step(number) for number in range(1, 3 * MAX_POINTS)))
     progress = Progress(path)
-    found = [point["step"] for point in progress.look()["steps"]]
-    assert len(found) <= SENT + 1
+    found = [point["step"] for point in progress.read()["steps"]]
+    assert len(found) <= MAX_RESPONSE_POINTS + 1
     assert found[0] == 1
-    assert found[-1] == 3 * KEPT - 1
+    assert found[-1] == 3 * MAX_POINTS - 1
     assert found == sorted(set(found))
-    assert len(progress.steps.points) <= KEPT + 1
+    assert len(progress.steps.points) <= MAX_POINTS + 1

@@ -156,7 +156,7 @@ def value(text, name):
 
 
 def test_a_storm_of_cancelled_malformed_and_oversized_requests_loses_and_crosses_nothing(runs, known):
-    bounds = ["bounds.body=65536", "bounds.batch_tokens=512", "bounds.queued=8192"]
+    bounds = ["limits.max_body_bytes=65536", "limits.max_batch_tokens=512", "limits.max_queued_tokens=8192"]
     with running(runs / "classifier", runs / "base", settings=bounds, options=["--quiet"]) as (process, port):
         text = asyncio.run(storm(port, known))
         for _ in range(100):
@@ -197,7 +197,7 @@ def test_a_stop_finishes_what_is_under_way_and_refuses_what_is_new(runs, known):
             is_right(content, texts, known)
         return statuses
 
-    with running(runs / "classifier", settings=["bounds.batch_tokens=16"]) as (process, port):
+    with running(runs / "classifier", settings=["limits.max_batch_tokens=16"]) as (process, port):
         statuses = asyncio.run(stop_in_the_middle(process, port))
         assert 503 in statuses
         assert process.wait(timeout=30) == 0
@@ -231,7 +231,7 @@ def test_slow_clients_are_let_go_and_cost_others_nothing(runs, known):
             await asyncio.sleep(0.1)
         writer.transport.abort()
 
-    with running(runs / "classifier", settings=["bounds.slow=2"]) as (_, port):
+    with running(runs / "classifier", settings=["limits.client_timeout=2"]) as (_, port):
         asyncio.run(crowd(port))
         asyncio.run(deaf(port))
 
@@ -248,5 +248,5 @@ def test_more_clients_than_the_bound_are_told_so(runs):
         for _, writer in held:
             writer.close()
 
-    with running(runs / "classifier", settings=["bounds.connections=4"]) as (_, port):
+    with running(runs / "classifier", settings=["limits.max_connections=4"]) as (_, port):
         asyncio.run(crowd(port))

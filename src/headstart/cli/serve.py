@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from headstart.cli import options as o
+from headstart.errors import ConfigError
 
 
 def serve(
@@ -13,7 +14,7 @@ def serve(
         list[str],
         typer.Argument(
             metavar="RUN…",
-            help="Runs to serve: folders, NAME=FOLDER, or shipped bases; one may be training still, or be a comparison.",
+            help="Runs to serve: folders, NAME=FOLDER, or shipped bases; a run may still be training, and a comparison is shown.",
         ),
     ],
     host: Annotated[
@@ -26,15 +27,16 @@ def serve(
     token_file: Annotated[
         Path | None,
         typer.Option(
-            "--token-file", help="A file whose first line every client must know (16 characters or more)."
+            "--token-file",
+            help="A file whose first line is the secret of all clients (16 characters or more).",
         ),
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
             "--precision",
-            help="In what classify and embed multiply: fast = bfloat16 where the processor does so itself; "
-            "auto, float32, bfloat16; the run's own training.precision unless told.",
+            help="Precision of classify and embed: fast = bfloat16 where the processor supports it; "
+            "auto, float32, bfloat16; default: the run's own training.precision.",
         ),
     ] = None,
     log_texts: Annotated[
@@ -44,8 +46,8 @@ def serve(
         list[str] | None,
         typer.Option(
             "--set",
-            metavar="bounds.KEY=VALUE",
-            help="Any bound, e.g. --set bounds.texts=64; may be repeated.",
+            metavar="limits.KEY=VALUE",
+            help="Any limit, e.g. --set limits.max_texts=64; may be repeated.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log as JSON lines.")] = False,
@@ -53,12 +55,17 @@ def serve(
 ) -> None:
     """Serve runs over HTTP, with a playground at / and a description at /openapi.json."""
     settings = o.gather(None, assignments)
-    from headstart.serving.start import Address
-    from headstart.serving.start import serve as run
+    try:
+        from headstart.serving.server import serve as run
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("headstart"):
+            raise
+        raise ConfigError(
+            f"serving needs the package {error.name}", hint="pip install 'headstart[serve]'"
+        ) from None
 
-    def tell(address: Address) -> None:
-        names = ", ".join(runs)
-        print(f"serving {names} at {address.url} (playground: {address.url}/)", flush=True)
+    def show(url: str) -> None:
+        print(f"serving {', '.join(runs)} at {url} (playground: {url}/)", flush=True)
 
     run(
         runs,
@@ -70,5 +77,5 @@ def serve(
         log_texts=log_texts,
         as_json=as_json,
         quiet=quiet,
-        on_ready=tell,
+        on_ready=show,
     )

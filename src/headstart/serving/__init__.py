@@ -1,1 +1,1 @@
-"""Runs behind HTTP: bounds, batching, endpoints and the server; `headstart serve` opens it."""
+"""The HTTP server of `headstart serve`: FastAPI routes over batched models, with a playground page."""

@@ -1,61 +1,64 @@
-"""Requests answered together: a run's threads take what is waiting, as much as a token budget holds.
+"""Dynamic batching: the threads of one model run everything that waits, up to a token budget, as one batch.
 
-They do not wait for more to come: while one batch is read the next one gathers by itself. A second thread reads beside
-the first once enough has gathered to be worth it; few texts cost more each than many.
+A batch never waits to become larger: while one batch runs, the next one accumulates. A second thread starts a batch
+beside the first once enough tokens wait, because small batches cost more per text.
 """
 
+import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from headstart.serving.refusal import Refusal
+from fastapi import HTTPException
 
-WORTH = 768  # cost from which a batch is read beside another
+from headstart.serving.limits import http_error
 
-Work = Callable[[Hashable, list[Any]], Sequence[Any]]
+MIN_PARALLEL_TOKENS = 768  # queued tokens from which a second batch runs beside the first
+
+RunBatch = Callable[[Hashable, list[Any]], Sequence[Any]]
 
 
 @dataclass(eq=False)
-class Group:
-    """The items of one request, and the future that gets their answers in order."""
+class PendingRequest:
+    """The items of one request and the future for their results, in order."""
 
     kind: Hashable
     items: Sequence[Any]
     costs: Sequence[int]
     deadline: float
     future: "Future[list[Any]]" = field(default_factory=Future)
-    taken: int = 0
-    answers: dict[int, Any] = field(default_factory=dict)
+    num_started: int = 0
+    results: dict[int, Any] = field(default_factory=dict)
 
     @property
-    def waiting(self) -> int:
-        """Cost of the items that nobody has taken yet."""
-        return sum(self.costs[self.taken :])
+    def waiting_tokens(self) -> int:
+        """Cost of the items that are in no batch yet."""
+        return sum(self.costs[self.num_started :])
 
-    def give(self, place: int, answer: Any) -> None:
-        """Keep one answer; the last one answers the request."""
-        self.answers[place] = answer
-        if len(self.answers) == len(self.items):
-            self.settle([self.answers[number] for number in range(len(self.items))])
+    def set_item(self, index: int, result: Any) -> None:
+        """Store one result; the last one resolves the future."""
+        self.results[index] = result
+        if len(self.results) == len(self.items):
+            self.resolve([self.results[index] for index in range(len(self.items))])
 
-    def settle(self, answer: "list[Any] | BaseException") -> None:
-        """Answer the request, unless its client has gone."""
-        try:
-            if isinstance(answer, BaseException):
-                self.future.set_exception(answer)
+    def resolve(self, result: "list[Any] | BaseException") -> None:
+        """Resolve the future unless its client has cancelled it."""
+        with suppress(InvalidStateError):
+            if isinstance(result, BaseException):
+                self.future.set_exception(result)
             else:
-                self.future.set_result(answer)
-        except InvalidStateError:  # cancelled in the meantime
-            pass
+                self.future.set_result(result)
 
 
 @dataclass(eq=False)
-class Flow:
-    """Something that comes piece by piece, each handed to `emit`; None says that it is over."""
+class StreamJob:
+    """An iterator whose pieces go to `emit` one by one; None marks the end."""
 
     pieces: Iterator[Any]
     emit: Callable[[Any], None]
@@ -63,262 +66,327 @@ class Flow:
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """Nobody listens any more."""
+        """Stop before the next piece."""
         self.is_cancelled = True
 
 
 @dataclass(frozen=True)
-class BatchDone:
-    """One batch was read."""
+class BatchStats:
+    """One batch that has run."""
 
-    items: int
-    requests: int
-    cost: int
+    num_items: int
+    num_requests: int
+    tokens: int
     seconds: float
 
 
 class Batcher:
-    """Answers requests in batches on threads of its own, taking an item of each waiting request in turn."""
+    """Runs requests in batches on its own threads; a batch takes one item of each waiting request in turn."""
 
     def __init__(
         self,
-        work: Work,
+        run_batch: RunBatch,
         *,
-        budget: int,
-        room: int,
-        flows: int = 8,
-        workers: int = 1,
+        max_batch_tokens: int,
+        max_queued_tokens: int,
+        max_streams: int = 8,
+        num_threads: int = 1,
         name: str = "batcher",
-        on_batch: Callable[[BatchDone], None] = lambda done: None,
+        on_batch: Callable[[BatchStats], None] = lambda stats: None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.work, self.budget, self.room, self.most_flows = work, budget, room, flows
-        self.name, self.on_batch, self.clock = name, on_batch, clock
-        self._groups: deque[Group] = deque()
-        self._flows: list[Flow] = []
-        self._queued = 0
-        self._rate = float(budget)  # cost a second, as measured
+        self.run_batch, self.on_batch, self.clock = run_batch, on_batch, clock
+        self.max_batch_tokens, self.max_queued_tokens = max_batch_tokens, max_queued_tokens
+        self.max_streams = max_streams
+        self._requests: deque[PendingRequest] = deque()
+        self._streams: list[StreamJob] = []
+        self._queued_tokens = 0
+        self._tokens_per_second = float(max_batch_tokens)  # a moving average
         self._is_open = True
         self._lock = threading.Lock()
-        self._rest = [threading.Condition(self._lock) for _ in range(workers)]  # where each thread waits
-        self._is_busy = [False] * workers
-        self._reading = 0  # batches under way
+        self._wake = [threading.Condition(self._lock) for _ in range(num_threads)]  # one for each thread
+        self._is_busy = [False] * num_threads
+        self._num_running = 0  # batches
         self._threads = [
-            threading.Thread(target=self._run, args=(number,), name=f"{name}, {number}", daemon=True)
-            for number in range(workers)
+            threading.Thread(target=self._loop, args=(index,), name=f"{name}, {index}", daemon=True)
+            for index in range(num_threads)
         ]
 
     @property
-    def queued(self) -> int:
-        """Cost of all that waits."""
-        return self._queued
+    def queued_tokens(self) -> int:
+        """Cost of all items that wait."""
+        return self._queued_tokens
 
     @property
-    def flowing(self) -> int:
-        """How many flows are under way."""
-        return len(self._flows)
+    def num_streams(self) -> int:
+        """How many streams are running."""
+        return len(self._streams)
 
     def start(self) -> "Batcher":
-        """Begin to answer."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
         return self
 
     def submit(
-        self, kind: Hashable, items: Sequence[Any], costs: Sequence[int], seconds: float
+        self, kind: Hashable, items: Sequence[Any], costs: Sequence[int], timeout: float
     ) -> "Future[list[Any]]":
-        """Queue the items of a request; refused when they are too many, or too much waits already."""
-        group = Group(kind, items, costs, self.clock() + seconds)
-        cost = group.waiting
-        if cost > self.room:
-            raise Refusal(
+        """Queue the items of a request; an HTTP error if they are too many or the queue is full."""
+        request = PendingRequest(kind, items, costs, self.clock() + timeout)
+        tokens = request.waiting_tokens
+        if tokens > self.max_queued_tokens:
+            raise http_error(
                 413,
-                f"the request asks for {cost:,} tokens of work, and {self.room:,} are the most",
+                f"the request needs {tokens:,} tokens of work, and {self.max_queued_tokens:,} are the most",
                 hint="send fewer or shorter texts at once",
             )
         if not items:
-            group.settle([])
-            return group.future
+            request.resolve([])
+            return request.future
         with self._lock:
             self._check_open()
-            if self._queued + cost > self.room:
-                self._sweep()  # clients that have gone give up their place
-            if self._queued + cost > self.room:
-                wait = self._queued / self._rate
-                raise Refusal(
-                    429, "too much is waiting already", hint="ask again in a moment", retry_after=wait
-                )
-            self._queued += cost
-            self._groups.append(group)
-            self._wake()
-        return group.future
-
-    def flow(self, pieces: Iterator[Any], emit: Callable[[Any], None], seconds: float) -> Flow:
-        """Let `pieces` come one by one, in turn with batches and with other flows."""
-        flow = Flow(pieces, emit, self.clock() + seconds)
-        with self._lock:
-            self._check_open()
-            self._flows = [other for other in self._flows if not other.is_cancelled]
-            if len(self._flows) >= self.most_flows:
-                raise Refusal(
+            if self._queued_tokens + tokens > self.max_queued_tokens:
+                self._drop_expired()  # cancelled requests leave the queue
+            if self._queued_tokens + tokens > self.max_queued_tokens:
+                raise http_error(
                     429,
-                    f"{self.most_flows} texts are being written already",
-                    hint="ask again in a moment",
+                    "too much is waiting already",
+                    hint="try again in a moment",
+                    retry_after=self._queued_tokens / self._tokens_per_second,
+                )
+            self._queued_tokens += tokens
+            self._requests.append(request)
+            self._notify()
+        return request.future
+
+    def stream(self, pieces: Iterator[Any], emit: Callable[[Any], None], timeout: float) -> StreamJob:
+        """Run `pieces` one by one, in turn with batches and with other streams."""
+        job = StreamJob(pieces, emit, self.clock() + timeout)
+        with self._lock:
+            self._check_open()
+            self._streams = [other for other in self._streams if not other.is_cancelled]
+            if len(self._streams) >= self.max_streams:
+                raise http_error(
+                    429,
+                    f"{self.max_streams} texts are being generated already",
+                    hint="try again in a moment",
                     retry_after=1,
                 )
-            self._flows.append(flow)
-            self._rest[0].notify()
-        return flow
+            self._streams.append(job)
+            self._wake[0].notify()
+        return job
 
-    def close(self, seconds: float = 5.0) -> None:
-        """Finish the batches under way and stop; what still waits is refused."""
+    def close(self, timeout: float = 5.0) -> None:
+        """Finish the running batches and stop; requests that still wait get an error."""
         with self._lock:
             self._is_open = False
-            for rest in self._rest:
-                rest.notify()
-        by = time.monotonic() + seconds
+            for wake in self._wake:
+                wake.notify()
+        deadline = time.monotonic() + timeout
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(max(0.0, by - time.monotonic()))
-        for group in self._groups:
-            group.settle(_closing())
+                thread.join(max(0.0, deadline - time.monotonic()))
+        for request in self._requests:
+            request.resolve(_stopping())
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise _closing()
+            raise _stopping()
 
-    def _is_worth(self) -> bool:
-        """Whether a batch should be read now."""
-        return bool(self._groups) and (self._reading == 0 or self._queued >= WORTH)
+    def _should_start(self) -> bool:
+        """Whether a batch should start now."""
+        return bool(self._requests) and (self._num_running == 0 or self._queued_tokens >= MIN_PARALLEL_TOKENS)
 
-    def _wake(self) -> None:
-        """Call the first thread that rests, whose caches are the warmest."""
-        if self._is_worth():
-            for rest, is_busy in zip(self._rest, self._is_busy, strict=True):
+    def _notify(self) -> None:
+        """Wake the first idle thread, whose caches are the warmest."""
+        if self._should_start():
+            for wake, is_busy in zip(self._wake, self._is_busy, strict=True):
                 if not is_busy:
-                    rest.notify()
+                    wake.notify()
                     return
 
-    def _run(self, number: int) -> None:
-        """What a thread does; the first one alone takes care of flows, which come in turn."""
+    def _loop(self, index: int) -> None:
+        """The loop of one thread; only the first one runs streams."""
         while True:
             with self._lock:
-                self._is_busy[number] = False
-                while self._is_open and not self._is_worth() and not (number == 0 and self._flows):
-                    self._rest[number].wait()
+                self._is_busy[index] = False
+                while self._is_open and not self._should_start() and not (index == 0 and self._streams):
+                    self._wake[index].wait()
                 if not self._is_open:
                     return
-                self._is_busy[number] = True
-                batch = self._take() if self._is_worth() else []
-                flows = list(self._flows) if number == 0 else []
-                self._reading += bool(batch)
-                self._wake()  # what is over the budget
+                self._is_busy[index] = True
+                batch = self._next_batch() if self._should_start() else []
+                streams = list(self._streams) if index == 0 else []
+                self._num_running += bool(batch)
+                self._notify()  # for what exceeds the budget
             if batch:
-                self._answer(batch)
+                self._run(batch)
                 with self._lock:
-                    self._reading -= 1
-                    self._wake()
-            for flow in flows:
-                self._step(flow)
+                    self._num_running -= 1
+                    self._notify()
+            for job in streams:
+                self._advance(job)
 
-    def _sweep(self) -> None:
-        """Let go of requests whose client has gone, and refuse those whose time is over."""
-        now, kept, late = self.clock(), deque[Group](), []
-        for group in self._groups:
-            if not group.future.done() and group.deadline >= now:
-                kept.append(group)
+    def _drop_expired(self) -> None:
+        """Remove cancelled requests from the queue, and answer those whose deadline has passed."""
+        now, remaining, expired = self.clock(), deque[PendingRequest](), []
+        for request in self._requests:
+            if not request.future.done() and request.deadline >= now:
+                remaining.append(request)
                 continue
-            self._queued -= group.waiting
-            late += [] if group.future.done() else [group]
-        self._groups = kept
-        for group in late:
-            group.settle(
-                Refusal(
+            self._queued_tokens -= request.waiting_tokens
+            expired += [] if request.future.done() else [request]
+        self._requests = remaining
+        for request in expired:
+            request.resolve(
+                http_error(
                     503,
                     "the request waited too long for its turn",
-                    hint="ask again, or ask for less",
-                    retry_after=self._queued / self._rate,
+                    hint="try again, or send less",
+                    retry_after=self._queued_tokens / self._tokens_per_second,
                 )
             )
 
-    def _take(self) -> list[tuple[Group, int]]:
-        """Items of the oldest request's kind, one of each request in turn, within the budget; half of much for each of two."""
-        self._sweep()
-        if not self._groups:
+    def _next_batch(self) -> list[tuple[PendingRequest, int]]:
+        """Items of the oldest request's kind, one of each request in turn, within the token budget.
+
+        If two threads are free and enough waits for both, each gets half.
+        """
+        self._drop_expired()
+        if not self._requests:
             return []
-        budget, free = self.budget, len(self._threads) - self._reading
-        if free > 1 and self._queued >= free * WORTH:
-            budget = min(budget, -(-self._queued // free))
-        kind = self._groups[0].kind
-        ready = deque(group for group in self._groups if group.kind == kind)
-        batch: list[tuple[Group, int]] = []
-        spent = 0
-        while ready:
-            group = ready.popleft()
-            cost = group.costs[group.taken]
-            if batch and spent + cost > budget:
+        budget, num_free = self.max_batch_tokens, len(self._threads) - self._num_running
+        if num_free > 1 and self._queued_tokens >= num_free * MIN_PARALLEL_TOKENS:
+            budget = min(budget, -(-self._queued_tokens // num_free))
+        kind = self._requests[0].kind
+        candidates = deque(request for request in self._requests if request.kind == kind)
+        batch: list[tuple[PendingRequest, int]] = []
+        tokens = 0
+        while candidates:
+            request = candidates.popleft()
+            cost = request.costs[request.num_started]
+            if batch and tokens + cost > budget:
                 break
-            batch.append((group, group.taken))
-            spent += cost
-            group.taken += 1
-            if group.taken < len(group.items):
-                ready.append(group)
-        self._queued -= spent
-        # Those who got something go behind those who got nothing.
-        served = {id(group) for group, _ in batch}
-        behind = [group for group in self._groups if id(group) in served and group.taken < len(group.items)]
-        self._groups = deque([*(group for group in self._groups if id(group) not in served), *behind])
+            batch.append((request, request.num_started))
+            tokens += cost
+            request.num_started += 1
+            if request.num_started < len(request.items):
+                candidates.append(request)
+        self._queued_tokens -= tokens
+        # Requests with an item in this batch go behind those without.
+        served = {id(request) for request, _ in batch}
+        behind = [
+            request
+            for request in self._requests
+            if id(request) in served and request.num_started < len(request.items)
+        ]
+        self._requests = deque(
+            [*(request for request in self._requests if id(request) not in served), *behind]
+        )
         return batch
 
-    def _answer(self, batch: list[tuple[Group, int]]) -> None:
+    def _run(self, batch: list[tuple[PendingRequest, int]]) -> None:
         start = time.perf_counter()
-        kind = batch[0][0].kind
-        groups = {id(group): group for group, _ in batch}
+        requests = {id(request): request for request, _ in batch}
         try:
-            answers = self.work(kind, [group.items[place] for group, place in batch])
+            results = self.run_batch(batch[0][0].kind, [request.items[index] for request, index in batch])
         except Exception as error:
-            self._blame(batch, list(groups.values()), error)
+            self._isolate(batch, list(requests.values()), error)
             return
-        cost = sum(group.costs[place] for group, place in batch)
+        tokens = sum(request.costs[index] for request, index in batch)
         seconds = max(1e-6, time.perf_counter() - start)
-        self._rate += 0.2 * (cost / seconds - self._rate)
-        self.on_batch(BatchDone(len(batch), len(groups), cost, seconds))
-        for (group, place), answer in zip(batch, answers, strict=True):
-            group.give(place, answer)
+        self._tokens_per_second += 0.2 * (tokens / seconds - self._tokens_per_second)
+        self.on_batch(BatchStats(len(batch), len(requests), tokens, seconds))
+        for (request, index), result in zip(batch, results, strict=True):
+            request.set_item(index, result)
 
-    def _blame(self, batch: list[tuple[Group, int]], groups: list[Group], error: Exception) -> None:
-        """Let the request that broke a batch bear it alone; its neighbours are read again without it."""
-        if len(groups) == 1:
+    def _isolate(
+        self, batch: list[tuple[PendingRequest, int]], requests: list[PendingRequest], error: Exception
+    ) -> None:
+        """Give an error to the request that caused it; the others run again without it."""
+        if len(requests) == 1:
             with self._lock:
-                if groups[0] in self._groups:
-                    self._groups.remove(groups[0])
-                    self._queued -= groups[0].waiting
-            groups[0].settle(error)
+                if requests[0] in self._requests:
+                    self._requests.remove(requests[0])
+                    self._queued_tokens -= requests[0].waiting_tokens
+            requests[0].resolve(error)
             return
-        for group in groups:
-            self._answer([(other, place) for other, place in batch if other is group])
+        for request in requests:
+            self._run([(other, index) for other, index in batch if other is request])
 
-    def _step(self, flow: Flow) -> None:
-        """The next piece of a flow."""
-        is_over = flow.is_cancelled
+    def _advance(self, job: StreamJob) -> None:
+        """Emit the next piece of a stream."""
+        is_over = job.is_cancelled
         if not is_over:
             try:
-                if self.clock() > flow.deadline:
-                    raise Refusal(503, "the answer took too long", hint="ask for fewer tokens", retry_after=1)
-                flow.emit(next(flow.pieces))
+                if self.clock() > job.deadline:
+                    raise http_error(
+                        503, "the response took too long", hint="ask for fewer tokens", retry_after=1
+                    )
+                job.emit(next(job.pieces))
             except StopIteration:
-                flow.emit(None)
+                job.emit(None)
                 is_over = True
             except Exception as error:
-                flow.emit(error)
+                job.emit(error)
                 is_over = True
         if is_over:
-            close = getattr(flow.pieces, "close", None)
+            close = getattr(job.pieces, "close", None)
             if close is not None:
                 close()
             with self._lock:
-                self._flows = [other for other in self._flows if other is not flow]
+                self._streams = [other for other in self._streams if other is not job]
 
 
-def _closing() -> Refusal:
-    return Refusal(503, "the server is stopping", hint="ask again in a moment", retry_after=5)
+def _stopping() -> HTTPException:
+    return http_error(503, "the server is stopping", hint="try again in a moment", retry_after=5)
+
+
+class LoopNotifier:
+    """Wakes an event loop once for all futures that other threads resolve in the meantime."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop, self._lock = loop, threading.Lock()
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def notify(self, waiter: "asyncio.Future[None]") -> None:
+        """Resolve `waiter` soon, in its own loop."""
+        with self._lock:
+            self._waiters.append(waiter)
+            is_first = len(self._waiters) == 1
+        if is_first:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._resolve)
+
+    def _resolve(self) -> None:
+        with self._lock:
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+_NOTIFIERS: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopNotifier]" = WeakKeyDictionary()
+
+
+async def wait_for(future: "Future[list[Any]]", timeout: float) -> list[Any]:
+    """The result of `future`, which is cancelled on a timeout or when the caller is cancelled.
+
+    `asyncio.wrap_future` would wake the loop once for each request of a batch.
+    """
+    loop = asyncio.get_running_loop()
+    if (notifier := _NOTIFIERS.get(loop)) is None:
+        notifier = _NOTIFIERS[loop] = LoopNotifier(loop)
+    waiter: asyncio.Future[None] = loop.create_future()
+    future.add_done_callback(lambda _: notifier.notify(waiter))
+    try:
+        async with asyncio.timeout(timeout):
+            await waiter
+    except TimeoutError:
+        raise http_error(
+            503, "the response took too long", hint="try again, or send less", retry_after=1
+        ) from None
+    else:
+        return future.result()
+    finally:
+        future.cancel()

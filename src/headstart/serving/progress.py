@@ -1,4 +1,4 @@
-"""A run's log as curves, read on from where the last look ended: the run may be writing it."""
+"""The learning curves in the log of a run, which may still be growing."""
 
 import json
 import threading
@@ -7,32 +7,32 @@ from typing import Any
 
 from headstart.files import finite
 
-KEPT = 4096  # points of a curve in memory; of more, every other is dropped
-SENT = 512  # points of a curve in one answer
-CHUNK = 2**20  # bytes read at a time
+MAX_POINTS = 4096  # of a curve in memory; of more, every other one is dropped
+MAX_RESPONSE_POINTS = 512  # of a curve in one response
+READ_BYTES = 2**20  # at a time
 
 STEP_KEYS = ("step", "epoch", "progress", "loss", "accuracy", "learning_rate", "tokens_per_second")
 
 
 class Curve:
-    """Points of which ever fewer are kept as they grow many; the newest always is."""
+    """Points of a metric, thinned out as they grow in number; the newest one always stays."""
 
     def __init__(self) -> None:
         self.points: list[dict[str, Any]] = []
         self._newest: dict[str, Any] | None = None
-        self._every, self._seen = 1, 0
+        self._stride, self._count = 1, 0
 
     def add(self, point: dict[str, Any]) -> None:
-        """One more point; a step that a resume took again replaces what was known of it."""
+        """Add a point; after a resume, the new point of a step replaces the old one."""
         while self.points and self.points[-1]["step"] >= point["step"]:
             self.points.pop()
         self._newest = point
-        if self._seen % self._every == 0:
+        if self._count % self._stride == 0:
             self.points.append(point)
-        self._seen += 1
-        if len(self.points) > KEPT:
+        self._count += 1
+        if len(self.points) > MAX_POINTS:
             self.points = self.points[::2]
-            self._every *= 2
+            self._stride *= 2
 
     @property
     def newest(self) -> dict[str, Any] | None:
@@ -40,31 +40,31 @@ class Curve:
         return self._newest
 
     def after(self, step: int) -> list[dict[str, Any]]:
-        """At most a few hundred points beyond `step`, evenly spread, the newest among them."""
-        found = [point for point in self.points if point["step"] > step]
-        if self._newest is not None and self._newest["step"] > step and found[-1:] != [self._newest]:
-            found.append(self._newest)
-        every = -(-len(found) // SENT)
-        return found if every <= 1 else [*found[:-1:every], found[-1]]
+        """At most a few hundred points after `step`, evenly spaced, including the newest."""
+        points = [point for point in self.points if point["step"] > step]
+        if self._newest is not None and self._newest["step"] > step and points[-1:] != [self._newest]:
+            points.append(self._newest)
+        stride = -(-len(points) // MAX_RESPONSE_POINTS)
+        return points if stride <= 1 else [*points[:-1:stride], points[-1]]
 
 
 class Progress:
-    """What a run's log says so far."""
+    """The log of a run so far."""
 
     def __init__(self, path: Path):
         self.path = path
         self._lock = threading.Lock()
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.steps, self.evaluations = Curve(), Curve()
         self.seconds_left: float | None = None
-        self._offset, self._rest = 0, b""
+        self._offset, self._partial_line = 0, b""
 
-    def look(self, after: int = -1) -> dict[str, Any]:
-        """The curves beyond step `after`, and how far the run is."""
+    def read(self, after: int = -1) -> dict[str, Any]:
+        """The points after step `after`, and the progress of the run."""
         with self._lock:
-            self._read()
+            self._update()
             last = self.steps.newest
             return {
                 "progress": last["progress"] if last else None,
@@ -73,26 +73,26 @@ class Progress:
                 "evaluations": self.evaluations.after(after),
             }
 
-    def _read(self) -> None:
+    def _update(self) -> None:
         try:
             with open(self.path, "rb") as handle:
                 handle.seek(0, 2)
-                if handle.tell() < self._offset:  # a resume cut the log back
-                    self._begin()
+                if handle.tell() < self._offset:  # a resume has truncated the log
+                    self._reset()
                 handle.seek(self._offset)
-                while chunk := handle.read(CHUNK):
+                while chunk := handle.read(READ_BYTES):
                     self._offset += len(chunk)
-                    *lines, self._rest = (self._rest + chunk).split(b"\n")
+                    *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
                     for line in lines:
-                        self._take(line)
-        except FileNotFoundError:  # nothing was logged yet
-            self._begin()
+                        self._add(line)
+        except FileNotFoundError:  # nothing is logged yet
+            self._reset()
 
-    def _take(self, line: bytes) -> None:
+    def _add(self, line: bytes) -> None:
         try:
             entry = finite(json.loads(line))
             point = {"step": int(entry["step"])}
-        except (ValueError, KeyError, TypeError):  # torn by a kill
+        except (ValueError, KeyError, TypeError):  # cut off when the run was killed
             return
         if entry.get("event") == "step":
             self.steps.add({**point, **{key: entry.get(key) for key in STEP_KEYS[1:]}})

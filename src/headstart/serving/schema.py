@@ -1,12 +1,12 @@
-"""Every request and answer: one schema that checks what comes in and describes itself in /openapi.json."""
+"""Request and response models: pydantic validates requests with them, and /openapi.json describes them."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
-def _whole(text: str) -> str:
-    """A text of whole characters: JSON can spell half of one."""
+def _without_surrogates(text: str) -> str:
+    """A text that UTF-8 can encode: JSON can escape half of a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -14,199 +14,204 @@ def _whole(text: str) -> str:
     return text
 
 
-def _number(value: Any) -> Any:
-    """A whole number, also when it is written 3.0: to JSON they are the same."""
+def _integral(value: Any) -> Any:
+    """An integer, also when it is written 3.0: JSON does not distinguish them."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-WHOLE = BeforeValidator(_number)
-Text = Annotated[str, AfterValidator(_whole)]
-Name = Annotated[str, Field(max_length=200), AfterValidator(_whole)]
+INTEGRAL = BeforeValidator(_integral)
+Text = Annotated[str, AfterValidator(_without_surrogates)]
+Name = Annotated[str, Field(max_length=200), AfterValidator(_without_surrogates)]
 Ability = Literal["classify", "embed", "generate", "translate", "attention"]
 
 
-class Asked(BaseModel):
-    """A request."""
+class RequestModel(BaseModel):
+    """The body of a request: strict types, no unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
 
-class Answer(BaseModel):
-    """An answer."""
+class ResponseModel(BaseModel):
+    """A response."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class ForModel(Asked):
-    """A request to one of the runs."""
+class ModelRequest(RequestModel):
+    """A request to one of the served models."""
 
-    model: Name | None = Field(None, description="the run that answers; the first that can unless told")
-
-
-class ClassifyRequest(ForModel):
-    """Texts to label."""
-
-    texts: list[Text] = Field(min_length=1, description="the texts, each labelled by itself")
-    explain: bool = Field(False, description="also tell each token's part in the label")
+    model: Name | None = Field(None, description="the model to use; default: the first that can")
 
 
-class Explanation(Answer):
-    """Each token's part in the label: what its log-odds lose when the token is left out."""
+class ClassifyRequest(ModelRequest):
+    """Texts to classify."""
+
+    texts: list[Text] = Field(min_length=1, description="the texts; each is classified by itself")
+    explain: bool = Field(False, description="also attribute the label to the tokens")
+
+
+class Explanation(ResponseModel):
+    """Leave-one-out attribution: how much the log-odds of the label change without each token."""
 
     method: Literal["leave-one-out"]
     pieces: list[str] = Field(description="the tokens; ▁ is a space")
     parts: list[float] = Field(
-        description="by how much the label's log-odds would fall without the token (nats); negative: would rise"
+        description="decrease of the log-odds (nats) when the token is left out; negative: an increase"
     )
-    whole: float = Field(description="the label's log-odds for this text, less those for an empty one")
+    whole: float = Field(description="log-odds of the label for this text minus those for an empty text")
 
 
-class Label(Answer):
+class Label(ResponseModel):
     """A text's label."""
 
     label: str
     probability: float
     probabilities: dict[str, float] = Field(description="of every label")
-    tokens: int = Field(description="tokens read, both ends marked")
-    cut: bool = Field(description="whether the text was longer than the run reads")
+    tokens: int = Field(description="number of input tokens, special tokens included")
+    cut: bool = Field(description="whether the text was truncated")
     explanation: Explanation | None = None
 
 
-class ClassifyAnswer(Answer):
+class ClassifyResponse(ResponseModel):
     """Labels in the order of the texts."""
 
     model: str
     labels: list[Label]
 
 
-class EmbedRequest(ForModel):
-    """Texts to turn into vectors."""
+class EmbedRequest(ModelRequest):
+    """Texts to embed."""
 
     texts: list[Text] = Field(min_length=1)
     pool: Literal["mean", "cls", "last"] = Field(
-        "mean", description="the mean over tokens, the first token's vector, or the last's"
+        "mean", description="pooling: mean over tokens, first token, or last token"
     )
 
 
-class EmbedAnswer(Answer):
+class EmbedResponse(ResponseModel):
     """Vectors in the order of the texts."""
 
     model: str
     width: int
     vectors: list[list[float]]
-    cut: list[bool] = Field(description="whether each text was longer than the run reads")
+    cut: list[bool] = Field(description="whether each text was truncated")
 
 
-class AttentionRequest(ForModel):
-    """A text whose attention to look at; layers and attention heads are counted from 1."""
+class AttentionRequest(ModelRequest):
+    """A text whose attention to return; layers and attention heads are counted from 1."""
 
     text: Text
-    layer: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
-    attention_head: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
+    layer: Annotated[int, Field(ge=1, le=1000), INTEGRAL] | None = None
+    attention_head: Annotated[int, Field(ge=1, le=1000), INTEGRAL] | None = None
 
 
-class AttentionMap(Answer):
-    """One attention head's weights: a row for each token that looks, a column for each it looks at."""
+class AttentionMap(ResponseModel):
+    """The weights of one attention head: a row for each query, a column for each key."""
 
     layer: int
     attention_head: int
     weights: list[list[float]]
     entropy: float = Field(description="mean over rows, in bits")
-    distance: float = Field(description="mean distance of a look, in tokens")
+    distance: float = Field(description="mean attention distance, in tokens")
 
 
-class AttentionMaps(Answer):
+class AttentionMaps(ResponseModel):
     """The weights of several attention heads over the same tokens."""
 
-    queries: list[str] = Field(description="tokens that look; ▁ is a space")
-    keys: list[str] = Field(description="tokens that are looked at")
-    seen: list[list[int]] = Field(description="1 where a query may read a key")
+    queries: list[str] = Field(description="query tokens; ▁ is a space")
+    keys: list[str] = Field(description="key tokens")
+    seen: list[list[int]] = Field(description="attention mask: 1 where a query may attend to a key")
     maps: list[AttentionMap]
 
 
-class AttentionAnswer(AttentionMaps):
-    """Where each token looks."""
+class AttentionResponse(AttentionMaps):
+    """Attention weights of a text."""
 
     model: str
     cut: bool
 
 
-class GenerateRequest(ForModel):
-    """A text to go on with."""
+class GenerateRequest(ModelRequest):
+    """A prompt to continue."""
 
     prompt: Text = ""
-    tokens: Annotated[int, Field(ge=1), WHOLE] | None = Field(
-        None, description="new tokens at most; 64 unless told, or the server's bound where that is less"
+    tokens: Annotated[int, Field(ge=1), INTEGRAL] | None = Field(
+        None, description="maximum number of new tokens; default: 64, or the server's limit if that is lower"
     )
-    temperature: float = Field(0.8, ge=0, le=10, description="0 = the likeliest token each time")
-    top_k: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | None = Field(
-        None, description="choose among this many tokens"
+    temperature: float = Field(0.8, ge=0, le=10, description="0 = greedy decoding")
+    top_k: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = Field(
+        None, description="sample from the k most probable tokens"
     )
     top_p: float | None = Field(
-        None, gt=0, le=1, description="choose among tokens that hold this much probability; 0.95 unless told"
+        None,
+        gt=0,
+        le=1,
+        description="nucleus sampling: sample from the most probable tokens of this total probability; default: 0.95",
     )
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] = Field(
-        0, description="the same seed gives the same text"
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1), INTEGRAL] = Field(0, description="random seed")
+    stream: bool = Field(
+        True, description="stream one JSON line for each new piece, or send one response at the end"
     )
-    stream: bool = Field(True, description="a line for each piece as it comes, or one answer at the end")
 
 
-class GenerateAnswer(Answer):
-    """The new text; the last line of a stream, after lines {"text": …} that each hold what came next."""
+class GenerateResponse(ResponseModel):
+    """The generated text; in a stream, the last line, after one line {"text": …} for each new piece."""
 
     model: str
-    text: str = Field(description="the new text, without the prompt")
-    tokens: int = Field(description="new tokens")
-    reason: Literal["end", "length"] = Field(description="the text came to its end, or to the bound")
-    cut: bool = Field(description="whether only the end of the prompt was read")
+    text: str = Field(description="the generated text, without the prompt")
+    tokens: int = Field(description="number of new tokens")
+    reason: Literal["end", "length"] = Field(
+        description="stopped at the end-of-text token, or at the maximum length"
+    )
+    cut: bool = Field(description="whether the beginning of the prompt was truncated")
 
 
-class TranslateRequest(ForModel):
+class TranslateRequest(ModelRequest):
     """Texts to translate."""
 
     texts: list[Text] = Field(min_length=1)
-    attention: bool = Field(False, description="also tell where each new token looks in the source")
+    attention: bool = Field(False, description="also return the cross-attention of each new token")
 
 
-class Translation(Answer):
-    """One text in the other language."""
+class Translation(ResponseModel):
+    """The translation of one text."""
 
     text: str
     cut: bool
     attention: AttentionMaps | None = None
 
 
-class TranslateAnswer(Answer):
+class TranslateResponse(ResponseModel):
     """Translations in the order of the texts."""
 
     model: str
     translations: list[Translation]
 
 
-class PlanRequest(Asked):
-    """A run to plan; what is not given is the preset's own."""
+class PlanRequest(RequestModel):
+    """A run to plan; omitted fields take the value of the preset."""
 
     preset: str = Field("tiny", max_length=40)
     objective: str | None = Field(None, max_length=40)
-    gpu: str | None = Field(None, max_length=80, description="a device by name; without it, all of them")
-    classes: Annotated[int, Field(ge=2, le=100_000), WHOLE] | None = None
-    vocabulary: Annotated[int, Field(ge=8, le=10_000_000), WHOLE] | None = None
-    batch: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | None = None
-    length: Annotated[int, Field(ge=2, le=1_000_000), WHOLE] | None = None
-    tokens: Annotated[int, Field(ge=1, le=10**15), WHOLE] | None = Field(
-        None, description="tokens of the text to be read"
+    gpu: str | None = Field(None, max_length=80, description="name of a device; default: all devices")
+    classes: Annotated[int, Field(ge=2, le=100_000), INTEGRAL] | None = None
+    vocabulary: Annotated[int, Field(ge=8, le=10_000_000), INTEGRAL] | None = None
+    batch: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
+    length: Annotated[int, Field(ge=2, le=1_000_000), INTEGRAL] | None = None
+    tokens: Annotated[int, Field(ge=1, le=10**15), INTEGRAL] | None = Field(
+        None, description="training tokens"
     )
     epochs: float | None = Field(None, gt=0, le=10**6)
-    price: float | None = Field(None, ge=0, le=10**6, description="of the device for an hour")
+    price: float | None = Field(None, ge=0, le=10**6, description="price of one hour on the device")
     precision: Literal["auto", "float32", "bfloat16"] | None = None
     optimizer: Literal["adamw", "adam", "muon"] | None = None
-    layers: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
-    width: Annotated[int, Field(ge=2, le=100_000), WHOLE] | None = None
-    attention_heads: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
-    feed_forward: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | None = None
+    layers: Annotated[int, Field(ge=1, le=1000), INTEGRAL] | None = None
+    width: Annotated[int, Field(ge=2, le=100_000), INTEGRAL] | None = None
+    attention_heads: Annotated[int, Field(ge=1, le=1000), INTEGRAL] | None = None
+    feed_forward: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
 
 
-class PlanAnswer(BaseModel):
+class PlanResponse(BaseModel):
     """What `headstart plan --json` prints."""
 
     model_config = ConfigDict(extra="allow")
@@ -218,8 +223,8 @@ class PlanAnswer(BaseModel):
     devices: list[dict[str, Any]]
 
 
-class Model(Answer):
-    """A run that answers."""
+class Model(ResponseModel):
+    """A model that is ready."""
 
     name: str
     can: list[Ability]
@@ -230,35 +235,35 @@ class Model(Answer):
     layers: int
     attention_heads: int
     width: int
-    length: int = Field(description="tokens read of a text at most")
-    precision: str = Field(description="in what its matrices are multiplied when texts are read")
+    length: int = Field(description="maximum number of input tokens")
+    precision: str = Field(description="precision of the matrix products")
 
 
-class ModelsAnswer(Answer):
-    """The runs that answer, in the order in which they were given."""
+class ModelsResponse(ResponseModel):
+    """The models that are ready, in the order of the command line."""
 
     models: list[Model]
 
 
-class Run(Answer):
-    """A run or a comparison by its folder, finished or not."""
+class Run(ResponseModel):
+    """A run or a comparison, finished or not."""
 
     name: str
     kind: Literal["pretrain", "finetune", "compare"]
     status: Literal["running", "finished"]
     objective: str | None
-    progress: float | None = Field(description="of the budget, from 0 to 1")
-    report: str | None = Field(description="where its report is, once there is one")
+    progress: float | None = Field(description="fraction of the training budget, 0 to 1")
+    report: str | None = Field(description="path of its report, once it is written")
 
 
-class RunsAnswer(Answer):
-    """All runs, in the order in which they were given."""
+class RunsResponse(ResponseModel):
+    """All runs, in the order of the command line."""
 
     runs: list[Run]
 
 
-class StepPoint(Answer):
-    """Training at one step, a mean over the few before it."""
+class StepPoint(ResponseModel):
+    """Training metrics at one step, averaged over the steps since the last log entry."""
 
     step: int
     epoch: float | None
@@ -269,30 +274,30 @@ class StepPoint(Answer):
     tokens_per_second: float | None
 
 
-class EvaluationPoint(Answer):
-    """The marks on held-out data at one step."""
+class EvaluationPoint(ResponseModel):
+    """Metrics on the evaluation data at one step."""
 
     step: int
     epoch: float | None
     values: dict[str, float]
 
 
-class RunAnswer(Run):
-    """One run with its curves."""
+class RunResponse(Run):
+    """One run with its learning curves."""
 
     seconds_left: float | None
     steps: list[StepPoint]
     evaluations: list[EvaluationPoint]
 
 
-class Health(Answer):
-    """Whether requests are welcome."""
+class Health(ResponseModel):
+    """Whether the server accepts requests."""
 
     status: Literal["ready", "stopping"]
 
 
-class Problem(Answer):
-    """Why a request was refused, and what to do."""
+class ErrorResponse(ResponseModel):
+    """Why a request failed, and what to do."""
 
     error: str
     hint: str

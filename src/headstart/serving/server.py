@@ -1,89 +1,415 @@
-"""The process that listens, and a stop that loses nothing."""
+"""The process of `headstart serve`: it listens, limits connections, and stops without losing requests."""
 
+import asyncio
 import gc
+import json
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from types import FrameType
+from typing import Any, TextIO
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from headstart.config import TrainingConfig, parse
 from headstart.errors import ConfigError
-from headstart.serving.app import make_app
-from headstart.serving.connection import connection_class
-from headstart.serving.service import Service
+from headstart.serving.limits import Limits, make_limits
+from headstart.serving.state import AppState, Metrics
 
-IDLE = 15  # seconds that a connection may rest between two requests
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MIN_TOKEN_LENGTH = 16
+KEEP_ALIVE_SECONDS = 15  # for a connection without a request
+MAX_HEAD_BYTES = 32 * 1024  # of a request's line and headers
+PARSE_BYTES = 4096  # parsed at once, before looking for a request that was sent too early
+
+
+def serve(
+    runs: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token_file: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    precision: str | None = None,
+    log_texts: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve runs until a signal arrives; returns when all requests in flight are answered."""
+    limits = make_limits(settings or {})
+    if precision is not None:
+        parse(TrainingConfig, {"precision": precision}, "training")
+    token = read_token(token_file) if token_file is not None else None
+    if token is None and host not in LOOPBACK:
+        raise ConfigError(
+            f"at {host} everybody on the network could use this server",
+            hint="give a secret with --token-file FILE, or leave --host out",
+        )
+    logger = make_logger(as_json=as_json, quiet=quiet)
+    hosts = frozenset() if token is not None else frozenset([*LOOPBACK, host])
+    state = make_state(
+        runs, limits, logger, token=token, hosts=hosts, precision=precision, log_texts=log_texts
+    )
+    listener = listen(host, port)  # a port in use is reported before models are loaded
+    state.registry.load_all()
+    if precision == "fast":
+        for model in state.registry.models:
+            if model.worker.precision == "float32":
+                logger.warning("%s runs in float32: this machine has no bfloat16 arithmetic", model.name)
+    name = f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{listener.getsockname()[1]}"
+    run_server(state, listener, lambda: on_ready(url))
+
+
+def make_state(
+    runs: Sequence[str],
+    limits: Limits,
+    logger: logging.Logger,
+    *,
+    token: str | None = None,
+    hosts: frozenset[str] = frozenset(),
+    precision: str | None = None,
+    log_texts: bool = False,
+) -> AppState:
+    """The state of a server for these runs, none of which is loaded yet."""
+    from headstart.serving.registry import ModelRegistry  # loads torch
+
+    metrics = Metrics()
+    registry = ModelRegistry(runs, limits, metrics, precision)
+    return AppState(registry, limits, metrics, logger, token, hosts, log_texts)
+
+
+def read_token(path: Path) -> str:
+    """The secret in the first line of a file."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token file {path} cannot be read: {error}", hint="give a text file") from None
+    token = lines[0].strip() if lines else ""
+    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"the first line of {path} must be a token of {MIN_TOKEN_LENGTH} or more letters, digits and signs",
+            hint="make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
+        )
+    return token
+
+
+# --- the log
+
+
+class LogFormatter(logging.Formatter):
+    """Lines for people, or JSON lines for machines; a request is a record with `fields`."""
+
+    def __init__(self, as_json: bool):
+        super().__init__()
+        self.as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        timestamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
+        if self.as_json:
+            return json.dumps({"time": timestamp, **(fields or {"message": record.getMessage()})})
+        if not fields:
+            return f"{timestamp} {record.getMessage()}"
+        texts = f" {json.dumps(fields['texts'])}" if "texts" in fields else ""
+        return (
+            f"{timestamp} {fields['method']} {fields['endpoint']} {fields['status']} {fields['ms']} ms{texts}"
+        )
+
+
+def make_logger(
+    *, as_json: bool = False, quiet: bool = False, stream: TextIO | None = None
+) -> logging.Logger:
+    """A logger of one server, to standard error by default; `quiet` leaves requests out."""
+    logger = logging.Logger("headstart.serving", logging.WARNING if quiet else logging.INFO)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LogFormatter(as_json))
+    logger.addHandler(handler)
+    return logger
+
+
+# --- connections
+
+
+class Timeout:
+    """Calls a function after some seconds unless it is stopped."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]):
+        self._loop, self._seconds, self._callback = loop, seconds, callback
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start the clock unless it runs already."""
+        if self._handle is None:
+            self._handle = self._loop.call_later(self._seconds, self._expire)
+
+    def stop(self) -> None:
+        """Stop the clock."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _expire(self) -> None:
+        self._handle = None
+        self._callback()
+
+
+class CoalescingTransport:
+    """A transport that sends everything written in one turn of the event loop at once: head and body together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport):
+        self._loop, self._transport = loop, transport
+        self._chunks: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send `data` at the end of this turn."""
+        if not self._chunks:
+            self._loop.call_soon(self._flush)
+        self._chunks.append(data)
+
+    def close(self) -> None:
+        """Send what is buffered, then close."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._chunks = []
+        self._transport.abort()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that are not sent yet."""
+        return self._transport.get_write_buffer_size() + sum(map(len, self._chunks))
+
+    def _flush(self) -> None:
+        chunks, self._chunks = self._chunks, []
+        if chunks:
+            self._transport.write(b"".join(chunks))
+
+
+class BadRequest(Exception):
+    """The bytes of a client are not a valid request."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP connection with limits that uvicorn lacks.
+
+    It limits the size of a request head, the time for a head and for accepting a response, the number of pipelined
+    requests and the number of connections. When the client disconnects, it cancels the task of its request.
+    """
+
+    def __init__(self, *args: Any, limits: Limits, **options: Any):
+        super().__init__(*args, **options)
+        self._wrapped_app, self.app = self.app, self._run_app
+        self._limits = limits
+        self._task: asyncio.Task[Any] | None = None  # of the request that is being answered
+        self._unread = b""  # sent too early: parsed when the request before is answered
+        self._num_pending = 0  # bytes parsed since the last complete head or piece of a body
+        self._head_timeout = Timeout(self.loop, limits.client_timeout, self._abort)
+        self._write_timeout = Timeout(self.loop, limits.client_timeout, self._check_progress)
+        self._buffer_size = 0  # at the last check
+
+    async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._task = asyncio.current_task()
+        try:
+            await self._wrapped_app(scope, receive, send)  # type: ignore[arg-type]
+        finally:
+            self._task = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first head, unless there are too many connections."""
+        super().connection_made(CoalescingTransport(self.loop, transport))  # type: ignore[arg-type]
+        if len(self.connections) > self._limits.max_connections:
+            self._reject(503, "too many clients are connected", "try again in a moment", "Retry-After: 5\r\n")
+        else:
+            self._head_timeout.start()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the request that is being answered."""
+        self._head_timeout.stop()
+        self._write_timeout.stop()
+        self._unset_keepalive_if_required()
+        self._unread = b""
+        super().connection_lost(exc)
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes of the client."""
+        self._unread += data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse up to a request that has to wait for the one before."""
+        data, position = self._unread, 0
+        while position < len(data) and not self.pipeline and not self.transport.is_closing():
+            chunk = data[position : position + PARSE_BYTES]
+            position += PARSE_BYTES
+            self._num_pending += len(chunk)
+            super().data_received(chunk)
+            if self._num_pending > MAX_HEAD_BYTES:
+                self.send_400_response("")
+        if self.transport.is_closing():
+            return
+        self._unread = data[position:]
+        if self._unread:
+            self.flow.pause_reading()
+        # Unless a response is being computed, the client owes a head or the rest of a body.
+        (self._head_timeout.stop if self._is_answering() else self._head_timeout.start)()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a header; trailers after a body are ignored."""
+        if "method" not in self.scope:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start to answer a request."""
+        self._num_pending = 0
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise BadRequest
+        super().on_headers_complete()
+        if self.parser.should_upgrade():  # to another protocol: the rest of the bytes is not HTTP
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """Store a piece of a body."""
+        self._num_pending = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._num_pending = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Parse the next request if it is here already."""
+        super().on_response_complete()
+        if self._unread and not self.pipeline:
+            self._unset_keepalive_if_required()
+            self.loop.call_soon(self._parse)
+
+    def pause_writing(self) -> None:
+        """The client accepts less than the server sends."""
+        super().pause_writing()
+        self._buffer_size = self.transport.get_write_buffer_size()
+        self._write_timeout.start()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._write_timeout.stop()
+        super().resume_writing()
+
+    def _check_progress(self) -> None:
+        """Disconnect a client that has accepted nothing since the last check."""
+        size = self.transport.get_write_buffer_size()
+        if size >= self._buffer_size:
+            self._abort()
+        else:
+            self._buffer_size = size
+            self._write_timeout.start()
+
+    def _abort(self) -> None:
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject invalid bytes, unless that would look like the response to the request before."""
+        if self._is_answering() and (self.cycle.response_started or not self.cycle.more_body):
+            self._abort()
+        else:
+            self._reject(400, "this is not an HTTP request", "or its head is too long")
+
+    def _reject(self, status: int, error: str, hint: str, headers: str = "") -> None:
+        body = json.dumps({"error": error, "hint": hint})
+        reason = {400: "Bad Request", 503: "Service Unavailable"}[status]
+        headers += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+        self.transport.write(f"HTTP/1.1 {status} {reason}\r\n{headers}\r\n{body}".encode("ascii"))
+        self.transport.close()
+
+
+# --- the process
 
 
 class Server(uvicorn.Server):
-    """A server that, when asked to stop, refuses what is new, finishes what is under way, and ends well."""
+    """A server that stops gracefully: it refuses new requests and finishes those in flight."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, state: AppState, on_ready: Callable[[], None]):
         super().__init__(config)
-        self.service, self.on_ready = service, on_ready
-        self._stop_by = float("inf")
+        self.state, self.on_ready = state, on_ready
+        self._deadline = float("inf")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins to stop; a second one does not wait."""
-        gate = self.service.gate
-        if gate.is_stopping:
+        """The first signal starts a graceful stop; the second one stops at once."""
+        if self.state.is_stopping:
             self.should_exit = self.force_exit = True
             return
-        gate.is_stopping = True
-        self._stop_by = time.monotonic() + self.service.bounds.drain
+        self.state.is_stopping = True
+        self._deadline = time.monotonic() + self.state.limits.shutdown_timeout
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, then report that the server is ready."""
         await super().startup(sockets)
         self.on_ready()
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether it is time to end."""
-        gate = self.service.gate
-        is_over = gate.is_stopping and (gate.under_way == 0 or time.monotonic() > self._stop_by)
-        return await super().on_tick(counter) or is_over
+        """Whether to end now."""
+        is_over = self.state.in_flight == 0 or time.monotonic() > self._deadline
+        return await super().on_tick(counter) or (self.state.is_stopping and is_over)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address; the port 0 takes any that is free."""
+    """A listening socket; port 0 takes any free port."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # asyncio sends at once only from sockets that name their protocol: others hold a short answer back for 40 ms
-        found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(1024)
+        # asyncio sets TCP_NODELAY only if the socket names its protocol; otherwise short responses wait for 40 ms
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"cannot listen at {host} port {port}: {reason}", hint="choose another --host or --port"
         ) from None
-    return found
+    return listener
 
 
-def run_server(service: Service, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve until a signal comes, then finish what is under way."""
-    quiet = logging.getLogger("uvicorn")
-    quiet.addHandler(logging.NullHandler())
-    quiet.propagate = False  # we say what there is to say ourselves
+def run_server(state: AppState, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serve until a signal arrives, then finish the requests in flight."""
+    from headstart.serving.app import App
+
+    uvicorn_logger = logging.getLogger("uvicorn")
+    uvicorn_logger.addHandler(logging.NullHandler())
+    uvicorn_logger.propagate = False  # the middleware logs requests and errors
     config = uvicorn.Config(
-        make_app(service),
-        http=connection_class(service.bounds),
+        App(state),
+        http=partial(LimitedProtocol, limits=state.limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=IDLE,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=2,
     )
     gc.collect()
-    gc.freeze()  # what is there now stays: to look through it again and again would stop every answer for 0.2 seconds
+    gc.freeze()  # the models stay: scanning them in every collection would stop all responses for 0.2 seconds
     try:
-        Server(config, service, on_ready).run(sockets=[listener])
+        Server(config, state, on_ready).run(sockets=[listener])
     finally:
         gc.unfreeze()
-        service.library.close()
+        state.close()

@@ -1,35 +1,35 @@
-"""Cores shared by the batches that are read at one time."""
+"""The cores are shared by the batches that run at the same time."""
 
 import pytest
 import torch
 
-from headstart.serving.cores import WORTH, Cores
+from headstart.serving.model_worker import MIN_PARALLEL_OPERATIONS, ThreadPoolShare
 
 
 @pytest.fixture
 def cores():
     before = torch.get_num_threads()
-    made = Cores()
-    made.count = 4
+    made = ThreadPoolShare()
+    made.num_cores = 4
     yield made
     torch.set_num_threads(before)
 
 
 def test_large_texts_alone_get_every_core_and_side_by_side_a_part(cores):
-    with cores.share(WORTH):
+    with cores.share(MIN_PARALLEL_OPERATIONS):
         assert torch.get_num_threads() == 4
-        with cores.share(WORTH):
+        with cores.share(MIN_PARALLEL_OPERATIONS):
             assert torch.get_num_threads() == 2
-    with cores.share(WORTH):
+    with cores.share(MIN_PARALLEL_OPERATIONS):
         assert torch.get_num_threads() == 4
 
 
 def test_small_texts_get_one_core(cores):
-    with cores.share(WORTH - 1):
+    with cores.share(MIN_PARALLEL_OPERATIONS - 1):
         assert torch.get_num_threads() == 1
 
 
 def test_no_more_batches_are_read_at_a_time_than_there_are_cores(cores):
-    assert cores.workers == 2
-    cores.count = 1
-    assert cores.workers == 1
+    assert cores.max_batches == 2
+    cores.num_cores = 1
+    assert cores.max_batches == 1

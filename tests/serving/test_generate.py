@@ -17,7 +17,7 @@ def test_a_stream_of_pieces_ends_with_the_whole(serve):
     client, _ = serve()
     asked = {"prompt": "the film was", "tokens": 12, "seed": 4}
     *pieces, last = lines(client.post("/v1/generate", json=asked))
-    found = schema.GenerateAnswer.model_validate(last)
+    found = schema.GenerateResponse.model_validate(last)
     assert "".join(piece["text"] for piece in pieces) == found.text
     assert 0 < found.tokens <= 12
     assert client.post("/v1/generate", json={**asked, "stream": False}).json() == last
@@ -62,7 +62,7 @@ def test_of_a_long_prompt_the_end_is_read(serve):
 
 
 def test_more_tokens_than_the_bound_are_refused(serve):
-    client, _ = serve(new_tokens=5)
+    client, _ = serve(max_new_tokens=5)
     answer = client.post("/v1/generate", json={"tokens": 6})
     assert answer.status_code == 422
     assert "5 new tokens" in answer.json()["error"]
@@ -76,41 +76,42 @@ def test_a_classifier_writes_no_text(serve):
 
 
 def test_a_text_that_takes_too_long_ends_with_a_word(serve, monkeypatch):
-    client, service = serve()
-    entry = service.library.entries["base"]
+    client, state = serve()
+    model = state.registry.runs["base"].model
 
     def late(asked, most, name):
         yield {"text": "a"}
-        entry.batcher.clock = lambda: float("inf")
+        model.batcher.clock = lambda: float("inf")
         yield {"text": "b"}
 
-    monkeypatch.setattr(entry.loaded, "write", late)
+    monkeypatch.setattr(model.worker, "generate", late)
     *_, last = lines(client.post("/v1/generate", json={}))
     assert set(last) == {"error", "hint"}
 
 
 def test_what_breaks_in_the_middle_is_cut_off_and_noted(serve, monkeypatch):
-    client, service = serve()
+    client, state = serve()
 
     def broken(asked, most, name):
         yield {"text": "a"}
         raise MemoryError(asked.prompt)
 
-    monkeypatch.setattr(service.library.entries["base"].loaded, "write", broken)
+    monkeypatch.setattr(state.registry.runs["base"].model.worker, "generate", broken)
     assert lines(client.post("/v1/generate", json={"prompt": "my secret"})) == [{"text": "a"}]
-    assert service.counters.gone.value() == 1
-    assert service.gate.under_way == 0
-    assert "MemoryError" in service.log.out.getvalue()
-    assert "secret" not in service.log.out.getvalue()
+    text = client.get("/metrics").text
+    assert 'headstart_requests_total{endpoint="/v1/generate",status="500"} 1' in text
+    assert state.in_flight == 0
+    assert "MemoryError" in state.logger.handlers[0].stream.getvalue()
+    assert "secret" not in state.logger.handlers[0].stream.getvalue()
     assert client.post("/v1/generate", json={"stream": False}).status_code == 500
 
 
 def test_more_texts_at_once_than_the_bound_are_asked_to_come_back(serve):
-    client, service = serve(streams=1)
-    batcher = service.library.entries["base"].batcher
-    flow = batcher.flow(iter(int, 1), lambda piece: None, 60)
+    client, state = serve(max_streams=1)
+    batcher = state.registry.runs["base"].model.batcher
+    job = batcher.stream(iter(int, 1), lambda piece: None, 60)
     answer = client.post("/v1/generate", json={"tokens": 2})
     assert answer.status_code == 429
-    flow.cancel()
+    job.cancel()
     assert client.post("/v1/generate", json={"tokens": 2}).status_code == 200
-    assert np.isfinite(batcher.queued)
+    assert np.isfinite(batcher.queued_tokens)

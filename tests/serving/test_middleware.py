@@ -1,14 +1,14 @@
-"""The door: tokens, hosts, paths, sizes, and the wish to stop."""
+"""Access: tokens, hosts, paths, sizes, and a server that stops."""
 
 import pytest
 
 from headstart.errors import ConfigError, RunError
-from headstart.serving.app import make_app
-from headstart.serving.endpoints import ENDPOINTS
-from headstart.serving.guard import HEADERS
-from headstart.serving.server import listen
-from headstart.serving.start import make_bounds, read_token
-from headstart.serving.start import serve as start_server
+from headstart.serving.app import PUBLIC_PATHS, App
+from headstart.serving.limits import make_limits
+from headstart.serving.middleware import SECURITY_HEADERS
+from headstart.serving.routes import router
+from headstart.serving.server import listen, read_token
+from headstart.serving.server import serve as start_server
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -17,13 +17,18 @@ def bearer(token):
     return {"Authorization": f"Bearer {token}"}
 
 
-CLOSED = [each for each in ENDPOINTS if not each.is_open]
+PROTECTED = [
+    (method, route.path)
+    for route in router.routes
+    for method in route.methods
+    if route.path not in PUBLIC_PATHS
+]
 
 
-@pytest.mark.parametrize("endpoint", CLOSED, ids=lambda each: each.path)
-def test_nothing_is_told_without_the_token(serve, endpoint):
+@pytest.mark.parametrize(("method", "path"), PROTECTED, ids=[path for _, path in PROTECTED])
+def test_nothing_is_sent_without_the_token(serve, method, path):
     client, _ = serve(token=TOKEN)
-    path = endpoint.path.format(name="base")
+    path = path.format(name="base")
     for headers in (
         {},
         bearer("wrong"),
@@ -32,12 +37,12 @@ def test_nothing_is_told_without_the_token(serve, endpoint):
         bearer(""),
         {"Authorization": TOKEN},
     ):
-        answer = client.request(endpoint.method, path, headers=headers)
+        answer = client.request(method, path, headers=headers)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         assert set(answer.json()) == {"error", "hint"}
         assert TOKEN not in answer.text
-    assert client.request(endpoint.method, path, headers=bearer(TOKEN)).status_code in (200, 415)
+    assert client.request(method, path, headers=bearer(TOKEN)).status_code in (200, 415)
 
 
 def test_a_path_that_is_not_there_tells_nothing_without_the_token_either(serve):
@@ -52,19 +57,19 @@ def test_the_page_and_the_health_of_the_server_need_no_token(serve):
     assert client.get("/").status_code == 200
 
 
-def test_a_report_is_opened_by_its_ticket_alone_and_by_no_other(serve):
-    client, service = serve(token=TOKEN)
+def test_a_report_is_opened_by_its_signature_alone_and_by_no_other(serve):
+    client, state = serve(token=TOKEN)
     runs = {
         run["name"]: run["report"] for run in client.get("/v1/runs", headers=bearer(TOKEN)).json()["runs"]
     }
     assert client.get(runs["comparison"]).status_code == 200
-    ticket = runs["comparison"].partition("?")[2]
-    assert client.get(f"/v1/runs/base/report?{ticket}").status_code == 401
-    assert client.get(f"/v1/runs/comparison?{ticket}").status_code == 401
-    assert client.get("/v1/runs/comparison/report?ticket=").status_code == 401
-    old = service.ticket("comparison", now=0.0)
-    assert client.get(f"/v1/runs/comparison/report?ticket={old}").status_code == 401
-    assert service.is_ticket("comparison", service.ticket("comparison", now=7199.0), now=7201.0)
+    signature = runs["comparison"].partition("?")[2]
+    assert client.get(f"/v1/runs/base/report?{signature}").status_code == 401
+    assert client.get(f"/v1/runs/comparison?{signature}").status_code == 401
+    assert client.get("/v1/runs/comparison/report?signature=").status_code == 401
+    old = state.sign_report("comparison", now=0.0)
+    assert client.get(f"/v1/runs/comparison/report?signature={old}").status_code == 401
+    assert state.is_signature("comparison", state.sign_report("comparison", now=7199.0), now=7201.0)
 
 
 def test_another_host_in_the_request_is_refused_where_no_token_guards(serve):
@@ -112,7 +117,7 @@ def test_every_answer_carries_the_headers_that_keep_a_browser_safe(serve):
         client.get("/nothing"),
         client.post("/v1/embed"),
     ):
-        for name in HEADERS:
+        for name in SECURITY_HEADERS:
             assert name in answer.headers
         assert "unsafe" not in answer.headers["content-security-policy"]
         assert "server" not in answer.headers
@@ -137,8 +142,8 @@ def test_a_body_that_is_not_said_to_be_plain_json_is_refused(serve, headers):
     assert answer.status_code == 415
 
 
-def test_a_body_over_the_bound_is_refused(serve):
-    client, _ = serve(body=1024)
+def test_a_body_over_the_limit_is_refused(serve):
+    client, _ = serve(max_body_bytes=1024)
     answer = client.post("/v1/classify", json={"texts": ["a" * 2000]})
     assert answer.status_code == 413
     assert "1,024 bytes" in answer.json()["error"]
@@ -146,8 +151,8 @@ def test_a_body_over_the_bound_is_refused(serve):
 
 
 def test_a_server_that_is_stopping_takes_nothing_new(serve):
-    client, service = serve()
-    service.gate.is_stopping = True
+    client, state = serve()
+    state.is_stopping = True
     for answer in (
         client.post("/v1/classify", json={"texts": ["a"]}),
         client.get("/"),
@@ -158,23 +163,23 @@ def test_a_server_that_is_stopping_takes_nothing_new(serve):
     assert client.get("/metrics").status_code == 200
 
 
-def test_more_requests_than_the_bound_are_asked_to_come_back(serve):
-    client, service = serve(requests=1)
-    service.gate.under_way = 1
+def test_more_requests_than_the_limit_are_asked_to_come_back(serve):
+    client, state = serve(max_concurrent_requests=1)
+    state.in_flight = 1
     answer = client.get("/v1/models")
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
-    assert service.gate.under_way == 1
+    assert state.in_flight == 1
 
 
 def test_a_mistake_of_ours_is_not_told_to_the_client(serve):
-    client, service = serve()
-    service.library.entries["classifier"].loaded.trained = None
+    client, state = serve()
+    state.registry.runs["classifier"].model.worker.trained = None
     answer = client.post("/v1/classify", json={"texts": ["my secret"]})
     assert answer.status_code == 500
     assert set(answer.json()) == {"error", "hint"}
     assert "Traceback" not in answer.text
-    said = service.log.out.getvalue()
+    said = state.logger.handlers[0].stream.getvalue()
     assert "AttributeError" in said
     assert "secret" not in said
     assert client.get("/healthz").status_code == 200
@@ -215,15 +220,15 @@ def test_the_first_line_of_the_file_is_the_token(tmp_path):
     assert read_token(path) == TOKEN
 
 
-def test_a_bound_that_is_not_there_is_answered_with_the_nearest_one():
+def test_a_limit_that_is_not_there_is_answered_with_the_nearest_one():
     with pytest.raises(ConfigError) as caught:
-        make_bounds({"bounds": {"text": 3}})
-    assert "texts" in caught.value.hint
+        make_limits({"limits": {"max_text": 3}})
+    assert "max_texts" in caught.value.hint
     with pytest.raises(ConfigError):
-        make_bounds({"training": {"steps": 3}})
-    assert make_bounds({"bounds": {"texts": 3}}).texts == 3
+        make_limits({"training": {"steps": 3}})
+    assert make_limits({"limits": {"max_texts": 3}}).max_texts == 3
 
 
 def test_an_app_can_be_made_twice(serve):
-    _, service = serve()
-    assert make_app(service) is not make_app(service)
+    _, state = serve()
+    assert App(state) is not App(state)

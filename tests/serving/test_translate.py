@@ -12,7 +12,7 @@ TEXTS = ["1234", "7", "", "88 11 9", "é😀", "9 " * 80]
 def test_translations_are_those_of_the_command_whatever_stands_beside_them(serve, runs):
     client, _ = serve("translator")
     answer = client.post("/v1/translate", json={"texts": TEXTS})
-    found = schema.TranslateAnswer.model_validate(answer.json())
+    found = schema.TranslateResponse.model_validate(answer.json())
     known = list(translate(str(runs / "translator"), TEXTS))
     assert [each.text for each in found.translations] == [each.text for each in known]
     assert [each.cut for each in found.translations] == [each.is_source_cut for each in known]
@@ -23,7 +23,7 @@ def test_translations_are_those_of_the_command_whatever_stands_beside_them(serve
 def test_cross_attention_is_that_of_the_picture(serve, runs):
     client, _ = serve("translator")
     answer = client.post("/v1/translate", json={"texts": ["1234", " "], "attention": True})
-    found = schema.TranslateAnswer.model_validate(answer.json()).translations
+    found = schema.TranslateResponse.model_validate(answer.json()).translations
     known, _ = picture_attention(str(runs / "translator"), "1234", None)
     assert found[0].attention.queries == known.queries
     assert found[0].attention.keys == known.keys
@@ -34,7 +34,7 @@ def test_cross_attention_is_that_of_the_picture(serve, runs):
 
 
 def test_more_weights_than_an_answer_holds_are_refused(serve):
-    client, _ = serve("translator", attention=20)
+    client, _ = serve("translator", max_attention_values=20)
     answer = client.post("/v1/translate", json={"texts": ["1234"], "attention": True})
     assert answer.status_code == 422
     assert client.post("/v1/translate", json={"texts": ["1234"]}).status_code == 200

@@ -12,9 +12,9 @@ from tests.serving.clients import running
 pytestmark = pytest.mark.slow
 
 BOUNDS = [
-    "bounds.characters=200",
-    "bounds.texts=4",
-    "bounds.new_tokens=8",
+    "limits.max_chars=200",
+    "limits.max_texts=4",
+    "limits.max_new_tokens=8",
 ]  # so that their edges are met quickly
 QUIET = ["--output-truncate", "true", "--suppress-health-check", "all", "--no-color"]
 
