@@ -96,6 +96,7 @@ def model_alone(run: Path, texts: list[str], precision: str) -> dict[str, Any]:
     """Milliseconds of one core for a text read by itself and among 64; the best of a few tries."""
     from headstart.serving.bounds import Bounds
     from headstart.serving.loaded import Loaded
+
     from headstart.workflows.run import load_trained
 
     loaded = Loaded(load_trained(str(run)), Bounds(), precision)

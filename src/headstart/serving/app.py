@@ -108,7 +108,8 @@ async def _handle_http_error(request: Request, error: StarletteHTTPException) ->
         content = {"error": problem, "hint": "GET /openapi.json lists every endpoint"}
         error = HTTPException(error.status_code, content, dict(error.headers or {}))
     if error.status_code >= 500 and error.__cause__ is not None:
-        state_of(request).logger.error("%s: %s", error.detail["error"], error.__cause__)
+        detail: Any = error.detail
+        state_of(request).logger.error("%s: %s", detail["error"], error.__cause__)
     return error_response(error)
 
 
