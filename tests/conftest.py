@@ -1,4 +1,4 @@
-"""What tests share: small worlds in which everything is quick."""
+"""Fixtures and settings for all tests."""
 
 import os
 
@@ -8,11 +8,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from hypothesis import settings
 
-settings.register_profile("patient", deadline=None)  # a busy machine is no fault of the code
-settings.load_profile("patient")
+settings.register_profile("no-deadline", deadline=None)  # a busy machine must not fail a test
+settings.load_profile("no-deadline")
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
-    """No test reads or fills the user's cache."""
+    """Give every test an empty cache, never the user's."""
     monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path_factory.mktemp("cache")))

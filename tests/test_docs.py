@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
-from tests.parallel_worlds import TASKS, write_aligned
-from tests.worlds_of_text import write_corpus, write_labelled
+from tests.helpers.datasets import write_corpus, write_labelled
+from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -15,8 +15,8 @@ import typer
 
 from headstart.checkpoint import has_checkpoint
 from headstart.cli.app import app
-from tests.many import free_port, wait_for
-from tests.worlds_of_text import QUICK, flags, write_corpus
+from tests.helpers.datasets import QUICK, flags, write_corpus
+from tests.helpers.processes import free_port, wait_for
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SLURM = EXAMPLES / "slurm"

@@ -13,7 +13,7 @@ import pytest
 import headstart as hs
 from headstart.data.example import Dataset, Example, text_hash
 from headstart.errors import DataError
-from tests.worlds_of_text import write_labelled
+from tests.helpers.datasets import write_labelled
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import transfer_suite as suite

@@ -11,7 +11,7 @@ from headstart.cli.embed import embed, nearest
 from headstart.cli.picture import picture_app
 from headstart.errors import HeadstartError
 from headstart.workflows.pretrain import pretrain
-from tests.worlds_of_text import QUICK, write_corpus
+from tests.helpers.datasets import QUICK, write_corpus
 
 app = typer.Typer()
 app.add_typer(picture_app)

@@ -8,34 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.batch import Batch, pad
-from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
-from tests.worlds import ALPHABET, SHAPES, random_rows, small_body
+from headstart.models.bodies import BODIES
+from tests.helpers.tiny_models import ATTENTIVE, CACHED, SHAPES, VOCABULARY, make_backbone, make_batch
 
-ATTENTIVE = [kind for kind, body in BODIES.items() if issubclass(body, TransformerBody | EncoderDecoderBody)]
-CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
 # The block's shapes are for bodies made of blocks; the others have one.
 EVERY = [(kind, shape) for kind in BODIES for shape in SHAPES if kind in ATTENTIVE or shape == "modern"]
 WATCHED = [(kind, shape) for kind, shape in EVERY if kind in ATTENTIVE]
-
-
-def make_body(kind, shape, **changes):
-    torch.manual_seed(1)
-    return BODIES[kind](small_body(kind, shape, **changes), ALPHABET.size).eval()
-
-
-def make_batch(lengths, seed=0):
-    rows = [torch.from_numpy(row.tokens).long() for row in random_rows(lengths, seed)]
-    tokens, real = pad(rows, ALPHABET.padding)
-    return Batch(tokens, real, **make_source(len(lengths), seed))
-
-
-def make_source(rows, seed=0):
-    """A second text for bodies that read two; the others pass it by."""
-    lengths = [3 + (seed + 5 * row) % 7 for row in range(rows)]
-    source, real = pad(
-        [torch.from_numpy(row.tokens).long() for row in random_rows(lengths, seed + 1)], ALPHABET.padding
-    )
-    return {"source": source, "source_real": real}
 
 
 def with_tokens(batch, tokens, real, rows=slice(None), **changes):
@@ -51,7 +29,7 @@ def with_tokens(batch, tokens, real, rows=slice(None), **changes):
     junk=st.integers(0, 39),
 )
 def test_padding_never_changes_an_answer(kind, shape, lengths, extra, junk):
-    body, batch = make_body(kind, shape), make_batch(lengths)
+    body, batch = make_backbone(kind, shape), make_batch(lengths)
     longer = torch.cat((batch.tokens, torch.full((len(lengths), extra), junk)), dim=1)
     real = torch.cat((batch.real, torch.zeros(len(lengths), extra, dtype=torch.bool)), dim=1)
     wider = with_tokens(batch, longer, real)
@@ -62,7 +40,7 @@ def test_padding_never_changes_an_answer(kind, shape, lengths, extra, junk):
 
 @pytest.mark.parametrize(("kind", "shape"), EVERY)
 def test_batch_mates_and_their_order_never_change_an_answer(kind, shape):
-    body, lengths = make_body(kind, shape), [7, 3, 12, 5]
+    body, lengths = make_backbone(kind, shape), [7, 3, 12, 5]
     batch = make_batch(lengths)
     with torch.no_grad():
         together = body(batch)
@@ -77,9 +55,9 @@ def test_batch_mates_and_their_order_never_change_an_answer(kind, shape):
 
 @pytest.mark.parametrize(("kind", "shape"), EVERY)
 def test_a_body_sees_ahead_only_if_it_says_so(kind, shape):
-    body, batch = make_body(kind, shape), make_batch([9])
+    body, batch = make_backbone(kind, shape), make_batch([9])
     changed = batch.tokens.clone()
-    changed[0, 6] = (changed[0, 6] + 1) % ALPHABET.size
+    changed[0, 6] = (changed[0, 6] + 1) % VOCABULARY.size
     with torch.no_grad():
         moved = (body(batch) - body(with_tokens(batch, changed, batch.real))).abs().amax(dim=-1)[0]
     assert bool((moved[:6] > 0).any()) == body.sees_ahead
@@ -88,7 +66,7 @@ def test_a_body_sees_ahead_only_if_it_says_so(kind, shape):
 
 @pytest.mark.parametrize(("kind", "shape"), EVERY)
 def test_no_gradient_flows_from_the_past_to_the_future_in_a_causal_body(kind, shape):
-    body, batch = make_body(kind, shape), make_batch([9])
+    body, batch = make_backbone(kind, shape), make_batch([9])
     given = []
     body.embedding.tokens.register_forward_hook(
         lambda module, args, out: given.append(out.requires_grad_()) or out
@@ -104,7 +82,7 @@ def test_no_gradient_flows_from_the_past_to_the_future_in_a_causal_body(kind, sh
 
 @pytest.mark.parametrize(("kind", "shape"), WATCHED)
 def test_watched_attention_equals_fast_attention(kind, shape):
-    body, batch = make_body(kind, shape), make_batch([9, 4])
+    body, batch = make_backbone(kind, shape), make_batch([9, 4])
     with torch.no_grad():
         hidden, weights = body.watch(batch)
         assert torch.allclose(hidden[batch.real], body(batch)[batch.real], atol=1e-5)
@@ -117,7 +95,7 @@ def test_watched_attention_equals_fast_attention(kind, shape):
 
 @pytest.mark.parametrize(("kind", "shape"), EVERY)
 def test_a_full_batch_needs_no_mask_to_say_the_same(kind, shape):
-    body, batch = make_body(kind, shape), make_batch([8, 8])
+    body, batch = make_backbone(kind, shape), make_batch([8, 8])
     with torch.no_grad():
         masked, free = body(batch), body(with_tokens(batch, batch.tokens, batch.real, is_full=True))
     assert torch.allclose(masked, free, atol=1e-5)
@@ -126,13 +104,13 @@ def test_a_full_batch_needs_no_mask_to_say_the_same(kind, shape):
 @pytest.mark.parametrize("kind", ATTENTIVE)
 @pytest.mark.parametrize("shape", ["modern", "lab"])
 def test_bodies_without_learned_positions_read_past_their_maximum(kind, shape):
-    short, batch = make_body(kind, shape, max_length=6), make_batch([20])
-    assert torch.allclose(short(batch), make_body(kind, shape, max_length=64)(batch), atol=1e-5)
+    short, batch = make_backbone(kind, shape, max_length=6), make_batch([20])
+    assert torch.allclose(short(batch), make_backbone(kind, shape, max_length=64)(batch), atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_padding_of_a_source_never_changes_an_answer(shape):
-    body, batch = make_body("encoder-decoder", shape), make_batch([7, 4])
+    body, batch = make_backbone("encoder-decoder", shape), make_batch([7, 4])
     junk = torch.full((2, 3), 17)
     wider = replace(
         batch,
@@ -145,7 +123,7 @@ def test_the_padding_of_a_source_never_changes_an_answer(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_decoder_reads_its_source_and_says_where(shape):
-    body, batch = make_body("encoder-decoder", shape), make_batch([7, 4])
+    body, batch = make_backbone("encoder-decoder", shape), make_batch([7, 4])
     changed = batch.source.clone()
     changed[0, 1] += 1
     with torch.no_grad():
@@ -169,12 +147,12 @@ def test_a_decoder_reads_its_source_and_says_where(shape):
 )
 def test_cached_reading_equals_reading_at_once(kind, shape, lengths, new, piece, data):
     """Prompts of different lengths, more tokens a piece at a time, rows taken twice, left out and reordered."""
-    body, batch = make_body(kind, shape), make_batch([length + 1 for length in lengths])
+    body, batch = make_backbone(kind, shape), make_batch([length + 1 for length in lengths])
     prompts = [row[:length] for row, length in zip(batch.tokens, lengths, strict=True)]
     tokens, real = pad(prompts, 17)
     order = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=4))
     rows = torch.tensor(order)
-    fresh = torch.randint(5, ALPHABET.size, (len(order), new), generator=torch.Generator().manual_seed(new))
+    fresh = torch.randint(5, VOCABULARY.size, (len(order), new), generator=torch.Generator().manual_seed(new))
     with torch.no_grad():
         cache = body.begin(batch, room=2)
         first = body.read(tokens, cache, real)
@@ -191,7 +169,7 @@ def test_cached_reading_equals_reading_at_once(kind, shape, lengths, new, piece,
 
 def test_several_rows_read_one_source():
     """As in beam search: rows of one source stand together, and the source is kept once."""
-    body, batch = make_body("encoder-decoder", "modern"), make_batch([5, 5])
+    body, batch = make_backbone("encoder-decoder", "modern"), make_batch([5, 5])
     with torch.no_grad():
         cache = body.begin(batch, room=8)
         body.read(batch.tokens[:, :3], cache)
@@ -208,7 +186,7 @@ def test_several_rows_read_one_source():
 
 @pytest.mark.parametrize(("kind", "shape"), EVERY)
 def test_vectors_asked_for_at_some_places_are_those_that_stand_there(kind, shape):
-    body, batch = make_body(kind, shape), make_batch([5, 9, 3])
+    body, batch = make_backbone(kind, shape), make_batch([5, 9, 3])
     places = torch.tensor([0, 4, 10, 17, 18])  # real ones; the last row begins at 18
     way = torch.randn(len(places), body.config.width)
     found = body(batch, places)

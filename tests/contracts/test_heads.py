@@ -7,7 +7,7 @@ from headstart.batch import Batch, pad
 from headstart.models.bodies import BODIES
 from headstart.models.heads import HEADS, POOLINGS
 from headstart.models.model import HeadSpec, build_model
-from tests.worlds import ALPHABET, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 SETTINGS = {
     "lm": [{}, {"bias": False}],
@@ -23,10 +23,12 @@ EVERY = [(kind, name, settings) for kind in BODIES for name in HEADS for setting
 @pytest.mark.parametrize(("kind", "name", "settings"), EVERY)
 def test_a_head_fits_every_body_and_never_reads_padding(kind, name, settings):
     torch.manual_seed(0)
-    size = {"lm": ALPHABET.size, "generator": ALPHABET.size, "class": 3, "pair": 2, "replaced": 1}[name]
+    size = {"lm": VOCABULARY.size, "generator": VOCABULARY.size, "class": 3, "pair": 2, "replaced": 1}[name]
     spec = HeadSpec(name, size, settings)
-    model = build_model(small_body(kind), ALPHABET.size, {name: spec}).eval()
-    tokens, real = pad([torch.from_numpy(row.tokens).long() for row in random_rows([9, 4])], ALPHABET.padding)
+    model = build_model(tiny_config(kind), VOCABULARY.size, {name: spec}).eval()
+    tokens, real = pad(
+        [torch.from_numpy(row.tokens).long() for row in random_rows([9, 4])], VOCABULARY.padding
+    )
     changed = tokens.masked_fill(~real, 17)
     with torch.no_grad():
         answer = model(Batch(tokens, real, source=SOURCE, source_real=SOURCE > 0))[name]
@@ -43,7 +45,7 @@ def test_a_head_fits_every_body_and_never_reads_padding(kind, name, settings):
 
 
 def test_a_tied_head_owns_no_matrix():
-    model = build_model(small_body("causal"), ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)})
+    model = build_model(tiny_config("causal"), VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)})
     assert not [name for name in model.state_dict() if name.startswith("heads.")]
 
 
@@ -56,13 +58,13 @@ def test_every_table_of_heads_is_covered_here():
 )
 @pytest.mark.parametrize("kind", ["causal", "bidirectional", "cnn"])
 def test_a_class_head_that_reads_one_place_answers_as_if_all_had_been_computed(kind, pooling):
-    config = small_body(kind, "modern")
+    config = tiny_config(kind, "modern")
     torch.manual_seed(0)
     model = build_model(
-        config, ALPHABET.size, {"class": HeadSpec("class", 3, {"pooling": pooling, "projection": "dense"})}
+        config, VOCABULARY.size, {"class": HeadSpec("class", 3, {"pooling": pooling, "projection": "dense"})}
     )
     rows = [torch.from_numpy(row.tokens).long() for row in random_rows([4, 9, 2])]
-    batch = Batch(*pad(rows, ALPHABET.padding))
+    batch = Batch(*pad(rows, VOCABULARY.padding))
     head = model.heads["class"]
     with torch.no_grad():
         assert torch.allclose(model(batch)["class"], head(model.body(batch), batch, model.body), atol=1e-5)

@@ -12,7 +12,7 @@ from headstart.objectives.base import counts
 from headstart.objectives.table import OBJECTIVES
 from headstart.training.loop import Trainer
 from headstart.training.runtime import Runtime
-from tests.worlds import ALPHABET, generator, pairs_that_fit, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config, trainable_combinations
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
 
@@ -23,24 +23,24 @@ def rows_for(objective, lengths):
 
 def make_model(name, kind, seed=0):
     torch.manual_seed(seed)
-    objective, body = OBJECTIVES[name](), small_body(kind)
-    return objective, build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+    objective, body = OBJECTIVES[name](), tiny_config(kind)
+    return objective, build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
 
 
-@pytest.mark.parametrize(("name", "kind"), pairs_that_fit())
+@pytest.mark.parametrize(("name", "kind"), trainable_combinations())
 @pytest.mark.slow
 def test_an_objective_learns_eight_examples_by_heart(name, kind):
     objective, model = make_model(name, kind)
     config = RunConfig(
         job="finetune",
-        body=small_body(kind),
+        body=tiny_config(kind),
         optimizer={"learning_rate": 1e-2, "weight_decay": 0.0},
         schedule={"kind": "constant", "warmup": 0.0},
         training={"steps": 250, "keep": "last"},
     )
     loader = TextLoader(rows_for(objective, [10] * 8), batch_tokens=200)
     told = []
-    trainer = Trainer(model, objective, loader, ALPHABET, config, CPU, on_event=told.append)
+    trainer = Trainer(model, objective, loader, VOCABULARY, config, CPU, on_event=told.append)
     trainer.run()
     first, last = (sum(event.losses.values()) / len(event.losses) for event in (told[0], told[-1]))
     hides = hasattr(
@@ -50,10 +50,10 @@ def test_an_objective_learns_eight_examples_by_heart(name, kind):
     assert hides or told[-1].accuracy > 0.9
 
 
-@pytest.mark.parametrize(("name", "kind"), pairs_that_fit())
+@pytest.mark.parametrize(("name", "kind"), trainable_combinations())
 def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
     objective, model = make_model(name, kind)
-    whole = objective.collate(rows_for(objective, [9, 4, 12, 7, 5, 3]), ALPHABET, generator())
+    whole = objective.collate(rows_for(objective, [9, 4, 12, 7, 5, 3]), VOCABULARY, generator())
     sum(loss.weight * loss.total / loss.count for loss in objective.losses(model, whole).values()).backward()
     expected = {
         key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None
@@ -73,9 +73,9 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
 def test_an_objective_that_asks_by_row_asks_the_same_of_a_row_alone(name):
     objective = OBJECTIVES[name]()
     rows = rows_for(objective, [9, 4, 12, 7])
-    whole = objective.collate(rows, ALPHABET, generator())
+    whole = objective.collate(rows, VOCABULARY, generator())
     for number, row in enumerate(rows):
-        alone, among = objective.collate([row], ALPHABET, generator(1)), whole.rows(number, number + 1)
+        alone, among = objective.collate([row], VOCABULARY, generator(1)), whole.rows(number, number + 1)
         length = alone.tokens.shape[1]
         assert torch.equal(alone.tokens, among.tokens[:, :length])
         for key, label in alone.labels.items():
@@ -93,11 +93,11 @@ def _sure_generator(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, *args, **kinds: self.fill_(1.0))
 
 
-@pytest.mark.parametrize(("name", "kind"), pairs_that_fit())
+@pytest.mark.parametrize(("name", "kind"), trainable_combinations())
 def test_losses_do_not_depend_on_padding(name, kind):
     objective, model = make_model(name, kind)
     model.eval()
-    batch = objective.collate(rows_for(objective, [9, 9]), ALPHABET, generator())
+    batch = objective.collate(rows_for(objective, [9, 9]), VOCABULARY, generator())
     pair = replace(batch.rows(0, 1), is_full=False)
     wide = replace(
         pair,

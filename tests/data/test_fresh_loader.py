@@ -12,11 +12,11 @@ from headstart.config import DataConfig, TokenizerConfig, TrainingConfig
 from headstart.data.fresh_loader import cut_off, training_loader
 from headstart.data.loader import TextLoader
 from headstart.data.tokenizer import Tokenizer, train_tokenizer
-from tests.worlds import ALPHABET, random_rows
-from tests.worlds_of_text import BAD, GOOD, PLAIN
+from tests.helpers.datasets import BAD, GOOD, PLAIN
+from tests.helpers.tiny_models import VOCABULARY, random_rows
 
 TEXTS = [" ".join([*GOOD[: 1 + n % 5], *PLAIN[n % 9 :], *BAD[: n % 4]]) for n in range(40)]
-SPECIAL = np.isin(np.arange(ALPHABET.size), list(ALPHABET.special_ids))
+SPECIAL = np.isin(np.arange(VOCABULARY.size), list(VOCABULARY.special_ids))
 
 
 @cache
@@ -93,7 +93,7 @@ def test_a_share_of_the_ordinary_tokens_is_cut_off_and_the_rest_stays_in_order(l
 
 def test_cut_off_hides_every_place_alike():
     row = Row(np.concatenate([[2], np.arange(5, 25), [3]]).astype(np.int32))
-    counts = np.zeros(ALPHABET.size)
+    counts = np.zeros(VOCABULARY.size)
     for seed in range(2000):
         counts[cut_off(row, 0.25, SPECIAL, np.random.default_rng(seed)).tokens] += 1
     assert abs(counts[5:25] / 2000 - 0.75).max() < 0.05

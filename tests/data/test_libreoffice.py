@@ -19,7 +19,7 @@ from headstart.data.parallel import load_parallel
 from headstart.data.parallel_audit import audit_parallel
 from headstart.data.splits import split_of
 from headstart.errors import DataError, HeadstartError
-from tests.debian_worlds import ar_of, deb_of, page, write_help
+from tests.helpers.debian_packages import ar_of, deb_of, page, write_help
 
 SWITCH = (
     'Press <span class="switchinline"><span hidden="true" id="MAC1" class="MAC"><span class="keycode">Command</span>'

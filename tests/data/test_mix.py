@@ -15,7 +15,7 @@ from headstart.data.portion import Portion, portions
 from headstart.data.stream import join, spare
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import ConfigError, DataError
-from tests.worlds_of_text import write_corpus
+from tests.helpers.datasets import write_corpus
 
 
 class Numbers:

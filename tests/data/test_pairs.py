@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from headstart.data.pairs import PairLoader
 from headstart.errors import DataError
-from tests.worlds import ALPHABET
+from tests.helpers.tiny_models import VOCABULARY
 
-FIRST, LAST, STOP, LINE = ALPHABET.first, ALPHABET.last, 7, 11
+FIRST, LAST, STOP, LINE = VOCABULARY.first, VOCABULARY.last, 7, 11
 
 
 class Documents:
@@ -39,7 +39,7 @@ document = st.lists(sentence, min_size=1, max_size=8).map(
 def test_labels_are_balanced_and_right_by_construction(documents, epoch, room):
     stream = Documents(documents)
     try:
-        loader = PairLoader(stream, "sentence", ALPHABET, room, 64, seed=1)
+        loader = PairLoader(stream, "sentence", VOCABULARY, room, 64, seed=1)
     except DataError:
         assert all(document.count(STOP) == 1 for document in documents)
         return
@@ -61,15 +61,15 @@ def test_labels_are_balanced_and_right_by_construction(documents, epoch, room):
         assert row.tokens[-1] == LAST
         inner = int((row.segments == 0).sum())
         assert row.tokens[inner - 1] == LAST
-        assert not set(row.tokens[1 : inner - 1].tolist()) & ALPHABET.special_ids
-        assert not set(row.tokens[inner:-1].tolist()) & ALPHABET.special_ids
+        assert not set(row.tokens[1 : inner - 1].tolist()) & VOCABULARY.special_ids
+        assert not set(row.tokens[inner:-1].tolist()) & VOCABULARY.special_ids
 
 
 def test_what_is_a_sentence_is_a_setting():
     documents = [[20, LINE, 21, 22], [30, LINE, 31], [33, 34]]
-    lines = PairLoader(Documents(documents), "line", ALPHABET, 16, 64, seed=0, shuffled=False)
+    lines = PairLoader(Documents(documents), "line", VOCABULARY, 16, 64, seed=0, shuffled=False)
     assert len(lines.stretches) == 2
-    whole = PairLoader(Documents([[20 + n] * 4 for n in range(9)]), "document", ALPHABET, 11, 64, seed=0)
+    whole = PairLoader(Documents([[20 + n] * 4 for n in range(9)]), "document", VOCABULARY, 11, 64, seed=0)
     for number in range(len(whole.stretches)):
         (_, a_end), (b, _) = whole.spans(number, 0, 0)
         assert b == a_end + 2  # only the two marks lie between neighbours
@@ -77,14 +77,14 @@ def test_what_is_a_sentence_is_a_setting():
 
 def test_a_corpus_without_sentence_breaks_is_refused_with_a_hint():
     with pytest.raises(DataError) as caught:
-        PairLoader(Documents([[20, 21, 22], [30, 31]]), "sentence", ALPHABET, 16, 64, seed=0)
+        PairLoader(Documents([[20, 21, 22], [30, 31]]), "sentence", VOCABULARY, 16, 64, seed=0)
     assert "objective.sentences=document" in caught.value.hint
 
 
 def test_the_same_seed_and_epoch_give_the_same_pairs():
     stream = Documents([[20, STOP, 21, STOP, 22, STOP]] * 6)
     rows = [
-        PairLoader(stream, "sentence", ALPHABET, 16, 64, seed=seed).fetch(np.arange(6), epoch)
+        PairLoader(stream, "sentence", VOCABULARY, 16, 64, seed=seed).fetch(np.arange(6), epoch)
         for seed, epoch in ((1, 0), (1, 0), (1, 1))
     ]
     same = [np.array_equal(a.tokens, b.tokens) for a, b in zip(rows[0], rows[1], strict=True)]

@@ -24,7 +24,7 @@ from headstart.data.parallel import (
 from headstart.data.parallel_audit import audit_parallel
 from headstart.data.splits import split_of
 from headstart.errors import ConfigError, DataError
-from tests.parallel_worlds import TASKS, write_aligned, write_parallel_table
+from tests.helpers.parallel_datasets import TASKS, write_aligned, write_parallel_table
 
 PAIR = ("en", "de")
 PLAIN = DataConfig()
@@ -429,6 +429,6 @@ def test_the_synthetic_tasks_are_sets_that_load(tmp_path, task):
     again = load(str(write_aligned(tmp_path / "again", TASKS[task], count=100, seed=3)), ("src", "trg"))
     assert found.splits == again.splits
     for split in ("train", "valid", "test"):
-        assert all(TASKS[task].answer(pair.source) == pair.target for pair in found.splits[split])
+        assert all(TASKS[task].target(pair.source) == pair.target for pair in found.splits[split])
     sources = [set(found.sources(split)) for split in found.splits]
     assert sum(map(len, sources)) == len(set().union(*sources)), "no source stands in two splits"

@@ -13,7 +13,7 @@ from headstart.data.parallel_audit import audit_parallel
 from headstart.errors import HeadstartError
 from headstart.reports.audit import render_audit
 from headstart.reports.tables import parallel_tables
-from tests.parallel_worlds import TASKS, write_aligned
+from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 PAIR = ("en", "de")
 

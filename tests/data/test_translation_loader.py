@@ -10,7 +10,7 @@ from headstart.data.tokenizer import train_tokenizer
 from headstart.data.translation_loader import translation_loader
 from headstart.errors import ConfigError
 from headstart.workflows.translation_task import encode_pairs
-from tests.parallel_worlds import TASKS, pairs_of
+from tests.helpers.parallel_datasets import TASKS, pairs_of
 
 EXAMPLES = [PairExample(*pair) for pair in pairs_of(TASKS["number-words"], 60)]
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import HeadstartError
-from tests.worlds_of_text import QUICK, flags, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, flags, write_corpus, write_labelled
 
 STEP = merge(QUICK, {"training": {"steps": 1}})
 

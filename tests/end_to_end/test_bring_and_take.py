@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.errors import HeadstartError
 from headstart.workflows.run import load_trained
+from tests.helpers.datasets import write_corpus, write_labelled
 from tests.interchange.stock import save_stock
-from tests.worlds_of_text import write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
 from headstart.workflows.score import run_names
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings
 

@@ -8,7 +8,7 @@ import headstart as hs
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
 from tests.end_to_end.test_resume import interrupt_at, outcome
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings
 

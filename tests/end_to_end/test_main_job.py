@@ -13,7 +13,7 @@ from headstart.config import merge
 from headstart.reports.formatting import headline
 from headstart.workflows.compare import read_comparison
 from headstart.workflows.pack import pack
-from tests.worlds_of_text import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
+from tests.helpers.datasets import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
 
 FAST = merge(QUICK, {"training": {"batch_examples": 8}, "optimizer": {"learning_rate": 0.01}})
 

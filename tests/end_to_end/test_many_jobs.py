@@ -12,9 +12,9 @@ from headstart.workflows.finetune import finetune
 from headstart.workflows.resume import resume
 from headstart.workflows.tune import tune
 from tests.end_to_end.test_many_processes import check_alike, steps_of, stop_at
-from tests.many import in_processes
-from tests.parallel_worlds import TASKS, write_aligned
-from tests.worlds_of_text import QUICK, write_labelled
+from tests.helpers.datasets import QUICK, write_labelled
+from tests.helpers.parallel_datasets import TASKS, write_aligned
+from tests.helpers.processes import in_processes
 
 SMALL = {
     # No biases: that of keys changes no answer, so Adam would make steps of what rounding leaves of its gradient.

@@ -22,8 +22,8 @@ from headstart.training.launch import Place, check_room, find_place
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
-from tests.many import free_port, in_processes, wait_for
-from tests.worlds_of_text import QUICK, flags, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, flags, write_corpus, write_labelled
+from tests.helpers.processes import free_port, in_processes, wait_for
 
 HEADSTART = [sys.executable, "-m", "headstart"]
 CAUSAL = merge(QUICK, {"objective": {"name": "causal-lm"}})

@@ -20,8 +20,8 @@ from headstart.workflows import fit_state, run_log
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
-from tests.parallel_worlds import TASKS, write_aligned
-from tests.worlds_of_text import QUICK, flags, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, flags, write_corpus, write_labelled
+from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 SAVING = {"training": {"save_every": 3, "seed": 5}, "body": {"dropout": 0.1}}
 

@@ -20,7 +20,7 @@ from headstart.workflows import compare as compare_module
 from headstart.workflows.objectives import compare_objectives
 from tests.end_to_end import test_resume
 from tests.end_to_end.test_resume import deaths, in_child, killed_after
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole comparisons
 

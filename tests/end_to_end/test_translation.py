@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
-from tests.parallel_worlds import TASKS, write_aligned
-from tests.worlds_of_text import flags
+from tests.helpers.datasets import flags
+from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 # The block of the paper, post-norm with warm-up, in small.
 SMALL = {

@@ -15,7 +15,7 @@ from headstart.config import merge
 from headstart.errors import ConfigError, RunError
 from headstart.training.events import Saved, StepDone
 from tests.end_to_end.test_resume import in_child, killed_after
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings
 

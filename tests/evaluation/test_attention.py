@@ -7,8 +7,8 @@ from headstart.errors import ConfigError
 from headstart.evaluation.attention import attention_maps, entropy, mean_distance, readable
 from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.model import Model, build_model
-from tests.evaluation.example_maps import make_maps
-from tests.worlds import ALPHABET, small_body
+from tests.helpers.attention_maps import make_maps
+from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BODIES if issubclass(BODIES[kind], TransformerBody)])
@@ -26,7 +26,7 @@ def test_a_causal_map_is_lower_triangular_and_says_so_in_its_mask():
 
 def test_padding_is_left_out_of_the_map():
     torch.manual_seed(3)
-    model = build_model(small_body("bidirectional"), ALPHABET.size, {})
+    model = build_model(tiny_config("bidirectional"), VOCABULARY.size, {})
     tokens = torch.tensor([[2, 7, 8, 3, 0, 0]])
     whole = attention_maps(model, Batch(tokens, torch.arange(6)[None, :] < 4), list("abcd"))
     alone = attention_maps(model, Batch(tokens[:, :4], torch.ones(1, 4, dtype=torch.bool)), list("abcd"))

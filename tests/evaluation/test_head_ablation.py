@@ -7,7 +7,7 @@ from headstart.evaluation.head_ablation import ablated, mean_difference, measure
 from headstart.models.model import HeadSpec, build_model
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.plots.head_ablation import draw_head_ablation
-from tests.worlds import ALPHABET, generator, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
 
 ROWS = random_rows([9, 5, 12, 7, 8, 6, 10, 4, 9, 11], seed=4)
 
@@ -16,7 +16,7 @@ ROWS = random_rows([9, 5, 12, 7, 8, 6, 10, 4, 9, 11], seed=4)
 def model():
     torch.manual_seed(1)
     return build_model(
-        small_body("bidirectional"), ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)}
+        tiny_config("bidirectional"), VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)}
     ).eval()
 
 
@@ -26,7 +26,7 @@ def parts():
 
 def batches():
     padded = [
-        pad([torch.from_numpy(row.tokens).long() for row in part], ALPHABET.padding) for part in parts()
+        pad([torch.from_numpy(row.tokens).long() for row in part], VOCABULARY.padding) for part in parts()
     ]
     return [Batch(tokens, real) for tokens, real in padded]
 
@@ -35,7 +35,7 @@ def batches():
 def loss(model):
     totals, counts = [], []
     for index, part in enumerate(parts()):
-        batch = MaskedLM(rate=0.5).collate(part, ALPHABET, generator(index))
+        batch = MaskedLM(rate=0.5).collate(part, VOCABULARY, generator(index))
         marks = MaskedLM().losses(model, batch)["lm"]
         totals.append(float(marks.total))
         counts.append(marks.count)

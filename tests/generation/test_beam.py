@@ -13,8 +13,8 @@ from headstart.errors import ConfigError
 from headstart.generation.beam import Beam, Search, beam_search, length_penalties
 from headstart.generation.decode import Rules, decode, log_probabilities
 from headstart.models.bodies import BODIES
-from tests.generation.toys import TableReader, alone, body_batch, body_reader, every_text, toy_batch
-from tests.worlds import SHAPES
+from tests.helpers.tiny_models import SHAPES
+from tests.helpers.toy_decoders import TableReader, alone, body_batch, body_reader, every_text, toy_batch
 
 CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
 PENALTIES = st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0])

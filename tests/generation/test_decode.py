@@ -14,8 +14,8 @@ from headstart.generation.sampling import GREEDY, Sampling
 from headstart.models.bodies import BODIES
 from headstart.models.heads import ClassHead, LanguageHead
 from headstart.models.model import Model
-from tests.generation.toys import TableReader, alone, body_batch, body_reader, toy_batch
-from tests.worlds import SHAPES, small_body
+from tests.helpers.tiny_models import SHAPES, tiny_config
+from tests.helpers.toy_decoders import TableReader, alone, body_batch, body_reader, toy_batch
 
 CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
 WAYS = {
@@ -161,7 +161,7 @@ def test_a_prompt_longer_than_the_learned_positions_is_refused():
 @pytest.mark.parametrize("head", ["lm", "class"])
 @pytest.mark.parametrize("kind", BODIES)
 def test_only_a_body_that_sees_no_future_under_a_language_head_writes(kind, head):
-    config = small_body(kind)
+    config = tiny_config(kind)
     heads = (
         {"lm": LanguageHead(config, 40)}
         if head == "lm"

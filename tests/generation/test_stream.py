@@ -5,7 +5,7 @@ from headstart.generation.reader import ModelReader, prompts
 from headstart.generation.sampling import GREEDY, Sampling
 from headstart.generation.stream import stream
 from headstart.models.model import HeadSpec, build_model
-from tests.worlds import ALPHABET, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 SAMPLINGS = [GREEDY, Sampling(seed=3), Sampling(temperature=0.7, top_k=5, repetition_penalty=1.3, seed=9)]
 
@@ -14,20 +14,20 @@ SAMPLINGS = [GREEDY, Sampling(seed=3), Sampling(temperature=0.7, top_k=5, repeti
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_a_stream_gives_what_decode_gives(sampling, positions):
     model = build_model(
-        small_body("causal", positions=positions), ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)}
+        tiny_config("causal", positions=positions), VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)}
     )
-    reader, rules = ModelReader(model), Rules(ALPHABET.last, 30, banned=(0, 1, 2))
+    reader, rules = ModelReader(model), Rules(VOCABULARY.last, 30, banned=(0, 1, 2))
     for row in random_rows([3, 9, 50], seed=5):
-        batch = prompts([row.tokens[:-1]], ALPHABET.padding)
+        batch = prompts([row.tokens[:-1]], VOCABULARY.padding)
         found = list(stream(reader, batch, rules, sampling))
         [known] = decode(reader, batch, rules, sampling)
-        assert found == known.tokens + ([] if known.is_cut else [ALPHABET.last])
+        assert found == known.tokens + ([] if known.is_cut else [VOCABULARY.last])
 
 
 def test_two_streams_side_by_side_are_each_what_they_are_alone():
-    model = build_model(small_body("causal"), ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)})
-    reader, rules = ModelReader(model), Rules(ALPHABET.last, 12, banned=(0, 1, 2))
-    batches = [prompts([row.tokens[:-1]], ALPHABET.padding) for row in random_rows([4, 8])]
+    model = build_model(tiny_config("causal"), VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)})
+    reader, rules = ModelReader(model), Rules(VOCABULARY.last, 12, banned=(0, 1, 2))
+    batches = [prompts([row.tokens[:-1]], VOCABULARY.padding) for row in random_rows([4, 8])]
     alone = [list(stream(reader, batch, rules, Sampling())) for batch in batches]
     first, second = (stream(reader, batch, rules, Sampling()) for batch in batches)
     together = [[], []]

@@ -14,14 +14,14 @@ from headstart.models.model import HeadSpec, build_model
 from headstart.workflows.export import export
 from headstart.workflows.import_ import import_model
 from headstart.workflows.run import load_trained
+from tests.helpers.tiny_models import tiny_config
 from tests.interchange.stock import LLAMA_TOKENS, byte_pairs
-from tests.worlds import small_body
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A small Llama, written by hand."""
-    path, body = tmp_path / "stock", small_body("causal")
+    path, body = tmp_path / "stock", tiny_config("causal")
     path.mkdir()
     tokenizer = byte_pairs("<unk>", "<s>", "</s>")
     tokenizer.save(str(path / "tokenizer.json"))

@@ -10,8 +10,8 @@ from headstart.interchange.layout import find_home, gather, scatter
 from headstart.interchange.transformers import HOMES
 from headstart.models.model import HeadSpec, build_model
 from headstart.objectives.table import make_objective
+from tests.helpers.tiny_models import tiny_config
 from tests.interchange.stock import BERT_LIKE, GPT2_LIKE, MODERN, make_parcel
-from tests.worlds import small_body
 
 BODIES = {
     "llama": {"kind": "causal"},
@@ -39,7 +39,7 @@ def test_every_setting_of_the_body_is_wanted_carried_or_without_effect(layout):
 
 @pytest.mark.parametrize("layout", HOMES, ids=lambda layout: layout.name)
 def test_weights_go_there_and_come_back(layout):
-    body = small_body(**BODIES[layout.model_type], layers=3)
+    body = tiny_config(**BODIES[layout.model_type], layers=3)
     assert layout.mismatches(body) == []
     torch.manual_seed(0)
     model = build_model(body, 40, {"lm": HeadSpec("lm", 40)})
@@ -65,7 +65,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", sorted(CHANGES))
 @pytest.mark.parametrize("kind", ["causal", "bidirectional"])
 def test_a_setting_without_a_twin_is_refused_by_its_name(name, kind):
-    body = small_body(**{"kind": kind, name: CHANGES[name]})
+    body = tiny_config(**{"kind": kind, name: CHANGES[name]})
     with pytest.raises(RunError) as caught:
         find_home(HOMES, body, {"lm": HeadSpec("lm", 40)})
     word = str(CHANGES[name]).lower() if isinstance(CHANGES[name], bool) else str(CHANGES[name])

@@ -10,9 +10,9 @@ from headstart.interchange.onnx import GRAPH, OnnxClassifier, open_session, writ
 from headstart.workflows.export import export
 from headstart.workflows.finetune import finetune
 from headstart.workflows.score import predict
+from tests.helpers.datasets import QUICK, write_labelled
+from tests.helpers.tiny_models import SHAPES
 from tests.interchange.stock import BERT_LIKE, MODERN, make_parcel
-from tests.worlds import SHAPES
-from tests.worlds_of_text import QUICK, write_labelled
 
 VARIANTS = [
     {"objective": "causal-lm", "qk_norm": True, "key_value_heads": 2},

@@ -6,8 +6,7 @@ import torch
 from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.flat import COARSE, FINE, flat_of
 from headstart.models.model import HeadSpec, Model, build_heads
-from tests.contracts.test_bodies import make_batch, make_body
-from tests.worlds import SHAPES, small_body
+from tests.helpers.tiny_models import SHAPES, make_backbone, make_batch, tiny_config
 
 KINDS = [kind for kind, body in BODIES.items() if issubclass(body, TransformerBody)]
 LENGTHS = [[5], [12, 2, 7], [3] * 6, [11, 12, 10, 9, 12, 8, 7]]
@@ -17,7 +16,7 @@ LENGTHS = [[5], [12, 2, 7], [3] * 6, [11, 12, 10, 9, 12, 8, 7]]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_body_reads_the_same_without_padding(kind, shape, lengths):
-    body, batch = make_body(kind, shape), make_batch(lengths)
+    body, batch = make_backbone(kind, shape), make_batch(lengths)
     with torch.inference_mode():
         plain = body(batch)
         body.is_flat = True
@@ -29,9 +28,9 @@ def test_a_body_reads_the_same_without_padding(kind, shape, lengths):
 @pytest.mark.parametrize("pooling", ["last", "first", "mean", "max"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_answers_the_same_without_padding(kind, pooling):
-    body, batch = make_body(kind, "modern"), make_batch([12, 2, 7])
+    body, batch = make_backbone(kind, "modern"), make_batch([12, 2, 7])
     spec = HeadSpec("class", 3, {"pooling": pooling, "projection": "linear"})
-    model = Model(body, build_heads(small_body(kind, "modern"), {"class": spec})).eval()
+    model = Model(body, build_heads(tiny_config(kind, "modern"), {"class": spec})).eval()
     with torch.inference_mode():
         plain = model(batch)["class"]
         body.is_flat = True
@@ -40,7 +39,7 @@ def test_a_head_answers_the_same_without_padding(kind, pooling):
 
 @pytest.mark.parametrize("window", [2])
 def test_layers_with_a_window_read_the_same_without_padding(window):
-    body, batch = make_body("bidirectional", "modern", window=window), make_batch([12, 2, 7])
+    body, batch = make_backbone("bidirectional", "modern", window=window), make_batch([12, 2, 7])
     with torch.inference_mode():
         plain = body(batch)
         body.is_flat = True
@@ -60,7 +59,7 @@ def test_few_numbers_of_tokens_occur_and_every_token_finds_its_place(lengths):
 
 
 def test_training_reads_padding_as_ever():
-    body, batch = make_body("bidirectional", "modern"), make_batch([12, 2])
+    body, batch = make_backbone("bidirectional", "modern"), make_batch([12, 2])
     plain = body.train()(batch)
     body.is_flat = True
     assert torch.equal(body(batch), plain)

@@ -6,7 +6,7 @@ from headstart.config import resolve
 from headstart.models.bodies import BODIES
 from headstart.models.model import HeadSpec, build_model, count_parameters, transfer
 from headstart.objectives.table import OBJECTIVES
-from tests.worlds import ALPHABET, generator, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
 
 CLASS = {"class": HeadSpec("class", 2, {"pooling": "last", "projection": "linear"})}
 
@@ -31,9 +31,9 @@ def test_the_small_preset_stays_within_24_million():
 
 
 def test_transfer_accounts_for_every_weight_and_no_head_crosses_unasked():
-    body = small_body("causal", "lab")
-    base = build_model(body, ALPHABET.size, {"lm": HeadSpec("lm", ALPHABET.size)})
-    model = build_model(body, ALPHABET.size, {**CLASS, "lm": HeadSpec("lm", ALPHABET.size)})
+    body = tiny_config("causal", "lab")
+    base = build_model(body, VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)})
+    model = build_model(body, VOCABULARY.size, {**CLASS, "lm": HeadSpec("lm", VOCABULARY.size)})
     account = transfer(base.state_dict(), model)
     assert sum(account.reused.values()) + sum(account.fresh.values()) == count_parameters(model)
     assert sum(account.reused.values()) + sum(account.left.values()) == count_parameters(base)
@@ -49,9 +49,9 @@ def test_transfer_accounts_for_every_weight_and_no_head_crosses_unasked():
 @pytest.mark.parametrize("kind", BODIES)
 @pytest.mark.parametrize("reset", [1, 2])
 def test_the_top_layers_can_start_fresh_and_the_account_says_so(kind, reset):
-    body = small_body(kind, layers=3)
-    base = build_model(body, ALPHABET.size, {})
-    model = build_model(body, ALPHABET.size, CLASS)
+    body = tiny_config(kind, layers=3)
+    base = build_model(body, VOCABULARY.size, {})
+    model = build_model(body, VOCABULARY.size, CLASS)
     fresh = {name: weight.clone() for name, weight in model.state_dict().items()}
     account = transfer(base.state_dict(), model, reset_layers=reset)
     assert sum(account.reused.values()) + sum(account.fresh.values()) == count_parameters(model)
@@ -69,8 +69,8 @@ def test_the_top_layers_can_start_fresh_and_the_account_says_so(kind, reset):
 
 
 def test_a_table_of_another_size_stays_behind():
-    base = build_model(small_body("causal"), 50, {})
-    model = build_model(small_body("causal"), ALPHABET.size, {})
+    base = build_model(tiny_config("causal"), 50, {})
+    model = build_model(tiny_config("causal"), VOCABULARY.size, {})
     account = transfer(base.state_dict(), model)
     assert "body.embedding.tokens.weight" in account.fresh
     assert "body.embedding.tokens.weight" in account.left
@@ -79,10 +79,10 @@ def test_a_table_of_another_size_stays_behind():
 @pytest.mark.parametrize(("name", "kind"), [("causal-lm", "causal"), ("masked-lm", "bidirectional")])
 def test_a_loss_is_taken_of_what_the_head_with_its_transform_says(name, kind):
     torch.manual_seed(0)
-    objective, body = OBJECTIVES[name](), small_body(kind, "transform")
-    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 0)).eval()
+    objective, body = OBJECTIVES[name](), tiny_config(kind, "transform")
+    model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 0)).eval()
     torch.nn.init.normal_(model.heads["lm"].bias)
-    batch = objective.collate(random_rows([9, 5]), ALPHABET, generator())
+    batch = objective.collate(random_rows([9, 5]), VOCABULARY, generator())
     scores, labels = model(batch)["lm"].flatten(0, -2), batch.labels["lm"].flatten()
     wanted = torch.nn.functional.cross_entropy(scores, labels, reduction="sum")
     assert torch.allclose(objective.losses(model, batch)["lm"].total, wanted, atol=1e-4)
@@ -90,8 +90,8 @@ def test_a_loss_is_taken_of_what_the_head_with_its_transform_says(name, kind):
 
 def test_shared_keys_and_values_are_the_same_as_their_copies():
     torch.manual_seed(0)
-    shared = build_model(small_body("causal", attention_heads=4, key_value_heads=2), 40, {}).eval()
-    whole = build_model(small_body("causal", attention_heads=4), 40, {}).eval()
+    shared = build_model(tiny_config("causal", attention_heads=4, key_value_heads=2), 40, {}).eval()
+    whole = build_model(tiny_config("causal", attention_heads=4), 40, {}).eval()
     weights = shared.state_dict()
     for name, weight in weights.items():
         if name.endswith("inward.weight"):
@@ -106,7 +106,7 @@ def test_shared_keys_and_values_are_the_same_as_their_copies():
 
 def test_a_layer_with_a_window_reads_no_further():
     torch.manual_seed(0)
-    body = build_model(small_body("bidirectional", "windows"), 40, {}).eval().body
+    body = build_model(tiny_config("bidirectional", "windows"), 40, {}).eval().body
     batch = Batch(torch.arange(5, 17)[None], torch.ones(1, 12, dtype=torch.bool))
     with torch.no_grad():
         _, weights = body.watch(batch)

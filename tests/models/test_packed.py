@@ -7,7 +7,7 @@ from torch import nn
 from headstart.models import packed as module
 from headstart.models.bodies import BODIES
 from headstart.models.packed import PackedLinear, cast_linears, packed
-from tests.contracts.test_bodies import make_batch, make_body
+from tests.helpers.tiny_models import make_backbone, make_batch
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16, 300])
@@ -26,7 +26,7 @@ def test_a_packed_map_gives_what_the_plain_one_gives(rows, bias, into, out):
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_packed_body_reads_as_before_and_the_first_one_stays_as_it_was(kind, monkeypatch):
     monkeypatch.setattr(module, "LEAST", 1)
-    body, batch = make_body(kind, "modern").train(), make_batch([7, 4])
+    body, batch = make_backbone(kind, "modern").train(), make_batch([7, 4])
     names = set(body.state_dict())
     other = packed(body)
     assert body.training
@@ -39,7 +39,7 @@ def test_a_packed_body_reads_as_before_and_the_first_one_stays_as_it_was(kind, m
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_body_with_cast_linears_gives_what_autocast_gives_and_the_first_one_stays_as_it_was(kind):
-    body, batch = make_body(kind, "modern"), make_batch([7, 4])
+    body, batch = make_backbone(kind, "modern"), make_batch([7, 4])
     before = {name: weight.clone() for name, weight in body.state_dict().items()}
     other = cast_linears(body.train(), torch.bfloat16)
     assert body.training

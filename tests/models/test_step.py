@@ -13,8 +13,7 @@ from headstart.models.cache import Past, moves
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model
 from headstart.models.step import make_step
-from tests.contracts.test_bodies import CACHED, make_batch, make_body
-from tests.worlds import ALPHABET, SHAPES
+from tests.helpers.tiny_models import CACHED, SHAPES, VOCABULARY, make_backbone, make_batch
 
 
 def begun(body, lengths, room):
@@ -33,7 +32,7 @@ def begun(body, lengths, room):
 @pytest.mark.parametrize("kind", CACHED)
 def test_a_step_gives_what_reading_gives(kind, shape, lengths, room, shares):
     """Rows with padding and without, that multiply, change places and leave with their sources; sharing or apart."""
-    body = make_body(kind, shape)
+    body = make_backbone(kind, shape)
     step, rng = make_step(body), torch.Generator().manual_seed(0)
     shares = shares and step.can_share
     moves = [
@@ -53,7 +52,7 @@ def test_a_step_gives_what_reading_gives(kind, shape, lengths, room, shares):
                 other.select(*move)
                 rows = len(move[0])
             for _ in range(2):
-                tokens = torch.randint(5, ALPHABET.size, (rows, 1), generator=rng)
+                tokens = torch.randint(5, VOCABULARY.size, (rows, 1), generator=rng)
                 assert torch.allclose(step(tokens, cache), body.read(tokens, other)[:, 0], atol=1e-5)
         assert cache.length == other.length
 
@@ -63,7 +62,7 @@ def test_a_step_gives_what_reading_gives(kind, shape, lengths, room, shares):
 @pytest.mark.parametrize("kind", CACHED)
 def test_rows_that_share_their_past_read_what_rows_apart_read(kind, shape, seed):
     """Long enough for what nobody sees to be given up, for rows that drift apart or follow one, and for sources to go."""
-    body, chance = make_body(kind, shape), np.random.default_rng(seed)
+    body, chance = make_backbone(kind, shape), np.random.default_rng(seed)
     step, sources, width = make_step(body), 5, 3
     with torch.inference_mode():
         cache = begun(body, [1] * sources if seed % 2 else [4, 2, 6, 1, 3], 6)
@@ -79,7 +78,7 @@ def test_rows_that_share_their_past_read_what_rows_apart_read(kind, shape, seed)
                 rows, sources = rows[kept], sources - 1
             for each in (cache, other):
                 each.select(torch.from_numpy(rows.ravel()), None if kept is None else torch.from_numpy(kept))
-            tokens = torch.randint(5, ALPHABET.size, (sources * width, 1))
+            tokens = torch.randint(5, VOCABULARY.size, (sources * width, 1))
             assert torch.allclose(step(tokens, cache), body.read(tokens, other)[:, 0], atol=1e-5)
             before, most = width, max(most, cache.pasts[0].length)
     assert most < width * 25  # of 40 tokens, W each
@@ -105,8 +104,8 @@ def test_few_rows_move_where_the_last_fill_the_gaps(rows, few):
 
 
 def test_a_model_reads_one_token_by_a_step_but_not_in_half_precision(monkeypatch):
-    body = make_body("causal", "modern")
-    reader = ModelReader(Model(body, {"lm": LanguageHead(body.config, ALPHABET.size)}))
+    body = make_backbone("causal", "modern")
+    reader = ModelReader(Model(body, {"lm": LanguageHead(body.config, VOCABULARY.size)}))
     asked = []
     monkeypatch.setattr(
         reader, "step", lambda tokens, cache: asked.append(tokens) or torch.zeros(len(tokens), 16)
@@ -123,4 +122,4 @@ def test_a_model_reads_one_token_by_a_step_but_not_in_half_precision(monkeypatch
 
 
 def test_only_plain_numbers_on_a_processor_have_a_step():
-    assert make_step(make_body("causal", "modern").bfloat16()) is None
+    assert make_step(make_backbone("causal", "modern").bfloat16()) is None

@@ -8,7 +8,7 @@ from headstart.models.model import build_model, count_parameters
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.next_sentence import MaskedAndNextSentence, NextSentence
 from headstart.objectives.table import OBJECTIVES
-from tests.worlds import ALPHABET, generator, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
 
 
 def test_bert_base_counts_to_its_known_number():
@@ -29,10 +29,10 @@ def pairs():
 
 def test_the_summed_loss_is_the_sum_of_its_parts():
     torch.manual_seed(0)
-    body = small_body("bidirectional", segments=True, pooler=True)
+    body = tiny_config("bidirectional", segments=True, pooler=True)
     both = MaskedAndNextSentence()
-    model = build_model(body, ALPHABET.size, both.heads(body, ALPHABET.size, 0))
-    batch = both.collate(pairs(), ALPHABET, generator())
+    model = build_model(body, VOCABULARY.size, both.heads(body, VOCABULARY.size, 0))
+    batch = both.collate(pairs(), VOCABULARY, generator())
     losses = both.losses(model, batch)
     from dataclasses import replace
 
@@ -45,9 +45,9 @@ def test_the_summed_loss_is_the_sum_of_its_parts():
 
 def test_segments_tell_the_two_texts_apart():
     torch.manual_seed(0)
-    body = small_body("bidirectional", segments=True)
-    model = build_model(body, ALPHABET.size, {}).eval()
-    batch = NextSentence().collate(pairs(), ALPHABET, generator())
+    body = tiny_config("bidirectional", segments=True)
+    model = build_model(body, VOCABULARY.size, {}).eval()
+    batch = NextSentence().collate(pairs(), VOCABULARY, generator())
     from dataclasses import replace
 
     with torch.no_grad():
@@ -59,17 +59,17 @@ def test_segments_tell_the_two_texts_apart():
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
 def test_every_unit_hides_the_same_share_and_never_a_special(unit):
     rows = random_rows([82] * 50)
-    batch = MaskedLM(rate=0.2, unit=unit).collate(rows, ALPHABET, generator())
+    batch = MaskedLM(rate=0.2, unit=unit).collate(rows, VOCABULARY, generator())
     assert len(batch.asked) == round(0.2 * 50 * 80)
-    assert not set(batch.labels["lm"].tolist()) & ALPHABET.special_ids
+    assert not set(batch.labels["lm"].tolist()) & VOCABULARY.special_ids
     assert len(set(batch.asked.tolist())) == len(batch.asked)
 
 
 def test_whole_words_are_hidden_together():
     rows = random_rows([102] * 20)
-    batch = MaskedLM(rate=0.3, unit="word").collate(rows, ALPHABET, generator())
+    batch = MaskedLM(rate=0.3, unit="word").collate(rows, VOCABULARY, generator())
     original = torch.stack([torch.from_numpy(row.tokens).long() for row in rows])
-    starts = torch.from_numpy(ALPHABET.word_starts)[original]
+    starts = torch.from_numpy(VOCABULARY.word_starts)[original]
     hidden = torch.zeros(original.numel(), dtype=torch.bool)
     hidden[batch.asked] = True
     hidden = hidden.view_as(original)
@@ -82,7 +82,7 @@ def test_spans_are_longer_than_chance_makes_them():
     rows = random_rows([102] * 40)
 
     def runs(unit):
-        batch = MaskedLM(rate=0.15, unit=unit).collate(rows, ALPHABET, generator())
+        batch = MaskedLM(rate=0.15, unit=unit).collate(rows, VOCABULARY, generator())
         gaps = batch.asked[1:] - batch.asked[:-1]
         return int((gaps == 1).sum()) / len(gaps)
 
@@ -92,14 +92,14 @@ def test_spans_are_longer_than_chance_makes_them():
 def test_the_hybrid_asks_both_ways():
     objective = OBJECTIVES["causal+masked"]()
     rows = random_rows([12] * 4)
-    kinds = [next(iter(objective.collate(rows, ALPHABET, generator(seed)).labels)) for seed in range(40)]
+    kinds = [next(iter(objective.collate(rows, VOCABULARY, generator(seed)).labels)) for seed in range(40)]
     assert 8 < kinds.count("causal") < 32
 
 
 def test_a_causal_batch_keeps_a_bidirectional_body_from_seeing_ahead():
     torch.manual_seed(0)
-    model = build_model(small_body("bidirectional"), ALPHABET.size, {}).eval()
-    batch = OBJECTIVES["causal+masked"](causal_share=1.0).collate(random_rows([12]), ALPHABET, generator())
+    model = build_model(tiny_config("bidirectional"), VOCABULARY.size, {}).eval()
+    batch = OBJECTIVES["causal+masked"](causal_share=1.0).collate(random_rows([12]), VOCABULARY, generator())
     changed = batch.tokens.clone()
     changed[0, 8] = 20 if changed[0, 8] != 20 else 21
     from dataclasses import replace
@@ -112,9 +112,9 @@ def test_a_causal_batch_keeps_a_bidirectional_body_from_seeing_ahead():
 
 def test_a_generator_s_token_that_happens_to_be_right_is_not_replaced():
     torch.manual_seed(0)
-    objective, body = OBJECTIVES["replaced-token"](), small_body("bidirectional")
-    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 0))
-    batch = objective.collate(random_rows([12] * 3), ALPHABET, generator())
+    objective, body = OBJECTIVES["replaced-token"](), tiny_config("bidirectional")
+    model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 0))
+    batch = objective.collate(random_rows([12] * 3), VOCABULARY, generator())
     losses = objective.losses(model, batch)
     assert losses["replaced"].count == 30  # every token but the two marks of each row
     assert losses["generator"].count == len(batch.asked)

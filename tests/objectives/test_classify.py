@@ -14,15 +14,21 @@ from headstart.objectives.cross_entropy import divergence
 from headstart.training.events import StepDone
 from headstart.training.loop import Trainer
 from headstart.training.runtime import Runtime
-from tests.worlds import ALPHABET, check_parts_add_up, generator, random_rows, small_body
+from tests.helpers.tiny_models import (
+    VOCABULARY,
+    check_gradient_accumulation,
+    generator,
+    random_rows,
+    tiny_config,
+)
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
 
 
 def make_model(kind="bidirectional", dropout=0.0):
     torch.manual_seed(0)
-    body = small_body(kind, dropout=dropout)
-    return build_model(body, ALPHABET.size, Classify().heads(body, ALPHABET.size, 3))
+    body = tiny_config(kind, dropout=dropout)
+    return build_model(body, VOCABULARY.size, Classify().heads(body, VOCABULARY.size, 3))
 
 
 @pytest.fixture
@@ -44,13 +50,13 @@ def _passes_differ(monkeypatch):
 @pytest.mark.parametrize("kind", ["bidirectional", "causal", "bi-lstm", "cnn"])
 def test_parts_of_a_step_give_the_gradient_of_one_big_batch(kind):
     objective, model = Classify(r_drop=2.0), make_model(kind).train()
-    whole = objective.collate(random_rows([9, 4, 12, 7, 5, 3]), ALPHABET, generator())
-    losses = check_parts_add_up(objective, model, whole)
+    whole = objective.collate(random_rows([9, 4, 12, 7, 5, 3]), VOCABULARY, generator())
+    losses = check_gradient_accumulation(objective, model, whole)
     assert losses["agreement"].total.detach() > 0
 
 
 def test_passes_that_agree_cost_what_one_pass_costs():
-    batch = Classify(r_drop=3.0).collate(random_rows([9, 4]), ALPHABET, generator())
+    batch = Classify(r_drop=3.0).collate(random_rows([9, 4]), VOCABULARY, generator())
     model = make_model().train()  # no dropout, so both passes say the same
     both, one = Classify(r_drop=3.0).losses(model, batch), Classify().losses(model, batch)
     assert torch.equal(both["class"].total, one["class"].total)
@@ -60,7 +66,7 @@ def test_passes_that_agree_cost_what_one_pass_costs():
 
 def test_nothing_is_passed_twice_when_a_model_is_marked():
     objective, model = Classify(r_drop=1.0), make_model(dropout=0.5).eval()
-    batch = objective.collate(random_rows([9, 4]), ALPHABET, generator())
+    batch = objective.collate(random_rows([9, 4]), VOCABULARY, generator())
     found = objective.losses(model, batch)
     assert list(found) == ["class"]
     assert torch.equal(found["class"].total, Classify().losses(model, batch)["class"].total)
@@ -83,10 +89,10 @@ def test_divergence_is_symmetric_and_zero_only_for_like_answers(first, second):
 
 def test_the_parts_of_the_loss_are_told_apart():
     told = []
-    body, objective = small_body("bidirectional", dropout=0.3), Classify(r_drop=1.0)
+    body, objective = tiny_config("bidirectional", dropout=0.3), Classify(r_drop=1.0)
     config = RunConfig(job="finetune", body=body, training={"steps": 2, "keep": "last"})
     loader = TextLoader(random_rows([9] * 8), batch_tokens=40)
-    Trainer(make_model(dropout=0.3), objective, loader, ALPHABET, config, CPU, on_event=told.append).run()
+    Trainer(make_model(dropout=0.3), objective, loader, VOCABULARY, config, CPU, on_event=told.append).run()
     last = [event for event in told if isinstance(event, StepDone)][-1]
     assert set(last.losses) == {"class", "agreement"}
     assert last.losses["agreement"] > 0
@@ -95,8 +101,8 @@ def test_the_parts_of_the_loss_are_told_apart():
 
 def test_r_drop_without_dropout_is_refused():
     with pytest.raises(ConfigError, match="there is no dropout"):
-        Classify(r_drop=1.0).settle(small_body("auto"))
-    assert Classify(r_drop=1.0, dropout=0.1).settle(small_body("auto")).kind == "bidirectional"
+        Classify(r_drop=1.0).settle(tiny_config("auto"))
+    assert Classify(r_drop=1.0, dropout=0.1).settle(tiny_config("auto")).kind == "bidirectional"
 
 
 def test_r_drop_reads_twice_and_the_plan_knows():

@@ -4,18 +4,18 @@ from hypothesis import strategies as st
 
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.masking import lowest
-from tests.worlds import ALPHABET, generator, random_rows
+from tests.helpers.tiny_models import VOCABULARY, generator, random_rows
 
 
 def test_masking_follows_fifteen_percent_and_eighty_ten_ten():
     objective = MaskedLM()
     rows = random_rows([102] * 200)
-    batch = objective.collate(rows, ALPHABET, generator())
+    batch = objective.collate(rows, VOCABULARY, generator())
     original = torch.stack([torch.from_numpy(row.tokens).long() for row in rows]).flatten()
     asked, shown = batch.asked, batch.tokens.flatten()[batch.asked]
     count, may = len(asked), 200 * 100
     assert count == round(0.15 * may)
-    hidden = (shown == ALPHABET.mask).sum().item()
+    hidden = (shown == VOCABULARY.mask).sum().item()
     same = (shown == original[asked]).sum().item()
     changed = count - hidden - same
     for found, share in ((hidden, 0.8), (changed, 0.1 * 34 / 35), (same, 0.1 + 0.1 / 35)):
@@ -32,17 +32,17 @@ def test_masking_follows_fifteen_percent_and_eighty_ten_ten():
     seed=st.integers(0, 99),
 )
 def test_no_special_or_padding_token_is_ever_asked_for(lengths, rate, seed):
-    batch = MaskedLM(rate=rate).collate(random_rows(lengths), ALPHABET, generator(seed))
-    assert not set(batch.labels["lm"].tolist()) & ALPHABET.special_ids
+    batch = MaskedLM(rate=rate).collate(random_rows(lengths), VOCABULARY, generator(seed))
+    assert not set(batch.labels["lm"].tolist()) & VOCABULARY.special_ids
     assert batch.real.flatten()[batch.asked].all()
     assert len(set(batch.asked.tolist())) == len(batch.asked) >= 1
-    specials_shown = set(batch.tokens.flatten()[batch.asked].tolist()) & ALPHABET.special_ids
-    assert specials_shown <= {ALPHABET.mask}
+    specials_shown = set(batch.tokens.flatten()[batch.asked].tolist()) & VOCABULARY.special_ids
+    assert specials_shown <= {VOCABULARY.mask}
 
 
 def test_masks_change_from_step_to_step_and_repeat_with_the_same_chance():
     rows = random_rows([30] * 4)
-    first, again, other = (MaskedLM().collate(rows, ALPHABET, generator(seed)) for seed in (1, 1, 2))
+    first, again, other = (MaskedLM().collate(rows, VOCABULARY, generator(seed)) for seed in (1, 1, 2))
     assert torch.equal(first.tokens, again.tokens)
     assert torch.equal(first.asked, again.asked)
     assert not torch.equal(first.asked, other.asked)

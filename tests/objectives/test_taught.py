@@ -12,7 +12,7 @@ from headstart.objectives.classify import Classify
 from headstart.objectives.hybrid import CausalAndMasked
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.taught import TAUGHT, Lesson, can_teach, taught
-from tests.worlds import ALPHABET, generator, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
 
 CASES = [
     (MaskedLM(rate=0.3), "bidirectional"),
@@ -25,13 +25,13 @@ IDS = [f"{objective.name}-{kind}" for objective, kind in CASES]
 
 def model_for(objective, kind, seed=0, **changes):
     torch.manual_seed(seed)
-    body = small_body(kind, **changes)
-    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+    body = tiny_config(kind, **changes)
+    model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
     return model.eval()
 
 
 def batch_for(objective, lengths=(7, 12, 9, 12)):
-    return objective.collate(random_rows(lengths), ALPHABET, generator())
+    return objective.collate(random_rows(lengths), VOCABULARY, generator())
 
 
 def total(losses):

@@ -9,20 +9,20 @@ from headstart.errors import ConfigError
 from headstart.models.model import build_model
 from headstart.objectives.base import counts
 from headstart.objectives.translate import Translate
-from tests.worlds import ALPHABET, SHAPES, generator, random_rows, small_body
+from tests.helpers.tiny_models import SHAPES, VOCABULARY, generator, random_rows, tiny_config
 
 LENGTHS = [9, 4, 12, 2]
 
 
 def make_model(shape="lab", **changes):
     torch.manual_seed(0)
-    body, objective = small_body("encoder-decoder", shape, **changes), Translate()
-    return build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 0)).eval()
+    body, objective = tiny_config("encoder-decoder", shape, **changes), Translate()
+    return build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 0)).eval()
 
 
 def make_batch(lengths=LENGTHS):
     rows = random_rows(lengths, sources=True)
-    return rows, Translate().collate(rows, ALPHABET, generator())
+    return rows, Translate().collate(rows, VOCABULARY, generator())
 
 
 def test_a_decoder_reads_a_translation_without_its_end_and_is_asked_for_it_without_its_start():
@@ -47,7 +47,7 @@ def test_one_masked_pass_gives_the_loss_of_predicting_word_by_word(shape):
         marks = Translate().losses(model, batch)["lm"]
         for number in range(len(rows)):
             row = rows[number]
-            alone = Translate().collate([row], ALPHABET, generator())
+            alone = Translate().collate([row], VOCABULARY, generator())
             cache = model.body.begin(alone, room=1)
             weight, bias = model.heads["lm"].projection(model.body.table)
             for before, wanted in zip(row.tokens[:-1].tolist(), row.tokens[1:].tolist(), strict=True):
@@ -96,15 +96,15 @@ def test_one_table_is_read_by_encoder_decoder_and_head():
 
 
 def test_two_vocabularies_are_two_tables():
-    model = make_model("lab", source_vocabulary=ALPHABET.size + 7)
-    assert model.state_dict()["body.source_embedding.tokens.weight"].shape[0] == ALPHABET.size + 7
-    assert model.body.table.shape[0] == ALPHABET.size
+    model = make_model("lab", source_vocabulary=VOCABULARY.size + 7)
+    assert model.state_dict()["body.source_embedding.tokens.weight"].shape[0] == VOCABULARY.size + 7
+    assert model.body.table.shape[0] == VOCABULARY.size
 
 
 def test_passes_that_agree_cost_what_one_pass_costs():
     _, batch = make_batch()
     model = make_model().train()  # no dropout, so both passes say the same
-    twice = Translate(r_drop=3.0).collate(random_rows(LENGTHS, sources=True), ALPHABET, generator())
+    twice = Translate(r_drop=3.0).collate(random_rows(LENGTHS, sources=True), VOCABULARY, generator())
     both, one = Translate(r_drop=3.0).losses(model, twice), Translate().losses(model, batch)
     assert torch.equal(both["lm"].total, one["lm"].total)
     assert float(both["agreement"].total.detach()) == 0
@@ -113,7 +113,7 @@ def test_passes_that_agree_cost_what_one_pass_costs():
 
 def test_passes_that_differ_are_drawn_together_in_training_alone():
     objective, model = Translate(r_drop=2.0), make_model(dropout=0.5)
-    batch = objective.collate(random_rows(LENGTHS, sources=True), ALPHABET, generator())
+    batch = objective.collate(random_rows(LENGTHS, sources=True), VOCABULARY, generator())
     assert list(objective.losses(model, batch)) == ["lm"]
     found = objective.losses(model.train(), batch)
     assert float(found["agreement"].total.detach()) > 0
@@ -123,4 +123,4 @@ def test_passes_that_differ_are_drawn_together_in_training_alone():
 
 def test_r_drop_without_dropout_is_refused():
     with pytest.raises(ConfigError, match="no dropout"):
-        Translate(r_drop=1.0).settle(small_body("encoder-decoder"))
+        Translate(r_drop=1.0).settle(tiny_config("encoder-decoder"))

@@ -9,7 +9,7 @@ from headstart.config import BodyConfig, preset_names, resolve
 from headstart.models.model import HeadSpec, build_model, count_parameters
 from headstart.objectives.table import OBJECTIVES, make_objective
 from headstart.planning.parameters import account
-from tests.worlds import SHAPES, small_body
+from tests.helpers.tiny_models import SHAPES, tiny_config
 
 
 def built_count(body, vocabulary, heads):
@@ -108,7 +108,7 @@ def test_the_account_of_any_shape_equals_the_built_model(
 def test_every_objective_on_every_body_it_can_ask_is_counted(name):
     objective = OBJECTIVES[name]()
     for kind in objective.bodies:
-        body = small_body(kind)
+        body = tiny_config(kind)
         heads = objective.heads(body, 40, 3)
         assert account(body, 40, heads).total == built_count(body, 40, heads)
 
@@ -116,7 +116,7 @@ def test_every_objective_on_every_body_it_can_ask_is_counted(name):
 @pytest.mark.parametrize("kind", ["causal", "encoder-decoder"])
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_matrices_are_the_weights_that_every_token_is_multiplied_by(shape, kind):
-    body = small_body(kind, shape)
+    body = tiny_config(kind, shape)
     with torch.device("meta"):
         model = build_model(body, 40, {})
     matrices = [w.numel() for name, w in model.named_parameters() if w.ndim == 2 and "embedding" not in name]

@@ -3,7 +3,7 @@ import pytest
 from headstart.errors import ConfigError
 from headstart.plots.attention import draw_attention
 from headstart.plots.style import save_figure
-from tests.evaluation.example_maps import HOSTILE_TOKENS, make_maps
+from tests.helpers.attention_maps import HOSTILE_TOKENS, make_maps
 
 
 @pytest.mark.parametrize(("layer", "attention_head"), [(0, None), (3, None), (None, 3), (-1, 1)])

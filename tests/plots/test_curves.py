@@ -14,7 +14,7 @@ from headstart.plots.curves import (
 )
 from headstart.plots.style import PALETTE, arm_colours, save_figure
 from headstart.results import CurvePoint
-from tests.reports.example_comparison import example_comparison
+from tests.helpers.comparisons import example_comparison
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ from headstart.plots.masks import (
     padding,
     prefix,
 )
-from tests.worlds import small_body
+from tests.helpers.tiny_models import tiny_config
 
 
 def looked_at(kind, length, real):
     """The positions that a real model of random weights gives any weight to."""
     torch.manual_seed(0)
-    body = BODIES[kind](small_body(kind), 40)
+    body = BODIES[kind](tiny_config(kind), 40)
     batch = Batch(torch.randint(5, 40, (1, length)), torch.arange(length)[None, :] < real)
     with torch.no_grad():
         _, layers = body.watch(batch)
@@ -47,7 +47,7 @@ def test_a_mask_of_the_model_is_where_its_attention_weights_are(mask, kind, real
 
 def test_the_cross_mask_is_where_a_decoder_gives_its_source_any_weight():
     torch.manual_seed(0)
-    body, mask = BODIES["encoder-decoder"](small_body("encoder-decoder"), 40), cross(7, 6, 4)
+    body, mask = BODIES["encoder-decoder"](tiny_config("encoder-decoder"), 40), cross(7, 6, 4)
     tokens, source = torch.randint(5, 40, (1, 7)), torch.randint(5, 40, (1, 6))
     batch = Batch(tokens, tokens > 0, source=source, source_real=torch.arange(6)[None, :] < 4)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_for_real_queries_the_causal_mask_alone_is_both_masks_joined():
 
 
 def test_a_full_text_hides_nothing_from_a_bidirectional_body():
-    body = BODIES["bidirectional"](small_body("bidirectional"), 8)
+    body = BODIES["bidirectional"](tiny_config("bidirectional"), 8)
     full = Batch(torch.zeros(1, 5).long(), torch.ones(1, 5).bool(), is_full=True)
     assert attention_mask(body, full).all()
 

@@ -6,12 +6,12 @@ from headstart.errors import ConfigError
 from headstart.models.attention import rotate
 from headstart.models.embedding import Embedding, rotary_turns, sinusoids
 from headstart.plots.positions import draw_positions, model_map, rotary_map, sinusoidal_map
-from tests.worlds import small_body
+from tests.helpers.tiny_models import tiny_config
 
 
 def embedding(**changes):
     torch.manual_seed(0)
-    return Embedding(small_body("bidirectional", **changes), 40)
+    return Embedding(tiny_config("bidirectional", **changes), 40)
 
 
 def test_sinusoids_are_those_that_the_model_adds():

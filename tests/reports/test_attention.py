@@ -7,7 +7,7 @@ import pytest
 from headstart.errors import ConfigError
 from headstart.reports.attention import render_attention
 from headstart.reports.render import script_json
-from tests.evaluation.example_maps import HOSTILE_TOKENS, make_maps
+from tests.helpers.attention_maps import HOSTILE_TOKENS, make_maps
 
 
 def test_the_page_holds_hostile_tokens_as_text_alone():

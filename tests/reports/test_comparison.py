@@ -8,7 +8,7 @@ from headstart.reports.audit import render_audit
 from headstart.reports.comparison import render_comparison
 from headstart.reports.formatting import headline
 from headstart.results import Interval
-from tests.reports.example_comparison import HOSTILE, difference, example_comparison
+from tests.helpers.comparisons import HOSTILE, difference, example_comparison
 
 VOID = {"meta", "br", "img", "link", "hr", "input", "use", "path"}
 

@@ -2,7 +2,7 @@ import pytest
 
 from headstart.reports import formatting
 from headstart.results import Interval
-from tests.reports.example_comparison import example_comparison
+from tests.helpers.comparisons import example_comparison
 
 
 @pytest.mark.parametrize(

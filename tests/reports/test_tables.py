@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from headstart.reports.tables import audit_tables, comparison_table, verdict_lines
-from tests.reports.example_comparison import example_comparison
+from tests.helpers.comparisons import example_comparison
 
 
 def shown(*items, width=140):

@@ -12,8 +12,8 @@ from headstart.serving.limits import Limits
 from headstart.serving.server import make_logger, make_state
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
-from tests.parallel_worlds import TASKS, write_aligned
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
+from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 
 @pytest.fixture(scope="session")

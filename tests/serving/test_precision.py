@@ -12,8 +12,8 @@ from headstart.serving.limits import Limits
 from headstart.serving.server import make_logger, make_state, serve
 from headstart.training import runtime
 from headstart.workflows.finetune import finetune
+from tests.helpers.datasets import BAD, GOOD, PLAIN, QUICK, write_labelled
 from tests.serving.clients import running
-from tests.worlds_of_text import BAD, GOOD, PLAIN, QUICK, write_labelled
 
 NEAR = 0.01  # how far a probability may be from float32, as docs/serve.md says
 ALIKE = 0.005  # and from the same text read among others

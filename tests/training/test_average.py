@@ -10,7 +10,7 @@ from headstart.models.model import build_model
 from headstart.objectives.classify import Classify
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.runtime import Runtime
-from tests.worlds import ALPHABET, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
 
@@ -18,11 +18,11 @@ CPU = Runtime(torch.device("cpu"), torch.float32)
 def run(evaluate=None, watch=None, **training):
     """A finished trainer; `watch` sees it after each step's average was taken."""
     torch.manual_seed(0)
-    body, objective = small_body("bidirectional", dropout=0.1), Classify()
-    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+    body, objective = tiny_config("bidirectional", dropout=0.1), Classify()
+    model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
     config = RunConfig(job="finetune", body=body, training={"keep": "last", **training})
     loader = TextLoader(random_rows([8] * 12), batch_tokens=32, seed=0)
-    trainer = Trainer(model, objective, loader, ALPHABET, config, CPU, evaluate)
+    trainer = Trainer(model, objective, loader, VOCABULARY, config, CPU, evaluate)
     if watch is not None:
         take = trainer._take_average
         trainer._take_average = lambda done: (take(done), watch(trainer))

@@ -11,7 +11,7 @@ from headstart.objectives.taught import Lesson, taught
 from headstart.training.compiled import SIZED, Compiled, can_compile, for_any_size, should_compile
 from headstart.training.loop import Evaluation, Trainer
 from headstart.training.runtime import Runtime
-from tests.worlds import ALPHABET, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
 GPU = Runtime(torch.device("cuda"), torch.bfloat16)
@@ -32,8 +32,8 @@ def make_trainer(name, dropout=0.0, seed=0, teachers=(), **training):
     objective = OBJECTIVES[name]()
     if teachers:
         objective = taught(objective, Lesson(tuple(teachers), 0.5, 2.0))
-    body = small_body(objective.bodies[0], dropout=dropout)
-    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+    body = tiny_config(objective.bodies[0], dropout=dropout)
+    model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
     settings = {"epochs": 2, "keep": "last", **training}
     config = RunConfig(job="finetune", body=body, optimizer={"kind": "muon"}, training=settings)
     if objective.reads == "blocks":
@@ -42,7 +42,7 @@ def make_trainer(name, dropout=0.0, seed=0, teachers=(), **training):
         lengths = [5, 9, 7, 12, 9, 4, 10, 6, 6, 6, 13, 8]
         loader = TextLoader(random_rows(lengths, sources=objective.reads == "translations"), batch_tokens=40)
     return Trainer(
-        model, objective, loader, ALPHABET, config, CPU, lambda model: Evaluation({"loss": 0.0}, 0.0)
+        model, objective, loader, VOCABULARY, config, CPU, lambda model: Evaluation({"loss": 0.0}, 0.0)
     )
 
 

@@ -11,7 +11,7 @@ from headstart.objectives.classify import Classify
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.linear_probe import MAX_TEXTS, fit_head, pooled_vectors
 from headstart.training.runtime import seed_everything, start_runtime
-from tests.worlds import ALPHABET, small_body
+from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
 RUNTIME = start_runtime(TrainingConfig(device="cpu"))
 OBJECTIVE = Classify()
@@ -19,20 +19,20 @@ OBJECTIVE = Classify()
 
 def model_and_rows(kind="bidirectional", count=60):
     seed_everything(3)
-    body = small_body(kind)
-    model = build_model(body, ALPHABET.size, OBJECTIVE.heads(body, ALPHABET.size, 3))
+    body = tiny_config(kind)
+    model = build_model(body, VOCABULARY.size, OBJECTIVE.heads(body, VOCABULARY.size, 3))
     rng = np.random.default_rng(0)
     rows = []
     for number in range(count):  # each class has tokens of its own
         low = 5 + 11 * (number % 3)
         inner = rng.integers(low, low + 11, 4 + number % 9)
-        tokens = np.concatenate(([ALPHABET.first], inner, [ALPHABET.last])).astype(np.int32)
+        tokens = np.concatenate(([VOCABULARY.first], inner, [VOCABULARY.last])).astype(np.int32)
         rows.append(Row(tokens, number % 3))
     return model, rows
 
 
 def accuracy(model, rows):
-    found = predict_probabilities(model, OBJECTIVE, rows, ALPHABET, RUNTIME, 1024)
+    found = predict_probabilities(model, OBJECTIVE, rows, VOCABULARY, RUNTIME, 1024)
     return (found.argmax(axis=1) == np.array([row.label for row in rows])).mean()
 
 
@@ -41,7 +41,7 @@ def test_the_head_learns_and_the_backbone_stays(kind):
     model, rows = model_and_rows(kind)
     before = {name: weight.clone() for name, weight in model.body.state_dict().items()}
     start = accuracy(model, rows)
-    fit_head(model, model.heads["class"], OBJECTIVE, rows, ALPHABET, RUNTIME)
+    fit_head(model, model.heads["class"], OBJECTIVE, rows, VOCABULARY, RUNTIME)
     assert accuracy(model, rows) > max(0.6, start + 0.1)
     for name, weight in model.body.state_dict().items():
         assert torch.equal(weight, before[name]), name
@@ -52,7 +52,7 @@ def test_it_is_a_function_of_the_seed():
     heads = []
     for _ in range(2):
         model, rows = model_and_rows()
-        fit_head(model, model.heads["class"], OBJECTIVE, rows, ALPHABET, RUNTIME)
+        fit_head(model, model.heads["class"], OBJECTIVE, rows, VOCABULARY, RUNTIME)
         heads.append(model.heads["class"].state_dict())
     for name, weight in heads[0].items():
         assert torch.equal(weight, heads[1][name]), name
@@ -61,10 +61,10 @@ def test_it_is_a_function_of_the_seed():
 def test_cached_vectors_are_what_the_head_reads():
     model, rows = model_and_rows()
     head = model.heads["class"]
-    vectors = pooled_vectors(model, head, OBJECTIVE, rows, ALPHABET, RUNTIME)
+    vectors = pooled_vectors(model, head, OBJECTIVE, rows, VOCABULARY, RUNTIME)
     with torch.no_grad():
         answers = head.classify(vectors).softmax(dim=-1).numpy()
-    whole = predict_probabilities(model, OBJECTIVE, rows, ALPHABET, RUNTIME, 1024)
+    whole = predict_probabilities(model, OBJECTIVE, rows, VOCABULARY, RUNTIME, 1024)
     np.testing.assert_allclose(answers, whole, atol=1e-5)
 
 
@@ -78,5 +78,5 @@ def test_large_sets_are_sampled(monkeypatch):
             seen.append(len(sample)) or pooled_vectors(model, head, objective, sample, *rest)
         ),
     )
-    fit_head(model, model.heads["class"], OBJECTIVE, rows, ALPHABET, RUNTIME)
+    fit_head(model, model.heads["class"], OBJECTIVE, rows, VOCABULARY, RUNTIME)
     assert seen[0] <= 7 < MAX_TEXTS

@@ -8,18 +8,18 @@ from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Evaluated, StepDone
 from headstart.training.loop import Evaluation, State, Trainer
 from headstart.training.runtime import Runtime, seed_for
-from tests.worlds import ALPHABET, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
 
 
 def trainer(rows, evaluate=None, on_event=lambda event: None, optimizer=None, **training):
     torch.manual_seed(0)
-    body, objective = small_body("bidirectional"), Classify()
-    model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+    body, objective = tiny_config("bidirectional"), Classify()
+    model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
     config = RunConfig(job="finetune", body=body, training=training, optimizer=optimizer or {})
     loader = TextLoader(rows, batch_tokens=training.get("batch_tokens", 64), seed=0)
-    return Trainer(model, objective, loader, ALPHABET, config, CPU, evaluate, on_event)
+    return Trainer(model, objective, loader, VOCABULARY, config, CPU, evaluate, on_event)
 
 
 def test_accumulated_batches_take_the_step_of_one_big_batch():
@@ -90,8 +90,8 @@ def test_seeds_are_the_same_for_ever():
 def test_predictions_do_not_depend_on_batch_mates():
     run = trainer(random_rows([6] * 4), steps=1)
     rows = random_rows([5, 30, 7, 2, 19], seed=3)
-    together = predict_probabilities(run.model, run.objective, rows, ALPHABET, CPU, 1000)
-    apart = predict_probabilities(run.model, run.objective, rows, ALPHABET, CPU, 1)
+    together = predict_probabilities(run.model, run.objective, rows, VOCABULARY, CPU, 1000)
+    apart = predict_probabilities(run.model, run.objective, rows, VOCABULARY, CPU, 1)
     assert abs(together - apart).max() < 1e-6
     assert abs(together.sum(axis=1) - 1).max() < 1e-6
 

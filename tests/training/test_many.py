@@ -16,8 +16,8 @@ from headstart.training.loop import Evaluation, Trainer
 from headstart.training.processes import joined
 from headstart.training.runtime import Runtime
 from headstart.training.shares import Share, shares
-from tests.many import in_processes
-from tests.worlds import ALPHABET, random_rows, small_body
+from tests.helpers.processes import in_processes
+from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 LENGTHS = [9, 4, 12, 7, 5, 3, 8, 6, 11, 2, 10, 5, 7]  # batches of few rows, and a last one that is smaller
 CPU = torch.device("cpu")
@@ -44,8 +44,8 @@ def train(
         processes.start(CPU, 1.0)
         runtime = Runtime(CPU, precision, processes, sharded and not processes.is_alone)
         torch.manual_seed(0)
-        objective, body = OBJECTIVES[name](**(asks or {})), small_body(kind, **(body or {}))
-        model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+        objective, body = OBJECTIVES[name](**(asks or {})), tiny_config(kind, **(body or {}))
+        model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
         config = RunConfig(
             job="finetune",
             body=body,
@@ -56,13 +56,15 @@ def train(
         loader, told = TextLoader(rows, batch_tokens=40), []
 
         def evaluate(model):
-            total, count, _ = next(iter(language_sums(model, objective, loader, ALPHABET, runtime).values()))
+            total, count, _ = next(
+                iter(language_sums(model, objective, loader, VOCABULARY, runtime).values())
+            )
             return Evaluation({"loss": total / count}, rank=-total / count)
 
-        trainer = Trainer(model, objective, loader, ALPHABET, config, runtime, evaluate, told.append)
+        trainer = Trainer(model, objective, loader, VOCABULARY, config, runtime, evaluate, told.append)
         trainer.run()
         trainer.finish()
-        marks = trainer.copy.read(lambda model: language_sums(model, objective, loader, ALPHABET, runtime))
+        marks = trainer.copy.read(lambda model: language_sums(model, objective, loader, VOCABULARY, runtime))
         weights = trainer.copy.whole(model.state_dict())
         return (
             [event.losses if isinstance(event, StepDone) else event.values for event in told],
@@ -159,12 +161,12 @@ def test_a_process_without_rows_takes_part():
         with joined() as processes:
             processes.start(CPU, 1.0)
             torch.manual_seed(0)
-            objective, body = Classify(), small_body("bidirectional")
-            model = build_model(body, ALPHABET.size, objective.heads(body, ALPHABET.size, 3))
+            objective, body = Classify(), tiny_config("bidirectional")
+            model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
             config = RunConfig(job="finetune", body=body, training={"steps": 2, "keep": "last"})
             runtime = Runtime(CPU, torch.float32, processes)
-            Trainer(model, objective, TextLoader(rows, 100), ALPHABET, config, runtime).run()
-            found = predict_probabilities(model, objective, random_rows([4]), ALPHABET, runtime, 100)
+            Trainer(model, objective, TextLoader(rows, 100), VOCABULARY, config, runtime).run()
+            found = predict_probabilities(model, objective, random_rows([4]), VOCABULARY, runtime, 100)
             return model.body.table.detach().numpy(), found
 
     (table, found), others = step(), in_processes(3, step)

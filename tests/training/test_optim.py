@@ -5,14 +5,14 @@ from headstart.config import OptimizerConfig
 from headstart.models.model import HeadSpec, build_model
 from headstart.training.muon import Muon, orthogonal, parts_of
 from headstart.training.optim import make_optimizer, thaw
-from tests.worlds import ALPHABET, small_body
+from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
 HEADS = {"class": HeadSpec("class", 2, {"pooling": "mean", "projection": "dense"})}
 
 
 def model(layers=3):
     torch.manual_seed(0)
-    return build_model(small_body("bidirectional", layers=layers), ALPHABET.size, HEADS)
+    return build_model(tiny_config("bidirectional", layers=layers), VOCABULARY.size, HEADS)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "muon"])

@@ -8,7 +8,7 @@ from headstart.config import TrainingConfig, merge
 from headstart.training.runtime import in_one_shape, peak_memory, seed_everything, seed_for, start_runtime
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 
 @pytest.mark.parametrize("is_native", [True, False])

@@ -22,7 +22,7 @@ from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
 from headstart.workflows.score import evaluate
-from tests.worlds_of_text import QUICK, write_labelled
+from tests.helpers.datasets import QUICK, write_labelled
 
 TUNING = {"training": {"epochs": 1, "length": 32}}
 

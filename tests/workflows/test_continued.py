@@ -17,7 +17,7 @@ from headstart.workflows.continued import adaptation_defaults, count_tokens
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
 

@@ -16,7 +16,7 @@ from headstart.workflows.export import export
 from headstart.workflows.finetune import finetune, read_finetuned
 from headstart.workflows.run import RunFolder
 from headstart.workflows.score import evaluate, predict
-from tests.worlds_of_text import QUICK, write_labelled
+from tests.helpers.datasets import QUICK, write_labelled
 
 
 def score(correct, loss=0.5, count=100):

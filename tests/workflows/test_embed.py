@@ -18,7 +18,7 @@ from headstart.workflows.embed import (
 )
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 TEXTS = [
     "a wonderful film",

@@ -11,7 +11,7 @@ from headstart.workflows.finetune import finetune_config
 from headstart.workflows.fit_state import FitState
 from headstart.workflows.labelled import make_task
 from headstart.workflows.tokenizers import choose_tokenizer
-from tests.worlds_of_text import QUICK, write_labelled
+from tests.helpers.datasets import QUICK, write_labelled
 
 SAVING = {"training": {"steps": 9, "save_every": 3, "batch_examples": 8, "seed": 1}}
 

@@ -12,7 +12,7 @@ from headstart.errors import ConfigError, DataError, RunError
 from headstart.generation.decode import log_probabilities
 from headstart.generation.reader import prompts
 from headstart.workflows.generate import Request, generate_lines, open_writer
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 RUNS = {
     "causal": {"objective": {"name": "causal-lm"}},

@@ -18,7 +18,7 @@ from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
 from headstart.workflows.score import evaluate
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
 
@@ -108,8 +108,8 @@ def test_what_is_measured_on_is_read_as_the_packed_base_reads_it(bases, tmp_path
     rows = [row.split("\t") for row in (bases / "table.tsv").read_text().splitlines()[1:]]
     stars = {"good": "5", "bad": "1"}
     own = tmp_path / "stars.tsv"
-    own.write_text("opinion\tstars\n" + "".join(f"{text}\t{stars[label]}\n" for text, label in rows))
-    columns = {"text_column": "opinion", "label_column": "stars"}
+    own.write_text("review_text\tstars\n" + "".join(f"{text}\t{stars[label]}\n" for text, label in rows))
+    columns = {"text_column": "review_text", "label_column": "stars"}
     data = {**columns, "classes": {"good": ["5"], "bad": ["1"]}}
     finetune(str(bases / "base"), str(own), tmp_path / "run", settings={**TUNING, "data": data})
     table = write_labelled(tmp_path / "valid.tsv", 60, seed=5)

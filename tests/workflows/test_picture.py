@@ -12,7 +12,7 @@ from headstart.workflows.picture import (
     picture_positions,
 )
 from headstart.workflows.pretrain import pretrain
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from headstart.workflows.finetune import finetune
 from headstart.workflows.pack import pack
 from headstart.workflows.places import placed
 from headstart.workflows.resume import resume
-from tests.worlds_of_text import QUICK, write_labelled
+from tests.helpers.datasets import QUICK, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
 

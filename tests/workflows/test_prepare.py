@@ -13,7 +13,7 @@ from headstart.training.events import Stage
 from headstart.workflows import prepare as prepare_module
 from headstart.workflows.prepare import prepare_corpora
 from headstart.workflows.pretrain import pretrain
-from tests.worlds_of_text import QUICK, write_corpus
+from tests.helpers.datasets import QUICK, write_corpus
 
 
 def test_shares_prepared_by_several_jobs_are_taken_up_by_pretraining(tmp_path, monkeypatch):

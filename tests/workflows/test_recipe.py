@@ -16,18 +16,18 @@ from headstart.workflows.finetune import finetune
 from headstart.workflows.recipe import run_recipe
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
-from tests.recipe_worlds import TEXT, cook, interrupt_in, make_world, outcome
+from tests.helpers.recipes import TEXT, interrupt_in, make_recipe, outcome, run_small_recipe
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
 
 
 @pytest.fixture
 def world(tmp_path):
-    return make_world(tmp_path)
+    return make_recipe(tmp_path)
 
 
 def test_a_recipe_goes_from_texts_to_a_base_that_every_command_takes(world):
-    done = cook(world, "run")
+    done = run_small_recipe(world, "run")
     assert done.path == world / "run"
     stages = sorted(path.name for path in (world / "run" / "stages").iterdir())
     assert stages == ["01-general", "02-stars", "03-decay"]
@@ -49,7 +49,7 @@ def test_a_recipe_goes_from_texts_to_a_base_that_every_command_takes(world):
 
 
 def test_stage_ends_are_compact_and_leave_training_state_behind(world):
-    cook(world, "run")
+    run_small_recipe(world, "run")
     for stage in (world / "run" / "stages").iterdir():
         files = list(stage.glob("weights-*.safetensors"))
         assert len(files) > 1
@@ -59,7 +59,7 @@ def test_stage_ends_are_compact_and_leave_training_state_behind(world):
 
 
 def test_no_stage_reads_what_is_set_apart(world):
-    cook(world, "run")
+    run_small_recipe(world, "run")
     from headstart.data.decontamination import apart_hashes
 
     target = world / "texts" / "target.tsv"
@@ -76,9 +76,9 @@ def test_no_stage_reads_what_is_set_apart(world):
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "step"), [(1, 1), (1, 7), (2, 2), (3, 1), (3, 5)])
 def test_a_recipe_that_was_stopped_ends_as_if_it_never_had(world, stage, step):
-    cook(world, "whole")
+    run_small_recipe(world, "whole")
     with pytest.raises(InterruptedError):
-        cook(world, "stopped", on_event=interrupt_in(stage, step))
+        run_small_recipe(world, "stopped", on_event=interrupt_in(stage, step))
     with pytest.raises(RunError, match="not finished"):
         load_trained(str(world / "stopped"))
     resume(world / "stopped")
@@ -87,8 +87,8 @@ def test_a_recipe_that_was_stopped_ends_as_if_it_never_had(world, stage, step):
 
 
 def test_a_recipe_goes_on_elsewhere_from_its_copied_stages(world, tmp_path_factory):
-    cook(world, "whole")
-    assert cook(world, "first", last_stage=1) is None
+    run_small_recipe(world, "whole")
+    assert run_small_recipe(world, "first", last_stage=1) is None
     assert len(list((world / "first" / "stages").iterdir())) == 1
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.copytree(world / "texts", elsewhere / "data")
@@ -101,26 +101,26 @@ def test_a_recipe_goes_on_elsewhere_from_its_copied_stages(world, tmp_path_facto
 
 
 def test_only_the_weights_of_the_last_finished_stage_have_to_travel(world):
-    cook(world, "whole")
-    cook(world, "run", last_stage=2)
+    run_small_recipe(world, "whole")
+    run_small_recipe(world, "run", last_stage=2)
     first, second = sorted((world / "run" / "stages").iterdir())
     for weights in first.glob("weights-*"):
         weights.unlink()
-    cook(world, "run")
+    run_small_recipe(world, "run")
     assert outcome(world / "run") == outcome(world / "whole")
     shutil.rmtree(world / "run" / "stages" / "03-decay")
     (world / "run" / "run.json").unlink()
     for weights in second.glob("weights-*"):
         weights.unlink()
     with pytest.raises(RunError, match=r"02-stars/weights-.* is missing"):
-        cook(world, "run")
+        run_small_recipe(world, "run")
 
 
 @pytest.mark.parametrize(("stage", "step"), [(2, 2), (3, 5)])
 def test_a_stage_stopped_half_way_goes_on_elsewhere(world, tmp_path_factory, stage, step):
-    cook(world, "whole")
+    run_small_recipe(world, "whole")
     with pytest.raises(InterruptedError):
-        cook(world, "stopped", on_event=interrupt_in(stage, step))
+        run_small_recipe(world, "stopped", on_event=interrupt_in(stage, step))
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.move(world / "texts", elsewhere / "data")
     shutil.move(world / "stopped", elsewhere / "run")
@@ -129,16 +129,18 @@ def test_a_stage_stopped_half_way_goes_on_elsewhere(world, tmp_path_factory, sta
 
 
 def test_finished_stages_are_not_trained_again(world):
-    cook(world, "run", last_stage=2)
+    run_small_recipe(world, "run", last_stage=2)
     before = {path: path.stat().st_mtime_ns for path in (world / "run" / "stages").rglob("*.npy")}
-    cook(world, "run")
+    run_small_recipe(world, "run")
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())
-    again = cook(world, "run")  # nothing is left to do
+    again = run_small_recipe(world, "run")  # nothing is left to do
     assert again is not None
 
 
 def test_budgets_are_scaled_and_settings_given_over_all_stages_or_one(world):
-    cook(world, "run", scale=0.5, settings={"training": {"seed": 9}, "decay": {"training.steps": 6}})
+    run_small_recipe(
+        world, "run", scale=0.5, settings={"training": {"seed": 9}, "decay": {"training.steps": 6}}
+    )
     infos = [
         json.loads((world / "run" / "stages" / name / "run.json").read_text())["settings"]["training"]
         for name in ("01-general", "02-stars", "03-decay")
@@ -151,7 +153,9 @@ def test_budgets_are_scaled_and_settings_given_over_all_stages_or_one(world):
 
 
 def test_an_objective_given_over_all_stages_is_that_of_pretraining(world):
-    cook(world, "run", settings={"objective": {"rate": 0.4}, "stars": {"objective.smoothing": 0.2}})
+    run_small_recipe(
+        world, "run", settings={"objective": {"rate": 0.4}, "stars": {"objective.smoothing": 0.2}}
+    )
     infos = [
         json.loads((world / "run" / "stages" / name / "run.json").read_text())["settings"]["objective"]
         for name in ("01-general", "02-stars", "03-decay")
@@ -161,17 +165,17 @@ def test_an_objective_given_over_all_stages_is_that_of_pretraining(world):
 
 
 def test_a_changed_recipe_does_not_go_on_in_an_old_folder(world):
-    cook(world, "run", last_stage=1)
+    run_small_recipe(world, "run", last_stage=1)
     text = (world / "recipe.toml").read_text()
     (world / "recipe.toml").write_text(text.replace("rate = 0.3", "rate = 0.2"))
     with pytest.raises(
         RunError, match=r"another recipe: .*general.settings.objective.rate was 0.3 and is now 0.2"
     ):
-        cook(world, "run")
+        run_small_recipe(world, "run")
     assert "rate = 0.3" in json.loads((world / "run" / "recipe.json").read_text())["text"]
     (world / "run" / "recipe.json").unlink()  # as if only the stages had been copied
     with pytest.raises(RunError, match="other settings"):
-        cook(world, "run")
+        run_small_recipe(world, "run")
 
 
 def changed(world, **changes):
@@ -192,7 +196,7 @@ def changed(world, **changes):
         ('name = "stars"', 'name = "../x"', "cannot be called"),
         ("title =", "titel =", "titel"),
         ('name = "stars"', "", "^name is missing in stage 2$"),
-        ('text_column = "opinion"\n\n', 'text_colum = "opinion"\n\n', "text_colum"),
+        ('text_column = "review_text"\n\n', 'text_colum = "review_text"\n\n', "text_colum"),
         ("shard_mib = 0.01", 'form = "int4"', "int4"),
         ('apart = ["target.tsv"]', 'apart = ["targt.tsv"]', "targt.tsv"),
         ("rate = 0.3", "rate = 3.0", "stage general: setting objective.rate"),
@@ -208,7 +212,7 @@ def test_a_fault_in_a_recipe_is_told_before_anything_is_trained(world, old, new,
     assert old in TEXT
     (world / "recipe.toml").write_text(TEXT.replace(old, new))
     with pytest.raises(ConfigError, match=problem) as caught:
-        cook(world, "run")
+        run_small_recipe(world, "run")
     assert caught.value.hint
     assert not (world / "run").exists()
 
@@ -259,24 +263,24 @@ def test_a_head_goes_on_from_stage_to_stage_and_answers_when_it_is_packed(world,
     same = words[2].replace("negative =", "bad =").replace("positive =", "good =")
     text = "[[stages]]".join([words[0].replace('apart = ["target.tsv"]', ""), words[1], same])
     (world / "recipe.toml").write_text(text)
-    cook(world, "run")
+    run_small_recipe(world, "run")
     monkeypatch.chdir(world)
-    words = ["pack", "run", "--name", "opinions", "--out", "bases"]
+    words = ["pack", "run", "--name", "reviews-model", "--out", "bases"]
     assert CliRunner().invoke(app, words).exit_code == 0
     target = ["texts/target.tsv", "--json"]
     for words in (
-        ["bases/opinions", *target],
+        ["bases/reviews-model", *target],
         ["run", *target, "--text-column", "text", "--label-column", "label"],
     ):
         result = CliRunner().invoke(app, ["evaluate", *words])
         assert result.exit_code == 0, (result.output, result.exception)
         assert json.loads(result.stdout)["count"] == 80
-    result = CliRunner().invoke(app, ["predict", "bases/opinions", "texts/target.tsv", "--json"])
+    result = CliRunner().invoke(app, ["predict", "bases/reviews-model", "texts/target.tsv", "--json"])
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(rows) == 80
     assert {row["label"] for row in rows} <= {"bad", "good"}
     (world / "recipe.toml").write_text(text + TWICE)
-    cook(world, "twice")
+    run_small_recipe(world, "twice")
     info = json.loads((world / "twice" / "stages" / "03-again" / "run.json").read_text())
     assert not info["transfer"]["fresh"]
     assert any(name.startswith("heads.class.") for name in info["transfer"]["reused"])

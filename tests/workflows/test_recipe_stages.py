@@ -7,14 +7,14 @@ import pytest
 
 from headstart.errors import ConfigError
 from headstart.workflows.pack import pack
-from tests.recipe_worlds import TEXT, cook, interrupt_in, make_world, outcome
+from tests.helpers.recipes import TEXT, interrupt_in, make_recipe, outcome, run_small_recipe
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
 
 
 @pytest.fixture
 def world(tmp_path):
-    return make_world(tmp_path)
+    return make_recipe(tmp_path)
 
 
 TAUGHT = """
@@ -25,7 +25,7 @@ base = "general"
 teacher = "stars"
 unlabelled = ["general"]
 table = "reviews.tsv"
-data = { text_column = "opinion", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
+data = { text_column = "review_text", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
 training = { epochs = 1, length = 32, save_every = 3 }
 """
 
@@ -33,7 +33,7 @@ training = { epochs = 1, length = 32, save_every = 3 }
 def test_a_stage_goes_on_from_an_earlier_one_and_is_taught_by_another(world):
     recipe = world / "recipe.toml"
     recipe.write_text(TEXT + TAUGHT)
-    cook(world, "made")
+    run_small_recipe(world, "made")
     stages = world / "made" / "stages"
     inputs = json.loads((stages / "04-taught" / "run.json").read_text())["inputs"]
     assert inputs["base"] == str(stages / "01-general")
@@ -45,11 +45,11 @@ def test_a_stage_goes_on_from_an_earlier_one_and_is_taught_by_another(world):
 
 def test_a_taught_stage_that_was_stopped_ends_as_if_it_never_had(world):
     (world / "recipe.toml").write_text(TEXT + TAUGHT)
-    cook(world, "whole")
+    run_small_recipe(world, "whole")
     with pytest.raises(InterruptedError):
-        cook(world, "stopped", on_event=interrupt_in(4, 5))
+        run_small_recipe(world, "stopped", on_event=interrupt_in(4, 5))
     shutil.move(world / "stopped", world / "moved")
-    cook(world, "moved")
+    run_small_recipe(world, "moved")
     assert outcome(world / "moved") == outcome(world / "whole")
 
 
@@ -71,7 +71,7 @@ training = { steps = 6, teacher_share = 0.9 }
 
 def test_a_stage_begins_anew_and_teaches_another_beside_the_first(world):
     (world / "recipe.toml").write_text(TEXT + READERS)
-    cook(world, "whole")
+    run_small_recipe(world, "whole")
     stages = world / "whole" / "stages"
     general, another, pupil = (
         json.loads((stages / name / "run.json").read_text())["inputs"]
@@ -85,24 +85,24 @@ def test_a_stage_begins_anew_and_teaches_another_beside_the_first(world):
     assert words[0] == words[1]
     assert outcome(stages / "01-general") != outcome(stages / "04-another")
     with pytest.raises(InterruptedError):
-        cook(world, "stopped", on_event=interrupt_in(4, 5))
-    cook(world, "stopped")
+        run_small_recipe(world, "stopped", on_event=interrupt_in(4, 5))
+    run_small_recipe(world, "stopped")
     assert outcome(world / "stopped") == outcome(world / "whole")
 
 
 def test_a_finished_pupil_needs_no_teacher_any_more(world):
     (world / "recipe.toml").write_text(TEXT + READERS + TAUGHT)
-    cook(world, "run", last_stage=5)
+    run_small_recipe(world, "run", last_stage=5)
     for path in (world / "run" / "stages" / "04-another").glob("weights-*.safetensors"):
         path.unlink()
-    cook(world, "run")
+    run_small_recipe(world, "run")
     assert (world / "run" / "run.json").is_file()
 
 
 def test_nothing_begins_anew_beside_a_base_with_another_tokenizer(world):
     (world / "recipe.toml").write_text(TEXT.replace("[body]", 'base = "fr-tiny"\n\n[body]') + READERS)
     with pytest.raises(ConfigError, match="another cannot begin from scratch in a recipe with a base"):
-        cook(world, "run")
+        run_small_recipe(world, "run")
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_nothing_begins_anew_beside_a_base_with_another_tokenizer(world):
 def test_a_stage_names_earlier_ones_alone(world, old, new, problem):
     (world / "recipe.toml").write_text(TEXT + TAUGHT.replace(old, new))
     with pytest.raises(ConfigError, match=problem):
-        cook(world, "made")
+        run_small_recipe(world, "made")
     assert not (world / "made").exists()
 
 
 def test_a_card_has_a_row_for_a_stage_that_was_left_behind(world, tmp_path):
-    cook(world, "run")
+    run_small_recipe(world, "run")
     shutil.rmtree(world / "run" / "stages" / "01-general")
     pack(str(world / "run"), "xx", tmp_path / "bases")
     card = (tmp_path / "bases" / "xx" / "card.md").read_text()

@@ -11,8 +11,8 @@ from headstart.errors import ConfigError, HeadstartError, RunError
 from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
 from headstart.workflows.run import RunFolder
-from tests.recipe_worlds import TEXT, cook, make_world
-from tests.worlds_of_text import write_labelled
+from tests.helpers.datasets import write_labelled
+from tests.helpers.recipes import TEXT, make_recipe, run_small_recipe
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
 
@@ -22,7 +22,7 @@ STARS = 'name = "stars"\n'
 
 @pytest.fixture
 def world(tmp_path):
-    return make_world(tmp_path)
+    return make_recipe(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_fault_of_a_later_stage_is_told_before_the_first(world, monkeypatch, o
     assert old in TEXT
     (world / "recipe.toml").write_text(TEXT.replace(old, new))
     with pytest.raises(HeadstartError, match=problem) as caught:
-        cook(world, "run")
+        run_small_recipe(world, "run")
     assert caught.value.hint
     assert not (world / "run").exists()
 
@@ -81,7 +81,7 @@ def test_a_fault_of_a_later_stage_is_told_before_the_first(world, monkeypatch, o
 def test_what_is_no_recipe_is_told_in_words(world, text, problem):
     (world / "recipe.toml").write_text(text)
     with pytest.raises(ConfigError, match=problem) as caught:
-        cook(world, "run")
+        run_small_recipe(world, "run")
     assert "there are" not in caught.value.hint
 
 
@@ -105,7 +105,7 @@ def test_a_section_that_is_none_is_told_in_words(world, monkeypatch):
 @pytest.mark.parametrize("scale", [float("inf"), float("nan"), -1.0])
 def test_a_scale_is_a_number_above_nothing(world, scale):
     with pytest.raises(ConfigError, match="trains nothing"):
-        cook(world, "run", scale=scale)
+        run_small_recipe(world, "run", scale=scale)
 
 
 @pytest.mark.parametrize(
@@ -136,33 +136,33 @@ def test_a_scale_is_a_number_above_nothing(world, scale):
     ],
 )
 def test_a_recipe_that_has_started_is_not_changed(world, old, new, problem):
-    cook(world, "run", last_stage=1)
+    run_small_recipe(world, "run", last_stage=1)
     before = (world / "run" / "recipe.json").read_bytes()
     (world / "texts" / "other.txt").write_text((world / "texts" / "general.txt").read_text())
     assert old in TEXT
     (world / "recipe.toml").write_text(TEXT.replace(old, new))
     with pytest.raises(RunError, match=f"another recipe: .*{problem}") as caught:
-        cook(world, "run")
+        run_small_recipe(world, "run")
     assert "--out" in caught.value.hint
     assert (world / "run" / "recipe.json").read_bytes() == before
 
 
 def test_a_finished_recipe_is_not_changed(world):
-    cook(world, "run")
+    run_small_recipe(world, "run")
     (world / "recipe.toml").write_text(TEXT.replace('name = "decay"', 'name = "end"'))
     with pytest.raises(RunError, match="another recipe"):
-        cook(world, "run")
+        run_small_recipe(world, "run")
 
 
 def test_a_torn_recipe_is_told_in_words(world):
-    cook(world, "run", last_stage=1)
+    run_small_recipe(world, "run", last_stage=1)
     for content in ("{", "[]", '{"recipe": {}}'):
         (world / "run" / "recipe.json").write_text(content)
-        for call in (lambda: cook(world, "run"), lambda: resume(world / "run")):
+        for call in (lambda: run_small_recipe(world, "run"), lambda: resume(world / "run")):
             with pytest.raises(RunError, match=r"recipe\.json cannot be read"):
                 call()
     (world / "run" / "recipe.json").unlink()
-    assert cook(world, "run") is not None
+    assert run_small_recipe(world, "run") is not None
 
 
 def test_a_card_claims_to_be_blind_only_to_what_every_stage_set_apart(world, tmp_path):
@@ -170,11 +170,11 @@ def test_a_card_claims_to_be_blind_only_to_what_every_stage_set_apart(world, tmp
         TEXT.replace("tokens = 2000 }", 'tokens = 2000 }\ndata = { apart = ["second.tsv"] }')
     )
     write_labelled(world / "texts" / "second.tsv", 40, seed=8)
-    cook(world, "run")
+    run_small_recipe(world, "run")
     pack(str(world / "run"), "xx", tmp_path / "bases")
     assert "Never read" not in (tmp_path / "bases" / "xx" / "card.md").read_text()
     (world / "recipe.toml").write_text(TEXT)
-    cook(world, "other")
+    run_small_recipe(world, "other")
     pack(str(world / "other"), "yy", tmp_path / "bases")
     assert (
         "Never read: the validation and test texts of target.tsv"
@@ -183,7 +183,7 @@ def test_a_card_claims_to_be_blind_only_to_what_every_stage_set_apart(world, tmp
 
 
 def test_a_base_without_its_description_or_list_of_files_is_refused(world, tmp_path, monkeypatch):
-    cook(world, "run")
+    run_small_recipe(world, "run")
     done = tmp_path / "bases" / "xx"
     pack(str(world / "run"), "xx", tmp_path / "bases")
     kept = {name: (done / name).read_text() for name in ("base.json", "checksums.json")}
@@ -211,49 +211,49 @@ def test_a_base_without_its_description_or_list_of_files_is_refused(world, tmp_p
 
 
 def test_what_is_spelt_out_is_no_change_and_another_teacher_is(world):
-    cook(world, "run", last_stage=1)
+    run_small_recipe(world, "run", last_stage=1)
     spelt = TEXT.replace('name = "general"\n', 'name = "general"\nkind = "pretrain"\nunlabelled = []\n')
     (world / "recipe.toml").write_text(spelt)
-    cook(world, "run", last_stage=1)
+    run_small_recipe(world, "run", last_stage=1)
     taught = spelt.replace("tokens = 2000 }", "tokens = 2000 }\nteacher = 'general'")
     (world / "recipe.toml").write_text(taught)
-    cook(world, "taught")
+    run_small_recipe(world, "taught")
     (world / "taught" / "run.json").unlink()  # as if it had stopped in its last stage
     other = {"decay": {"teacher": str(world / "taught" / "stages" / "01-general")}}
     with pytest.raises(RunError, match=r"another recipe: stages\.03-decay\.teacher was 'general'"):
-        cook(world, "taught", settings=other)
-    assert cook(world, "taught") is not None
+        run_small_recipe(world, "taught", settings=other)
+    assert run_small_recipe(world, "taught") is not None
 
 
 def test_a_recipe_that_another_trains_keeps_its_own_words(world, monkeypatch):
     monkeypatch.setattr("headstart.workflows.hold.LETTING_GO", 0.1)
-    cook(world, "run", last_stage=1)
+    run_small_recipe(world, "run", last_stage=1)
     (world / "recipe.toml").write_text(TEXT.replace("tokens = 2000 }", "tokens = 3000 }"))
     with RunFolder(world / "run"), pytest.raises(RunError, match="another process"):
-        cook(world, "run")
+        run_small_recipe(world, "run")
     assert "tokens = 2000" in json.loads((world / "run" / "recipe.json").read_text())["text"]
 
 
 def test_where_a_stage_is_trained_is_decided_when_it_starts(world):
     text = TEXT.replace("training = { tokens = 2000 }", 'training = { tokens = 2000, device = "cuda" }')
     (world / "recipe.toml").write_text(text)
-    assert cook(world, "run", last_stage=1) is None
+    assert run_small_recipe(world, "run", last_stage=1) is None
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="cuda"):
-            cook(world, "run")
-    assert cook(world, "run", settings={"decay": {"training.device": "cpu"}}) is not None
+            run_small_recipe(world, "run")
+    assert run_small_recipe(world, "run", settings={"decay": {"training.device": "cpu"}}) is not None
 
 
 def test_a_reader_and_a_run_with_its_tokenizer_teach_together(world):
-    cook(world, "other", last_stage=1)
+    run_small_recipe(world, "other", last_stage=1)
     outside = world / "other" / "stages" / "01-general"
     text = TEXT.replace("tokens = 2000 }", f"tokens = 2000 }}\nteacher = 'general, {outside}'")
     (world / "recipe.toml").write_text(text)
-    assert cook(world, "run", last_stage=1) is None
-    assert cook(world, "run") is not None
+    assert run_small_recipe(world, "run", last_stage=1) is None
+    assert run_small_recipe(world, "run") is not None
 
 
 def test_a_card_goes_by_what_was_set_and_not_by_the_recipe_alone(world, tmp_path):
-    cook(world, "run", settings={"general": {"data.apart": []}})
+    run_small_recipe(world, "run", settings={"general": {"data.apart": []}})
     pack(str(world / "run"), "xx", tmp_path / "bases")
     assert "Never read" not in (tmp_path / "bases" / "xx" / "card.md").read_text()

@@ -17,7 +17,7 @@ from headstart.workflows.finetune_defaults import DatasetFacts, describe
 from headstart.workflows.pack import pack
 from headstart.workflows.recipe import read_recipe, resolve_stages, run_recipe
 from headstart.workflows.run import load_trained
-from tests.worlds_of_text import write_corpus, write_labelled
+from tests.helpers.datasets import write_corpus, write_labelled
 
 RECIPE = """
 title = "a small one with recommended settings"

@@ -16,7 +16,7 @@ from headstart.workflows.pretrain import pretrain
 from headstart.workflows.recipe import run_recipe
 from headstart.workflows.resume import resume
 from headstart.workflows.run import load_trained
-from tests.worlds_of_text import QUICK, write_corpus, write_labelled
+from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
 
@@ -260,8 +260,8 @@ training = { epochs = 1, length = 32 }
 
 def test_stages_of_a_recipe_have_teachers(world, tmp_path):
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    cook = lambda out, **more: run_recipe(tmp_path / "recipe.toml", world, tmp_path / out, **more)
-    cook("whole")
+    run_small_recipe = lambda out, **more: run_recipe(tmp_path / "recipe.toml", world, tmp_path / out, **more)
+    run_small_recipe("whole")
     told = []
 
     def interrupt(event):
@@ -270,11 +270,11 @@ def test_stages_of_a_recipe_have_teachers(world, tmp_path):
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        cook("stopped", on_event=interrupt)
+        run_small_recipe("stopped", on_event=interrupt)
     resume(tmp_path / "stopped")
     for path in (tmp_path / "whole").glob("weights-*"):
         assert path.read_bytes() == (tmp_path / "stopped" / path.name).read_bytes()
     first = json.loads((tmp_path / "whole" / "stages" / "01-taught" / "run.json").read_text())
     assert first["inputs"]["teacher"] == [str(world / "base")]
     with pytest.raises(ConfigError, match="no-such"):
-        cook("other", settings={"taught": {"teacher": "no-such"}})
+        run_small_recipe("other", settings={"taught": {"teacher": "no-such"}})

@@ -15,8 +15,8 @@ from headstart.workflows.pack import pack
 from headstart.workflows.picture import picture_attention
 from headstart.workflows.run import load_trained
 from headstart.workflows.score_translation import TranslationDuel
-from tests.parallel_worlds import TASKS, write_aligned
-from tests.worlds_of_text import BODY, write_labelled
+from tests.helpers.datasets import BODY, write_labelled
+from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 QUICK = {
     "body": {**BODY, "dropout": 0.1},

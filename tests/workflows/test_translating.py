@@ -10,8 +10,8 @@ from headstart.cli.app import app
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.workflows import translating
 from headstart.workflows.translating import open_translator
-from tests.parallel_worlds import TASKS, write_aligned
-from tests.worlds_of_text import BODY, QUICK, write_corpus
+from tests.helpers.datasets import BODY, QUICK, write_corpus
+from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 SETTINGS = {
     "body": {**BODY, "max_length": 40, "positions": "sinusoidal"},

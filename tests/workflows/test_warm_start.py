@@ -9,8 +9,8 @@ from headstart.errors import ConfigError, RunError
 from headstart.models.model import build_model
 from headstart.workflows.run import load_trained
 from headstart.workflows.warm_start import PairFacts, translator_config, warm_start, warm_start_defaults
-from tests.parallel_worlds import TASKS, write_aligned
-from tests.worlds_of_text import QUICK, write_corpus
+from tests.helpers.datasets import QUICK, write_corpus
+from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 pytestmark = pytest.mark.slow  # five bases are trained first
 

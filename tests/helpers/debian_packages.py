@@ -1,4 +1,4 @@
-"""Tiny Debian packages, made by hand."""
+"""Build tiny Debian packages."""
 
 import io
 import tarfile
@@ -54,7 +54,7 @@ def page(*paragraphs: str) -> bytes:
 
 
 def write_help(folder: Path, language: str, pages: Mapping[str, bytes], version: str = "4:7.4-1") -> Path:
-    """A help package as Debian calls and fills it."""
+    """Write a help package with the file names and layout that Debian uses."""
     shown = {"en-us": "en-US", "pt-br": "pt-BR"}.get(language, language)
     files = {f"usr/share/libreoffice/help/{shown}/text/{name}": content for name, content in pages.items()}
     files[f"usr/share/doc/libreoffice-help-{language}/copyright"] = b"MPL-2.0"

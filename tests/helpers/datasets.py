@@ -1,4 +1,4 @@
-"""Small texts of our own, and settings with which whole jobs take moments."""
+"""Synthetic texts, and settings with which whole jobs take seconds."""
 
 import random
 from pathlib import Path
@@ -40,7 +40,7 @@ def review(rng: random.Random, words: list[str], length: int = 12) -> str:
 
 
 def write_labelled(path: Path, count: int = 60, seed: int = 0) -> Path:
-    """A table of short reviews, half good and half bad."""
+    """Write a table of short reviews, half good and half bad."""
     rng = random.Random(seed)
     rows = [
         (review(rng, words), label)
@@ -52,14 +52,14 @@ def write_labelled(path: Path, count: int = 60, seed: int = 0) -> Path:
 
 
 def write_corpus(path: Path, count: int = 300, seed: int = 1) -> Path:
-    """A text file, one document a line."""
+    """Write a text file with one document per line."""
     rng = random.Random(seed)
     path.write_text("".join(review(rng, GOOD + BAD, 14) + "\n" for _ in range(count)), "utf-8")
     return path
 
 
 def flags(settings: dict) -> list[str]:
-    """Settings as `--set` words for the command line."""
+    """Return settings as `--set` arguments."""
     return [
         word
         for section, content in settings.items()

@@ -12,7 +12,7 @@ from headstart.generation.reader import ModelReader, prompts, sources
 from headstart.models.bodies import BODIES
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model
-from tests.worlds import small_body
+from tests.helpers.tiny_models import tiny_config
 
 STATES = 997  # a table's row is found by a hash of all tokens so far
 
@@ -65,7 +65,7 @@ def toy_batch(sources, first=0):
 def body_reader(kind, shape="modern", vocabulary=40, seed=1, sharpness=6.0, **changes):
     """A random body under a head of its own, so that the likeliest token is far from even and not the last one."""
     torch.manual_seed(seed)
-    config = small_body(kind, shape, **{**changes, "tied": False})
+    config = tiny_config(kind, shape, **{**changes, "tied": False})
     model = Model(BODIES[kind](config, vocabulary), {"lm": LanguageHead(config, vocabulary)}).eval()
     with torch.no_grad():
         model.heads["lm"].weight.mul_(sharpness)

@@ -1,10 +1,10 @@
-"""A small recipe over texts of our own, and how tests follow it."""
+"""A small recipe over synthetic texts, and functions to run and interrupt it."""
 
 import random
 
 from headstart.training.events import Note
 from headstart.workflows.recipe import run_recipe
-from tests.worlds_of_text import BAD, GOOD, review, write_corpus, write_labelled
+from tests.helpers.datasets import BAD, GOOD, review, write_corpus, write_labelled
 
 TEXT = """
 title = "a small one"
@@ -43,7 +43,7 @@ path = "general.txt"
 
 [texts.reviews]
 path = "reviews.tsv"
-text_column = "opinion"
+text_column = "review_text"
 
 [[stages]]
 name = "general"
@@ -55,7 +55,7 @@ schedule = { kind = "warmup-stable-decay", decay = 0.0 }
 name = "stars"
 kind = "finetune"
 table = "reviews.tsv"
-data = { text_column = "opinion", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
+data = { text_column = "review_text", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
 training = { epochs = 1, length = 32 }
 
 [[stages]]
@@ -65,8 +65,8 @@ training = { tokens = 2000 }
 """
 
 
-def make_world(tmp_path):
-    """A recipe and its texts; half of the target task's rows stand among the reviews too."""
+def make_recipe(tmp_path):
+    """Write a recipe and its texts; half of the rows of the target task are also among the reviews."""
     root = tmp_path / "texts"
     root.mkdir()
     write_corpus(root / "general.txt", 150)
@@ -77,29 +77,29 @@ def make_world(tmp_path):
     rows += [("5.0", line.split("\t")[0]) for line in target.read_text().splitlines()[41:]]
     extra = [(stars, review(rng, GOOD if stars == "5" else BAD)) for stars in ("1", "5") * 10]
     for name, content in {"reviews.tsv": rows, "more.tsv": extra}.items():
-        (root / name).write_text("stars\topinion\n" + "".join("\t".join(row) + "\n" for row in content))
+        (root / name).write_text("stars\treview_text\n" + "".join("\t".join(row) + "\n" for row in content))
     (tmp_path / "recipe.toml").write_text(TEXT)
     return tmp_path
 
 
-def cook(world, out, **more):
+def run_small_recipe(world, out, **more):
     return run_recipe(world / "recipe.toml", world / "texts", world / out, **more)
 
 
 def interrupt_in(stage, step):
-    told = []
+    stages = []
 
     def listen(event):
         if isinstance(event, Note) and event.text.startswith("stage "):
-            told.append(event.text)
-        if len(told) == stage and getattr(event, "step", 0) >= step:
+            stages.append(event.text)
+        if len(stages) == stage and getattr(event, "step", 0) >= step:
             raise InterruptedError
 
     return listen
 
 
 def outcome(run):
-    """The bytes of the weights and of what was read."""
+    """Return the bytes of the weights and of the training fingerprints."""
     names = [path.name for path in run.glob("weights-*")] + ["seen.npy"]
     assert len(names) > 2
     return {name: (run / name).read_bytes() for name in names}

@@ -1,19 +1,19 @@
-"""Small bodies, alphabets and rows for contract tests."""
+"""Tiny backbones, a vocabulary and random examples for contract tests."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from headstart.batch import Row
+from headstart.batch import Batch, Row, pad
 from headstart.config import BodyConfig
-from headstart.models.bodies import BODIES
+from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
 from headstart.objectives.base import counts
 from headstart.objectives.table import OBJECTIVES
 
 
 @dataclass(frozen=True)
-class SmallAlphabet:
+class TinyVocabulary:
     size: int = 40
     padding: int = 0
     unknown: int = 1
@@ -24,15 +24,18 @@ class SmallAlphabet:
 
     @property
     def word_starts(self):
-        return np.arange(self.size) % 3 == 0  # two tokens of three go on with a word
+        return np.arange(self.size) % 3 == 0  # two of three tokens continue a word
 
     def ends(self, unit):
         return np.arange(self.size) == {"sentence": 7, "line": 11}[unit]
 
 
-ALPHABET = SmallAlphabet()
+VOCABULARY = TinyVocabulary()
 
-# One of every switch, so that a contract that holds here holds for the block.
+ATTENTIVE = [kind for kind, body in BODIES.items() if issubclass(body, TransformerBody | EncoderDecoderBody)]
+CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
+
+# Together these use every option of the Transformer block.
 SHAPES = {
     "modern": {},
     "lab": {
@@ -63,31 +66,46 @@ SHAPES = {
 }
 
 
-def small_body(kind: str, shape: str = "modern", **changes) -> BodyConfig:
+def tiny_config(kind: str, shape: str = "modern", **changes) -> BodyConfig:
     settings = {"layers": 2, "width": 16, "attention_heads": 2, "feed_forward": 24, "max_length": 64}
     return BodyConfig(kind=kind, **{**settings, **SHAPES[shape], **changes})
 
 
-def random_rows(lengths, seed=0, classes=3, alphabet=ALPHABET, sources=False):
-    """Texts of random tokens with random classes; with `sources`, each translates another text of its own length."""
-    rng, other = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
+def random_rows(lengths, seed=0, classes=3, vocabulary=VOCABULARY, sources=False):
+    """Texts of random tokens with random classes; with `sources`, each has a random source text."""
+    rng, source_rng = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
 
-    def framed(chance, length):
-        inner = chance.integers(5, alphabet.size, max(0, length - 2))
-        return np.concatenate(([alphabet.first], inner, [alphabet.last])).astype(np.int32)
+    def random_text(rng, length):
+        tokens = rng.integers(5, vocabulary.size, max(0, length - 2))
+        return np.concatenate(([vocabulary.first], tokens, [vocabulary.last])).astype(np.int32)
 
     return [
         Row(
-            framed(rng, length),
+            random_text(rng, length),
             int(rng.integers(classes)),
-            source=framed(other, 3 + (5 * place + length) % 8) if sources else None,
+            source=random_text(source_rng, 3 + (5 * index + length) % 8) if sources else None,
         )
-        for place, length in enumerate(lengths)
+        for index, length in enumerate(lengths)
     ]
 
 
-def pairs_that_fit():
-    """Every objective with every body it can train."""
+def make_backbone(kind, shape, **changes):
+    torch.manual_seed(1)
+    return BODIES[kind](tiny_config(kind, shape, **changes), VOCABULARY.size).eval()
+
+
+def make_batch(lengths, seed=0):
+    """A batch of random texts, each with a random source text for backbones that read two."""
+    rows = [torch.from_numpy(row.tokens).long() for row in random_rows(lengths, seed)]
+    tokens, real = pad(rows, VOCABULARY.padding)
+    source_lengths = [3 + (seed + 5 * row) % 7 for row in range(len(lengths))]
+    sources = [torch.from_numpy(row.tokens).long() for row in random_rows(source_lengths, seed + 1)]
+    source, source_real = pad(sources, VOCABULARY.padding)
+    return Batch(tokens, real, source=source, source_real=source_real)
+
+
+def trainable_combinations():
+    """Every objective with every backbone that it can train."""
     return [
         (name, kind) for name, objective in OBJECTIVES.items() for kind in BODIES if kind in objective.bodies
     ]
@@ -97,8 +115,8 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def check_parts_add_up(objective, model, whole, atol=1e-5):
-    """The parts of a step of six rows give the gradient of one big batch, and count what they are marked on."""
+def check_gradient_accumulation(objective, model, whole, atol=1e-5):
+    """Two micro-batches of six rows give the gradient of the whole batch; `counts` knows the loss counts."""
     losses = objective.losses(model, whole)
     sum(loss.weight * loss.total / loss.count for loss in losses.values()).backward()
     expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}

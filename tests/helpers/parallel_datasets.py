@@ -1,4 +1,4 @@
-"""Parallel sets made up by a seed, whose right answers are known: copy, reverse, numbers in words."""
+"""Synthetic translation tasks with known answers: copy, reverse, numbers in words."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked, and its one right answer."""
+    """A generator of source texts, and the one right translation of each."""
 
-    ask: Callable[[random.Random], str]
-    answer: Callable[[str], str]
+    source: Callable[[random.Random], str]
+    target: Callable[[str], str]
 
 
 def some_letters(rng: random.Random) -> str:
@@ -58,18 +58,18 @@ TASKS = {
 
 
 def pairs_of(task: Task, count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """Different questions with their answers, the same for one seed."""
+    """Return distinct (source, target) pairs, the same for the same seed."""
     rng = random.Random(seed)
-    asked: dict[str, None] = {}
-    while len(asked) < count:
-        asked.setdefault(task.ask(rng))
-    return [(question, task.answer(question)) for question in asked]
+    sources: dict[str, None] = {}
+    while len(sources) < count:
+        sources.setdefault(task.source(rng))
+    return [(source, task.target(source)) for source in sources]
 
 
 def write_aligned(
     folder: Path, task: Task, pair: tuple[str, str] = ("src", "trg"), count: int = 500, seed: int = 0
 ) -> Path:
-    """A folder of train, valid and test with one file a language; no question stands in two of them."""
+    """Write train, valid and test with one file per language; no source text is in two splits."""
     folder.mkdir(parents=True, exist_ok=True)
     rows, start = pairs_of(task, count, seed), 0
     for split, share in SHARES.items():
@@ -81,6 +81,6 @@ def write_aligned(
 
 
 def write_parallel_table(path: Path, pair: tuple[str, str], rows: Sequence[tuple[str, str]]) -> Path:
-    """A .tsv with one column a language."""
+    """Write a .tsv with one column per language."""
     path.write_text("".join("\t".join(row) + "\n" for row in [pair, *rows]), "utf-8")
     return path

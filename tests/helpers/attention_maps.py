@@ -5,7 +5,7 @@ import torch
 from headstart.batch import Batch
 from headstart.evaluation.attention import attention_maps
 from headstart.models.model import build_model
-from tests.worlds import ALPHABET, random_rows, small_body
+from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 HOSTILE_TOKENS = [
     "</script><script>alert(1)</script>",
@@ -19,7 +19,7 @@ HOSTILE_TOKENS = [
 
 def make_maps(kind="bidirectional", length=9, pieces=None, **changes):
     torch.manual_seed(3)
-    model = build_model(small_body(kind, **changes), ALPHABET.size, {})
+    model = build_model(tiny_config(kind, **changes), VOCABULARY.size, {})
     tokens = torch.from_numpy(random_rows([length])[0].tokens).long()[None, :]
     batch = Batch(tokens, torch.ones_like(tokens, dtype=torch.bool))
     words = [f"▁{number}" for number in tokens[0].tolist()]

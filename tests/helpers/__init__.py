@@ -1,0 +1,1 @@
+"""What the tests share: tiny models, synthetic datasets, several processes, toy decoders."""
