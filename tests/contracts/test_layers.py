@@ -84,8 +84,8 @@ def test_weights_are_never_unpickled():
         "import headstart",
         "import headstart.config, headstart.errors, headstart.results",
         "import headstart.cli.app",
-        "import headstart.serving.start, headstart.serving.batcher, headstart.serving.reading, headstart.serving.progress",
-        "import headstart.serving.counters, headstart.serving.log, headstart.serving.schema, headstart.playground",
+        "import headstart.serving.batcher, headstart.serving.progress",
+        "import headstart.serving.schema, headstart.playground",
         "from headstart.cli.app import app; from typer.testing import CliRunner; CliRunner().invoke(app, ['--help'])",
         "from headstart.cli.app import app; from typer.testing import CliRunner; "
         "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'data', 'export', 'import')]",
