@@ -48,7 +48,7 @@ def losses(models: list[Model], rows: np.ndarray, trained: Trained) -> list[floa
         batch = objective.collate([Row(row) for row in rows[at : at + BATCH]], trained.tokenizer, rng)
         wanted = batch.labels["lm"]
         shares = [
-            model.heads["lm"](model.body(batch), batch, model.body).float().log_softmax(-1)
+            model.heads["lm"](model.backbone(batch), batch, model.backbone).float().log_softmax(-1)
             for model in models
         ]
         shares.append(torch.stack(shares).logsumexp(0) - math.log(len(models)))

@@ -30,22 +30,22 @@ Way = Callable[[Model, Batch], float]
 
 def loss_at(model: Model, hidden: torch.Tensor, labels: torch.Tensor) -> float:
     """The summed loss of vectors (B, T, D) against the tokens that come next (B, T)."""
-    weight, bias = language_head(model.heads).projection(model.body.table)
+    weight, bias = language_head(model.heads).projection(model.backbone.table)
     scores = torch.nn.functional.linear(hidden, weight, bias)
     return float(torch.nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum"))
 
 
 def one_pass(model: Model, batch: Batch) -> float:
     """All tokens at once; each is kept from seeing those after it."""
-    return loss_at(model, model.body(batch), batch.labels["lm"])
+    return loss_at(model, model.backbone(batch), batch.labels["lm"])
 
 
 def over_a_cache(model: Model, batch: Batch) -> float:
     """Token after token, the earlier ones being remembered."""
-    assert isinstance(model.body, EncoderDecoderBody)
-    cache, total = model.body.begin(batch, batch.tokens.shape[1]), 0.0
+    assert isinstance(model.backbone, EncoderDecoderBody)
+    cache, total = model.backbone.begin(batch, batch.tokens.shape[1]), 0.0
     for place in range(batch.tokens.shape[1]):
-        hidden = model.body.read(batch.tokens[:, place : place + 1], cache)
+        hidden = model.backbone.read(batch.tokens[:, place : place + 1], cache)
         total += loss_at(model, hidden, batch.labels["lm"][:, place : place + 1])
     return total
 
@@ -55,7 +55,7 @@ def read_again(model: Model, batch: Batch) -> float:
     total = 0.0
     for place in range(1, batch.tokens.shape[1] + 1):
         prefix = replace(batch, tokens=batch.tokens[:, :place], real=batch.real[:, :place])
-        total += loss_at(model, model.body(prefix)[:, -1:], batch.labels["lm"][:, place - 1 : place])
+        total += loss_at(model, model.backbone(prefix)[:, -1:], batch.labels["lm"][:, place - 1 : place])
     return total
 
 

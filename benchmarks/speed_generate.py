@@ -55,9 +55,9 @@ def read_again(model: torch.nn.Module, last: int) -> Way:
     @torch.inference_mode()
     def write(batch: Batch, count: int) -> list[list[int]]:
         tokens = batch.tokens
-        weight, _ = model.heads["lm"].projection(model.body.table)
+        weight, _ = model.heads["lm"].projection(model.backbone.table)
         for _ in range(count):
-            hidden = model.body(Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), is_full=True))
+            hidden = model.backbone(Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), is_full=True))
             scores = hidden[:, -1] @ weight.T
             scores[:, last] = -torch.inf
             tokens = torch.cat((tokens, scores.argmax(dim=-1, keepdim=True)), dim=1)

@@ -322,7 +322,7 @@ def main() -> None:
             run, lines = made_up(folder, words.preset, words.lines)
             words.told = f"--preset {words.preset} {words.told}"
             what = f"a translator of the shape of `{words.preset}`, {len(lines)} lines, {FIXED} tokens each"
-        body = open_translator(str(run)).reader.body.config
+        body = open_translator(str(run)).reader.backbone.config
         what += f"; {body.layers} + {body.decoder_layers or body.layers} layers of width {body.width}"
         rows: list[dict[str, object]] = []
         if words.whole:

@@ -68,7 +68,7 @@ def test_a_base_is_whole_and_loads(base):
     files = {path.name for path in base.iterdir()}
     assert files == {"checksums.json", *json.loads((base / "checksums.json").read_text("utf-8"))}
     trained = loaded(base.name)
-    assert trained.model().body is not None
+    assert trained.model().backbone is not None
     assert trained.tokenizer.size == trained.info.vocabulary
 
 
@@ -108,8 +108,8 @@ def test_a_step_of_fine_tuning_starts_from_a_base(base, tmp_path):
     settings = {"training": {"steps": 1, "length": 16}}
     done = finetune(base.name, str(tmp_path), tmp_path / "run", settings=settings)
     assert done.score.count == 2
-    body = {name for name in loaded(base.name).weights if name.startswith("body.")}
-    assert body == {name for name in done.transfer.reused if name.startswith("body.")}
+    body = {name for name in loaded(base.name).weights if name.startswith("backbone.")}
+    assert body == {name for name in done.transfer.reused if name.startswith("backbone.")}
 
 
 def test_a_base_with_classes_answers_by_itself(base, tmp_path):

@@ -68,7 +68,7 @@ def test_a_body_sees_ahead_only_if_it_says_so(kind, shape):
 def test_no_gradient_flows_from_the_past_to_the_future_in_a_causal_body(kind, shape):
     body, batch = make_backbone(kind, shape), make_batch([9])
     given = []
-    body.embedding.tokens.register_forward_hook(
+    body.embedding.token_embedding.register_forward_hook(
         lambda module, args, out: given.append(out.requires_grad_()) or out
     )
     hidden = body(batch)

@@ -67,4 +67,6 @@ def test_a_class_head_that_reads_one_place_answers_as_if_all_had_been_computed(k
     batch = Batch(*pad(rows, VOCABULARY.padding))
     head = model.heads["class"]
     with torch.no_grad():
-        assert torch.allclose(model(batch)["class"], head(model.body(batch), batch, model.body), atol=1e-5)
+        assert torch.allclose(
+            model(batch)["class"], head(model.backbone(batch), batch, model.backbone), atol=1e-5
+        )

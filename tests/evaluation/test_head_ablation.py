@@ -44,21 +44,21 @@ def loss(model):
 
 def test_silencing_zeroes_one_attention_head_and_leaves_the_others(model):
     heard = []
-    outward = model.body.blocks[1].attention.outward
+    out_proj = model.backbone.stack.blocks[1].attention.out_proj
     with ablated(model, 1, 0):
-        handle = outward.register_forward_pre_hook(lambda module, inputs: heard.append(inputs[0].clone()))
-        model.body(batches()[0])
+        handle = out_proj.register_forward_pre_hook(lambda module, inputs: heard.append(inputs[0].clone()))
+        model.backbone(batches()[0])
         handle.remove()
     assert (heard[0][..., :8] == 0).all()
     assert (heard[0][..., 8:] != 0).any()
 
 
 def test_a_model_is_itself_again_after_silencing(model):
-    before = model.body(batches()[0])
+    before = model.backbone(batches()[0])
     with ablated(model, 0, 1):
-        during = model.body(batches()[0])
+        during = model.backbone(batches()[0])
     assert not torch.allclose(before, during)
-    assert torch.equal(before, model.body(batches()[0]))
+    assert torch.equal(before, model.backbone(batches()[0]))
 
 
 def test_silencing_equals_zeroing_the_weights_that_read_the_attention_head(model):
@@ -66,7 +66,7 @@ def test_silencing_equals_zeroing_the_weights_that_read_the_attention_head(model
 
     twin = deepcopy(model)
     with torch.no_grad():
-        twin.body.blocks[0].attention.outward.weight[:, 8:16] = 0
+        twin.backbone.stack.blocks[0].attention.out_proj.weight[:, 8:16] = 0
     with ablated(model, 0, 1):
         np.testing.assert_allclose(loss(model)[0], loss(twin)[0], rtol=1e-5)
 

@@ -34,7 +34,7 @@ def uncached(reader, batch, row, rules):
     while len(found) < rules.most:
         real = torch.ones_like(tokens, dtype=torch.bool)
         with torch.no_grad():
-            hidden = reader.body(Batch(tokens, real, source=one.source, source_real=one.source_real))
+            hidden = reader.backbone(Batch(tokens, real, source=one.source, source_real=one.source_real))
             scores = reader.score(hidden[:, -1]).log_softmax(dim=-1)[0]
         allowed = scores.clone()
         allowed[list(rules.banned)] = -torch.inf

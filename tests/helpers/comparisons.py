@@ -136,10 +136,12 @@ def _point(epoch, accuracy, rng):
 
 def _transfer():
     body = {
-        f"body.blocks.{i}.{part}": 65536 for i in range(4) for part in ("attention.query", "feed_forward.up")
+        f"backbone.stack.blocks.{i}.{part}": 65536
+        for i in range(4)
+        for part in ("attention.query", "feed_forward.up")
     }
     return Transfer(
-        {"body.embedding.table": 2048000, **body}, {"heads.class.weight": 512}, {"heads.lm.bias": 8000}
+        {"backbone.embedding.table": 2048000, **body}, {"heads.class.weight": 512}, {"heads.lm.bias": 8000}
     )
 
 

@@ -57,7 +57,7 @@ def hidden_of(model, tokens, real, **more):
 
 def ours_of(trained, tokens, real, segments=None):
     with torch.no_grad():
-        return trained.model().body(Batch(tokens, real, segments=segments))
+        return trained.model().backbone(Batch(tokens, real, segments=segments))
 
 
 @pytest.mark.parametrize(("kind", "settings"), VARIANTS)
@@ -88,7 +88,7 @@ def test_segments_are_the_same(tmp_path):
     assert sorted(found.left) == ["cls.seq_relationship.bias", "cls.seq_relationship.weight"]
     with torch.no_grad():
         pooled = model.bert(input_ids=tokens, attention_mask=real.long()).pooler_output
-        body = trained.model().body
+        body = trained.model().backbone
         assert torch.allclose(pooled, body.pooled(body(Batch(tokens, real))), atol=1e-5)
 
 
@@ -186,7 +186,9 @@ def test_weights_of_half_precision_come_in_whole(number, tmp_path):
     import_model(tmp_path / "stock", tmp_path / "run")
     weights = load_file(tmp_path / "run" / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
-    assert torch.equal(weights["body.embedding.tokens.weight"], model.transformer.wte.weight.float())
+    assert torch.equal(
+        weights["backbone.embedding.token_embedding.weight"], model.transformer.wte.weight.float()
+    )
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])

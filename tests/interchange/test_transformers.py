@@ -161,13 +161,19 @@ def test_there_and_back_again_gives_the_same_vectors(name, words, tmp_path):
     from headstart.models.bodies import BODIES
 
     body = BODIES[back.body.kind](back.body, back.vocabulary).eval()
-    body.load_state_dict({key[5:]: weight for key, weight in back.weights.items() if key.startswith("body.")})
+    body.load_state_dict(
+        {
+            key.removeprefix("backbone."): weight
+            for key, weight in back.weights.items()
+            if key.startswith("backbone.")
+        }
+    )
     rows = [
         torch.from_numpy(np.asarray(ids)[:30]).long() for ids in parcel.tokenizer.encode(SAMPLES) if len(ids)
     ]
     batch = Batch(*pad(rows, parcel.tokenizer.padding))
     with torch.no_grad():
-        gap = (body(batch) - parcel.model.body(batch)).abs()[batch.real]
+        gap = (body(batch) - parcel.model.backbone(batch)).abs()[batch.real]
     assert float(gap.max()) < 1e-4
 
 

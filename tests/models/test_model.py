@@ -37,7 +37,7 @@ def test_transfer_accounts_for_every_weight_and_no_head_crosses_unasked():
     account = transfer(base.state_dict(), model)
     assert sum(account.reused.values()) + sum(account.fresh.values()) == count_parameters(model)
     assert sum(account.reused.values()) + sum(account.left.values()) == count_parameters(base)
-    assert all(name.startswith("body.") for name in account.reused)
+    assert all(name.startswith("backbone.") for name in account.reused)
     assert "heads.lm.weight" in account.left
     assert "heads.lm.weight" in account.fresh
     for name in account.reused:
@@ -57,14 +57,18 @@ def test_the_top_layers_can_start_fresh_and_the_account_says_so(kind, reset):
     assert sum(account.reused.values()) + sum(account.fresh.values()) == count_parameters(model)
     assert sum(account.reused.values()) + sum(account.left.values()) == count_parameters(base)
     for name, weight in model.state_dict().items():
-        if name.startswith("body."):
-            is_kept = model.body.layer_of(name.removeprefix("body.")) <= model.body.depth - reset
+        if name.startswith("backbone."):
+            is_kept = model.backbone.layer_of(name.removeprefix("backbone.")) <= model.backbone.depth - reset
             assert (name in account.reused) == is_kept
             assert (name in account.fresh) == (name in account.left) == (not is_kept)
             assert torch.equal(weight, base.state_dict()[name] if is_kept else fresh[name])
-    depths = {model.body.layer_of(name.removeprefix("body.")) for name in account.fresh if "body." in name}
-    assert {depth for depth in depths if depth <= model.body.depth} == set(
-        range(model.body.depth - reset + 1, model.body.depth + 1)
+    depths = {
+        model.backbone.layer_of(name.removeprefix("backbone."))
+        for name in account.fresh
+        if "backbone." in name
+    }
+    assert {depth for depth in depths if depth <= model.backbone.depth} == set(
+        range(model.backbone.depth - reset + 1, model.backbone.depth + 1)
     )
 
 
@@ -72,8 +76,8 @@ def test_a_table_of_another_size_stays_behind():
     base = build_model(tiny_config("causal"), 50, {})
     model = build_model(tiny_config("causal"), VOCABULARY.size, {})
     account = transfer(base.state_dict(), model)
-    assert "body.embedding.tokens.weight" in account.fresh
-    assert "body.embedding.tokens.weight" in account.left
+    assert "backbone.embedding.token_embedding.weight" in account.fresh
+    assert "backbone.embedding.token_embedding.weight" in account.left
 
 
 @pytest.mark.parametrize(("name", "kind"), [("causal-lm", "causal"), ("masked-lm", "bidirectional")])
@@ -94,19 +98,19 @@ def test_shared_keys_and_values_are_the_same_as_their_copies():
     whole = build_model(tiny_config("causal", attention_heads=4), 40, {}).eval()
     weights = shared.state_dict()
     for name, weight in weights.items():
-        if name.endswith("inward.weight"):
+        if name.endswith("qkv_proj.weight"):
             query, key, value = weight.split((16, 8, 8))
             twice = [part.view(2, 1, 4, 16).expand(2, 2, 4, 16).reshape(16, 16) for part in (key, value)]
             weights[name] = torch.cat((query, *twice))
     whole.load_state_dict(weights)
     batch = Batch(torch.arange(5, 13)[None], torch.ones(1, 8, dtype=torch.bool))
     with torch.no_grad():
-        assert torch.allclose(shared.body(batch), whole.body(batch), atol=1e-6)
+        assert torch.allclose(shared.backbone(batch), whole.backbone(batch), atol=1e-6)
 
 
 def test_a_layer_with_a_window_reads_no_further():
     torch.manual_seed(0)
-    body = build_model(tiny_config("bidirectional", "windows"), 40, {}).eval().body
+    body = build_model(tiny_config("bidirectional", "windows"), 40, {}).eval().backbone
     batch = Batch(torch.arange(5, 17)[None], torch.ones(1, 12, dtype=torch.bool))
     with torch.no_grad():
         _, weights = body.watch(batch)

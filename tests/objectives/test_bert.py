@@ -51,9 +51,11 @@ def test_segments_tell_the_two_texts_apart():
     from dataclasses import replace
 
     with torch.no_grad():
-        assert not torch.allclose(model.body(batch), model.body(replace(batch, segments=1 - batch.segments)))
+        assert not torch.allclose(
+            model.backbone(batch), model.backbone(replace(batch, segments=1 - batch.segments))
+        )
         first = replace(batch, segments=torch.zeros_like(batch.segments))
-        assert torch.allclose(model.body(first), model.body(replace(batch, segments=None)))
+        assert torch.allclose(model.backbone(first), model.backbone(replace(batch, segments=None)))
 
 
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
@@ -105,7 +107,7 @@ def test_a_causal_batch_keeps_a_bidirectional_body_from_seeing_ahead():
     from dataclasses import replace
 
     with torch.no_grad():
-        moved = (model.body(batch) - model.body(replace(batch, tokens=changed)))[0].abs().amax(-1)
+        moved = (model.backbone(batch) - model.backbone(replace(batch, tokens=changed)))[0].abs().amax(-1)
     assert float(moved[:8].max()) == 0
     assert float(moved[8]) > 0
 

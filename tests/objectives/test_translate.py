@@ -48,10 +48,10 @@ def test_one_masked_pass_gives_the_loss_of_predicting_word_by_word(shape):
         for number in range(len(rows)):
             row = rows[number]
             alone = Translate().collate([row], VOCABULARY, generator())
-            cache = model.body.begin(alone, room=1)
-            weight, bias = model.heads["lm"].projection(model.body.table)
+            cache = model.backbone.begin(alone, room=1)
+            weight, bias = model.heads["lm"].projection(model.backbone.table)
             for before, wanted in zip(row.tokens[:-1].tolist(), row.tokens[1:].tolist(), strict=True):
-                hidden = model.body.read(torch.tensor([[before]]), cache)[0, -1]
+                hidden = model.backbone.read(torch.tensor([[before]]), cache)[0, -1]
                 scores = torch.nn.functional.linear(hidden, weight, bias)
                 total -= float(scores.log_softmax(dim=-1)[wanted])
                 count += 1
@@ -83,13 +83,13 @@ def test_the_smoothed_loss_is_that_of_torch_over_all_marked_tokens():
 
 def test_one_table_is_read_by_encoder_decoder_and_head():
     model = make_model("lab", tied=True)
-    assert [name for name in model.state_dict() if name.endswith("tokens.weight")] == [
-        "body.embedding.tokens.weight"
+    assert [name for name in model.state_dict() if name.endswith("token_embedding.weight")] == [
+        "backbone.embedding.token_embedding.weight"
     ]
     assert not [name for name in model.state_dict() if name.startswith("heads.")]  # nor a bias
     _, batch = make_batch()
     Translate().losses(model, batch)["lm"].total.backward()
-    slopes = model.body.table.grad.abs().sum(dim=1)
+    slopes = model.backbone.table.grad.abs().sum(dim=1)
     only_read = set(batch.source[batch.source_real].tolist()) - set(batch.labels["lm"].flatten().tolist())
     assert only_read
     assert all(slopes[token] > 0 for token in only_read)
@@ -97,8 +97,10 @@ def test_one_table_is_read_by_encoder_decoder_and_head():
 
 def test_two_vocabularies_are_two_tables():
     model = make_model("lab", source_vocabulary=VOCABULARY.size + 7)
-    assert model.state_dict()["body.source_embedding.tokens.weight"].shape[0] == VOCABULARY.size + 7
-    assert model.body.table.shape[0] == VOCABULARY.size
+    assert (
+        model.state_dict()["backbone.source_embedding.token_embedding.weight"].shape[0] == VOCABULARY.size + 7
+    )
+    assert model.backbone.table.shape[0] == VOCABULARY.size
 
 
 def test_passes_that_agree_cost_what_one_pass_costs():

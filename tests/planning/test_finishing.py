@@ -11,8 +11,8 @@ from headstart.planning.load import make_load
 def test_what_the_last_block_leaves_out_is_its_part_above_attention(preset, job):
     config = resolve(job, preset, {"tokenizer": {"vocabulary": 300}})
     load = make_load(config, "cpu", "float32")
-    block = build_model(load.body, 300, load.heads).body.blocks[-1]
-    above = [block.attention.outward, block.feed_forward.widen, block.feed_forward.narrow]
+    block = build_model(load.body, 300, load.heads).backbone.stack.blocks[-1]
+    above = [block.attention.out_proj, block.feed_forward.up_proj, block.feed_forward.down_proj]
     assert finishing(load) == sum(part.weight.numel() for part in above)
     whole = count_flops(load.with_(finished=1.0))
     assert whole.body - count_flops(load).body == pytest.approx(2 * (1 - load.finished) * finishing(load))

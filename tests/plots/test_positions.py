@@ -40,7 +40,7 @@ def test_learned_positions_are_the_model_s_own():
     own = embedding(positions="learned")
     found = model_map(own, 30)
     assert found.kind == "learned"
-    np.testing.assert_array_equal(found.vectors, own.places.weight[:30].detach().numpy())
+    np.testing.assert_array_equal(found.vectors, own.position_embedding.weight[:30].detach().numpy())
     assert (found.low <= found.cosine + 1e-12).all()
     assert (found.cosine <= found.high + 1e-12).all()
 

@@ -31,7 +31,7 @@ def run(evaluate=None, watch=None, **training):
 
 
 def table(model):
-    return model.body.table.detach().clone()
+    return model.backbone.table.detach().clone()
 
 
 def test_training_is_the_same_whether_weights_are_averaged_or_not():
@@ -48,7 +48,7 @@ def test_the_moving_average_is_what_its_formula_says():
 
     def watch(trainer):
         weights.append(table(trainer.model))
-        averages.append(trainer.average.tensors["body.embedding.tokens.weight"].clone())
+        averages.append(trainer.average.tensors["backbone.embedding.token_embedding.weight"].clone())
 
     done = run(watch=watch, epochs=4, average="ema", average_epochs=2)
     steps = done.steps_in(0)
@@ -99,7 +99,7 @@ def test_marks_and_the_best_weights_are_those_of_the_average(kind):
 
     def watch(trainer):
         if trainer.state.batch == 0:
-            found = trainer.average.tensors.get("body.embedding.tokens.weight")
+            found = trainer.average.tensors.get("backbone.embedding.token_embedding.weight")
             averages.append(table(trainer.model) if found is None else found.clone())
 
     done = run(evaluate, watch, epochs=4, average=kind, average_epochs=2, keep="best")

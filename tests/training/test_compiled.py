@@ -96,7 +96,7 @@ def test_teachers_are_compiled_too_and_nothing_else_changes(name):
     assert not counters["graph_break"]
     for one, other in zip(plain.model.parameters(), swift.model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
-    assert not any("forward" in vars(model.body) for model in (swift.model, *teachers))
+    assert not any("forward" in vars(model.backbone) for model in (swift.model, *teachers))
 
 
 @pytest.mark.slow
@@ -130,10 +130,10 @@ def test_outside_of_a_step_the_body_reads_plainly():
     compiled = Compiled(run.model, run.objective, backend="eager")
     batch = next(run._make_steps())[0]
     with compiled.reading(batch):
-        assert "forward" in vars(run.model.body)
-    assert "forward" not in vars(run.model.body)
+        assert "forward" in vars(run.model.backbone)
+    assert "forward" not in vars(run.model.backbone)
     with compiled.reading(batch.rows(0, 1)):  # the short batch at an epoch's end
-        assert "forward" not in vars(run.model.body)
+        assert "forward" not in vars(run.model.backbone)
 
 
 def pretend_to_have_a_gpu(monkeypatch, capability=(9, 0)):

@@ -39,11 +39,11 @@ def accuracy(model, rows):
 @pytest.mark.parametrize("kind", ["bidirectional", "causal", "bi-lstm", "cnn"])
 def test_the_head_learns_and_the_backbone_stays(kind):
     model, rows = model_and_rows(kind)
-    before = {name: weight.clone() for name, weight in model.body.state_dict().items()}
+    before = {name: weight.clone() for name, weight in model.backbone.state_dict().items()}
     start = accuracy(model, rows)
     fit_head(model, model.heads["class"], OBJECTIVE, rows, VOCABULARY, RUNTIME)
     assert accuracy(model, rows) > max(0.6, start + 0.1)
-    for name, weight in model.body.state_dict().items():
+    for name, weight in model.backbone.state_dict().items():
         assert torch.equal(weight, before[name]), name
     assert all(weight.grad is None for weight in model.parameters())
 

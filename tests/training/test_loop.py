@@ -46,14 +46,14 @@ def test_the_best_weights_on_validation_are_kept():
     seen = []
 
     def evaluate(model):
-        seen.append(model.body.table.detach().clone())
+        seen.append(model.backbone.table.detach().clone())
         value = next(marks)
         return Evaluation({"accuracy": value}, value)
 
     run = trainer(random_rows([6] * 12), evaluate, epochs=3, keep="best")
     run.run()
     run.finish()
-    assert torch.equal(run.model.body.table, seen[1])
+    assert torch.equal(run.model.backbone.table, seen[1])
     assert run.state.best_step == run.state.step // 3
 
 

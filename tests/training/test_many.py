@@ -167,7 +167,7 @@ def test_a_process_without_rows_takes_part():
             runtime = Runtime(CPU, torch.float32, processes)
             Trainer(model, objective, TextLoader(rows, 100), VOCABULARY, config, runtime).run()
             found = predict_probabilities(model, objective, random_rows([4]), VOCABULARY, runtime, 100)
-            return model.body.table.detach().numpy(), found
+            return model.backbone.table.detach().numpy(), found
 
     (table, found), others = step(), in_processes(3, step)
     for other in others:

@@ -32,15 +32,15 @@ def test_layer_wise_rates_fall_from_the_head_down():
     names = {id(weight): name for name, weight in net.named_parameters()}
     rates = {names[id(weight)]: group["share"] for group in optimizer.groups() for weight in group["params"]}
     assert rates["heads.class.classifier.weight"] == 4.0
-    assert rates["body.final_norm.weight"] == 1.0
-    assert rates["body.blocks.2.attention.inward.weight"] == 1.0
-    assert rates["body.blocks.0.attention.inward.weight"] == 0.25
-    assert rates["body.embedding.tokens.weight"] == 0.125
+    assert rates["backbone.stack.final_norm.weight"] == 1.0
+    assert rates["backbone.stack.blocks.2.attention.qkv_proj.weight"] == 1.0
+    assert rates["backbone.stack.blocks.0.attention.qkv_proj.weight"] == 0.25
+    assert rates["backbone.embedding.token_embedding.weight"] == 0.125
 
 
 def learning(net):
     return {
-        name.split(".")[1] if "blocks" not in name else name[:13]
+        ".".join(name.split(".")[: 4 if "blocks" in name else 2 if "stack" not in name else 3])
         for name, w in net.named_parameters()
         if w.requires_grad
     }
@@ -52,17 +52,17 @@ def test_gradual_unfreezing_thaws_from_the_top():
     for epoch in range(6):
         thaw(net, False, 1.0, epoch)
         seen.append(learning(net))
-    assert seen[0] == {"class", "final_norm"}
-    assert "body.blocks.2" in seen[1]
-    assert "body.blocks.1" not in seen[1]
-    assert "embedding" not in seen[3]
-    assert "embedding" in seen[4]
+    assert seen[0] == {"heads.class", "backbone.stack.final_norm"}
+    assert "backbone.stack.blocks.2" in seen[1]
+    assert "backbone.stack.blocks.1" not in seen[1]
+    assert "backbone.embedding" not in seen[3]
+    assert "backbone.embedding" in seen[4]
 
 
 def test_a_frozen_base_does_not_learn():
     net = model()
     thaw(net, True, None, 0)
-    assert learning(net) == {"class"}
+    assert learning(net) == {"heads.class"}
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (12, 5), (5, 12)])

@@ -67,9 +67,9 @@ def test_a_swapped_head_is_new_and_everything_below_it_is_the_base(world):
     assert scores.shape == (2, 3)
     scores.sum().backward()
     with torch.no_grad():
-        model.body.table.add_(1.0)
+        model.backbone.table.add_(1.0)
     assert all(torch.equal(base.weights[name], weight) for name, weight in before.items())
-    assert {name.split(".")[0] for name in transfer.reused} == {"body"}
+    assert {name.split(".")[0] for name in transfer.reused} == {"backbone"}
     assert set(transfer.fresh) == {name for name in model.state_dict() if name.startswith("heads.topic.")}
     assert set(transfer.left) == {name for name in base.weights if name.startswith("heads.class.")}
 
@@ -78,8 +78,8 @@ def test_layers_above_the_ones_to_reset_start_fresh_under_a_swapped_head(world):
     base = hs.load_trained(str(world / "run"))
     head = hs.HeadSpec("class", 2, {"pooling": "mean", "projection": "linear"})
     _, transfer = hs.swap_heads(base, {"class": head}, reset_layers=1)
-    assert any(name.startswith("body.blocks.0.") for name in transfer.fresh)
-    assert "body.embedding.tokens.weight" in transfer.reused
+    assert any(name.startswith("backbone.stack.blocks.0.") for name in transfer.fresh)
+    assert "backbone.embedding.token_embedding.weight" in transfer.reused
 
 
 @pytest.mark.parametrize("base", ["run", "bases/packed"])

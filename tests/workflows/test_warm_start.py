@@ -64,9 +64,9 @@ def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, st
     new = model.state_dict()
     assert config.body.kind == "encoder-decoder"
     for key, weight in trained.weights.items():
-        if key.startswith(("body.blocks.", "body.final_norm.")):
-            assert torch.equal(new[key.replace("body.", f"body.{stack}.", 1)], weight)
-        if key.startswith("body.embedding."):
+        if key.startswith(("backbone.stack.blocks.", "backbone.stack.final_norm.")):
+            assert torch.equal(new[key.replace("backbone.stack.", f"backbone.{stack}.", 1)], weight)
+        if key.startswith("backbone.embedding."):
             assert torch.equal(new[key], weight)
     for key in moved.fresh:
         assert torch.equal(new[key], fresh[key])
@@ -75,16 +75,16 @@ def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, st
     assert not set(moved.reused) & set(moved.fresh)
     counted = sum(moved.reused.values()) + sum(moved.left.values())
     assert counted == sum(weight.numel() for weight in trained.weights.values())
-    assert all(key.startswith(("heads.", "body.pooler.")) for key in moved.left)
+    assert all(key.startswith(("heads.", "backbone.pooler.")) for key in moved.left)
 
 
 @pytest.mark.slow
 def test_the_stack_that_starts_fresh_may_be_of_another_depth(world):
     _, config, model, _, _ = warmed(world, "encoder", {"body": {"decoder_layers": 3}})
     assert (config.body.layers, config.body.decoder_layers) == (1, 3)
-    assert len(model.body.decoder.blocks) == 3
+    assert len(model.backbone.decoder.blocks) == 3
     _, config, model, _, _ = warmed(world, "causal", {"body": {"layers": 3}})
-    assert (len(model.body.encoder.blocks), len(model.body.decoder.blocks)) == (3, 2)
+    assert (len(model.backbone.encoder.blocks), len(model.backbone.decoder.blocks)) == (3, 2)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def translation_maps(
 
     `sources` are all tokens of the source; `targets` those of the translation with bos and eos.
     """
-    body = model.body
+    body = model.backbone
     if not isinstance(body, EncoderDecoderBody):
         raise ConfigError(
             f"a {body.config.kind} model reads one text",
@@ -132,15 +132,15 @@ def translation_maps(
 
 def self_attention_body(model: Model) -> TransformerBody:
     """The backbone of a model that reads one text, or an error when it has no self-attention to show."""
-    if not isinstance(model.body, TransformerBody):
-        is_translator = isinstance(model.body, EncoderDecoderBody)
+    if not isinstance(model.backbone, TransformerBody):
+        is_translator = isinstance(model.backbone, EncoderDecoderBody)
         raise ConfigError(
             "a translator reads two texts, and this needs a model that reads one"
             if is_translator
-            else f"a {type(model.body).__name__} has no attention to draw",
+            else f"a {type(model.backbone).__name__} has no attention to draw",
             hint="choose a run with a causal or a bidirectional Transformer",
         )
-    return model.body
+    return model.backbone
 
 
 def attention_mask(body: TransformerBody, batch: Batch) -> np.ndarray:

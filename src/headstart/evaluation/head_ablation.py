@@ -69,7 +69,7 @@ class HeadAblation:
 @contextmanager
 def ablated(model: Model, layer: int, attention_head: int) -> Iterator[None]:
     """The model with the output of one attention head set to zero; both indices are counted from 0."""
-    attention = self_attention_body(model).blocks[layer].attention
+    attention = self_attention_body(model).stack.blocks[layer].attention
     assert isinstance(attention, Attention)
     start = attention_head * attention.head_width
 
@@ -78,7 +78,7 @@ def ablated(model: Model, layer: int, attention_head: int) -> Iterator[None]:
         concatenated[..., start : start + attention.head_width] = 0
         return (concatenated, *inputs[1:])
 
-    handle = attention.outward.register_forward_pre_hook(zero_head)
+    handle = attention.out_proj.register_forward_pre_hook(zero_head)
     try:
         yield
     finally:

@@ -58,14 +58,14 @@ class ModelReader:
     """A model of ours behind that protocol; it keeps the weights that the model has now."""
 
     def __init__(self, model: Model):
-        body, head = model.body, dict(model.heads.items()).get("lm")
+        body, head = model.backbone, dict(model.heads.items()).get("lm")
         if not isinstance(body, CausalBody | EncoderDecoderBody) or not isinstance(head, LanguageHead):
             raise ConfigError(
                 f"a {body.config.kind} body with heads {', '.join(model.heads) or 'none'} writes no text",
                 hint="text comes from a causal or encoder-decoder body under a language-model head",
             )
-        self.body = packed(body)
-        self.step = make_step(self.body)
+        self.backbone = packed(body)
+        self.step = make_step(self.backbone)
         self.can_share = self.step is not None and self.step.can_share
         self.transform = None if head.transform is None else packed(head.transform)
         self.head = PackedLinear(*head.projection(body.table))
@@ -74,7 +74,7 @@ class ModelReader:
 
     def begin(self, batch: Batch, room: int) -> Any:
         """A cache for the batch's rows; sources are read at once, tokens are not."""
-        cache = self.body.begin(batch, room)
+        cache = self.backbone.begin(batch, room)
         cache.shares = self.can_share and self._steps()
         return cache
 
@@ -82,7 +82,7 @@ class ModelReader:
         """Vectors (R, T, D) of each row's next tokens."""
         if self.step is not None and tokens.shape[1] == 1 and real is None and self._steps():
             return self.step(tokens, memory)[:, None]
-        return self.body.read(tokens, memory, real)
+        return self.backbone.read(tokens, memory, real)
 
     @staticmethod
     def _steps() -> bool:

@@ -72,7 +72,7 @@ def open_folder(folder: Path) -> Arrival:
     ours = gather(rules, theirs)
     _check_shapes(ours, rules, body, vocabulary, scores is not None)
     if scores is not None and body.tied:
-        _check_tied(ours["body.embedding.tokens.weight"], theirs)
+        _check_tied(ours["backbone.embedding.token_embedding.weight"], theirs)
     return Arrival(
         layout=layout.name,
         body=body,

@@ -13,7 +13,7 @@ from headstart.interchange.reader import Reader
 BENDS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
 NAMES = {"gelu": "gelu", "relu": "relu", "gelu-tanh": "gelu_new"}
 PLACES, KINDS = "bert.embeddings.position_embeddings.weight", "bert.embeddings.token_type_embeddings.weight"
-POOLER = ("body.pooler.weight", "body.pooler.bias")
+POOLER = ("backbone.pooler.weight", "backbone.pooler.bias")
 
 WANTS: dict[str, tuple[Any, ...]] = {
     "kind": ("bidirectional",),
@@ -37,21 +37,21 @@ CARRIES = (
 def rules(body: BodyConfig) -> list[Rule]:
     """The weights of a body."""
     found = [
-        Rule("body.embedding.tokens.weight", ("bert.embeddings.word_embeddings.weight",)),
-        Rule("body.embedding.places.weight", (PLACES,)),
-        *([Rule("body.embedding.pairs.weight", (KINDS,))] if body.segments else []),
-        *layer("body.embedding.norm", "bert.embeddings.LayerNorm", bias=True),
-        *(layer("body.pooler", "bert.pooler.dense", bias=True) if body.pooler else []),
+        Rule("backbone.embedding.token_embedding.weight", ("bert.embeddings.word_embeddings.weight",)),
+        Rule("backbone.embedding.position_embedding.weight", (PLACES,)),
+        *([Rule("backbone.embedding.token_type_embedding.weight", (KINDS,))] if body.segments else []),
+        *layer("backbone.embedding.norm", "bert.embeddings.LayerNorm", bias=True),
+        *(layer("backbone.pooler", "bert.pooler.dense", bias=True) if body.pooler else []),
     ]
     for number in range(body.layers):
-        ours, theirs = f"body.blocks.{number}", f"bert.encoder.layer.{number}"
-        asking = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
+        ours, theirs = f"backbone.stack.blocks.{number}", f"bert.encoder.layer.{number}"
+        projections = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
         found += [
-            *layer(f"{ours}.attention.inward", *asking, bias=True, rows=3 * (body.width,)),
-            *layer(f"{ours}.attention.outward", f"{theirs}.attention.output.dense", bias=True),
+            *layer(f"{ours}.attention.qkv_proj", *projections, bias=True, rows=3 * (body.width,)),
+            *layer(f"{ours}.attention.out_proj", f"{theirs}.attention.output.dense", bias=True),
             *layer(f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm", bias=True),
-            *layer(f"{ours}.feed_forward.widen", f"{theirs}.intermediate.dense", bias=True),
-            *layer(f"{ours}.feed_forward.narrow", f"{theirs}.output.dense", bias=True),
+            *layer(f"{ours}.feed_forward.up_proj", f"{theirs}.intermediate.dense", bias=True),
+            *layer(f"{ours}.feed_forward.down_proj", f"{theirs}.output.dense", bias=True),
             *layer(f"{ours}.feed_forward_norm", f"{theirs}.output.LayerNorm", bias=True),
         ]
     return found

@@ -66,7 +66,7 @@ def _describe(parcel: Parcel, folder: Path) -> Any:
     """The model as CTranslate2's specification."""
     from ctranslate2.specs import Activation, TransformerSpec
 
-    body, head = parcel.model.body, parcel.model.heads["lm"]
+    body, head = parcel.model.backbone, parcel.model.heads["lm"]
     assert isinstance(body, EncoderDecoderBody)
     assert isinstance(head, LanguageHead)
     spec = TransformerSpec.from_config(
@@ -82,13 +82,15 @@ def _describe(parcel: Parcel, folder: Path) -> Any:
     ):
         side.scale_embeddings = float(table.scale)
         side.position_encodings.encodings = _numbers(
-            table.waves[: body.config.max_length] if table.places is None else table.places.weight
+            table.waves[: body.config.max_length]
+            if table.position_embedding is None
+            else table.position_embedding.weight
         )
         embeddings = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
-        embeddings.weight = _numbers(table.tokens.weight)
+        embeddings.weight = _numbers(table.token_embedding.weight)
         if body.config.norm_first:
             _norm(side.layer_norm, stack.final_norm)
-        for part, block in zip(side.layer, stack._each(), strict=True):
+        for part, block in zip(side.layer, stack.blocks, strict=True):
             _block(part, block)
     weight, bias = head.projection(body.table)
     spec.decoder.projection.weight = _numbers(weight)
@@ -125,16 +127,16 @@ def _norm(spec: Any, norm: nn.Module) -> None:
 
 def _block(spec: Any, block: Any) -> None:
     """One layer: queries, keys and values are one map there too, in the same order."""
-    _linear(spec.self_attention.linear[0], block.attention.inward)
-    _linear(spec.self_attention.linear[1], block.attention.outward)
+    _linear(spec.self_attention.linear[0], block.attention.qkv_proj)
+    _linear(spec.self_attention.linear[1], block.attention.out_proj)
     _norm(spec.self_attention.layer_norm, block.attention_norm)
-    if block.cross is not None:
-        _linear(spec.attention.linear[0], block.cross.asking)
-        _linear(spec.attention.linear[1], block.cross.inward)
-        _linear(spec.attention.linear[2], block.cross.outward)
-        _norm(spec.attention.layer_norm, block.cross_norm)
-    _linear(spec.ffn.linear_0, block.feed_forward.widen)
-    _linear(spec.ffn.linear_1, block.feed_forward.narrow)
+    if block.cross_attention is not None:
+        _linear(spec.attention.linear[0], block.cross_attention.q_proj)
+        _linear(spec.attention.linear[1], block.cross_attention.kv_proj)
+        _linear(spec.attention.linear[2], block.cross_attention.out_proj)
+        _norm(spec.attention.layer_norm, block.cross_attention_norm)
+    _linear(spec.ffn.linear_0, block.feed_forward.up_proj)
+    _linear(spec.ffn.linear_1, block.feed_forward.down_proj)
     _norm(spec.ffn.layer_norm, block.feed_forward_norm)
 
 

@@ -29,19 +29,19 @@ CARRIES = ("layers", "width", "attention_heads", "feed_forward", "tied", "max_le
 def rules(body: BodyConfig) -> list[Rule]:
     """The weights of a body; its linear maps are stored the other way round."""
     found = [
-        Rule("body.embedding.tokens.weight", ("transformer.wte.weight",)),
-        Rule("body.embedding.places.weight", ("transformer.wpe.weight",)),
-        *layer("body.final_norm", "transformer.ln_f", bias=True),
+        Rule("backbone.embedding.token_embedding.weight", ("transformer.wte.weight",)),
+        Rule("backbone.embedding.position_embedding.weight", ("transformer.wpe.weight",)),
+        *layer("backbone.stack.final_norm", "transformer.ln_f", bias=True),
     ]
     for number in range(body.layers):
-        ours, theirs = f"body.blocks.{number}", f"transformer.h.{number}"
+        ours, theirs = f"backbone.stack.blocks.{number}", f"transformer.h.{number}"
         found += [
             *layer(f"{ours}.attention_norm", f"{theirs}.ln_1", bias=True),
-            *layer(f"{ours}.attention.inward", f"{theirs}.attn.c_attn", bias=True, is_turned=True),
-            *layer(f"{ours}.attention.outward", f"{theirs}.attn.c_proj", bias=True, is_turned=True),
+            *layer(f"{ours}.attention.qkv_proj", f"{theirs}.attn.c_attn", bias=True, is_turned=True),
+            *layer(f"{ours}.attention.out_proj", f"{theirs}.attn.c_proj", bias=True, is_turned=True),
             *layer(f"{ours}.feed_forward_norm", f"{theirs}.ln_2", bias=True),
-            *layer(f"{ours}.feed_forward.widen", f"{theirs}.mlp.c_fc", bias=True, is_turned=True),
-            *layer(f"{ours}.feed_forward.narrow", f"{theirs}.mlp.c_proj", bias=True, is_turned=True),
+            *layer(f"{ours}.feed_forward.up_proj", f"{theirs}.mlp.c_fc", bias=True, is_turned=True),
+            *layer(f"{ours}.feed_forward.down_proj", f"{theirs}.mlp.c_proj", bias=True, is_turned=True),
         ]
     return found
 

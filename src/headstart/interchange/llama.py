@@ -34,18 +34,23 @@ def rules(body: BodyConfig) -> list[Rule]:
     wide = body.width // body.attention_heads
     shared = wide * (body.key_value_heads or body.attention_heads)
     found = [
-        Rule("body.embedding.tokens.weight", ("model.embed_tokens.weight",)),
-        Rule("body.final_norm.weight", ("model.norm.weight",)),
+        Rule("backbone.embedding.token_embedding.weight", ("model.embed_tokens.weight",)),
+        Rule("backbone.stack.final_norm.weight", ("model.norm.weight",)),
     ]
     for number in range(body.layers):
-        ours, theirs = f"body.blocks.{number}", f"model.layers.{number}"
-        asking = [f"{theirs}.self_attn.{letter}_proj" for letter in "qkv"]
+        ours, theirs = f"backbone.stack.blocks.{number}", f"model.layers.{number}"
+        projections = [f"{theirs}.self_attn.{letter}_proj" for letter in "qkv"]
         gates = [f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj"]
         found += [
-            *layer(f"{ours}.attention.inward", *asking, bias=body.biases, rows=(body.width, shared, shared)),
-            *layer(f"{ours}.attention.outward", f"{theirs}.self_attn.o_proj", bias=body.biases),
-            *layer(f"{ours}.feed_forward.widen", *gates, bias=body.biases, rows=2 * (body.feed_forward,)),
-            *layer(f"{ours}.feed_forward.narrow", f"{theirs}.mlp.down_proj", bias=body.biases),
+            *layer(
+                f"{ours}.attention.qkv_proj",
+                *projections,
+                bias=body.biases,
+                rows=(body.width, shared, shared),
+            ),
+            *layer(f"{ours}.attention.out_proj", f"{theirs}.self_attn.o_proj", bias=body.biases),
+            *layer(f"{ours}.feed_forward.up_proj", *gates, bias=body.biases, rows=2 * (body.feed_forward,)),
+            *layer(f"{ours}.feed_forward.down_proj", f"{theirs}.mlp.down_proj", bias=body.biases),
             *layer(f"{ours}.attention_norm", f"{theirs}.input_layernorm", bias=False),
             *layer(f"{ours}.feed_forward_norm", f"{theirs}.post_attention_layernorm", bias=False),
         ]

@@ -49,7 +49,7 @@ def rules(body: BodyConfig) -> list[Rule]:
     for side, layers in (("encoder", body.layers), ("decoder", body.decoder_layers or body.layers)):
         for number in range(layers):
             found += _block(
-                body, f"body.{side}.blocks.{number}", f"model.{side}.layers.{number}", side == "decoder"
+                body, f"backbone.{side}.blocks.{number}", f"model.{side}.layers.{number}", side == "decoder"
             )
     return found
 
@@ -60,20 +60,20 @@ def _block(body: BodyConfig, ours: str, theirs: str, crosses: bool) -> list[Rule
 
     own, width = projections("self_attn", "qkv"), body.width
     found = [
-        *layer(f"{ours}.attention.inward", *own, bias=True, rows=3 * (width,)),
-        *layer(f"{ours}.attention.outward", f"{theirs}.self_attn.out_proj", bias=True),
+        *layer(f"{ours}.attention.qkv_proj", *own, bias=True, rows=3 * (width,)),
+        *layer(f"{ours}.attention.out_proj", f"{theirs}.self_attn.out_proj", bias=True),
         *layer(f"{ours}.attention_norm", f"{theirs}.self_attn_layer_norm", bias=True),
-        *layer(f"{ours}.feed_forward.widen", f"{theirs}.fc1", bias=True),
-        *layer(f"{ours}.feed_forward.narrow", f"{theirs}.fc2", bias=True),
+        *layer(f"{ours}.feed_forward.up_proj", f"{theirs}.fc1", bias=True),
+        *layer(f"{ours}.feed_forward.down_proj", f"{theirs}.fc2", bias=True),
         *layer(f"{ours}.feed_forward_norm", f"{theirs}.final_layer_norm", bias=True),
     ]
     if crosses:
         across = projections("encoder_attn", "kv")
         found += [
-            *layer(f"{ours}.cross.asking", *projections("encoder_attn", "q"), bias=True),
-            *layer(f"{ours}.cross.inward", *across, bias=True, rows=2 * (width,)),
-            *layer(f"{ours}.cross.outward", f"{theirs}.encoder_attn.out_proj", bias=True),
-            *layer(f"{ours}.cross_norm", f"{theirs}.encoder_attn_layer_norm", bias=True),
+            *layer(f"{ours}.cross_attention.q_proj", *projections("encoder_attn", "q"), bias=True),
+            *layer(f"{ours}.cross_attention.kv_proj", *across, bias=True, rows=2 * (width,)),
+            *layer(f"{ours}.cross_attention.out_proj", f"{theirs}.encoder_attn.out_proj", bias=True),
+            *layer(f"{ours}.cross_attention_norm", f"{theirs}.encoder_attn_layer_norm", bias=True),
         ]
     return found
 
@@ -92,21 +92,21 @@ def weights(parcel: Parcel) -> tuple[Weights, bool]:
     order = torch.cat((torch.arange(0, body.width, 2), torch.arange(1, body.width, 2)))
     blocks = rules(body)
     theirs = scatter(blocks, ours)
-    table = ours["body.embedding.tokens.weight"]
-    source = ours.get("body.source_embedding.tokens.weight", table)
+    table = ours["backbone.embedding.token_embedding.weight"]
+    source = ours.get("backbone.source_embedding.token_embedding.weight", table)
     is_shared = body.tied and source is table
     if is_shared:
         theirs["model.shared.weight"] = table
     else:
         theirs |= {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": table}
         theirs |= {} if body.tied else {"lm_head.weight": ours["heads.lm.weight"]}
-    waves = parcel.model.body.embedding.waves[: body.max_length]
+    waves = parcel.model.backbone.embedding.waves[: body.max_length]
     theirs |= {f"model.{side}.embed_positions.weight": waves for side in ("encoder", "decoder")}
     theirs = {name: turned(name, weight, order).contiguous().clone() for name, weight in theirs.items()}
     bias = ours.get("heads.lm.bias", torch.zeros(len(table)))
     theirs["final_logits_bias"] = bias[None].clone()
     known = {rule.ours for rule in blocks} | {"heads.lm.weight", "heads.lm.bias"}
-    unused = {name for name in ours if "embedding.tokens" not in name} - known
+    unused = {name for name in ours if "token_embedding" not in name} - known
     assert not unused, f"Marian has no place for {sorted(unused)}"
     return theirs, is_shared
 

@@ -33,20 +33,20 @@ CARRIES = (
 def rules(body: BodyConfig) -> list[Rule]:
     """The weights of a body."""
     found = [
-        Rule("body.embedding.tokens.weight", ("model.embeddings.tok_embeddings.weight",)),
-        *layer("body.embedding.norm", "model.embeddings.norm", bias=body.biases),
-        *layer("body.final_norm", "model.final_norm", bias=body.biases),
+        Rule("backbone.embedding.token_embedding.weight", ("model.embeddings.tok_embeddings.weight",)),
+        *layer("backbone.embedding.norm", "model.embeddings.norm", bias=body.biases),
+        *layer("backbone.stack.final_norm", "model.final_norm", bias=body.biases),
     ]
     for number in range(body.layers):
-        ours, theirs = f"body.blocks.{number}", f"model.layers.{number}"
+        ours, theirs = f"backbone.stack.blocks.{number}", f"model.layers.{number}"
         if number:
             found += layer(f"{ours}.attention_norm", f"{theirs}.attn_norm", bias=body.biases)
         found += [
-            *layer(f"{ours}.attention.inward", f"{theirs}.attn.Wqkv", bias=body.biases),
-            *layer(f"{ours}.attention.outward", f"{theirs}.attn.Wo", bias=body.biases),
+            *layer(f"{ours}.attention.qkv_proj", f"{theirs}.attn.Wqkv", bias=body.biases),
+            *layer(f"{ours}.attention.out_proj", f"{theirs}.attn.Wo", bias=body.biases),
             *layer(f"{ours}.feed_forward_norm", f"{theirs}.mlp_norm", bias=body.biases),
-            *layer(f"{ours}.feed_forward.widen", f"{theirs}.mlp.Wi", bias=body.biases),
-            *layer(f"{ours}.feed_forward.narrow", f"{theirs}.mlp.Wo", bias=body.biases),
+            *layer(f"{ours}.feed_forward.up_proj", f"{theirs}.mlp.Wi", bias=body.biases),
+            *layer(f"{ours}.feed_forward.down_proj", f"{theirs}.mlp.Wo", bias=body.biases),
         ]
     return found
 

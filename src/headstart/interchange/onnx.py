@@ -40,15 +40,15 @@ class _Graph(nn.Module):
 
     def __init__(self, parcel: Parcel):
         super().__init__()
-        self.body = parcel.model.body
+        self.backbone = parcel.model.backbone
         self.heads = nn.ModuleList(parcel.model.heads[name] for name in parcel.heads)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         batch = Batch(input_ids, attention_mask.bool(), segments=token_type_ids)
-        hidden = self.body(batch)
-        return tuple(head(hidden, batch, self.body) for head in self.heads) or (hidden,)
+        hidden = self.backbone(batch)
+        return tuple(head(hidden, batch, self.backbone) for head in self.heads) or (hidden,)
 
 
 def output_names(parcel: Parcel) -> dict[str, str]:

@@ -61,7 +61,7 @@ class Parcel:
     @property
     def body(self) -> BodyConfig:
         """The shape of the body."""
-        return self.model.body.config
+        return self.model.backbone.config
 
     @property
     def heads(self) -> dict[str, HeadSpec]:
@@ -72,8 +72,10 @@ class Parcel:
     def answers(self, tokens: Tensor, real: Tensor, segments: Tensor | None = None) -> dict[str, Tensor]:
         """What each head says, or `hidden` (B, T, D) when there is none."""
         batch = Batch(tokens, real, segments=segments)
-        hidden = self.model.body(batch)
-        said = {name: self.model.heads[name](hidden, batch, self.model.body).float() for name in self.heads}
+        hidden = self.model.backbone(batch)
+        said = {
+            name: self.model.heads[name](hidden, batch, self.model.backbone).float() for name in self.heads
+        }
         return said or {"hidden": hidden.float()}
 
 

@@ -75,7 +75,7 @@ def _write_model(parcel: Parcel, layout: Layout, twin: Twin, padding: int, folde
     unused = set(weights) - {rule.ours for rule in rules} - set(twin.leaves)
     assert not unused, f"{layout.name} has no place for {sorted(unused)}"
     theirs = {**scatter(rules, weights), **layout.extra(parcel.body)}
-    table = next(rule.theirs[0] for rule in rules if rule.ours == "body.embedding.tokens.weight")
+    table = next(rule.theirs[0] for rule in rules if rule.ours == "backbone.embedding.token_embedding.weight")
     rows = max(len(theirs[table]), padding + 1)
     if rows > len(theirs[table]):  # a padding token of its own
         theirs[table] = torch.nn.functional.pad(theirs[table], (0, 0, 0, rows - len(theirs[table])))

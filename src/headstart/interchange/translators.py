@@ -95,8 +95,8 @@ def pairs(parcel: Parcel) -> list[Pair]:
 def scores(parcel: Parcel, pair: Pair) -> Tensor:
     """The run's scores (B, T, V) of the token after each one that the decoder reads."""
     batch = Batch(pair.tokens, pair.real, source=pair.source, source_real=pair.source_real)
-    hidden = parcel.model.body(batch)
-    return parcel.model.heads["lm"](hidden, batch, parcel.model.body).float()
+    hidden = parcel.model.backbone(batch)
+    return parcel.model.heads["lm"](hidden, batch, parcel.model.backbone).float()
 
 
 def pieces(tokenizer: Tokenizer, folder: Path) -> list[str]:

@@ -61,29 +61,29 @@ class Attention(nn.Module):
         self.head_width = config.width // config.attention_heads
         self.dropout = config.attention_dropout
         inner = (config.attention_heads + 2 * self.key_value_heads) * self.head_width
-        self.inward = nn.Linear(config.width, inner, bias=config.biases)
-        self.outward = nn.Linear(config.width, config.width, bias=config.biases)
+        self.qkv_proj = nn.Linear(config.width, inner, bias=config.biases)
+        self.out_proj = nn.Linear(config.width, config.width, bias=config.biases)
         self.query_norm = make_norm(config, self.head_width) if config.qk_norm else None
         self.key_norm = make_norm(config, self.head_width) if config.qk_norm else None
 
     def _split(self, hidden: Tensor, turns: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = hidden.shape
         asked, shared = self.attention_heads, self.key_value_heads  # A, K
-        merged = self.inward(hidden).view(batch, length, asked + 2 * shared, self.head_width)
-        asking, value = merged.split((asked + shared, shared), dim=2)  # queries and keys turn together
+        merged = self.qkv_proj(hidden).view(batch, length, asked + 2 * shared, self.head_width)
+        projected, value = merged.split((asked + shared, shared), dim=2)  # queries and keys turn together
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = asking.split((asked, shared), dim=2)
-            asking = torch.cat((self.query_norm(query), self.key_norm(key)), dim=2)
+            query, key = projected.split((asked, shared), dim=2)
+            projected = torch.cat((self.query_norm(query), self.key_norm(key)), dim=2)
         if turns is not None:
-            asking = rotate(asking, turns)
-        query, key = asking.to(value.dtype).transpose(1, 2).split((asked, shared), dim=1)
+            projected = rotate(projected, turns)
+        query, key = projected.to(value.dtype).transpose(1, 2).split((asked, shared), dim=1)
         value = value.transpose(1, 2)
         if shared != asked:  # each of K serves A / K queries
             key, value = (part.repeat_interleave(asked // shared, dim=1) for part in (key, value))
         return query, key, value  # (B, A, T, D/A) each
 
     def _merge(self, mixed: Tensor, places: Tensor | None = None) -> Tensor:
-        return self.outward(at(mixed.transpose(1, 2).flatten(2), places))  # (B, A, T, D/A) -> (B, T, D)
+        return self.out_proj(at(mixed.transpose(1, 2).flatten(2), places))  # (B, A, T, D/A) -> (B, T, D)
 
     def forward(
         self,
@@ -146,16 +146,16 @@ class CrossAttention(nn.Module):
         self.attention_heads = config.attention_heads
         self.head_width = config.width // config.attention_heads
         self.dropout = config.attention_dropout
-        self.asking = nn.Linear(config.width, config.width, bias=config.biases)
-        self.inward = nn.Linear(config.width, 2 * config.width, bias=config.biases)
-        self.outward = nn.Linear(config.width, config.width, bias=config.biases)
+        self.q_proj = nn.Linear(config.width, config.width, bias=config.biases)
+        self.kv_proj = nn.Linear(config.width, 2 * config.width, bias=config.biases)
+        self.out_proj = nn.Linear(config.width, config.width, bias=config.biases)
         self.query_norm = make_norm(config, self.head_width) if config.qk_norm else None
         self.key_norm = make_norm(config, self.head_width) if config.qk_norm else None
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, A, S, D/A) of the encoder's vectors (B, S, D)."""
         batch, length, _ = memory.shape
-        merged = self.inward(memory).view(batch, length, 2, self.attention_heads, self.head_width)
+        merged = self.kv_proj(memory).view(batch, length, 2, self.attention_heads, self.head_width)
         key, value = merged.unbind(2)
         if self.key_norm is not None:
             key = self.key_norm(key).to(value.dtype)
@@ -163,13 +163,13 @@ class CrossAttention(nn.Module):
 
     def _query(self, hidden: Tensor, sources: int) -> Tensor:
         """(B, A, T, D/A); several rows a source, as in beam search, stand one after the other in T."""
-        query = self.asking(hidden).view(sources, -1, self.attention_heads, self.head_width)
+        query = self.q_proj(hidden).view(sources, -1, self.attention_heads, self.head_width)
         if self.query_norm is not None:
             query = self.query_norm(query).to(hidden.dtype)
         return query.transpose(1, 2)
 
     def _merge(self, mixed: Tensor, shape: torch.Size) -> Tensor:
-        return self.outward(mixed.transpose(1, 2).reshape(shape))
+        return self.out_proj(mixed.transpose(1, 2).reshape(shape))
 
     def forward(self, hidden: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Each position's mixture of the source; `mask` (B, 1, 1, S) is True where a key may be read."""

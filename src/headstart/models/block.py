@@ -35,19 +35,19 @@ class FeedForward(nn.Module):
         self.is_gated = config.activation in GATED
         self.activation = pick(ACTIVATIONS, config.activation, "activation")
         inner = config.feed_forward * (2 if self.is_gated else 1)
-        self.widen = nn.Linear(config.width, inner, bias=config.biases)
-        self.narrow = nn.Linear(config.feed_forward, config.width, bias=config.biases)
+        self.up_proj = nn.Linear(config.width, inner, bias=config.biases)
+        self.down_proj = nn.Linear(config.feed_forward, config.width, bias=config.biases)
         self.dropout = config.dropout
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The same map at every position."""
-        wide = self.widen(hidden)
+        wide = self.up_proj(hidden)
         if self.is_gated:
             gate, value = wide.chunk(2, dim=-1)
             wide = self.activation(gate) * value
         else:
             wide = self.activation(wide)
-        return self.narrow(drop(wide, self.dropout, self.training))
+        return self.down_proj(drop(wide, self.dropout, self.training))
 
 
 class Block(nn.Module):
@@ -62,8 +62,8 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
         self.attention_norm = make_norm(config)
         self.feed_forward_norm = make_norm(config)
-        self.cross = CrossAttention(config) if crosses else None
-        self.cross_norm = make_norm(config) if crosses else None
+        self.cross_attention = CrossAttention(config) if crosses else None
+        self.cross_attention_norm = make_norm(config) if crosses else None
         self.norm_first = config.norm_first
         self.dropout = config.dropout
 
@@ -83,11 +83,11 @@ class Block(nn.Module):
 
     def _cross(self, hidden: Tensor, source: Source | None) -> Tensor:
         """What the source says to each position, added."""
-        if self.cross is None or self.cross_norm is None:
+        if self.cross_attention is None or self.cross_attention_norm is None:
             return hidden
         assert source is not None
-        read = self.cross_norm(hidden) if self.norm_first else hidden
-        return self._add(hidden, self.cross(read, *source), self.cross_norm)
+        read = self.cross_attention_norm(hidden) if self.norm_first else hidden
+        return self._add(hidden, self.cross_attention(read, *source), self.cross_attention_norm)
 
     def forward(
         self,
@@ -144,9 +144,9 @@ class Block(nn.Module):
         """What `forward` gives, the attention weights (B, A, T, T), and those over the source (B, A, T, S)."""
         mixed, weights = self.attention.watch(self._read(hidden), mask, causal, turns)
         hidden, crossed = self._add(hidden, mixed, self.attention_norm), None
-        if self.cross is not None and self.cross_norm is not None:
+        if self.cross_attention is not None and self.cross_attention_norm is not None:
             assert source is not None
-            read = self.cross_norm(hidden) if self.norm_first else hidden
-            mixed, crossed = self.cross.watch(read, *source)
-            hidden = self._add(hidden, mixed, self.cross_norm)
+            read = self.cross_attention_norm(hidden) if self.norm_first else hidden
+            mixed, crossed = self.cross_attention.watch(read, *source)
+            hidden = self._add(hidden, mixed, self.cross_attention_norm)
         return self._finish(hidden), weights, crossed

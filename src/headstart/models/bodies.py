@@ -10,21 +10,21 @@ from headstart.config import BodyConfig
 from headstart.errors import ConfigError
 from headstart.models.attention import CrossAttention, at
 from headstart.models.block import Source, Turns, View
-from headstart.models.body import Body, Layered
+from headstart.models.body import Body, Stack
 from headstart.models.cache import Cache, laid_out, new_cache
 from headstart.models.embedding import Embedding
 from headstart.models.flat import flat_of, is_short
 from headstart.models.rivals import ConvolutionBody, RecurrentBody
 
 
-class TransformerBody(Layered, Body):
+class TransformerBody(Body):
     """A stack of blocks; whether a token sees those after it is the only difference between the two kinds."""
 
     def __init__(self, config: BodyConfig, vocabulary: int):
-        Body.__init__(self, config, vocabulary)
-        self._stack(config, config.layers)
+        super().__init__(config, vocabulary)
+        self.stack = Stack(config, config.layers)
         self.apply(self._start)
-        self._shrink(self._spread(config))
+        self.stack.shrink(self._spread(config))
 
     def is_causal(self, batch: Batch) -> bool:
         """Whether tokens are kept from seeing those after them."""
@@ -42,14 +42,14 @@ class TransformerBody(Layered, Body):
     def views(self, batch: Batch, turns: Turns | None, places: Tensor | None = None) -> list[View]:
         """How each layer reads tokens that stand at `places`, or at all of T."""
         far = (self.mask(batch), self.is_causal(batch), turns)
-        return self.looks(self.config, far, batch.tokens.shape, self.embedding, places)
+        return self.stack.looks(self.config, far, batch.tokens.shape, self.embedding, places)
 
     def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         """A vector for every token (B, T, D); with `places`, only those there (N, D) of the flattened positions."""
         if self.is_flat and not self.training and batch.segments is None and not is_short(batch):
             return self._flat(batch, places)
         hidden, turns = self.embedding(batch)
-        return self.through(hidden, self.views(batch, turns), places=places)
+        return self.stack.through(hidden, self.views(batch, turns), places=places)
 
     def _flat(self, batch: Batch, places: Tensor | None) -> Tensor:
         """What `forward` gives, but at padding, where nobody looks."""
@@ -57,13 +57,13 @@ class TransformerBody(Layered, Body):
         tokens = batch.tokens.flatten().index_select(0, flat.places)[None]  # (1, N)
         columns = flat.columns[None]
         hidden, turns = self.embedding.at(tokens, columns, batch.tokens.shape[1])
-        hidden = self.through_flat(hidden[0], flat, self.views(batch, turns, columns), places)
+        hidden = self.stack.through_flat(hidden[0], flat, self.views(batch, turns, columns), places)
         return hidden if places is not None else flat.padded(hidden)
 
     def watch(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """What `forward` gives, and each layer's attention weights (B, A, T, T)."""
         hidden, turns = self.embedding(batch)
-        hidden, weights, _ = self.through_watched(hidden, self.views(batch, turns))
+        hidden, weights, _ = self.stack.through_watched(hidden, self.views(batch, turns))
         return hidden, weights
 
 
@@ -74,27 +74,19 @@ class CausalBody(TransformerBody):
 
     def begin(self, batch: Batch, room: int) -> Cache:
         """A cache for the batch's rows, in which nothing has been read."""
-        return new_cache(len(self.blocks), room)
+        return new_cache(len(self.stack.blocks), room)
 
     def read(self, tokens: Tensor, cache: Cache, real: Tensor | None = None) -> Tensor:
         """The vectors (R, T, D) of each row's next tokens (R, T), which the cache then remembers."""
         places = cache.advance(tokens, real)
         hidden, turns = self.embedding.at(tokens, places, cache.length)
-        return self.through_read(hidden, turns, cache, places, self.config, self.embedding)
+        return self.stack.through_read(hidden, turns, cache, places, self.config, self.embedding)
 
 
 class BidirectionalBody(TransformerBody):
     """Each token sees all tokens of its text."""
 
     sees_ahead = True
-
-
-class Stack(Layered):
-    """The layers of an encoder or of a decoder."""
-
-    def __init__(self, config: BodyConfig, layers: int, crosses: bool = False):
-        super().__init__()
-        self._stack(config, layers, crosses)
 
 
 class EncoderDecoderBody(Body):
@@ -114,7 +106,7 @@ class EncoderDecoderBody(Body):
         self.decoder = Stack(config, config.decoder_layers or config.layers, crosses=True)
         self.apply(self._start)
         for stack in (self.encoder, self.decoder):
-            stack._shrink(self._spread(config))
+            stack.shrink(self._spread(config))
 
     def layer_of(self, name: str) -> int:
         """Tables are at the bottom, then the encoder's layers, then the decoder's."""
@@ -157,9 +149,9 @@ class EncoderDecoderBody(Body):
         return [(*cross.remember(memory), mask) for cross in self._crosses()]
 
     def _crosses(self) -> Iterator[CrossAttention]:
-        for block in self.decoder._each():
-            assert block.cross is not None
-            yield block.cross
+        for block in self.decoder.each():
+            assert block.cross_attention is not None
+            yield block.cross_attention
 
     def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         """A vector for every target token (B, T, D), all in one pass: each is kept from seeing those after it."""

@@ -43,7 +43,7 @@ class Body(nn.Module):
     @property
     def table(self) -> Tensor:
         """The token table (V, D), which a tied head reads."""
-        return self.embedding.tokens.weight
+        return self.embedding.token_embedding.weight
 
     def pooled(self, hidden: Tensor) -> Tensor:
         """The pooler's summary of each text (B, D)."""
@@ -60,7 +60,7 @@ class Body(nn.Module):
 
     def layer_of(self, name: str) -> int:
         """How deep the weight called `name` sits: 0 for the embedding, up to `depth` + 1 for what is above them."""
-        first, _, rest = name.partition(".")
+        first, _, rest = name.removeprefix("stack.").partition(".")
         if first in self.layer_names:
             return int(rest.split(".")[0]) + 1
         return 0 if first == "embedding" else self.depth + 1
@@ -70,28 +70,27 @@ class Body(nn.Module):
         raise NotImplementedError
 
 
-class Layered(nn.Module):
+class Stack(nn.Module):
     """Blocks one above the other, with a norm at the end if norms come first."""
 
-    blocks: nn.ModuleList
-    final_norm: nn.Module
-
-    def _stack(self, config: BodyConfig, layers: int, crosses: bool = False) -> None:
+    def __init__(self, config: BodyConfig, layers: int, crosses: bool = False):
+        super().__init__()
         self.blocks = nn.ModuleList(Block(config, crosses) for _ in range(layers))
         self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
         if not config.first_norm:
-            next(self._each()).attention_norm = nn.Identity()
+            next(self.each()).attention_norm = nn.Identity()
 
-    def _each(self) -> Iterator[Block]:
+    def each(self) -> Iterator[Block]:
+        """The blocks with their type."""
         for block in self.blocks:
             assert isinstance(block, Block)
             yield block
 
-    def _shrink(self, spread: float) -> None:
+    def shrink(self, spread: float) -> None:
         """What is added to the stream starts the smaller the deeper the stack (Radford et al., 2019)."""
-        for block in self._each():
-            added = [block.attention.outward, block.feed_forward.narrow]
-            added += [] if block.cross is None else [block.cross.outward]
+        for block in self.each():
+            added = [block.attention.out_proj, block.feed_forward.down_proj]
+            added += [] if block.cross_attention is None else [block.cross_attention.out_proj]
             for outward in added:
                 nn.init.normal_(outward.weight, std=spread / math.sqrt(len(added) * len(self.blocks)))
 
@@ -110,7 +109,7 @@ class Layered(nn.Module):
         if config.window is None:
             return [far] * len(self.blocks)
         mask, causal, _ = far
-        device = table.tokens.weight.device
+        device = table.token_embedding.weight.device
         seen = visible(shape[1], causal, mask, device)
         turns = table.near_turns(slice(0, shape[1]) if places is None else places)
         near = (within(shape[1], config.window, seen, device), False, turns)
@@ -138,7 +137,7 @@ class Layered(nn.Module):
     ) -> Tensor:
         """What `through` gives in evaluation at real tokens alone: (N, D) in, (N, D) out, or those at `places`."""
         last = len(self.blocks) - 1
-        for layer, (block, view) in enumerate(zip(self._each(), views, strict=True)):
+        for layer, (block, view) in enumerate(zip(self.each(), views, strict=True)):
             hidden = block.flat(hidden, flat, *view, places if layer == last else None)
         return self.final_norm(hidden)
 
@@ -147,7 +146,7 @@ class Layered(nn.Module):
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """What `through` gives, each layer's weights (B, A, T, T), and those over the source (B, A, T, S)."""
         weights, crossed = [], []
-        for layer, (block, view) in enumerate(zip(self._each(), views, strict=True)):
+        for layer, (block, view) in enumerate(zip(self.each(), views, strict=True)):
             source = None if sources is None else sources[layer]
             hidden, seen, across = block.watch(hidden, *view, source)
             weights.append(seen)
@@ -170,7 +169,7 @@ class Layered(nn.Module):
             if config.window is None
             else (cache.near(places, config.window, hidden.device), False, table.near_turns(places))
         )
-        for layer, block in enumerate(self._each()):
+        for layer, block in enumerate(self.each()):
             mask, causal, own = near if config.is_local(layer) else far
             source = (*cache.sources[layer], cache.source_mask) if cache.sources else None
             hidden = block.read(hidden, mask, causal, own, cache.pasts[layer], source)

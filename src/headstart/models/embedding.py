@@ -42,9 +42,11 @@ class Embedding(nn.Module):
     def __init__(self, config: BodyConfig, vocabulary: int):
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(vocabulary, config.width)
-        self.places = nn.Embedding(config.max_length, config.width) if config.positions == "learned" else None
-        self.pairs = nn.Embedding(2, config.width) if config.segments else None
+        self.token_embedding = nn.Embedding(vocabulary, config.width)
+        self.position_embedding = (
+            nn.Embedding(config.max_length, config.width) if config.positions == "learned" else None
+        )
+        self.token_type_embedding = nn.Embedding(2, config.width) if config.segments else None
         self.norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.scale = math.sqrt(config.width) if config.scale_embedding else 1.0
         self._fill(config.max_length)
@@ -66,7 +68,7 @@ class Embedding(nn.Module):
     def _reach(self, length: int) -> None:
         if length <= self.config.max_length:
             return
-        if self.places is not None:
+        if self.position_embedding is not None:
             raise ConfigError(
                 f"a text of {length} tokens is longer than the {self.config.max_length} learned positions",
                 hint="cut the text with --set training.length, or use rotary or sinusoidal positions",
@@ -100,16 +102,22 @@ class Embedding(nn.Module):
     def _place(
         self, tokens: Tensor, places: slice | Tensor, segments: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        hidden = self.tokens(tokens) * self.scale if self.scale != 1.0 else self.tokens(tokens)  # (B, T, D)
+        hidden = (
+            self.token_embedding(tokens) * self.scale if self.scale != 1.0 else self.token_embedding(tokens)
+        )  # (B, T, D)
         turns = None
         if self.config.positions == "sinusoidal":
             hidden = hidden + self.waves[places].to(hidden.dtype)
-        elif self.places is not None:
-            hidden = hidden + self.places.weight[places]
+        elif self.position_embedding is not None:
+            hidden = hidden + self.position_embedding.weight[places]
         elif self.config.positions == "rotary":
             turns = (self.cos[places], self.sin[places])
-        if self.pairs is not None:
-            hidden = hidden + (self.pairs.weight[0] if segments is None else self.pairs(segments))
+        if self.token_type_embedding is not None:
+            hidden = hidden + (
+                self.token_type_embedding.weight[0]
+                if segments is None
+                else self.token_type_embedding(segments)
+            )
         return drop(self.norm(hidden), self.config.dropout, self.training), turns
 
     def near_turns(self, places: slice | Tensor) -> tuple[Tensor, Tensor] | None:

@@ -33,9 +33,9 @@ class GeneratorHead(nn.Module):
         self.config = body.model_copy(
             update={**narrow, "layers": max(1, body.layers // 2), "norm_first": True}
         )
-        self.inward = nn.Linear(body.width, self.config.width, bias=False)
+        self.in_proj = nn.Linear(body.width, self.config.width, bias=False)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(self.config.layers))
-        self.outward = nn.Linear(self.config.width, body.width, bias=False)
+        self.out_proj = nn.Linear(self.config.width, body.width, bias=False)
         self.bias = nn.Parameter(Tensor(size).zero_())
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -43,7 +43,7 @@ class GeneratorHead(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch, body: Shared) -> Tensor:
         """Scores for every token (N, V) at the asked positions, or everywhere (B, T, V); `hidden` is not read."""
-        read = self.inward(F.embedding(batch.tokens, body.table))  # (B, T, d)
+        read = self.in_proj(F.embedding(batch.tokens, body.table))  # (B, T, d)
         cos, sin = rotary_turns(
             batch.tokens.shape[1], self.config.width // self.config.attention_heads, 10000.0
         )
@@ -52,4 +52,4 @@ class GeneratorHead(nn.Module):
         for block in self.blocks:
             read = block(read, mask, False, turns)
         chosen = read if batch.asked is None else read.flatten(0, 1)[batch.asked]
-        return F.linear(self.outward(chosen), body.table, self.bias)
+        return F.linear(self.out_proj(chosen), body.table, self.bias)

@@ -194,14 +194,14 @@ class ReplacedHead(nn.Module):
     def __init__(self, body: BodyConfig, size: int = 1):
         super().__init__()
         self.dense = nn.Linear(body.width, body.width)
-        self.judge = nn.Linear(body.width, size)
-        for layer in (self.dense, self.judge):
+        self.classifier = nn.Linear(body.width, size)
+        for layer in (self.dense, self.classifier):
             nn.init.normal_(layer.weight, std=math.sqrt(2 / (5 * body.width)))
             nn.init.zeros_(layer.bias)
 
     def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
         """Scores (B, T); above zero means replaced."""
-        return self.judge(F.gelu(self.dense(hidden))).squeeze(-1)
+        return self.classifier(F.gelu(self.dense(hidden))).squeeze(-1)
 
 
 HEADS: dict[str, type[nn.Module]] = {

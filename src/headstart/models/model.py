@@ -31,12 +31,14 @@ class Model(nn.Module):
 
     def __init__(self, body: Body, heads: dict[str, nn.Module]):
         super().__init__()
-        self.body, self.heads = body, nn.ModuleDict(heads)
+        self.backbone, self.heads = body, nn.ModuleDict(heads)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The answers of every head, by its name."""
-        hidden = self.body(batch, self._places(batch))  # (B, T, D), or (B, D) if one vector a text is enough
-        return {name: head(hidden, batch, self.body) for name, head in self.heads.items()}
+        hidden = self.backbone(
+            batch, self._places(batch)
+        )  # (B, T, D), or (B, D) if one vector a text is enough
+        return {name: head(hidden, batch, self.backbone) for name, head in self.heads.items()}
 
     def _places(self, batch: Batch) -> Tensor | None:
         """The positions at which a lone class head reads; None when it reads them all."""
@@ -67,12 +69,12 @@ def transfer(
     `reset_layers` layers and what is above them (Zhang et al., 2021).
     """
     new = model.state_dict()
-    highest = model.body.depth + 1 if not reset_layers else model.body.depth - reset_layers
+    highest = model.backbone.depth + 1 if not reset_layers else model.backbone.depth - reset_layers
 
     def crosses(name: str) -> bool:
-        if not name.startswith("body."):
+        if not name.startswith("backbone."):
             return with_base_heads
-        return model.body.layer_of(name.removeprefix("body.")) <= highest
+        return model.backbone.layer_of(name.removeprefix("backbone.")) <= highest
 
     may_cross = {name: weight for name, weight in base.items() if crosses(name)}
     same = {

@@ -17,7 +17,7 @@ class RecurrentBody(Body):
     """Layers of LSTM read from both ends, half the width each way (Hochreiter and Schmidhuber, 1997)."""
 
     sees_ahead = True
-    layer_names = ("recurrences", "norms")
+    layer_names = ("lstms", "norms")
 
     def __init__(self, config: BodyConfig, vocabulary: int):
         if config.width % 2:
@@ -25,7 +25,7 @@ class RecurrentBody(Body):
                 f"a bi-lstm needs an even body.width, not {config.width}", hint=f"try {config.width + 1}"
             )
         super().__init__(config, vocabulary)
-        self.recurrences = nn.ModuleList(
+        self.lstms = nn.ModuleList(
             nn.LSTM(config.width, config.width // 2, batch_first=True, bidirectional=True)
             for _ in range(config.layers)
         )
@@ -37,7 +37,7 @@ class RecurrentBody(Body):
         """A vector for every token (B, T, D); padding is never stepped over."""
         hidden, _ = self.embedding(batch)
         lengths = batch.real.sum(dim=1).clamp(min=1).cpu()
-        for recurrence, norm in zip(self.recurrences, self.norms, strict=True):
+        for recurrence, norm in zip(self.lstms, self.norms, strict=True):
             packed = pack_padded_sequence(norm(hidden), lengths, batch_first=True, enforce_sorted=False)
             read, _ = pad_packed_sequence(
                 recurrence(packed)[0], batch_first=True, total_length=hidden.shape[1]
@@ -50,7 +50,7 @@ class ConvolutionBody(Body):
     """Layers of convolution of `kernel` tokens; dilated, each looks twice as far as the one below (Oord et al., 2016)."""
 
     sees_ahead = True
-    layer_names = ("convolutions", "norms")
+    layer_names = ("convs", "norms")
 
     def __init__(self, config: BodyConfig, vocabulary: int):
         if config.kernel % 2 == 0:
@@ -59,7 +59,7 @@ class ConvolutionBody(Body):
             )
         super().__init__(config, vocabulary)
         steps = [2**layer if config.dilated else 1 for layer in range(config.layers)]
-        self.convolutions = nn.ModuleList(
+        self.convs = nn.ModuleList(
             nn.Conv1d(config.width, 2 * config.width, config.kernel, padding="same", dilation=step)
             for step in steps
         )
@@ -71,7 +71,7 @@ class ConvolutionBody(Body):
         """A vector for every token (B, T, D); padding counts as nothing at every layer."""
         hidden, _ = self.embedding(batch)
         real = batch.real[..., None]
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+        for convolution, norm in zip(self.convs, self.norms, strict=True):
             read = convolution((norm(hidden) * real).transpose(1, 2)).transpose(1, 2)
             hidden = hidden + drop(F.glu(read, dim=-1), self.config.dropout, self.training)
         return self.final_norm(at(hidden, places))

@@ -36,8 +36,8 @@ class Step:
 
     def __init__(self, body: CausalBody | EncoderDecoderBody):
         self.config, self.embedding, self.place = body.config, body.embedding, _Placing(body.embedding)
-        stack = body.decoder if isinstance(body, EncoderDecoderBody) else body
-        self.layers = [_Layer(block, body.config, number) for number, block in enumerate(stack._each())]
+        stack = body.decoder if isinstance(body, EncoderDecoderBody) else body.stack
+        self.layers = [_Layer(block, body.config, number) for number, block in enumerate(stack.each())]
         self.final_norm = _norm(stack.final_norm)
         self.can_share = (
             body.config.window is None
@@ -74,7 +74,7 @@ class _Placing:
 
     def __init__(self, embedding: Embedding):
         self.embedding, self.kind = embedding, embedding.config.positions
-        bare = embedding.pairs is None and isinstance(embedding.norm, nn.Identity)
+        bare = embedding.token_type_embedding is None and isinstance(embedding.norm, nn.Identity)
         self.is_bare = bare and self.kind != "learned"
         self.known: Tensor | None = None  # the sines that `sin` was made of
         self.sin = torch.empty(0)
@@ -86,7 +86,7 @@ class _Placing:
             hidden, turns = embedding.at(tokens, places, reach)
             return hidden[:, 0], _signed(turns)
         embedding.reach(places, reach)
-        hidden = torch.embedding(embedding.tokens.weight, tokens[:, 0])
+        hidden = torch.embedding(embedding.token_embedding.weight, tokens[:, 0])
         if embedding.scale != 1.0:
             hidden.mul_(embedding.scale)
         own = places if isinstance(places, slice) else places[:, 0]
@@ -107,13 +107,13 @@ class _Layer:
     def __init__(self, block: Block, config: BodyConfig, number: int):
         self.norm_first, self.is_local = block.norm_first, config.is_local(number)
         self.attention = _SelfAttention(block.attention, config)
-        self.cross = None if block.cross is None else _Crossing(block.cross)
+        self.cross = None if block.cross_attention is None else _Crossing(block.cross_attention)
         self.attention_norm, self.feed_forward_norm = (
             _norm(block.attention_norm),
             _norm(block.feed_forward_norm),
         )
-        self.cross_norm = None if block.cross_norm is None else _norm(block.cross_norm)
-        self.bent, self.narrow = _bent(block.feed_forward), _added_to(block.feed_forward.narrow)
+        self.cross_norm = None if block.cross_attention_norm is None else _norm(block.cross_attention_norm)
+        self.bent, self.narrow = _bent(block.feed_forward), _added_to(block.feed_forward.down_proj)
 
     def __call__(
         self,
@@ -144,8 +144,8 @@ class _SelfAttention:
         self.half = attention.head_width // 2
         asked, scale = attention.attention_heads * attention.head_width, attention.head_width**-0.5
         is_normed = attention.query_norm is not None  # after a norm a scale in the map would be lost
-        self.inward = _put(attention.inward, 0 if is_normed else asked, scale)
-        self.outward = _added_to(attention.outward)
+        self.inward = _put(attention.qkv_proj, 0 if is_normed else asked, scale)
+        self.outward = _added_to(attention.out_proj)
         self.query_norm = None if attention.query_norm is None else _norm(attention.query_norm, scale)
         self.key_norm = None if attention.key_norm is None else _norm(attention.key_norm)
 
@@ -172,8 +172,8 @@ class _Crossing:
 
     def __init__(self, cross: CrossAttention):
         asked, scale = cross.attention_heads * cross.head_width, cross.head_width**-0.5
-        self.asking = _put(cross.asking, 0 if cross.query_norm is not None else asked, scale)
-        self.outward = _added_to(cross.outward)
+        self.asking = _put(cross.q_proj, 0 if cross.query_norm is not None else asked, scale)
+        self.outward = _added_to(cross.out_proj)
         self.query_norm = None if cross.query_norm is None else _norm(cross.query_norm, scale)
 
     def __call__(self, read: Tensor, hidden: Tensor, source: Crossing, desk: Desk) -> Tensor:
@@ -244,7 +244,7 @@ def _root_mean_square(norm: nn.RMSNorm, scale: float) -> Map:
 
 def _bent(part: FeedForward) -> Put:
     """A feed-forward part up to the map that narrows; where the wide vectors go is used on the way."""
-    widen, activation = _put(part.widen), part.activation
+    widen, activation = _put(part.up_proj), part.activation
     if part.is_gated:
 
         def gated(x: Tensor, place: Tensor) -> Tensor:

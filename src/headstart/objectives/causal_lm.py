@@ -45,14 +45,14 @@ class CausalLM(Objective):
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy at every marked position."""
-        hidden = model.body(batch)  # (B, T, D)
+        hidden = model.backbone(batch)  # (B, T, D)
         labels = batch.labels["lm"].flatten()  # (B * T,)
         hidden = hidden.flatten(0, 1)
         if not batch.is_full:
             places = marked_places(batch, labels)
             hidden, labels = rows_at(hidden, places), labels[places]
         head = language_head(model.heads)
-        weight, bias = head.projection(model.body.table)
+        weight, bias = head.projection(model.backbone.table)
         hidden = head.transformed(hidden)
         total, correct = token_loss(hidden, weight, bias, labels, self.smoothing if model.training else 0.0)
         return {"lm": Loss(total, labels.numel(), correct)}

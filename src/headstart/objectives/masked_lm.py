@@ -91,12 +91,12 @@ class MaskedLM(Objective):
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy at the asked positions; the head computes nothing elsewhere."""
-        return {"lm": masked_loss(model, model.body(batch, batch.asked), batch.labels["lm"])}
+        return {"lm": masked_loss(model, model.backbone(batch, batch.asked), batch.labels["lm"])}
 
 
 def masked_loss(model: Model, hidden: Tensor, labels: Tensor) -> Loss:
     """The language-model head's loss of the vectors (N, D) at the asked positions."""
     head = language_head(model.heads)
-    weight, bias = head.projection(model.body.table)
+    weight, bias = head.projection(model.backbone.table)
     total, correct = token_loss(head.transformed(hidden), weight, bias, labels)
     return Loss(total, labels.numel(), correct)

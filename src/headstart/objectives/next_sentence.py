@@ -20,7 +20,7 @@ FOLLOWS, RANDOM = 0, 1  # the classes of a pair
 
 def pair_loss(model: Model, hidden: Tensor, batch: Batch) -> Loss:
     """The pair head's loss, from `hidden` (B, T, D)."""
-    scores, labels = model.heads["pair"](hidden, batch, model.body).float(), batch.labels["pair"]
+    scores, labels = model.heads["pair"](hidden, batch, model.backbone).float(), batch.labels["pair"]
     total = F.cross_entropy(scores, labels, reduction="sum")
     return Loss(total, labels.numel(), (scores.argmax(dim=-1) == labels).sum())
 
@@ -54,7 +54,7 @@ class NextSentence(Objective):
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy over the two classes."""
-        return {"pair": pair_loss(model, model.body(batch), batch)}
+        return {"pair": pair_loss(model, model.backbone(batch), batch)}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class MaskedAndNextSentence(MaskedLM):
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Both losses, from one reading."""
-        hidden = model.body(batch)
+        hidden = model.backbone(batch)
         return {
             "lm": masked_loss(model, asked(hidden, batch), batch.labels["lm"]),
             "pair": pair_loss(model, hidden, batch),

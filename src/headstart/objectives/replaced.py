@@ -46,7 +46,7 @@ class ReplacedTokens(MaskedLM):
         """The generator's cross-entropy, and how well its replacements are told from what stood there."""
         assert batch.asked is not None
         wanted, original = batch.labels["generator"], batch.labels["replaced"]
-        scores = model.heads["generator"](batch.tokens, batch, model.body).float()  # (N, V)
+        scores = model.heads["generator"](batch.tokens, batch, model.backbone).float()  # (N, V)
         guessing = Loss(
             F.cross_entropy(scores, wanted, reduction="sum"),
             wanted.numel(),
@@ -57,7 +57,7 @@ class ReplacedTokens(MaskedLM):
         tokens = batch.tokens.flatten().index_put((batch.asked,), drawn).view_as(batch.tokens)
         judged = original != IGNORE
         answers = model.heads["replaced"](
-            model.body(replace(batch, tokens=tokens)), batch, model.body
+            model.backbone(replace(batch, tokens=tokens)), batch, model.backbone
         ).float()[judged]
         truth = (tokens != original)[judged].float()
         total = F.binary_cross_entropy_with_logits(answers, truth, reduction="sum")

@@ -102,14 +102,14 @@ def compared(
 
 def _masked_spot(model: Model, batch: Batch) -> Spot:
     head = language_head(model.heads)
-    return (head.transformed(asked(model.body(batch), batch)), *head.projection(model.body.table))
+    return (head.transformed(asked(model.backbone(batch), batch)), *head.projection(model.backbone.table))
 
 
 def _causal_spot(model: Model, batch: Batch) -> Spot:
     head = language_head(model.heads)
     places = (batch.labels["lm"].flatten() != IGNORE).nonzero()[:, 0]
-    hidden = head.transformed(model.body(batch).flatten(0, 1)[places])
-    return (hidden, *head.projection(model.body.table))
+    hidden = head.transformed(model.backbone(batch).flatten(0, 1)[places])
+    return (hidden, *head.projection(model.backbone.table))
 
 
 NOBODY = Lesson((), 0.0, 1.0)

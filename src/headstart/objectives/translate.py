@@ -86,18 +86,18 @@ class Translate(Objective):
         if not (self.r_drop and model.training):
             return {"lm": first}
         again, _, second = self._answer(model, batch)
-        weight, bias = language_head(model.heads).projection(model.body.table)
+        weight, bias = language_head(model.heads).projection(model.backbone.table)
         both = Loss((first.total + second.total) / 2, first.count, first.correct)
         apart = divergence_in_pieces(hidden, again, weight, bias)
         return {"lm": both, "agreement": Loss(apart, labels.numel(), second.correct, weight=self.r_drop)}
 
     def _answer(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor, Loss]:
         """One pass: the hidden states (N, D) of the tokens that are asked for, those tokens, and the marks."""
-        hidden = model.body(batch).flatten(0, 1)  # (B * T, D)
+        hidden = model.backbone(batch).flatten(0, 1)  # (B * T, D)
         labels = batch.labels["lm"].flatten()  # (B * T,)
         if not batch.is_full:
             places = marked_places(batch, labels)
             hidden, labels = rows_at(hidden, places), labels[places]
-        weight, bias = language_head(model.heads).projection(model.body.table)
+        weight, bias = language_head(model.heads).projection(model.backbone.table)
         total, correct = token_loss(hidden, weight, bias, labels, self.smoothing if model.training else 0.0)
         return hidden, labels, Loss(total, labels.numel(), correct)

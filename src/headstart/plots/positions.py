@@ -68,13 +68,13 @@ def model_map(embedding: Embedding, length: int) -> PositionMap:
     """The positions that a model uses, with its own weights where they are learned."""
     kind, config = embedding.config.positions, embedding.config
     _check_size(length, config.width)
-    if embedding.places is not None:
+    if embedding.position_embedding is not None:
         if length > config.max_length:
             raise ConfigError(
                 f"this model has {config.max_length} learned positions, not {length}",
                 hint=f"choose a --length of at most {config.max_length}",
             )
-        return position_map("learned", embedding.places.weight[:length].float().cpu().numpy())
+        return position_map("learned", embedding.position_embedding.weight[:length].float().cpu().numpy())
     if kind == "sinusoidal":
         return sinusoidal_map(length, config.width)
     if kind == "rotary":

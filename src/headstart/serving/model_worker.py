@@ -98,9 +98,9 @@ class ModelWorker:
             else:
                 self.fast_model = cast_linears(self.model, self.runtime.precision)
                 self.eval_tokens *= 2  # half as wide, so a cache holds twice as many
-            self.fast_model.body.is_flat = isinstance(self.fast_model.body, TransformerBody)
+            self.fast_model.backbone.is_flat = isinstance(self.fast_model.backbone, TransformerBody)
         self.num_threads = THREAD_POOL.max_batches if self.runtime.device.type == "cpu" else 1
-        self._weights_per_token = self.num_parameters - self.model.body.table.numel()
+        self._weights_per_token = self.num_parameters - self.model.backbone.table.numel()
         self._lock = threading.Lock()
         self._methods: dict[str, Callable[..., Sequence[Any]]] = {
             "classify": self._classify,

@@ -42,7 +42,7 @@ class Compiled:
 
         dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS * (1 + len(objective.teachers)))
         self._bodies = [
-            _CompiledBody(each.body, self._is_even, backend) for each in (model, *objective.teachers)
+            _CompiledBody(each.backbone, self._is_even, backend) for each in (model, *objective.teachers)
         ]
 
     def _suits(self, batch: Batch) -> bool:

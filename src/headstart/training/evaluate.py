@@ -38,7 +38,7 @@ def class_scores(
     """The score of every class (N, C) in float32 for each text, in the order given."""
     if model.training:
         model.eval()
-    padding = None if model.body.is_flat else runtime.mark_padding
+    padding = None if model.backbone.is_flat else runtime.mark_padding
     loader = TextLoader(rows, batch_tokens, shuffled=False, padding=padding)
     batches = loader.batches(0)
     found: np.ndarray | None = None

@@ -70,8 +70,8 @@ def pooled_vectors(
     for numbers in loader.batches(0):
         batch = objective.collate(loader.fetch(numbers, 0), alphabet, generator_for(0)).to(runtime.device)
         with torch.no_grad(), runtime.autocast():
-            hidden = model.body(batch, head.places(batch.real))
-            vectors = head.pooled(hidden, batch, model.body).float().cpu().numpy()  # (B, D)
+            hidden = model.backbone(batch, head.places(batch.real))
+            vectors = head.pooled(hidden, batch, model.backbone).float().cpu().numpy()  # (B, D)
         if found is None:
             found = np.zeros((len(rows), vectors.shape[1]), dtype=np.float32)
         found[numbers] = vectors

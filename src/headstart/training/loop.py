@@ -249,10 +249,10 @@ class Trainer:
             thaw(self.model, training.freeze, training.unfreeze_every, epoch)
             self._thawed_at = epoch
         self.copy.refresh()
-        if not self.model.training or (training.freeze and self.model.body.training):
+        if not self.model.training or (training.freeze and self.model.backbone.training):
             self.model.train()
             if training.freeze:
-                self.model.body.eval()
+                self.model.backbone.eval()
 
     def _agree(self, parts: list[Batch]) -> dict[str, int]:
         """How many answers of each kind the step has, over all processes; what else they must agree on goes along."""

@@ -63,15 +63,15 @@ class Optimizers:
 
 def _share(name: str, model: Model, config: OptimizerConfig) -> float:
     """A weight's rate as a share of the top block's: less below, `head_scale` for heads."""
-    if not name.startswith("body."):
+    if not name.startswith("backbone."):
         return config.head_scale
-    top = model.body.depth
-    depth = min(model.body.layer_of(name.removeprefix("body.")), top)
+    top = model.backbone.depth
+    depth = min(model.backbone.layer_of(name.removeprefix("backbone.")), top)
     return config.layer_decay ** (top - depth)
 
 
 def _is_matrix_of_block(name: str, weight: nn.Parameter) -> bool:
-    return re.match(r"body\.(encoder\.|decoder\.)?blocks\.", name) is not None and weight.ndim == 2
+    return re.match(r"backbone\.(stack|encoder|decoder)\.blocks\.", name) is not None and weight.ndim == 2
 
 
 def make_optimizer(model: Model, config: OptimizerConfig, holder: Holder | None = None) -> Optimizers:
@@ -101,12 +101,16 @@ def make_optimizer(model: Model, config: OptimizerConfig, holder: Holder | None 
 
 def thaw(model: Model, freeze: bool, unfreeze_every: float | None, epoch: float) -> None:
     """Say which weights learn: all, heads alone, or heads and as many top blocks as `epoch` has thawed."""
-    top = model.body.depth
+    top = model.backbone.depth
     lowest = 0
     if freeze:
         lowest = top + 2
     elif unfreeze_every is not None:
         lowest = max(0, top + 1 - int(epoch / unfreeze_every))
     for name, weight in model.named_parameters():
-        depth = model.body.layer_of(name.removeprefix("body.")) if name.startswith("body.") else top + 2
+        depth = (
+            model.backbone.layer_of(name.removeprefix("backbone."))
+            if name.startswith("backbone.")
+            else top + 2
+        )
         weight.requires_grad_(depth >= lowest)

@@ -79,7 +79,7 @@ class Encoder:
         """Each row's vectors in float32, in the order given: (D,) pooled, or (T, D) for `token`."""
         found: list[np.ndarray] = [np.zeros(0)] * len(rows)
         budget = self.batch_tokens or self.runtime.mark_tokens
-        padding = None if self.model.body.is_flat else self.runtime.mark_padding
+        padding = None if self.model.backbone.is_flat else self.runtime.mark_padding
         loader = TextLoader(rows, budget, shuffled=False, padding=padding)
         for numbers in loader.batches(0):
             hidden, real = self._read([rows[number] for number in numbers])
@@ -92,7 +92,7 @@ class Encoder:
     def _read(self, rows: list[Row]) -> tuple[Tensor, Tensor]:
         batch = plain_batch(rows, self.tokenizer.padding).to(self.runtime.device)
         with self.runtime.autocast():
-            hidden = self.model.body(batch)  # (B, T, D)
+            hidden = self.model.backbone(batch)  # (B, T, D)
         return hidden.float(), batch.real
 
 

@@ -142,7 +142,7 @@ def picture_positions(
 
 
 def _positions_of(trained: Trained, length: int | None) -> list[PositionMap]:
-    embedding = getattr(trained.model().body, "embedding", None)
+    embedding = getattr(trained.model().backbone, "embedding", None)
     if not isinstance(embedding, Embedding):
         raise ConfigError(
             f"{trained.name} tells order by reading in order", hint="choose a run with a Transformer body"

@@ -1,6 +1,7 @@
 """From a base to a translator: which settings it brings, and which of its weights go where."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -166,10 +167,5 @@ def renamed(weights: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     """A base's weights by the names that they have in an encoder-decoder."""
     if kind not in STACKS:
         return dict(weights)
-    found = {}
-    for name, weight in weights.items():
-        for part in ("blocks", "final_norm"):
-            if name.startswith(f"body.{part}."):
-                name = name.replace("body.", f"body.{STACKS[kind]}.", 1)
-        found[name] = weight
-    return found
+    stack = f"backbone.{STACKS[kind]}."
+    return {re.sub(r"^backbone\.stack\.", stack, name): weight for name, weight in weights.items()}
