@@ -14,6 +14,7 @@ LAYERS = [
     ["cli"],
     ["serving"],
     ["workflows", "playground"],
+    ["inference"],
     ["training", "generation", "baselines", "planning", "interchange"],
     ["reports"],
     ["plots"],

@@ -292,7 +292,7 @@ def test_what_a_killed_run_had_started_may_let_go_of_it_a_moment_later(tmp_path)
 
 
 def test_two_processes_cannot_train_one_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("headstart.workflows.hold.LETTING_GO", 0.1)
+    monkeypatch.setattr("headstart.workflows.run_dir.LOCK_TIMEOUT", 0.1)
     table = write_labelled(tmp_path / "table.tsv")
     run, told = tmp_path / "run", []
 
