@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from headstart.atomic_io import write_text
 from headstart.config import TrainingConfig
 from headstart.data.sources import load_dataset
-from headstart.files import write_text
 from headstart.inference.loaded_model import load_model
 from headstart.results import Provenance
 from headstart.training.runtime import start_runtime

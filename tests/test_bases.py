@@ -17,7 +17,7 @@ from headstart.data.example import hashes
 from headstart.data.sources import load_dataset
 from headstart.errors import HeadstartError
 from headstart.inference.loaded_model import load_model
-from headstart.shipped import check_base, describe_base, shipped_bases
+from headstart.pretrained import check_base, describe_base, shipped_bases
 from headstart.workflows.finetune import finetune
 from headstart.workflows.score import predict
 

@@ -16,7 +16,7 @@ from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives.table import make_objective
 from headstart.objectives.taught import can_teach
-from headstart.storage import _encoded
+from headstart.quantization import _encoded
 from headstart.workflows.recipe import read_recipe, run_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -7,7 +7,7 @@ import pytest
 
 from headstart.errors import HeadstartError
 from headstart.inference.loaded_model import FORMAT_VERSION, RunInfo, load_model
-from headstart.shipped import shipped_bases
+from headstart.pretrained import shipped_bases
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from headstart.errors import RunError, nearest
 from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective
-from headstart.shipped import BASE, CHECKSUMS, check_base
-from headstart.shipped import shipped_bases as shipped_bases
-from headstart.storage import read_weights
+from headstart.pretrained import BASE, CHECKSUMS, check_base
+from headstart.pretrained import shipped_bases as shipped_bases
+from headstart.quantization import read_weights
 
 if TYPE_CHECKING:
     from headstart.baselines.classical import ClassicalModel

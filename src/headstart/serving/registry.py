@@ -8,13 +8,13 @@ from typing import Any
 
 from headstart.errors import HeadstartError, RunError, nearest
 from headstart.inference.loaded_model import load_model
+from headstart.pretrained import shipped_bases
 from headstart.serving.batcher import Batcher, BatchStats
 from headstart.serving.limits import Limits, http_error
 from headstart.serving.model_worker import ModelWorker
 from headstart.serving.progress import Progress
 from headstart.serving.schema import Ability
 from headstart.serving.state import Metrics
-from headstart.shipped import shipped_bases
 from headstart.workflows.compare import is_comparison
 from headstart.workflows.run_dir import RunDir
 

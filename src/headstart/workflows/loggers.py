@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from headstart.atomic_io import write_text, writing
 from headstart.errors import ConfigError
-from headstart.files import write_text, writing
 from headstart.training.events import Evaluated, Event, StepDone
 
 SCALARS = ("loss", "accuracy", "learning_rate", "tokens_per_second", "padding")

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from headstart.atomic_io import content_hash, write_json, write_text, write_with, writing
 from headstart.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint, save_weights
-from headstart.config import PLACES, RunConfig, merge
+from headstart.config import PATH_SETTINGS, RunConfig, merge
 from headstart.data.sources import SOURCES
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped
-from headstart.files import content_hash, write_json, write_text, write_with, writing
 from headstart.inference.loaded_model import (
     FINGERPRINTS,
     RUN_INFO,
@@ -41,9 +41,9 @@ from headstart.inference.loaded_model import (
     read_source_tokenizer,
     read_tokenizer,
 )
+from headstart.pretrained import shipped_bases
+from headstart.quantization import WEIGHTS_FILE
 from headstart.results import Provenance, Transfer
-from headstart.shipped import shipped_bases
-from headstart.storage import WHOLE
 from headstart.training.events import Event
 from headstart.training.launch import Place
 from headstart.training.loop import Trainer
@@ -306,7 +306,7 @@ class RunDir:
     def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
         from headstart.reports.run import render_run  # needs matplotlib, which takes long to load
 
-        save_weights(self.path / WHOLE, weights)
+        save_weights(self.path / WEIGHTS_FILE, weights)
         write_json(self.path / "result.json", result)
         transfer = Transfer(**info.transfer).summary() if info.transfer else ""
         write_text(
@@ -407,7 +407,7 @@ def with_absolute_paths(settings: Mapping[str, Any] | None) -> dict[str, Any]:
         return given
     named = {
         key: [name if name in SOURCES else absolute_paths([name])[0] for name in data[key]]
-        for key in PLACES
+        for key in PATH_SETTINGS
         if isinstance(data.get(key), list | tuple) and all(isinstance(name, str) for name in data[key])
     }
     return merge(given, {"data": named}) if named else given

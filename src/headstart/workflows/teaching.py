@@ -17,7 +17,7 @@ from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives.base import Objective
 from headstart.objectives.taught import TAUGHT, Lesson, can_teach, taught
-from headstart.shipped import shipped_bases
+from headstart.pretrained import shipped_bases
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.events import Event, Note
 from headstart.training.processes import ALONE
