@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from headstart.config import TrainingConfig, merge, parse_assignments
-from headstart.data.bpe_dropout import MergeDropout
+from headstart.data.augmentation import MergeDropout
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError
 from headstart.files import content_hash, write_json, write_text

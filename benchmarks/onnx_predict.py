@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.config import TrainingConfig
-from headstart.data.sources import load_dataset
+from headstart.data.datasets import load_dataset
 from headstart.files import write_text
 from headstart.results import Story
 from headstart.training.runtime import start_runtime

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headstart.config import RunConfig
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.models.model import build_model
 from headstart.objectives.base import counts
 from headstart.objectives.table import OBJECTIVES

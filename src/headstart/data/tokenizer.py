@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import TokenizerConfig
-from headstart.data.vocabulary import TOKENIZERS, sample
+from headstart.data.tokenizer_training import TOKENIZERS, sample
 from headstart.data.words import Words, splits_by_words
 from headstart.errors import ConfigError, DataError, HeadstartError, nearest, pick
 from headstart.files import content_hash, write_bytes

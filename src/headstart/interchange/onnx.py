@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headstart.batch import Batch, Row, pad
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 from headstart.files import write_json

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from headstart.config import DataConfig, load_toml, parse
+from headstart.data.datasets import SOURCES
 from headstart.data.decontamination import apart_hashes, shortened
-from headstart.data.portion import Portion
-from headstart.data.sources import SOURCES
-from headstart.data.stream import join
+from headstart.data.mixture import Portion
+from headstart.data.token_stream import join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.files import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config import PLACES, merge
-from headstart.data.sources import SOURCES
+from headstart.data.datasets import SOURCES
 from headstart.shipped import shipped_bases
 from headstart.workflows.begin import SCRATCH
 

@@ -30,8 +30,8 @@ from headstart.config import (
     merge,
     parse,
 )
-from headstart.data.portion import Portion
-from headstart.data.sources import SOURCES
+from headstart.data.datasets import SOURCES
+from headstart.data.mixture import Portion
 from headstart.errors import ConfigError, HeadstartError, RunError, Stopped, pick
 from headstart.files import write_json, write_with, writing
 from headstart.sections import FREE, TrainingConfig
