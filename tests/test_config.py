@@ -4,24 +4,12 @@ from hypothesis import strategies as st
 
 from headstart.config import (
     BodyConfig,
-    RunConfig,
-    load_preset,
     merge,
-    parse,
     parse_assignments,
-    preset_names,
     resolve,
 )
 from headstart.errors import ConfigError
 from headstart.objectives.table import make_objective
-
-
-@pytest.mark.parametrize("name", preset_names())
-@pytest.mark.parametrize("job", ["pretrain", "finetune"])
-def test_every_preset_resolves_for_every_job_and_survives_saving(name, job):
-    config = resolve(job, name)
-    assert parse(RunConfig, config.model_dump()) == config
-    assert load_preset(name)["title"]
 
 
 @pytest.mark.parametrize(

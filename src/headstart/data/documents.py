@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+from headstart.atomic_io import content_hash, file_hash
 from headstart.config import DataConfig
 from headstart.data.dataset import ALIASES, Skip
 from headstart.data.datasets import SOURCES, load_dataset
@@ -23,7 +24,6 @@ from headstart.data.text_io import (
     reading,
 )
 from headstart.errors import DataError, nearest
-from headstart.files import content_hash, file_hash
 
 LOOKED_AT = 1_000_000  # characters by which "auto" decides
 FEWEST_RUNS = 5  # "auto": fewer runs of lines than this show no habit

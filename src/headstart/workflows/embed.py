@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstart.atomic_io import write_with
 from headstart.batch import Batch, Row, pad
 from headstart.config import RunConfig
 from headstart.data.datasets import load_texts
 from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, pick
-from headstart.files import write_with
 from headstart.models.heads import POOLINGS
 from headstart.models.model import Model
 from headstart.training.runtime import Runtime, start_runtime

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headstart.atomic_io import content_hash
 from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example
@@ -10,7 +11,6 @@ from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import without_apart
 from headstart.data.splits import take_labels
 from headstart.data.tokenizer import Tokenizer
-from headstart.files import content_hash
 from headstart.training.events import Event, Note, Stage
 
 

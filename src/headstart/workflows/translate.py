@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from headstart.atomic_io import content_hash
 from headstart.config import RunConfig
 from headstart.data.augmentation import translation_loader
 from headstart.data.dataset import hashes
@@ -17,7 +18,6 @@ from headstart.data.parallel import load_parallel, parse_pair
 from headstart.data.samplers import padding_share
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
-from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives.table import make_objective
 from headstart.objectives.translate import Translate
