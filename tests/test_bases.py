@@ -16,7 +16,7 @@ from headstart.data.decontamination import LOW, seen_before
 from headstart.data.example import hashes
 from headstart.data.sources import load_dataset
 from headstart.errors import HeadstartError
-from headstart.shipped import check_base, describe_base, shipped_bases
+from headstart.pretrained import check_base, describe_base, shipped_bases
 from headstart.workflows.finetune import finetune
 from headstart.workflows.run import load_trained
 from headstart.workflows.score import predict

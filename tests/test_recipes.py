@@ -15,7 +15,7 @@ from headstart.data.sources import SOURCES, load_dataset
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives.table import make_objective
 from headstart.objectives.taught import can_teach
-from headstart.storage import _encoded
+from headstart.quantization import _encoded
 from headstart.workflows.recipe import read_recipe, run_recipe
 from headstart.workflows.run import load_trained
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headstart.data.sources import load_dataset as load_dataset
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.models.model import HeadSpec as HeadSpec
-    from headstart.shipped import shipped_bases as shipped_bases
+    from headstart.pretrained import shipped_bases as shipped_bases
     from headstart.workflows.classifier import swap_heads as swap_heads
     from headstart.workflows.compare import compare as compare
     from headstart.workflows.demo import run_demo as run_demo
@@ -70,7 +70,7 @@ _PUBLIC = {
     "resume": "headstart.workflows.resume",
     "run_demo": "headstart.workflows.demo",
     "run_recipe": "headstart.workflows.recipe",
-    "shipped_bases": "headstart.shipped",
+    "shipped_bases": "headstart.pretrained",
     "swap_heads": "headstart.workflows.classifier",
     "text_vectors": "headstart.workflows.embed",
     "translate": "headstart.workflows.translating",

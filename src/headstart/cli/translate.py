@@ -50,8 +50,8 @@ def translate(
     A blank line stays blank. --json prints an object a line. What was cut is told on standard error.
     """
     settings = o.gather(None, assignments, data__text_column=text_column)
+    from headstart.atomic_io import write_with
     from headstart.cli.listener import Listener
-    from headstart.files import write_with
     from headstart.training.events import Stage
     from headstart.workflows import translating
 

@@ -6,7 +6,7 @@ from typing import IO
 
 import numpy as np
 
-from headstart.files import write_with
+from headstart.atomic_io import write_with
 
 
 class GrowingArray:

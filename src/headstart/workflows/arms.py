@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from headstart.atomic_io import content_hash, finite, write_text
 from headstart.baselines.classical import train_classical
 from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.data.decontamination import seen_before
 from headstart.data.example import Dataset, Example
 from headstart.data.splits import all_folds, cut_folds, take_labels
-from headstart.files import content_hash, finite, write_text
 from headstart.results import CurvePoint, SeedResult, Transfer, plain
 from headstart.training.evaluate import marked_places, predict_probabilities
 from headstart.training.events import Event

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from headstart.atomic_io import content_hash, write_json
 from headstart.config import RunConfig, merge
 from headstart.data.decontamination import without_apart
 from headstart.data.example import Dataset
@@ -23,7 +24,6 @@ from headstart.data.fresh_loader import check_dropout
 from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped, nearest
-from headstart.files import content_hash, write_json
 from headstart.objectives.table import make_objective
 from headstart.results import Comparison, SeedResult, Transfer, comparison_from
 from headstart.training.events import Event, Stage

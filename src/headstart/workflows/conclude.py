@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from headstart.atomic_io import write_json, write_text
 from headstart.config import RunConfig
 from headstart.data.audit import Audit, audit
 from headstart.data.example import Dataset, Example
 from headstart.data.tokenizer import Tokenizer
-from headstart.files import write_json, write_text
 from headstart.objectives.base import Objective
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
 from headstart.plots.style import save_figure

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from headstart.atomic_io import content_hash
 from headstart.config import BUDGETS, RunConfig, load_preset, resolve
 from headstart.data.example import Dataset
 from headstart.data.fresh_loader import check_dropout
 from headstart.data.portion import Corpora
 from headstart.errors import ConfigError, RunError
-from headstart.files import content_hash
 from headstart.models.model import count_parameters
 from headstart.objectives.base import Objective
 from headstart.objectives.table import make_objective

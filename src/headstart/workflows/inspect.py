@@ -65,9 +65,9 @@ def inspect_parallel(
 
 def _settings(sections: Mapping[str, Any], tokenizer: str | None) -> tuple[DataConfig, TokenizerConfig]:
     """The settings that count for an audit; any other is an error."""
-    config: DataConfig = parse(DataConfig, sections.get("data", {}), "data")
+    config = parse(DataConfig, sections.get("data", {}), "data")
     wanted = {**dict(sections.get("tokenizer", {})), **({"kind": tokenizer} if tokenizer else {})}
-    words: TokenizerConfig = parse(TokenizerConfig, wanted, "tokenizer")
+    words = parse(TokenizerConfig, wanted, "tokenizer")
     for name in sections:
         if name not in ("data", "tokenizer"):
             raise ConfigError(

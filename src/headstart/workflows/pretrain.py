@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from headstart.atomic_io import content_hash
 from headstart.config import RunConfig, resolve
 from headstart.data.corpus import Corpus
 from headstart.data.decontamination import apart_hashes
@@ -18,7 +19,6 @@ from headstart.data.portion import Corpora, Portion, portions
 from headstart.data.stream import TokenStream, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters, transfer
 from headstart.objectives.base import Objective
 from headstart.objectives.masked_lm import MaskedLM

@@ -208,7 +208,7 @@ def _with_onnx(
             raise ConfigError(
                 f"an exported graph has no settings of {section!r} any more", hint="only data.* counts here"
             )
-    config: DataConfig = parse(DataConfig, {"keep": model.keep, **settings.get("data", {})})
+    config = parse(DataConfig, {"keep": model.keep, **settings.get("data", {})})
 
     def answer(examples: Sequence[Example]) -> np.ndarray:
         rows = encode_rows(model.tokenizer, examples, None, model.length, config.keep)

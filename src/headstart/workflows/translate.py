@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from headstart.atomic_io import content_hash
 from headstart.config import RunConfig
 from headstart.data.example import hashes
 from headstart.data.loader import padding_share
@@ -17,7 +18,6 @@ from headstart.data.parallel import load_parallel, parse_pair
 from headstart.data.tokenizer import Tokenizer
 from headstart.data.translation_loader import translation_loader
 from headstart.errors import RunError
-from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives.table import make_objective
 from headstart.objectives.translate import Translate
