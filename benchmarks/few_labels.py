@@ -21,7 +21,7 @@ import numpy as np
 
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import TrainingConfig, merge, parse_assignments
-from headstart.data.bpe_dropout import MergeDropout
+from headstart.data.augmentation import MergeDropout
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError
 from headstart.inference.loaded_model import load_model

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headstart.atomic_io import write_text
 from headstart.config import TrainingConfig
-from headstart.data.sources import load_dataset
+from headstart.data.datasets import load_dataset
 from headstart.inference.loaded_model import load_model
 from headstart.results import Provenance
 from headstart.training.runtime import start_runtime

@@ -45,13 +45,12 @@ import headstart as hs
 from headstart.atomic_io import content_hash, file_hash, write_folder_once, write_json, write_text
 from headstart.baselines.classical import train_classical
 from headstart.config import DataConfig
+from headstart.data.dataset import Dataset, Example, text_hash
+from headstart.data.datasets import SOURCES, split_files
 from headstart.data.decontamination import seen_before
-from headstart.data.example import Dataset, Example, text_hash
-from headstart.data.lines import read_lines
-from headstart.data.records import column_names, iterate_rows
-from headstart.data.sources import SOURCES, split_files
 from headstart.data.splits import take_labels, without_repeats
-from headstart.data.tables import read_table
+from headstart.data.tables import column_names, iterate_rows, read_table
+from headstart.data.text_io import read_lines
 from headstart.errors import DataError, HeadstartError, Stopped, pick
 from headstart.pretrained import CHECKSUMS, describe_base
 from headstart.reports.formatting import UNKNOWN, format_interval, format_score

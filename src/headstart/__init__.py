@@ -12,9 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headstart.data.audit import inspect_data as inspect_data
+    from headstart.data.audit import inspect_parallel as inspect_parallel
+    from headstart.data.datasets import load_dataset as load_dataset
     from headstart.data.libreoffice import fetch as fetch
     from headstart.data.parallel import load_parallel as load_parallel
-    from headstart.data.sources import load_dataset as load_dataset
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.inference.loaded_model import load_model as load_model
     from headstart.models.model import HeadSpec as HeadSpec
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from headstart.workflows.finetune import finetune as finetune
     from headstart.workflows.generate import generate as generate
     from headstart.workflows.import_ import import_model as import_model
-    from headstart.workflows.inspect import inspect_data as inspect_data
-    from headstart.workflows.inspect import inspect_parallel as inspect_parallel
     from headstart.workflows.pack import pack as pack
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.recipe import run_recipe as run_recipe
@@ -56,9 +56,9 @@ _PUBLIC = {
     "finetune": "headstart.workflows.finetune",
     "generate": "headstart.workflows.generate",
     "import_model": "headstart.workflows.import_",
-    "inspect_data": "headstart.workflows.inspect",
-    "inspect_parallel": "headstart.workflows.inspect",
-    "load_dataset": "headstart.data.sources",
+    "inspect_data": "headstart.data.audit",
+    "inspect_parallel": "headstart.data.audit",
+    "load_dataset": "headstart.data.datasets",
     "load_parallel": "headstart.data.parallel",
     "contextual_vectors": "headstart.workflows.embed",
     "embed": "headstart.workflows.embed",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headstart.config import RunConfig
-from headstart.data.loader import BlockLoader, TextLoader
+from headstart.data.samplers import BlockLoader, TextLoader
 from headstart.models.model import build_model
 from headstart.objectives.table import OBJECTIVES
 from headstart.objectives.taught import Lesson, taught

@@ -91,7 +91,7 @@ def _lines(found: Any, as_json: bool, scores: bool, n_best: int) -> Iterator[str
     import json
     from dataclasses import asdict
 
-    from headstart.data.lines import one_line
+    from headstart.data.text_io import one_line
 
     if as_json:
         yield json.dumps(asdict(found), ensure_ascii=False)

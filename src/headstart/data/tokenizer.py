@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash, write_bytes
 from headstart.config import TokenizerConfig
-from headstart.data.vocabulary import TOKENIZERS, sample
+from headstart.data.tokenizer_training import TOKENIZERS, sample
 from headstart.data.words import Words, splits_by_words
 from headstart.errors import ConfigError, DataError, HeadstartError, nearest, pick
 

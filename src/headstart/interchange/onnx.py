@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headstart.atomic_io import write_json
 from headstart.batch import Batch, Row, pad
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 from headstart.interchange.parcel import (

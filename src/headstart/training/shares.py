@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headstart.batch import Batch
-from headstart.data.loader import Loader
+from headstart.data.samplers import Loader
 from headstart.objectives.base import Alphabet, Objective
 from headstart.training.runtime import generator_for
 

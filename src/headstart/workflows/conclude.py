@@ -9,8 +9,8 @@ import numpy as np
 
 from headstart.atomic_io import write_json, write_text
 from headstart.config import RunConfig
-from headstart.data.audit import Audit, audit
-from headstart.data.example import Dataset, Example
+from headstart.data.audit import Audit, audit, token_counts
+from headstart.data.dataset import Dataset, Example
 from headstart.data.tokenizer import Tokenizer
 from headstart.inference.loaded_model import LoadedModel
 from headstart.objectives.base import Objective
@@ -31,7 +31,6 @@ from headstart.results import (
 from headstart.training.runtime import start_runtime
 from headstart.training.significance import adjust, interval, paired_test, passes_mark
 from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.inspect import token_counts
 from headstart.workflows.run_dir import collect_provenance
 
 MISTAKES = 10

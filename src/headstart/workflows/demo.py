@@ -9,7 +9,8 @@ from typing import Any
 
 from headstart.atomic_io import write_bytes, write_json
 from headstart.config import merge, resolve
-from headstart.data.sources import load_dataset
+from headstart.data.audit import inspect_data
+from headstart.data.datasets import load_dataset
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped
 from headstart.inference.loaded_model import load_model
@@ -18,7 +19,6 @@ from headstart.results import Comparison
 from headstart.training.events import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.finetune import finetune_config
-from headstart.workflows.inspect import inspect_data
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.run_dir import absolute_paths

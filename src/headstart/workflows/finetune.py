@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 
 from headstart.atomic_io import content_hash
 from headstart.config import BUDGETS, RunConfig, load_preset, resolve
-from headstart.data.example import Dataset
-from headstart.data.fresh_loader import check_dropout
-from headstart.data.portion import Corpora
+from headstart.data.augmentation import check_dropout
+from headstart.data.dataset import Dataset
+from headstart.data.mixture import Corpora
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import Classifier, LoadedModel, RunInfo, load_model
 from headstart.models.model import count_parameters

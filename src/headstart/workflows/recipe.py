@@ -33,8 +33,8 @@ from headstart.config import (
     merge,
     parse,
 )
-from headstart.data.portion import Portion
-from headstart.data.sources import SOURCES
+from headstart.data.datasets import SOURCES
+from headstart.data.mixture import Portion
 from headstart.errors import ConfigError, HeadstartError, RunError, Stopped, pick
 from headstart.inference.loaded_model import RECIPE, LoadedModel, RunInfo, load_model
 from headstart.pretrained import shipped_bases

@@ -27,7 +27,7 @@ from torch import Tensor
 from headstart.atomic_io import content_hash, write_json, write_text, write_with, writing
 from headstart.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint, save_weights
 from headstart.config import PATH_SETTINGS, RunConfig, merge
-from headstart.data.sources import SOURCES
+from headstart.data.datasets import SOURCES
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped
 from headstart.inference.loaded_model import (

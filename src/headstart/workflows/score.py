@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headstart.config import DataConfig, RunConfig, parse
+from headstart.data.dataset import Dataset, Example
+from headstart.data.datasets import load_for_scoring, load_texts
 from headstart.data.decontamination import seen_before
 from headstart.data.documents import open_for_scoring
-from headstart.data.example import Dataset, Example
-from headstart.data.sources import load_for_scoring, load_texts
-from headstart.data.stream import join
+from headstart.data.token_stream import join
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
 from headstart.interchange.onnx import GRAPH, OnnxClassifier

@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from headstart.config import RunConfig
-from headstart.data.example import hashes
-from headstart.data.loader import padding_share
+from headstart.data.augmentation import translation_loader
+from headstart.data.dataset import hashes
 from headstart.data.parallel import load_parallel, parse_pair
+from headstart.data.samplers import padding_share
 from headstart.data.tokenizer import Tokenizer
-from headstart.data.translation_loader import translation_loader
 from headstart.errors import RunError
 from headstart.inference.loaded_model import SOURCE_TOKENIZER, LoadedModel, RunInfo, load_model
 from headstart.models.model import Model, build_model, count_parameters

@@ -14,8 +14,8 @@ from typing import Any
 
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import RunConfig, merge
-from headstart.data.example import Dataset
-from headstart.data.fresh_loader import dropout_of
+from headstart.data.augmentation import dropout_of
+from headstart.data.dataset import Dataset
 from headstart.data.splits import all_folds, cut_folds, take_labels
 from headstart.errors import ConfigError, RunError, Stopped, pick
 from headstart.inference.loaded_model import LoadedModel, load_model
