@@ -1,0 +1,96 @@
+"""Names and prose use the words of papers, PyTorch, transformers and scikit-learn, never private ones for the same things.
+
+Each private word has the number of times it may still occur; that number may fall but never rise.
+"""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("src", "docs", "tests", "benchmarks", "recipes", "examples")
+SUFFIXES = {".py", ".js", ".css", ".html", ".md", ".toml", ".sh"}
+
+# word -> (what to write instead, how often the word may still occur)
+WORDS = {
+    "arrival": ("from_transformers", 31),
+    "asked": ("label_positions, or another verb", 446),
+    "asking": ("q_proj, or another verb", 16),
+    "begun": ("started", 62),
+    "bend": ("activation", 4),
+    "bends": ("activations", 8),
+    "desk": ("workspace", 47),
+    "followed": ("applied, or 'with ... after it'", 6),
+    "goes on": ("continues, or 'is put on'", 91),
+    "halved": ("bfloat16", 5),
+    "heard": ("received", 21),
+    "inward": ("qkv_proj", 2),
+    "joined": ("joined processes: initialized; joined texts: concatenated", 54),
+    "kept": ("saved, reused, retained", 358),
+    "lesson": ("distillation", 66),
+    "lessons": ("distillation", 1),
+    "marked": ("evaluated, highlighted", 137),
+    "marking": ("evaluating", 9),
+    "marks": ("metrics", 274),
+    "meeting": ("rendezvous", 31),
+    "narrow": ("down_proj", 33),
+    "opinions": ("teacher log-probabilities", 53),
+    "outward": ("out_proj", 7),
+    "parcel": ("export bundle", 353),
+    "placed": ("put, located", 4),
+    "places": ("positions, indices", 364),
+    "push": ("perturbation, add", 21),
+    "pushed": ("perturbed, added", 0),
+    "pushes": ("perturbations", 3),
+    "rivals": ("baselines, alternatives", 5),
+    "slope": ("gradient, exponent", 61),
+    "slopes": ("gradients, exponents", 67),
+    "stands": ("is", 78),
+    "story": ("provenance", 22),
+    "tally": ("meters, counts", 27),
+    "taught": ("distilled", 118),
+    "told": ("a verb that says what is passed or printed", 356),
+    "turns": ("rotary angles, or another verb", 157),
+    "unless told": ("by default", 36),
+    "veil": ("mask_bias", 19),
+    "widen": ("up_proj", 6),
+}
+
+# Part of a name -> what to write instead. These may not occur in any identifier of the package.
+IDENTIFIERS: dict[str, str] = {}
+
+
+def files():
+    own = Path(__file__)
+    found = [*ROOT.glob("*.md")]
+    for folder in FOLDERS:
+        found += [path for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES and path != own]
+    return [path for path in found if "__pycache__" not in path.parts]
+
+
+@pytest.fixture(scope="module")
+def occurrences():
+    """For each private word, the lines that hold it."""
+    pattern = re.compile(
+        rf"(?<![a-z])({'|'.join(sorted(WORDS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE
+    )
+    found: dict[str, list[str]] = {word: [] for word in WORDS}
+    for path in files():
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            # marked_places -> marked places, MarkedPlaces -> Marked Places
+            plain = re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", line)
+            for match in pattern.findall(plain):
+                found[match.lower()].append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    return found
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_private_words_do_not_come_back(word, occurrences):
+    instead, allowed = WORDS[word]
+    found = occurrences[word]
+    files = Counter(each.split(":")[0] for each in found)
+    assert len(found) <= allowed, (
+        f"{word!r} occurs {len(found)} times, write {instead}: {dict(files)}\n" + "\n".join(found[:20])
+    )
