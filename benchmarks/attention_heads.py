@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.config import TrainingConfig
+from headstart.evaluation.statistics import interval
 from headstart.files import write_text
 from headstart.results import Interval, Story
 from headstart.training.runtime import start_runtime
-from headstart.training.significance import interval
 from headstart.workflows.pretrain import Pretrained, pretrain
 from headstart.workflows.story import tell_story
 

@@ -23,6 +23,7 @@ from headstart.config import TrainingConfig, merge, parse_assignments
 from headstart.data.bpe_dropout import MergeDropout
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError
+from headstart.evaluation.statistics import adjust, interval, paired_test
 from headstart.files import content_hash, write_json, write_text
 from headstart.reports.formatting import (
     format_interval,
@@ -32,7 +33,6 @@ from headstart.reports.formatting import (
 )
 from headstart.results import Interval, SeedResult, Story, plain
 from headstart.training.runtime import start_runtime
-from headstart.training.significance import adjust, interval, paired_test
 from headstart.workflows.arms import (
     Encoder,
     Fit,

@@ -13,7 +13,7 @@ from headstart.config import (
     resolve,
 )
 from headstart.errors import ConfigError
-from headstart.objectives.table import make_objective
+from headstart.objectives import make_objective
 
 
 @pytest.mark.parametrize("name", preset_names())

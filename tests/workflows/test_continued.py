@@ -12,7 +12,7 @@ from headstart.config import BodyConfig, DataConfig, merge
 from headstart.data.example import hashes
 from headstart.data.portion import portions
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.training.events import Note
+from headstart.training.callbacks import Note
 from headstart.workflows.continued import adaptation_defaults, count_tokens
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume

@@ -10,7 +10,7 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.data.example import hashes
 from headstart.errors import ConfigError, RunError
-from headstart.training.events import Note
+from headstart.training.callbacks import Note
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.recipe import run_recipe

@@ -10,7 +10,7 @@ import headstart as hs
 from headstart.config import merge
 from headstart.data.tokenizer import open_tokenizer
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.training.events import Note
+from headstart.training.callbacks import Note
 from headstart.workflows.pack import pack
 from headstart.workflows.picture import picture_attention
 from headstart.workflows.run import load_trained

@@ -25,7 +25,7 @@ from headstart.generation.unfold import Unfolding
 from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.model import count_parameters
 from headstart.models.packed import cast_linears, packed
-from headstart.objectives.hybrid import CausalAndMasked
+from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.serving.limits import Limits, http_error
 from headstart.serving.schema import Ability, GenerateRequest
 from headstart.training.evaluate import class_scores

@@ -10,9 +10,9 @@ from typing import Any
 from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig
 from headstart.errors import RunError
-from headstart.training.events import Event
+from headstart.training.callbacks import Event
+from headstart.training.distributed import Processes
 from headstart.training.launch import Place
-from headstart.training.processes import Processes
 from headstart.training.runtime import Runtime
 from headstart.workflows.run import RunFolder, RunInfo, Trained, load_trained
 

@@ -11,6 +11,7 @@ from headstart.config import RunConfig
 from headstart.data.audit import Audit, audit
 from headstart.data.example import Dataset, Example
 from headstart.data.tokenizer import Tokenizer
+from headstart.evaluation.statistics import adjust, interval, paired_test, passes_mark
 from headstart.files import write_json, write_text
 from headstart.objectives.base import Objective
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
@@ -28,7 +29,6 @@ from headstart.results import (
     plain,
 )
 from headstart.training.runtime import start_runtime
-from headstart.training.significance import adjust, interval, paired_test, passes_mark
 from headstart.workflows.finetune_defaults import DatasetFacts
 from headstart.workflows.inspect import token_counts
 from headstart.workflows.run import Trained

@@ -14,7 +14,7 @@ from headstart.errors import ConfigError, RunError, Stopped
 from headstart.files import write_bytes, write_json
 from headstart.results import Comparison
 from headstart.shipped import shipped_bases
-from headstart.training.events import Event, Note
+from headstart.training.callbacks import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.inspect import inspect_data

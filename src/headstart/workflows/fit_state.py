@@ -8,7 +8,7 @@ from typing import Any
 
 from headstart.checkpoint import load_checkpoint, save_checkpoint
 from headstart.files import content_hash
-from headstart.training.loop import Trainer
+from headstart.training.trainer import Trainer
 
 
 class FitState:

@@ -17,7 +17,7 @@ from headstart.generation.reader import ModelReader
 from headstart.generation.reader import prompts as prompt_batch
 from headstart.generation.sampling import Sampling, stream_of
 from headstart.generation.unfold import Unfolding, continuation
-from headstart.objectives.hybrid import CausalAndMasked
+from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.training.runtime import Runtime, start_runtime
 from headstart.workflows.run import Trained, load_trained
 

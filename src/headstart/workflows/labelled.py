@@ -11,7 +11,7 @@ from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.data.tokenizer import Tokenizer
 from headstart.files import content_hash
-from headstart.training.events import Event, Note, Stage
+from headstart.training.callbacks import Event, Note, Stage
 
 
 @dataclass(frozen=True)

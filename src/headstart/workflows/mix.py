@@ -16,8 +16,8 @@ from headstart.data.mixed_loader import MixedLoader
 from headstart.data.pairs import PairLoader
 from headstart.data.stream import TokenStream, join, spare
 from headstart.errors import DataError
-from headstart.training.events import Event, Note
-from headstart.training.processes import Processes
+from headstart.training.callbacks import Event, Note
+from headstart.training.distributed import Processes
 
 
 def without_repeats(

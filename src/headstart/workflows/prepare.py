@@ -16,7 +16,7 @@ from headstart.data.documents import Documents, open_documents
 from headstart.data.tokenizer import TOKENIZERS, Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError
 from headstart.files import content_hash, write_folder_once
-from headstart.training.events import Event, Note, Stage
+from headstart.training.callbacks import Event, Note, Stage
 
 OnEvent = Callable[[Event], None]
 Hashes = NDArray[np.uint64]

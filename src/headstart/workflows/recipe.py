@@ -37,7 +37,7 @@ from headstart.files import write_json, write_with, writing
 from headstart.sections import FREE, TrainingConfig
 from headstart.shipped import shipped_bases
 from headstart.storage import FORMS, compact
-from headstart.training.events import Event, Note
+from headstart.training.callbacks import Event, Note
 from headstart.training.launch import need_alone
 from headstart.workflows.begin import SCRATCH
 from headstart.workflows.finetune import Finetuned, finetune, finetune_config, read_finetuned

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headstart.results import Comparison
-from headstart.training.events import Event
-from headstart.training.processes import joined
+from headstart.training.callbacks import Event
+from headstart.training.distributed import joined
 from headstart.training.runtime import Runtime, start_runtime
 from headstart.workflows.begin import heard
 from headstart.workflows.compare import is_comparison, resume_compare

@@ -21,21 +21,21 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped, nearest
 from headstart.files import write_json, write_text, write_with
 from headstart.models.model import HeadSpec, Model, build_model
+from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
-from headstart.objectives.table import make_objective
 from headstart.results import Transfer
 from headstart.shipped import BASE, CHECKSUMS, check_base
 from headstart.shipped import shipped_bases as shipped_bases
 from headstart.storage import WHOLE, read_weights
-from headstart.training.events import Event
-from headstart.training.loop import Trainer
-from headstart.training.processes import ALONE, Processes
+from headstart.training.callbacks import Event
+from headstart.training.distributed import ALONE, Processes
+from headstart.training.trainer import Trainer
 from headstart.workflows.hold import Hold
 from headstart.workflows.run_log import RunLog
 from headstart.workflows.tensorboard import TensorBoardLog
 
 if TYPE_CHECKING:
-    from headstart.baselines.classical import ClassicalModel
+    from headstart.baselines.tfidf import ClassicalModel
 
 Classifier = Literal["network", "tfidf"]
 FORMAT = 1  # of run.json; a newer one is refused with a word
@@ -306,7 +306,7 @@ def load_trained(name: str, with_weights: bool = True) -> Trained:
 
 
 def _load_tfidf(path: Path) -> "ClassicalModel":
-    from headstart.baselines.classical import ClassicalModel  # needs scikit-learn, which takes long to load
+    from headstart.baselines.tfidf import ClassicalModel  # needs scikit-learn, which takes long to load
 
     return ClassicalModel.load(path)
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from headstart.files import write_text, writing
-from headstart.training.events import Evaluated, Event, StepDone
+from headstart.training.callbacks import Evaluated, Event, StepDone
 
 
 class RunLog:

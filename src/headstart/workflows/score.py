@@ -15,10 +15,10 @@ from headstart.data.example import Dataset, Example
 from headstart.data.sources import load_for_scoring, load_texts
 from headstart.data.stream import join
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
+from headstart.evaluation.metrics import score
 from headstart.interchange.onnx import GRAPH, OnnxClassifier
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.evaluate import predict_probabilities
-from headstart.training.metrics import score
 from headstart.training.runtime import start_runtime
 from headstart.workflows.labelled import encode_rows
 from headstart.workflows.prepare import prepare_documents

@@ -15,13 +15,13 @@ from headstart.data.loader import TextLoader
 from headstart.data.parallel import ParallelText, load_pairs_for_scoring, load_parallel
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
+from headstart.evaluation.translation_metrics import MEASURES, compare_translations, score_translations
 from headstart.generation.beam import Beam
 from headstart.models.model import Model
 from headstart.objectives.base import Objective
 from headstart.results import TranslationScore, TranslationTest
 from headstart.training.evaluate import language_sums
 from headstart.training.runtime import Runtime, start_runtime
-from headstart.training.translation_metrics import MEASURES, compare_translations, score_translations
 from headstart.workflows.decoding import at_once, write_translations
 from headstart.workflows.run import Trained, load_trained
 from headstart.workflows.translation_task import TranslationTask, encode_pairs

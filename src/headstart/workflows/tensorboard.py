@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.errors import ConfigError
-from headstart.training.events import Evaluated, Event, StepDone
+from headstart.training.callbacks import Evaluated, Event, StepDone
 
 STEP_MARKS = ("loss", "accuracy", "learning_rate", "tokens_per_second", "padding")
 

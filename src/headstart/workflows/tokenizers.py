@@ -7,7 +7,7 @@ from headstart.config import RunConfig
 from headstart.data.example import Dataset
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, resolve_tokenizer
 from headstart.errors import RunError
-from headstart.training.events import Event, Stage
+from headstart.training.callbacks import Event, Stage
 from headstart.workflows.run import Trained
 
 

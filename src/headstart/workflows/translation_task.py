@@ -15,7 +15,7 @@ from headstart.data.translation_loader import check_both
 from headstart.data.vocabulary import TOKENIZERS
 from headstart.errors import ConfigError, DataError
 from headstart.files import content_hash
-from headstart.training.events import Event, Note, Stage
+from headstart.training.callbacks import Event, Note, Stage
 from headstart.workflows.run import Trained
 
 

@@ -19,7 +19,7 @@ from headstart.data.splits import all_folds, cut_folds, take_labels
 from headstart.errors import ConfigError, RunError, Stopped, pick
 from headstart.files import content_hash, write_json, write_text
 from headstart.results import Story, plain
-from headstart.training.events import Event, Note, Stage
+from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import need_alone
 from headstart.training.runtime import StopWish, start_runtime, stopping_gently
 from headstart.workflows.arms import Encoder, Part, fold_parts, whole_part

@@ -12,8 +12,8 @@ from headstart.config import BodyConfig, RunConfig, load_preset, merge, resolve
 from headstart.data.parallel import ParallelText
 from headstart.errors import ConfigError
 from headstart.models.model import Model, transfer
-from headstart.objectives.table import make_objective
-from headstart.objectives.translate import Translate
+from headstart.objectives import make_objective
+from headstart.objectives.seq2seq import Translate
 from headstart.results import Transfer
 from headstart.workflows.pretrain import fit_length
 from headstart.workflows.run import Trained
