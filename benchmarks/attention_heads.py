@@ -11,9 +11,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from headstart.atomic_io import write_text
 from headstart.config import TrainingConfig
 from headstart.evaluation.statistics import interval
-from headstart.files import write_text
 from headstart.results import Interval, Story
 from headstart.training.runtime import start_runtime
 from headstart.workflows.pretrain import Pretrained, pretrain

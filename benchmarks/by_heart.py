@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from headstart.batch import Row
 from headstart.config import DataConfig
+from headstart.data.dataset import hashes
+from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import seen_before
-from headstart.data.example import hashes
-from headstart.data.sources import load_dataset
-from headstart.data.tables import read_lines
+from headstart.data.text_io import read_lines
 from headstart.models.model import Model
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.workflows.run import Trained, load_trained

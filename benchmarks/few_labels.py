@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import TrainingConfig, merge, parse_assignments
-from headstart.data.bpe_dropout import MergeDropout
+from headstart.data.augmentation import MergeDropout
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError
 from headstart.evaluation.statistics import adjust, interval, paired_test
-from headstart.files import content_hash, write_json, write_text
 from headstart.reports.formatting import (
     format_interval,
     format_p_value,

@@ -23,11 +23,11 @@ from bench import RESULTS, story
 from transfer_suite import TextSet, find_sets
 
 import headstart as hs
+from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import merge
-from headstart.data.sources import load_dataset
+from headstart.data.datasets import load_dataset
 from headstart.data.splits import take_labels
 from headstart.data.tables import read_table
-from headstart.files import content_hash, write_json, write_text
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.finetune_defaults import DatasetFacts
 from headstart.workflows.run import load_trained

@@ -23,7 +23,7 @@ def perplexities(base: Path) -> list[float]:
     """Perplexity on valid reviews at each multiple of the trained length; every block is read from its first token."""
     import numpy as np
 
-    from headstart.data.loader import BlockLoader
+    from headstart.data.samplers import BlockLoader
     from headstart.training.evaluate import language_sums
     from headstart.training.runtime import start_runtime
 

@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from headstart.atomic_io import write_text
 from headstart.config import TrainingConfig
-from headstart.data.sources import load_dataset
-from headstart.files import write_text
+from headstart.data.datasets import load_dataset
 from headstart.results import Story
 from headstart.training.runtime import start_runtime
 from headstart.workflows.export import export

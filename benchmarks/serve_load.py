@@ -30,7 +30,7 @@ CLIENT = Path(__file__).with_name("load_client.py")
 def make_run(folder: Path, preset: str, reviews: int) -> Path:
     """A classifier of a preset's size with hardly any training, and the texts to send it, each of some reviews."""
     from headstart.config import DataConfig
-    from headstart.data.sources import load_dataset
+    from headstart.data.datasets import load_dataset
     from headstart.workflows.finetune import finetune
 
     run = folder / preset

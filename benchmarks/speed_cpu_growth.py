@@ -54,8 +54,8 @@ def corpus_child(megabytes: int) -> None:
     import numpy as np
 
     from headstart.config import DataConfig, TokenizerConfig, resolve
-    from headstart.data.corpus import prepare
     from headstart.data.documents import open_documents
+    from headstart.data.token_cache import prepare
     from headstart.data.tokenizer import train_tokenizer
     from headstart.models.model import build_model
     from headstart.objectives import make_objective

@@ -137,7 +137,7 @@ def main() -> None:
     from headstart.config import DataConfig, TokenizerConfig
     from headstart.data.documents import open_documents
     from headstart.data.tokenizer import train_tokenizer
-    from headstart.data.vocabulary import sample
+    from headstart.data.tokenizer_training import sample
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -18,8 +18,8 @@ from pathlib import Path
 from bench import Rate, Sheet, interleaved, options, rate_of, reached
 
 import headstart as hs
-from headstart.data.example import Example
-from headstart.data.sources import load_dataset
+from headstart.data.dataset import Example
+from headstart.data.datasets import load_dataset
 from headstart.workflows.run import load_trained
 from headstart.workflows.score import Voter
 

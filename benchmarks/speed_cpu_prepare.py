@@ -46,8 +46,8 @@ def text_of(folder: str, megabytes: int, path: Path) -> None:
 def child(words: object) -> None:
     """Prepare (or only split) a file by one core, and tell processor seconds and memory."""
     from headstart.config import DataConfig
-    from headstart.data.corpus import prepare
     from headstart.data.documents import open_documents
+    from headstart.data.token_cache import prepare
     from headstart.data.tokenizer import open_tokenizer
     from headstart.training.runtime import peak_memory
 
@@ -90,7 +90,7 @@ def main() -> None:
     from headstart.config import DataConfig, TokenizerConfig
     from headstart.data.documents import open_documents
     from headstart.data.tokenizer import train_tokenizer
-    from headstart.data.vocabulary import sample
+    from headstart.data.tokenizer_training import sample
 
     rates: dict[str, list[float]] = {"headstart": [], "transformers": []}
     growth = []

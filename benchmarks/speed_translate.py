@@ -26,7 +26,7 @@ import torch
 
 import headstart as hs
 from headstart.batch import Row
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.generation.beam import Beam, beam_search
 from headstart.generation.decode import Rules
 from headstart.generation.reader import sources

@@ -42,21 +42,20 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import headstart as hs
+from headstart.atomic_io import content_hash, file_hash, write_folder_once, write_json, write_text
 from headstart.baselines.tfidf import train_classical
 from headstart.config import DataConfig
+from headstart.data.dataset import Dataset, Example, text_hash
+from headstart.data.datasets import SOURCES, split_files
 from headstart.data.decontamination import seen_before
-from headstart.data.example import Dataset, Example, text_hash
-from headstart.data.lines import read_lines
-from headstart.data.records import column_names, iterate_rows
-from headstart.data.sources import SOURCES, split_files
 from headstart.data.splits import take_labels, without_repeats
-from headstart.data.tables import read_table
+from headstart.data.tables import column_names, iterate_rows, read_table
+from headstart.data.text_io import read_lines
 from headstart.errors import DataError, HeadstartError, Stopped, pick
 from headstart.evaluation.statistics import interval
-from headstart.files import content_hash, file_hash, write_folder_once, write_json, write_text
+from headstart.pretrained import CHECKSUMS, describe_base
 from headstart.reports.formatting import UNKNOWN, format_interval, format_score
 from headstart.results import Interval, plain
-from headstart.shipped import CHECKSUMS, describe_base
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.labelled import data_fingerprint
 from headstart.workflows.pretrain import pretrain_config

@@ -13,12 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headstart.config import DataConfig
+from headstart.data.dataset import Example, text_hash
+from headstart.data.datasets import class_finder, load_dataset
 from headstart.data.decontamination import apart_hashes
-from headstart.data.example import Example, text_hash
-from headstart.data.labels import class_finder
-from headstart.data.lines import read_lines
-from headstart.data.sources import load_dataset
 from headstart.data.splits import cut
+from headstart.data.text_io import read_lines
 from headstart.errors import DataError
 
 REVIEWS = "imdb-unlabelled.txt.xz"

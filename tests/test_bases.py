@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import DataConfig
+from headstart.data.dataset import hashes
+from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import LOW, seen_before
-from headstart.data.example import hashes
-from headstart.data.sources import load_dataset
 from headstart.errors import HeadstartError
-from headstart.shipped import check_base, describe_base, shipped_bases
+from headstart.pretrained import check_base, describe_base, shipped_bases
 from headstart.workflows.finetune import finetune
 from headstart.workflows.run import load_trained
 from headstart.workflows.score import predict

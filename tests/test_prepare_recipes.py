@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import DataConfig
-from headstart.data.example import SPLITS, Example
-from headstart.data.sources import SOURCES, load_dataset
+from headstart.data.dataset import SPLITS, Example
+from headstart.data.datasets import SOURCES, load_dataset
 from headstart.data.splits import cut
 from headstart.errors import DataError
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from headstart.config import DataConfig, resolve
-from headstart.data.example import hashes
-from headstart.data.sources import SOURCES, load_dataset
+from headstart.data.dataset import hashes
+from headstart.data.datasets import SOURCES, load_dataset
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.distillation import can_teach
-from headstart.storage import _encoded
+from headstart.quantization import _encoded
 from headstart.workflows.recipe import read_recipe, run_recipe
 from headstart.workflows.run import load_trained
 

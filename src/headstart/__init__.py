@@ -12,12 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headstart.data.audit import inspect_data as inspect_data
+    from headstart.data.audit import inspect_parallel as inspect_parallel
+    from headstart.data.datasets import load_dataset as load_dataset
     from headstart.data.libreoffice import fetch as fetch
     from headstart.data.parallel import load_parallel as load_parallel
-    from headstart.data.sources import load_dataset as load_dataset
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.models.model import HeadSpec as HeadSpec
-    from headstart.shipped import shipped_bases as shipped_bases
+    from headstart.pretrained import shipped_bases as shipped_bases
     from headstart.workflows.classifier import swap_heads as swap_heads
     from headstart.workflows.compare import compare as compare
     from headstart.workflows.demo import run_demo as run_demo
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from headstart.workflows.finetune import finetune as finetune
     from headstart.workflows.generate import generate as generate
     from headstart.workflows.import_ import import_model as import_model
-    from headstart.workflows.inspect import inspect_data as inspect_data
-    from headstart.workflows.inspect import inspect_parallel as inspect_parallel
     from headstart.workflows.pack import pack as pack
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.recipe import run_recipe as run_recipe
@@ -56,9 +56,9 @@ _PUBLIC = {
     "finetune": "headstart.workflows.finetune",
     "generate": "headstart.workflows.generate",
     "import_model": "headstart.workflows.import_",
-    "inspect_data": "headstart.workflows.inspect",
-    "inspect_parallel": "headstart.workflows.inspect",
-    "load_dataset": "headstart.data.sources",
+    "inspect_data": "headstart.data.audit",
+    "inspect_parallel": "headstart.data.audit",
+    "load_dataset": "headstart.data.datasets",
     "load_parallel": "headstart.data.parallel",
     "contextual_vectors": "headstart.workflows.embed",
     "embed": "headstart.workflows.embed",
@@ -70,7 +70,7 @@ _PUBLIC = {
     "resume": "headstart.workflows.resume",
     "run_demo": "headstart.workflows.demo",
     "run_recipe": "headstart.workflows.recipe",
-    "shipped_bases": "headstart.shipped",
+    "shipped_bases": "headstart.pretrained",
     "swap_heads": "headstart.workflows.classifier",
     "text_vectors": "headstart.workflows.embed",
     "translate": "headstart.workflows.translating",

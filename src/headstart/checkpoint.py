@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from headstart.atomic_io import file_hash, write_folder, write_json, write_with
 from headstart.errors import RunError
-from headstart.files import file_hash, write_folder, write_json, write_with
 
 KEPT = 2  # checkpoints that stay on disk: the newest, and the one before in case the newest is torn
 

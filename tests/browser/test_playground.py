@@ -3,64 +3,12 @@
 import json
 
 import pytest
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from tests.browser.conftest import DESKTOP, PHONE
+from tests.browser.conftest import DESKTOP, FIND_ALL, PHONE, Page
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)> \"quote' &amp; \u202etfel 🎬 " + "w" * 300
 TABS = ["classify", "write", "translate", "attention", "runs", "plan"]
-
-
-class Page:
-    """The page as a person uses it."""
-
-    def __init__(self, browser, address):
-        self.browser, self.address = browser, address
-        self.wait = WebDriverWait(browser, 60)
-
-    def open(self, tab):
-        self.browser.get("about:blank")
-        self.browser.get(f"{self.address}/#{tab}" if tab else self.address)
-        self.wait.until(lambda _: self.run("return document.documentElement.dataset.ready") == "yes")
-        return self
-
-    def run(self, script, *given):
-        return self.browser.execute_script(script, *given)
-
-    def find(self, selector):
-        return self.browser.find_element(By.CSS_SELECTOR, selector)
-
-    def all(self, selector):
-        return self.browser.find_elements(By.CSS_SELECTOR, selector)
-
-    def text(self, selector):
-        return self.run("return document.querySelector(arguments[0]).textContent", selector)
-
-    def type(self, selector, text):
-        """Put in text as pasting would: the driver cannot type every character."""
-        self.run("const e = document.querySelector(arguments[0]); e.value = arguments[1]", selector, text)
-
-    def send(self, form):
-        self.find(f"#{form}-form button[type=submit]").click()
-        self.settle(form)
-
-    def settle(self, form):
-        script = "return !document.querySelector(arguments[0]).disabled"
-        self.wait.until(lambda _: self.run(script, f"#{form}-form button[type=submit]"))
-
-    def shadow(self, place, selector):
-        """Elements of the explorer, which stands in a tree of its own."""
-        script = "return [...document.querySelector(arguments[0]).firstChild.shadowRoot.querySelectorAll(arguments[1])]"
-        return self.run(script, place, selector)
-
-    def keys(self, *keys):
-        ActionChains(self.browser).send_keys(*keys).perform()
-
-    def console(self):
-        return [line for line in self.browser.get_log("browser") if line["level"] in ("WARNING", "SEVERE")]
 
 
 @pytest.fixture
@@ -87,15 +35,15 @@ def test_a_text_gets_its_label_with_each_tokens_part(page):
     page.send("classify")
     assert page.text("#classify-result .verdict bdi") in ("good", "bad")
     assert "%" in page.text("#classify-result .verdict small")
-    assert len(page.all("#classify-result .bars li")) == 2
+    assert page.count("#classify-result .bars li") == 2
     assert page.text("#classify-result .pieces").strip() == "a wonderful film"
     assert (
         page.run("return getComputedStyle(document.querySelector('.piece')).backgroundColor")
         != "rgba(0, 0, 0, 0)"
     )
-    page.find("#classify-explain").click()
+    page.click("#classify-explain")
     page.send("classify")
-    assert not page.all("#classify-result .pieces")
+    assert not page.count("#classify-result .pieces")
     assert "null" not in page.text("#classify-result")
 
 
@@ -106,19 +54,16 @@ def test_hostile_text_is_shown_as_text_and_nothing_runs(page, tab):
         {"classify": "#classify-text", "write": "#write-prompt", "attention": "#attention-text"}[tab], HOSTILE
     )
     page.send(tab)
-    assert page.find("#problem").is_displayed() is False
+    assert not page.is_shown("#problem")
     if tab == "classify":
         assert "<script>alert(1)" in page.text("#classify-result .pieces").replace("\\u202e", "")
-        assert not page.all("#classify-result script, #classify-result img")
+        assert not page.count("#classify-result script, #classify-result img")
     if tab == "write":
         assert page.text("#written .given") == HOSTILE
-        assert not page.all("#written script, #written img")
+        assert not page.count("#written script, #written img")
     if tab == "attention":
-        shown = "".join(
-            page.run("return arguments[0].map(e => e.textContent)", page.shadow("#attention-maps", ".token"))
-        )
-        assert "<script>" in shown.replace("▁", " ")
-        assert not page.shadow("#attention-maps", "script, img")
+        assert "<script>" in "".join(page.texts("#attention-maps >>> .token")).replace("▁", " ")
+        assert not page.count("#attention-maps >>> script, img")
     assert page.run("return document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -139,66 +84,61 @@ def test_text_comes_token_by_token_and_can_be_stopped(page):
         const body = new ReadableStream({ start(control) { control.enqueue(new TextEncoder().encode('{"text": "slow"}\\n'));
             options.signal.addEventListener("abort", () => control.error(options.signal.reason)); } });
         return new Response(body); };""")
-    page.find("#write-go").click()
-    page.wait.until(lambda _: page.text("#written .new") == "slow")
-    page.find("#write-stop").click()
+    page.click("#write-go")
+    page.until(lambda: page.text("#written .new") == "slow")
+    page.click("#write-stop")
     page.settle("write")
     assert page.text("#written-about") == "stopped."
-    assert page.find("#problem").is_displayed() is False
+    assert not page.is_shown("#problem")
 
 
 def test_attention_is_explored_by_mouse_and_by_keyboard(page):
     page.open("attention")
     page.send("attention")
-    thumbs = page.shadow("#attention-maps", ".thumb")
-    assert len(thumbs) == 4
-    title = lambda: page.shadow("#attention-maps", "#which")[0].text
-    assert title() == "Layer 1, attention head 1"
-    thumbs[3].click()
-    assert title() == "Layer 2, attention head 2"
+    title, summary = "#attention-maps >>> #which", "#attention-maps >>> #summary"
+    assert page.has_text(title, "Layer 1, attention head 1")
+    assert page.count("#attention-maps >>> .thumb") == 4
+    page.click("#attention-maps >>> .thumb", 3)
+    assert page.has_text(title, "Layer 2, attention head 2")
     page.keys(Keys.ARROW_LEFT)
-    assert title() == "Layer 2, attention head 1"
-    tokens = page.shadow("#attention-maps", ".token")
-    ActionChains(page.browser).move_to_element(tokens[2]).perform()
-    assert "attends to" in page.shadow("#attention-maps", "#summary")[0].text
-    tokens[2].click()
+    assert page.has_text(title, "Layer 2, attention head 1")
+    page.hover("#attention-maps >>> .token", 2)
+    assert page.has_text(summary, "attends to")
+    page.click("#attention-maps >>> .token", 2)
     page.keys(Keys.ARROW_RIGHT)
-    assert "chosen" in page.shadow("#attention-maps", ".token")[3].get_attribute("class")
-    page.shadow("#attention-maps", "input[value=to]")[0].click()
-    assert "is attended to by" in page.shadow("#attention-maps", "#summary")[0].text
-    drawn = page.run("""const map = arguments[0];
-        return new Set(map.getContext("2d").getImageData(0, 0, map.width, map.height).data).size""",
-        page.shadow("#attention-maps", "#map")[0])  # fmt: skip
-    assert drawn > 10
+    assert page.until(lambda: "chosen" in page.attribute("#attention-maps >>> .token", "class", 3))
+    page.click("#attention-maps >>> input[value=to]")
+    assert page.has_text(summary, "is attended to by")
+    colours = """const map = all("#attention-maps >>> #map")[0];
+        return new Set(map.getContext("2d").getImageData(0, 0, map.width, map.height).data).size"""
+    assert page.until(lambda: page.run(FIND_ALL + colours) > 10)
     page.send("attention")
-    assert title() == "Layer 1, attention head 1"
+    assert page.has_text(title, "Layer 1, attention head 1")
 
 
 def test_a_translation_shows_under_the_pointer_where_each_token_looks(page):
     page.open("translate")
     page.type("#translate-text", "1234 <b>")
     page.send("translate")
-    assert page.find("#translate-result").is_displayed()
-    queries = page.shadow("#translate-maps", "#queries .token")
-    keys = page.shadow("#translate-maps", "#keys .token")
-    assert "1234" in "".join(page.run("return arguments[0].map(e => e.textContent)", keys)).replace("▁", "")
-    said = lambda: page.shadow("#translate-maps", "#summary")[0].text
-    ActionChains(page.browser).move_to_element(queries[0]).perform()
-    assert "attends to" in said()
-    ActionChains(page.browser).move_to_element(keys[1]).perform()
-    assert "is attended to by" in said()
-    assert not page.shadow("#translate-maps", "#keys b")
+    assert page.is_shown("#translate-result")
+    keys = "#translate-maps >>> #keys .token"
+    assert page.until(lambda: "1234" in "".join(page.texts(keys)).replace("▁", ""))
+    page.hover("#translate-maps >>> #queries .token", 0)
+    assert page.has_text("#translate-maps >>> #summary", "attends to")
+    page.hover(keys, 1)
+    assert page.has_text("#translate-maps >>> #summary", "is attended to by")
+    assert not page.count("#translate-maps >>> #keys b")
 
 
 def test_a_plan_is_calculated(page):
     page.open("plan")
-    Select(page.find("#plan-preset")).select_by_value("small")
+    page.type("#plan-preset", "small")
     page.type("#plan-layers", "3")
     page.type("#plan-price", "1.5")
     page.send("plan")
-    page.wait.until(lambda _: page.all("#plan-result table"))
+    page.until(lambda: page.count("#plan-result table"))
     assert "parameters" in page.text("#plan-result h2")
-    assert len(page.all("#plan-result section:last-of-type tbody tr")) > 30
+    assert page.count("#plan-result section:last-of-type tbody tr") > 30
     assert "cost" in page.text("#plan-result section:last-of-type thead")
 
 
@@ -207,7 +147,7 @@ def test_a_problem_is_told_with_its_hint(page):
     page.type("#plan-width", "10")
     page.type("#plan-attention-heads", "3")
     page.send("plan")
-    assert page.find("#problem").is_displayed()
+    assert page.is_shown("#problem")
     assert "no multiple" in page.text("#problem")
     assert "try 12" in page.text("#problem")
     lines = page.console()
@@ -215,7 +155,7 @@ def test_a_problem_is_told_with_its_hint(page):
     page.type("#plan-width", "")
     page.type("#plan-attention-heads", "")
     page.send("plan")
-    assert page.find("#problem").is_displayed() is False
+    assert not page.is_shown("#problem")
 
 
 def test_a_run_that_trains_is_followed_live(page, runs):
@@ -223,9 +163,9 @@ def test_a_run_that_trains_is_followed_live(page, runs):
     before = log.read_bytes()
     try:
         page.open("runs")
-        page.wait.until(lambda _: page.text("#run-name") == "unfinished")
-        page.wait.until(lambda _: page.all("#run-charts .chart"))
-        assert "training" in page.text("[data-run=unfinished] .state")
+        page.until(lambda: page.text("#run-name") == "unfinished")
+        page.until(lambda: page.count("#run-charts .chart"))
+        assert page.has_text("[data-run=unfinished] .state", "training")
         line = json.loads(before.splitlines()[-1]) | {
             "event": "step",
             "step": 4321,
@@ -234,33 +174,31 @@ def test_a_run_that_trains_is_followed_live(page, runs):
         }
         with open(log, "a", encoding="utf-8") as handle:
             handle.write(json.dumps({"seconds_left": 60, "tokens_per_second": 1000, **line}) + "\n")
-        page.wait.until(lambda _: "4,321" in page.text("#run-about"))
-        page.wait.until(lambda _: "75 %" in page.text("[data-run=unfinished] .state"))
-        assert "training loss: 0.5" in page.text("#run-charts figcaption")
+        assert page.has_text("#run-about", "4,321")
+        assert page.has_text("[data-run=unfinished] .state", "75 %")
+        assert page.has_text("#run-charts figcaption", "training loss: 0.5")
     finally:
         log.write_bytes(before)
 
 
 def test_a_comparison_shows_its_report_in_a_sandbox(page):
     page.open("runs")
-    page.find("[data-run=comparison]").click()
-    page.wait.until(lambda _: page.all("#run-report iframe"))
-    frame = page.find("#run-report iframe")
-    assert frame.get_attribute("sandbox") == ""
-    page.browser.switch_to.frame(frame)
-    page.wait.until(lambda _: "what it bought" in page.browser.page_source)
-    page.browser.switch_to.default_content()
+    page.click("[data-run=comparison]")
+    frame = "iframe[title='Report of comparison']"
+    assert page.until(lambda: page.count(frame))
+    assert page.run("return document.querySelector(arguments[0]).getAttribute('sandbox')", frame) == ""
+    assert page.frame_shows(frame, "what it bought")
 
 
 def test_tabs_are_moved_through_by_keyboard_and_kept_in_the_address(page):
     page.open("classify")
-    page.find("#tab-classify").send_keys(Keys.ARROW_RIGHT)
-    assert page.browser.current_url.endswith("#write")
+    page.press("#tab-classify", Keys.ARROW_RIGHT)
+    assert page.until(lambda: page.browser.current_url.endswith("#write"))
     page.keys(Keys.END)
-    assert page.browser.current_url.endswith("#plan")
+    assert page.until(lambda: page.browser.current_url.endswith("#plan"))
     page.keys(Keys.ARROW_RIGHT)
-    assert page.browser.current_url.endswith("#classify")
-    assert [tab for tab in TABS if page.find(f"#{tab}").is_displayed()] == ["classify"]
+    assert page.until(lambda: page.browser.current_url.endswith("#classify"))
+    assert [tab for tab in TABS if page.is_shown(f"#{tab}")] == ["classify"]
     assert page.run("return document.querySelectorAll('[role=tab][tabindex=\"0\"]').length") == 1
 
 
@@ -278,8 +216,8 @@ def test_everything_is_reached_with_the_keyboard_alone(page):
     assert [name for name in seen if name in ("classify-text", "classify-model", "classify-explain", "submit")] == [
         "classify-text", "classify-model", "classify-explain", "submit",
     ]  # fmt: skip
-    page.find("#classify-text").send_keys(Keys.CONTROL, Keys.ENTER)
-    page.wait.until(lambda _: page.find("#classify-result").is_displayed())
+    page.press("#classify-text", Keys.CONTROL, Keys.ENTER)
+    assert page.until(lambda: page.is_shown("#classify-result"))
 
 
 def test_every_control_has_a_name_and_every_id_stands_once(page):
@@ -303,7 +241,7 @@ def test_nothing_overflows_a_phone_and_fingers_find_the_buttons(page, tab, schem
     if tab != "runs":
         page.send(tab)
     else:
-        page.wait.until(lambda _: page.find("#run-detail").is_displayed())
+        page.until(lambda: page.is_shown("#run-detail"))
     assert page.run("return document.documentElement.scrollWidth") <= PHONE[0]
     small = page.run("""return [...document.querySelectorAll("main button, main select, main textarea, main input[type=number]")]
         .filter((e) => e.offsetParent && e.getBoundingClientRect().height < 40).map((e) => e.outerHTML)""")

@@ -1,11 +1,9 @@
 """A server with a token, in a browser that is asked for it."""
 
 import pytest
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.browser.conftest import open_browser
+from tests.browser.conftest import Page, open_browser
 from tests.serving.clients import running
 
 TOKEN = "correct-horse-battery-staple"
@@ -23,25 +21,20 @@ def test_the_page_asks_for_the_token_and_keeps_it_for_the_tab(guarded, tmp_path)
     process, address = guarded
     browser = open_browser(tmp_path / "profile")
     try:
-        wait = WebDriverWait(browser, 60)
+        page = Page(browser, address)
         browser.get(address)
-        field = browser.find_element(By.ID, "token")
-        wait.until(lambda _: field.is_displayed())
-        field.send_keys("a wrong token", Keys.ENTER)
-        wait.until(lambda _: field.is_displayed() and not field.get_attribute("value"))
-        field.send_keys(TOKEN, Keys.ENTER)
-        is_ready = "return document.documentElement.dataset.ready === 'yes'"
-        wait.until(lambda _: browser.execute_script(is_ready))
+        page.until(lambda: page.is_shown("#token"))
+        page.press("#token", "a wrong token", Keys.ENTER)
+        empty = "return document.getElementById('token').value === ''"
+        page.until(lambda: page.is_shown("#token") and page.run(empty))
+        page.press("#token", TOKEN, Keys.ENTER)
+        page.until_ready()
         browser.refresh()
-        wait.until(lambda _: browser.execute_script(is_ready))
-        browser.find_element(By.ID, "tab-runs").click()
-        wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, "[data-run=comparison]"))
-        browser.find_element(By.CSS_SELECTOR, "[data-run=comparison]").click()
+        page.until_ready()
+        page.click("#tab-runs")
+        page.click("[data-run=comparison]")
         # The run that was shown first has a report as well: wait for the frame of the one that was clicked.
-        frame = (By.CSS_SELECTOR, "iframe[title='Report of comparison']")
-        wait.until(lambda _: browser.find_elements(*frame))
-        browser.switch_to.frame(browser.find_element(*frame))
-        wait.until(lambda _: "what it bought" in browser.page_source)
+        assert page.frame_shows("iframe[title='Report of comparison']", "what it bought")
     finally:
         browser.quit()
     assert TOKEN not in process.said()

@@ -19,15 +19,14 @@ LAYERS = [
     ["reports"],
     ["plots"],
     ["evaluation"],
-    ["storage"],
+    ["quantization"],
     ["objectives", "checkpoint"],
     ["data", "models"],
     ["batch"],
     ["results"],
     ["config", "presets"],
-    ["sections"],
-    ["shipped"],
-    ["files"],
+    ["pretrained"],
+    ["atomic_io"],
     ["errors"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

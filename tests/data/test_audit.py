@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.data.audit import audit
-from headstart.data.example import Dataset, Example, Skip, text_hash
+from headstart.data.dataset import Dataset, Example, Skip, text_hash
 
 
 def dataset_of(skips=(), **splits):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import TokenizerConfig
-from headstart.data.bpe_dropout import MergeDropout
+from headstart.data.augmentation import MergeDropout
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstart.errors import ConfigError
 

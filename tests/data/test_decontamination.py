@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from headstart.config import DataConfig
+from headstart.data.dataset import hashes
+from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import lengthened, seen_before, shortened, without_apart
-from headstart.data.example import hashes
-from headstart.data.sources import load_dataset
 from headstart.data.splits import cut_folds
 from headstart.errors import DataError
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from headstart.data.example import Dataset, Example
+from headstart.data.dataset import Dataset, Example
 from headstart.data.splits import all_folds, cut_folds
 from headstart.errors import ConfigError, DataError
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from headstart.batch import Row
 from headstart.config import DataConfig, TokenizerConfig, TrainingConfig
-from headstart.data.fresh_loader import cut_off, training_loader
-from headstart.data.loader import TextLoader
+from headstart.data.augmentation import cut_off, training_loader
+from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer, train_tokenizer
 from tests.helpers.datasets import BAD, GOOD, PLAIN
 from tests.helpers.tiny_models import VOCABULARY, random_rows

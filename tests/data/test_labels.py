@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import DataConfig, RunConfig
-from headstart.data.example import Example
-from headstart.data.labels import classed, value_of
-from headstart.data.sources import load_dataset
+from headstart.data.dataset import Example
+from headstart.data.datasets import classed, load_dataset, value_of
 from headstart.errors import ConfigError, DataError
 
 HERE = Path("reviews.tsv")

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import DataConfig
-from headstart.data.example import SPLITS, text_hash
+from headstart.data.audit import audit_parallel
+from headstart.data.dataset import SPLITS, text_hash
 from headstart.data.libreoffice import align, fetch, find_packages, package_files, paragraphs
 from headstart.data.parallel import load_parallel
-from headstart.data.parallel_audit import audit_parallel
 from headstart.data.splits import split_of
 from headstart.errors import DataError, HeadstartError
 from tests.helpers.debian_packages import ar_of, deb_of, page, write_help

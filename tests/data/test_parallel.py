@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headstart.config import DataConfig
-from headstart.data.example import Skip, text_hash
+from headstart.data.audit import audit_parallel
+from headstart.data.dataset import Skip, text_hash
 from headstart.data.parallel import (
     PairExample,
     available_languages,
@@ -21,7 +22,6 @@ from headstart.data.parallel import (
     load_parallel,
     parse_pair,
 )
-from headstart.data.parallel_audit import audit_parallel
 from headstart.data.splits import split_of
 from headstart.errors import ConfigError, DataError
 from tests.helpers.parallel_datasets import TASKS, write_aligned, write_parallel_table
@@ -311,7 +311,7 @@ def test_a_side_without_its_twin_is_told(tmp_path):
 
 
 def test_a_labelled_reader_points_to_the_pair(tmp_path):
-    from headstart.data.sources import load_dataset
+    from headstart.data.datasets import load_dataset
 
     with pytest.raises(DataError) as caught:
         load_dataset(put(tmp_path, train__en=["a"], train__de=["b"]), PLAIN)

@@ -7,9 +7,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
-from headstart.data.example import Skip, text_hash
+from headstart.data.audit import audit_parallel
+from headstart.data.dataset import Skip, text_hash
 from headstart.data.parallel import PairExample, ParallelText
-from headstart.data.parallel_audit import audit_parallel
 from headstart.errors import HeadstartError
 from headstart.reports.audit import render_audit
 from headstart.reports.tables import parallel_tables

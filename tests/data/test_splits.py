@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.data.example import Dataset, Example, text_hash
+from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.data.splits import cut, split_of, take_labels
 from headstart.errors import DataError
 

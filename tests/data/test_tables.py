@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headstart.data import records
-from headstart.data.example import Example, Skip
+from headstart.data import tables as records
+from headstart.data.dataset import Example, Skip
 from headstart.data.tables import iterate_table, iterate_texts, read_table
 from headstart.errors import DataError
 

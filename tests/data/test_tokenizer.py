@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from headstart.config import TokenizerConfig
 from headstart.data.tokenizer import (
     KEEP,
-    TOKENIZERS,
     Tokenizer,
     open_tokenizer,
     resolve_tokenizer,
     tokenizer_of,
     train_tokenizer,
 )
-from headstart.data.vocabulary import sample
+from headstart.data.tokenizer_training import TOKENIZERS, sample
 from headstart.errors import ConfigError, DataError
 
 TEXTS = [

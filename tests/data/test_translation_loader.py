@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from headstart.config import TokenizerConfig, TrainingConfig
-from headstart.data.loader import TextLoader
+from headstart.data.augmentation import translation_loader
 from headstart.data.parallel import PairExample
+from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import train_tokenizer
-from headstart.data.translation_loader import translation_loader
 from headstart.errors import ConfigError
 from headstart.workflows.translation_task import encode_pairs
 from tests.helpers.parallel_datasets import TASKS, pairs_of

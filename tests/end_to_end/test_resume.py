@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import headstart.atomic_io
 import headstart.checkpoint
-import headstart.files
 from headstart.config import merge
 from headstart.errors import RunError
 from headstart.workflows import fit_state, run_log
@@ -133,7 +133,7 @@ def test_a_run_killed_while_it_saves_ends_as_if_it_never_stopped(tmp_path):
 # What touches files, as the interpreter sees it: dying before each of these calls meets every state of the disk.
 FILE_CALLS = {"open", "write", "flush", "close", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir"}
 FILE_CALLS |= {"serialize_file"}
-WRITERS = {module.__file__ for module in (headstart.files, headstart.checkpoint, run_log, fit_state)}
+WRITERS = {module.__file__ for module in (headstart.atomic_io, headstart.checkpoint, run_log, fit_state)}
 DEPTH = 6  # frames between a call and who asked for it: a tree is removed by functions that call each other
 
 

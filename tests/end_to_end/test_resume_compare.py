@@ -10,9 +10,9 @@ import time
 import pytest
 
 import headstart as hs
+from headstart.atomic_io import write_json, write_text
 from headstart.config import merge
 from headstart.errors import Stopped
-from headstart.files import write_json, write_text
 from headstart.results import plain
 from headstart.training.callbacks import Saved, Stage, StepDone
 from headstart.workflows import arms

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import numpy as np
 
 from headstart.config import resolve
-from headstart.data.example import Example
+from headstart.data.dataset import Example
 from headstart.objectives import OBJECTIVES, make_objective
 from headstart.planning.parameters import account
 from headstart.training import trainer

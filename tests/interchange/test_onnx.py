@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from headstart.atomic_io import write_folder
 from headstart.errors import HeadstartError
-from headstart.files import write_folder
 from headstart.interchange import onnx as exporter
 from headstart.interchange.onnx import GRAPH, OnnxClassifier, open_session, write_onnx
 from headstart.workflows.export import export

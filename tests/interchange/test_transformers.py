@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from headstart.atomic_io import write_folder
 from headstart.batch import Batch, pad
 from headstart.errors import RunError
-from headstart.files import write_folder
 from headstart.interchange import transformers as exporter
 from headstart.interchange.arrival import open_folder
 from headstart.interchange.parcel import SAMPLES, SPECIALS

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import RunConfig
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
 from headstart.objectives.classification import Classify

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -48,8 +50,14 @@ def test_the_marking_is_compiled_once_for_any_number_of_rows(monkeypatch):
     assert not counters["graph_break"]
 
 
-def test_scores_are_fused_on_a_gpu_alone_and_only_where_asked():
-    hidden = torch.zeros(3, 4)
+def on(device, rows=3):
+    return SimpleNamespace(device=torch.device(device), shape=(rows, 4))
+
+
+def test_the_compiled_loss_is_used_on_a_gpu_only_and_only_when_switched_on():
+    assert not fused.is_fused(on("cuda"))
     with fused.fused():
-        assert not fused.is_fused(hidden)
-    assert not fused.is_fused(hidden)
+        assert fused.is_fused(on("cuda"))
+        assert not fused.is_fused(on("cuda", rows=0))
+        assert not fused.is_fused(on("cpu"))
+    assert not fused.is_fused(on("cuda"))

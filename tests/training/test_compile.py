@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headstart.config import RunConfig
-from headstart.data.loader import BlockLoader, TextLoader
+from headstart.data.samplers import BlockLoader, TextLoader
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
 from headstart.objectives.distillation import Lesson, taught

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headstart.config import RunConfig, TrainingConfig
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
 from headstart.objectives.classification import Classify

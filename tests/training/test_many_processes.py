@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from headstart.config import RunConfig
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError, DataError
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES

@@ -1,7 +1,7 @@
 import torch
 
 from headstart.config import RunConfig
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.models.model import build_model
 from headstart.objectives.classification import Classify
 from headstart.training.callbacks import Evaluated, StepDone

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import BodyConfig, DataConfig, merge
-from headstart.data.example import hashes
-from headstart.data.portion import portions
+from headstart.data.dataset import hashes
+from headstart.data.mixture import portions
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.training.callbacks import Note
 from headstart.workflows.continued import adaptation_defaults, count_tokens

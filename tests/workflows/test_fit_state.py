@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headstart.config import merge
-from headstart.data.sources import load_dataset
+from headstart.data.datasets import load_dataset
 from headstart.training.runtime import start_runtime
 from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.finetune import finetune_config

@@ -11,7 +11,7 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.data.decontamination import seen_before
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.shipped import shipped_bases
+from headstart.pretrained import shipped_bases
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pack import pack
 from headstart.workflows.pretrain import pretrain
@@ -154,7 +154,7 @@ def test_bases_are_listed_and_shown(bases):
 
 
 def test_without_any_the_list_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr("headstart.shipped.base_folders", lambda: [tmp_path])
+    monkeypatch.setattr("headstart.pretrained.base_folders", lambda: [tmp_path])
     assert "no bases come with this version" in call("bases")
     assert json.loads(call("bases", "--json")) == []
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import merge
-from headstart.data import corpus as module
+from headstart.data import token_cache as module
 from headstart.errors import ConfigError
 from headstart.training.callbacks import Stage
 from headstart.workflows import prepare as prepare_module

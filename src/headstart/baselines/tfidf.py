@@ -20,8 +20,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.svm import LinearSVC
 
+from headstart.atomic_io import write_json, write_with
 from headstart.errors import DataError, RunError
-from headstart.files import write_json, write_with
 
 PIECES: dict[str, dict[str, Any]] = {
     # Single characters too, so that a text of one sign in any script is still read.

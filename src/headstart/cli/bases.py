@@ -17,7 +17,7 @@ def bases(
 ) -> None:
     """List the bases that come with headstart, or show the card of one."""
     from headstart.errors import RunError, nearest
-    from headstart.shipped import FOLDERS, check_base, describe_base, shipped_bases
+    from headstart.pretrained import FOLDERS, check_base, describe_base, shipped_bases
 
     found = shipped_bases()
     if name is not None:

@@ -25,7 +25,7 @@ def complexity(
 
     content = run(quick=quick, device=device).to_dict()
     if out is not None:
-        from headstart.files import write_json
+        from headstart.atomic_io import write_json
         from headstart.plots.complexity import draw_growth
         from headstart.plots.style import save_figure
 
@@ -34,7 +34,7 @@ def complexity(
         for name in ("complexity.png", "complexity.svg"):
             save_figure(figure, out / name)
     if as_json:
-        from headstart.files import finite
+        from headstart.atomic_io import finite
 
         print(json.dumps(finite(content), ensure_ascii=False, indent=2))
         return

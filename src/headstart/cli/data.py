@@ -39,7 +39,7 @@ def data(
         data__strict=strict,
         data__labels=labels,
     )
-    from headstart.workflows.inspect import inspect_data, inspect_parallel
+    from headstart.data.audit import inspect_data, inspect_parallel
 
     found: Any
     if pair is None:

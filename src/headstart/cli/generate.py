@@ -73,7 +73,7 @@ def generate(
     writer = open_writer(run, settings)
     cut: list[int] = []
     if prompt == "-":
-        from headstart.data.lines import decode_lines
+        from headstart.data.text_io import decode_lines
 
         lines = (line for _, line in decode_lines(sys.stdin.buffer, "standard input"))
         _print(generate_lines(writer, lines, request), as_json, cut)
@@ -98,7 +98,7 @@ def _print(found: Iterator[Any], as_json: bool, cut: list[int]) -> None:
     """Each text on one line, prompt and all; what is cut is noted."""
     import json
 
-    from headstart.data.lines import one_line
+    from headstart.data.text_io import one_line
 
     for each in found:
         line = json.dumps(each.__dict__, ensure_ascii=False) if as_json else one_line(each.prompt + each.text)

@@ -84,7 +84,7 @@ def _plain(text: str) -> str:
 
 def print_json(result: Any) -> None:
     """A result as JSON on standard output; what is not a number is null."""
-    from headstart.files import finite
+    from headstart.atomic_io import finite
     from headstart.results import plain
 
     sys.stdout.write(json.dumps(finite(plain(result)), ensure_ascii=False, indent=2, default=str) + "\n")

@@ -170,7 +170,7 @@ def print_arrays(content: Any) -> None:
     import json
     import sys
 
-    from headstart.files import finite
+    from headstart.atomic_io import finite
 
     sys.stdout.write(json.dumps(finite(content), ensure_ascii=False) + "\n")
 

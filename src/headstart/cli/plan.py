@@ -83,7 +83,7 @@ def plan(
         price=price,
     ).to_dict()
     if as_json:
-        from headstart.files import finite
+        from headstart.atomic_io import finite
 
         print(json.dumps(finite(found), ensure_ascii=False, indent=2))
         return

@@ -50,8 +50,8 @@ def translate(
     A blank line stays blank. --json prints an object a line. What was cut is told on standard error.
     """
     settings = o.gather(None, assignments, data__text_column=text_column)
+    from headstart.atomic_io import write_with
     from headstart.cli.listener import Listener
-    from headstart.files import write_with
     from headstart.training.callbacks import Stage
     from headstart.workflows import translating
 
@@ -91,7 +91,7 @@ def _lines(found: Any, as_json: bool, scores: bool, n_best: int) -> Iterator[str
     import json
     from dataclasses import asdict
 
-    from headstart.data.lines import one_line
+    from headstart.data.text_io import one_line
 
     if as_json:
         yield json.dumps(asdict(found), ensure_ascii=False)

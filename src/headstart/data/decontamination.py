@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import DataConfig
-from headstart.data.example import Dataset, text_hash
-from headstart.data.sources import load_dataset
+from headstart.data.dataset import Dataset, text_hash
+from headstart.data.datasets import load_dataset
 from headstart.errors import DataError
 
 KEPT = 30  # the bits of a hash that the short form keeps: about one text in 1,000 is then taken for one of a million

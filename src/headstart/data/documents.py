@@ -8,9 +8,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+from headstart.atomic_io import content_hash, file_hash
 from headstart.config import DataConfig
-from headstart.data.example import ALIASES, Skip
-from headstart.data.lines import (
+from headstart.data.dataset import ALIASES, Skip
+from headstart.data.datasets import SOURCES, load_dataset
+from headstart.data.tables import iterate_rows, iterate_table
+from headstart.data.text_io import (
     KINDS,
     OPENERS,
     decompressed,
@@ -20,11 +23,7 @@ from headstart.data.lines import (
     open_text,
     reading,
 )
-from headstart.data.records import iterate_rows
-from headstart.data.sources import SOURCES, load_dataset
-from headstart.data.tables import iterate_table
 from headstart.errors import DataError, nearest
-from headstart.files import content_hash, file_hash
 
 LOOKED_AT = 1_000_000  # characters by which "auto" decides
 FEWEST_RUNS = 5  # "auto": fewer runs of lines than this show no habit

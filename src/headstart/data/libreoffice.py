@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from headstart.atomic_io import write_folder
 from headstart.data.audit import near_hash
-from headstart.data.example import SPLITS, text_hash
-from headstart.data.languages import language_key, parse_pair
-from headstart.data.lines import CORRUPT, OPENERS, reading
+from headstart.data.dataset import SPLITS, text_hash
+from headstart.data.parallel import language_key, parse_pair
 from headstart.data.splits import split_of
+from headstart.data.text_io import CORRUPT, OPENERS, reading
 from headstart.errors import DataError, RunError, nearest, pick
-from headstart.files import write_folder
 
 NAME = "libreoffice-help"
 LICENCE = (

@@ -4,31 +4,55 @@ Every line or row becomes a `PairExample` or a counted `Skip`; order and alignme
 """
 
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.example import SPLITS, Skip, text_hash
-from headstart.data.languages import find_language, language_files, parse_pair
-from headstart.data.lines import TABLE_KINDS, kind_of, missing, open_text
-from headstart.data.records import column_names, iterate_rows
-from headstart.data.sources import split_files
+from headstart.data.dataset import SPLITS, Skip, text_hash
+from headstart.data.datasets import language_files, split_files
 from headstart.data.splits import split_of
-from headstart.data.tables import refuse, text_fault
-from headstart.errors import DataError
+from headstart.data.tables import column_names, iterate_rows, refuse, text_fault
+from headstart.data.text_io import TABLE_KINDS, kind_of, missing, open_text
+from headstart.errors import ConfigError, DataError
 
-__all__ = [
-    "PairExample",
-    "ParallelText",
-    "available_languages",
-    "load_pairs_for_scoring",
-    "load_parallel",
-    "parse_pair",
-]
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """The source and the target language of "en-de"."""
+    found = re.fullmatch(r"([^\W_][^\s-]*)-([^\W_][^\s-]*)", text.strip())
+    if not found:
+        region = " (a region with an underscore: en-pt_br)" if text.count("-") > 1 else ""
+        raise ConfigError(
+            f"{text!r} is no pair of languages", hint=f"write source-target, such as en-de{region}"
+        )
+    source, target = found.groups()
+    if language_key(source) == language_key(target):
+        raise ConfigError(
+            f"{text!r} names one language twice",
+            hint="write source-target, such as en-de; the two must differ",
+        )
+    return source, target
+
+
+def language_key(name: str) -> str:
+    """What spellings of one language share: pt-BR, pt_br and PT_BR are the same."""
+    return name.strip().casefold().replace("-", "_")
+
+
+def find_language(language: str, names: Iterable[str], where: str) -> str | None:
+    """How `names` spell a language, or None when they lack it; two spellings at once are refused."""
+    spelled = [name for name in names if language_key(name) == language_key(language)]
+    if len(spelled) > 1:
+        shown = " and ".join(map(repr, spelled))
+        raise DataError(
+            f"{where} has {language} twice: {shown}", hint="keep one of them, or rename the other"
+        )
+    return spelled[0] if spelled else None
+
 
 SHORTEST = 5  # characters that a side counts as at least, so that "OK" may be "Einverstanden"
 

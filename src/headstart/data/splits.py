@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headstart.data.example import Dataset, Example, text_hash
+from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.errors import ConfigError, DataError
 
 

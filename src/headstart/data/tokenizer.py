@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.atomic_io import content_hash, write_bytes
 from headstart.config import TokenizerConfig
-from headstart.data.vocabulary import TOKENIZERS, sample
+from headstart.data.tokenizer_training import TOKENIZERS, sample
 from headstart.data.words import Words, splits_by_words
 from headstart.errors import ConfigError, DataError, HeadstartError, nearest, pick
-from headstart.files import content_hash, write_bytes
 
 __all__ = ["KEEP", "TOKENIZERS", "Tokenizer", "open_tokenizer", "resolve_tokenizer", "train_tokenizer"]
 

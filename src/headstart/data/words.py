@@ -12,7 +12,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.data.example import WHITE_SPACE
+from headstart.data.dataset import WHITE_SPACE
 from headstart.data.word_table import LONGEST, ROOM, WordTable, make_keys
 
 LONGEST_WORD = 64  # bytes; a text with a longer one is split as a whole

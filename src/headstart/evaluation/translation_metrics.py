@@ -16,7 +16,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from headstart.data.languages import language_key
+from headstart.data.parallel import language_key
 from headstart.errors import ConfigError, DataError, pick
 from headstart.evaluation.statistics import LEVEL, Verdict
 from headstart.results import Interval, TranslationScore, TranslationTest

@@ -65,7 +65,7 @@ def open_folder(folder: Path) -> Arrival:
             f"{reader.where} says that the weights are quantised", hint="take the model in its full precision"
         )
     settings, theirs = layout.arrive(reader, _read_weights(folder))
-    body: BodyConfig = parse(BodyConfig, settings, reader.where)
+    body = parse(BodyConfig, settings, reader.where)
     vocabulary = reader.whole("vocab_size")
     scores = _scores(layout, body, theirs, reader)
     rules = [*layout.rules(body), *(scores or [])]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headstart.atomic_io import write_json
 from headstart.checkpoint import save_weights
 from headstart.config import BodyConfig
 from headstart.errors import RunError
-from headstart.files import write_json
 from headstart.interchange.bert import NAMES
 from headstart.interchange.layout import Rule, Settings, Weights, layer, scatter
 from headstart.interchange.parcel import Parcel, Written, largest_difference, refuse_if_apart

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headstart.atomic_io import write_json
 from headstart.batch import Batch, Row, pad
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
-from headstart.files import write_json
 from headstart.interchange.parcel import (
     SAMPLES,
     Parcel,

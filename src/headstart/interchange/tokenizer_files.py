@@ -7,9 +7,9 @@ from typing import Any
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from headstart.atomic_io import write_json, write_text
 from headstart.data.tokenizer import FILE, NAMES, Tokenizer, tokenizer_of
 from headstart.errors import HeadstartError, RunError
-from headstart.files import write_json, write_text
 from headstart.interchange.reader import Reader
 
 CONFIG = "tokenizer_config.json"

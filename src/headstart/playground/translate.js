@@ -12,6 +12,6 @@ export function start(models) {
     fill(place, el("p", { class: "verdict" }, found.text),
       found.cut ? el("p", { class: "soft" }, "The text was cut to what the run reads.") : null);
     place.hidden = false;
-    show(find("translate-maps"), found.attention, "Point at a token of one sentence to see the tokens it attends to in the other");
+    await show(find("translate-maps"), found.attention, "Point at a token of one sentence to see the tokens it attends to in the other");
   });
 }

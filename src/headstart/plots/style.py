@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from headstart.files import write_with
+from headstart.atomic_io import write_with
 
 INK, FAINT, PAPER = "#1f2430", "#8a93a3", "#ffffff"
 # Okabe and Ito (2008): safe for colour-blind readers; each kind of arm always has the same colour.

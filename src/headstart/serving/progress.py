@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from headstart.files import finite
+from headstart.atomic_io import finite
 
 MAX_POINTS = 4096  # of a curve in memory; of more, every other one is dropped
 MAX_RESPONSE_POINTS = 512  # of a curve in one response

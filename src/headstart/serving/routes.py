@@ -422,7 +422,7 @@ _SETTINGS = {  # the setting that a field of the request changes
 @lru_cache(maxsize=128)
 def make_plan(query: schema.PlanRequest) -> dict[str, Any]:
     """What `headstart plan --json` prints for a request."""
-    from headstart.files import finite
+    from headstart.atomic_io import finite
     from headstart.planning.devices import find_device
     from headstart.workflows.plan import plan
 

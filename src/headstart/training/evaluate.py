@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from headstart.batch import Row
-from headstart.data.loader import Loader, TextLoader
+from headstart.data.samplers import Loader, TextLoader
 from headstart.models.model import Model
 from headstart.objectives.base import Alphabet, Objective
 from headstart.training.runtime import Runtime, generator_for

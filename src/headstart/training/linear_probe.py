@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstart.batch import Row
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.models.heads import ClassHead
 from headstart.models.model import Model
 from headstart.objectives.base import Alphabet, Objective

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from headstart.batch import Batch
-from headstart.data.loader import Loader
+from headstart.data.samplers import Loader
 from headstart.models.block import Block
 from headstart.models.model import Model
 from headstart.objectives.base import Alphabet, Loss, Objective

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headstart.batch import Batch
 from headstart.config import RunConfig
-from headstart.data.loader import Loader
+from headstart.data.samplers import Loader
 from headstart.errors import Diverged, Stopped
 from headstart.models.model import Model
 from headstart.objectives.base import Alphabet, Loss, Objective, counts

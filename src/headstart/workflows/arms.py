@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from headstart.atomic_io import content_hash, finite, write_text
 from headstart.baselines.tfidf import train_classical
 from headstart.batch import Row
 from headstart.config import RunConfig
+from headstart.data.dataset import Dataset, Example
 from headstart.data.decontamination import seen_before
-from headstart.data.example import Dataset, Example
 from headstart.data.splits import all_folds, cut_folds, take_labels
 from headstart.evaluation.metrics import score
-from headstart.files import content_hash, finite, write_text
 from headstart.results import CurvePoint, SeedResult, Transfer, plain
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import marked_places, predict_probabilities

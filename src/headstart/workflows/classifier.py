@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from headstart.config import BodyConfig, RunConfig
+from headstart.data.augmentation import training_loader
 from headstart.data.decontamination import seen_before
-from headstart.data.fresh_loader import training_loader
 from headstart.evaluation.metrics import METRICS, score
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from headstart.atomic_io import content_hash, write_json
 from headstart.config import RunConfig, merge
+from headstart.data.augmentation import check_dropout
+from headstart.data.dataset import Dataset
+from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import without_apart
-from headstart.data.example import Dataset
-from headstart.data.fresh_loader import check_dropout
-from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped, nearest
-from headstart.files import content_hash, write_json
 from headstart.objectives import make_objective
 from headstart.results import Comparison, SeedResult, Transfer, comparison_from
 from headstart.training.callbacks import Event, Stage

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from headstart.atomic_io import write_json, write_text
 from headstart.config import RunConfig
-from headstart.data.audit import Audit, audit
-from headstart.data.example import Dataset, Example
+from headstart.data.audit import Audit, audit, token_counts
+from headstart.data.dataset import Dataset, Example
 from headstart.data.tokenizer import Tokenizer
 from headstart.evaluation.statistics import adjust, interval, paired_test, passes_mark
-from headstart.files import write_json, write_text
 from headstart.objectives.base import Objective
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
 from headstart.plots.style import save_figure
@@ -30,7 +30,6 @@ from headstart.results import (
 )
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.inspect import token_counts
 from headstart.workflows.run import Trained
 from headstart.workflows.story import tell_story
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from headstart.config import BodyConfig, DataConfig, load_preset
-from headstart.data.portion import Portion
+from headstart.data.mixture import Portion
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.workflows.run import Trained

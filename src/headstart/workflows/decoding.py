@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from headstart.batch import Batch, Row
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.generation.beam import Beam, Hypothesis, beam_search
 from headstart.generation.decode import Rules, Text, decode

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headstart.atomic_io import write_bytes, write_json
 from headstart.config import merge, resolve
-from headstart.data.sources import load_dataset
+from headstart.data.audit import inspect_data
+from headstart.data.datasets import load_dataset
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped
-from headstart.files import write_bytes, write_json
+from headstart.pretrained import shipped_bases
 from headstart.results import Comparison
-from headstart.shipped import shipped_bases
 from headstart.training.callbacks import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.finetune import finetune_config
-from headstart.workflows.inspect import inspect_data
 from headstart.workflows.places import absolute
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume

@@ -7,8 +7,8 @@ from scipy.stats import binomtest
 
 from headstart.baselines.tfidf import ClassicalModel, train_classical
 from headstart.config import RunConfig
+from headstart.data.dataset import Dataset
 from headstart.data.decontamination import seen_before
-from headstart.data.example import Dataset
 from headstart.errors import DataError
 from headstart.evaluation.metrics import METRICS, score
 from headstart.models.model import Model

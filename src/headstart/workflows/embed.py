@@ -9,18 +9,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headstart.atomic_io import write_with
 from headstart.batch import Batch, Row, pad
 from headstart.config import RunConfig
-from headstart.data.loader import TextLoader
-from headstart.data.sources import load_texts
+from headstart.data.datasets import load_texts
+from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
-from headstart.data.vectors import GrowingArray, write_together
 from headstart.errors import ConfigError, DataError, pick
 from headstart.models.heads import POOLINGS
 from headstart.models.model import Model
@@ -268,3 +268,46 @@ def word_span(tokenizer: Tokenizer, row: Row, word: str, text: str) -> tuple[int
     first = next(at for at, end in enumerate(ends) if end > place.start())
     last = next(at for at, end in enumerate(ends) if end >= place.end())
     return first + 1, last + 2  # one more for the token in front of the text
+
+
+class GrowingArray:
+    """A .npy file that rows are added to; its header is put right when it is closed."""
+
+    def __init__(self, path: Path, row: tuple[int, ...], kind: type[np.generic]):
+        self.row, self.kind, self.count = row, np.dtype(kind), 0
+        self._handle: IO[bytes] = open(path, "wb")  # noqa: SIM115
+        self._header()
+        self._start = self._handle.tell()
+
+    def _header(self) -> None:
+        layout = {"descr": self.kind.str, "fortran_order": False, "shape": (self.count, *self.row)}
+        np.lib.format.write_array_header_1_0(self._handle, layout)  # leaves room for a growing count
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add rows at the end."""
+        assert rows.shape[1:] == self.row, (rows.shape, self.row)
+        self._handle.write(np.ascontiguousarray(rows, dtype=self.kind).tobytes())
+        self.count += len(rows)
+
+    def __enter__(self) -> "GrowingArray":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        try:
+            self._handle.seek(0)
+            self._header()
+            assert self._handle.tell() == self._start, "the header grew over the rows"
+        finally:
+            self._handle.close()
+
+
+def write_together(paths: list[Path], write: Callable[[list[Path]], None]) -> None:
+    """Let `write` fill a file beside each path, then sync and rename them all, the first of them last."""
+
+    def inner(left: list[Path], parts: list[Path]) -> None:
+        if left:
+            write_with(left[0], lambda beside: inner(left[1:], [*parts, beside]))
+        else:
+            write(parts)
+
+    inner(paths, [])

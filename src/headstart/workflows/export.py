@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headstart.atomic_io import refuse_existing, write_folder
 from headstart.errors import ConfigError, RunError, pick
-from headstart.files import refuse_existing, write_folder
 from headstart.interchange.onnx import write_onnx
 from headstart.interchange.parcel import Parcel, Written
 from headstart.interchange.table import EXPORTERS

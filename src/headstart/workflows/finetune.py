@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from headstart.atomic_io import content_hash
 from headstart.config import BUDGETS, RunConfig, load_preset, resolve
-from headstart.data.example import Dataset
-from headstart.data.fresh_loader import check_dropout
-from headstart.data.portion import Corpora
+from headstart.data.augmentation import check_dropout
+from headstart.data.dataset import Dataset
+from headstart.data.mixture import Corpora
 from headstart.errors import ConfigError, RunError
-from headstart.files import content_hash
 from headstart.models.model import count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective

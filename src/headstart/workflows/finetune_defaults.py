@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.config import BUDGETS, BodyConfig, RunConfig, load_preset
-from headstart.data.example import Dataset
+from headstart.data.dataset import Dataset
 from headstart.data.tokenizer import Tokenizer
 
 HeadStart = Literal["reused-head", "new-head", "scratch"]

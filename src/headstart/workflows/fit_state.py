@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from headstart.atomic_io import content_hash
 from headstart.checkpoint import load_checkpoint, save_checkpoint
-from headstart.files import content_hash
 from headstart.training.trainer import Trainer
 
 

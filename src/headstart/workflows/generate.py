@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from headstart.batch import Row
-from headstart.data.loader import TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.generation.beam import Beam, Hypothesis, beam_search

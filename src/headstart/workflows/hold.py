@@ -7,8 +7,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from headstart.atomic_io import writing
 from headstart.errors import RunError
-from headstart.files import writing
 
 LOCK = ".lock"
 # Seconds: what a killed run had just started (a `git` on its way to begin) keeps its lock for a moment longer.

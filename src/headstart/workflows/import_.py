@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from headstart.atomic_io import refuse_existing, write_folder, write_json, write_text
 from headstart.checkpoint import save_weights
 from headstart.config import TrainingConfig, resolve
-from headstart.files import refuse_existing, write_folder, write_json, write_text
 from headstart.interchange.arrival import Arrival, open_folder
 from headstart.reports.run import render_run
 from headstart.results import plain

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headstart.atomic_io import content_hash
 from headstart.batch import Row
 from headstart.config import RunConfig
+from headstart.data.dataset import Dataset, Example
+from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import without_apart
-from headstart.data.example import Dataset, Example
-from headstart.data.sources import load_dataset
 from headstart.data.splits import take_labels
 from headstart.data.tokenizer import Tokenizer
-from headstart.files import content_hash
 from headstart.training.callbacks import Event, Note, Stage
 
 

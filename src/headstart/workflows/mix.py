@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import DataConfig
-from headstart.data.corpus import Corpus
 from headstart.data.documents import Documents
-from headstart.data.loader import BlockLoader, Loader
-from headstart.data.mixed_loader import MixedLoader
-from headstart.data.pairs import PairLoader
-from headstart.data.stream import TokenStream, join, spare
+from headstart.data.nsp_pairs import PairLoader
+from headstart.data.samplers import BlockLoader, Loader, MixedLoader
+from headstart.data.token_cache import Corpus
+from headstart.data.token_stream import TokenStream, join, spare
 from headstart.errors import DataError
 from headstart.training.callbacks import Event, Note
 from headstart.training.distributed import Processes

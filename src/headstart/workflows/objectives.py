@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headstart.atomic_io import write_json
 from headstart.config import BUDGETS, resolve
 from headstart.data.documents import open_documents
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, Stopped
-from headstart.files import write_json
 from headstart.objectives import make_objective
 from headstart.planning.cost import count_flops
 from headstart.planning.load import make_load

@@ -10,18 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
+from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
 from headstart.config import DataConfig, load_toml, parse
+from headstart.data.datasets import SOURCES
 from headstart.data.decontamination import apart_hashes, shortened
-from headstart.data.portion import Portion
-from headstart.data.sources import SOURCES
-from headstart.data.stream import join
+from headstart.data.mixture import Portion
+from headstart.data.token_stream import join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.files import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
+from headstart.pretrained import BASE, CHECKSUMS
+from headstart.quantization import FORMS, as_stored, store_weights, stored_bytes
 from headstart.reports.model_card import render_model_card
 from headstart.results import LanguageScore, Score, TranslationScore
-from headstart.shipped import BASE, CHECKSUMS
-from headstart.storage import FORMS, as_stored, store_weights, stored_bytes
 from headstart.training.runtime import start_runtime
 from headstart.workflows.begin import SCRATCH
 from headstart.workflows.classifier import score_rows

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from headstart.atomic_io import write_text
 from headstart.batch import Batch, Row
 from headstart.config import RunConfig
-from headstart.data.example import Example
-from headstart.data.sources import SOURCES, load_for_scoring, load_texts
+from headstart.data.dataset import Example
+from headstart.data.datasets import SOURCES, load_for_scoring, load_texts
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.attention import TRANSLATOR_TYPES, AttentionMaps, attention_maps, translation_maps
 from headstart.evaluation.head_ablation import GroupedLoss, HeadAblation, measure_head_ablation
-from headstart.files import write_text
 from headstart.generation.beam import Beam
 from headstart.models.embedding import Embedding
 from headstart.models.model import Model

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headstart.config import PLACES, merge
-from headstart.data.sources import SOURCES
-from headstart.shipped import shipped_bases
+from headstart.config import PATH_SETTINGS, merge
+from headstart.data.datasets import SOURCES
+from headstart.pretrained import shipped_bases
 from headstart.workflows.begin import SCRATCH
 
 
@@ -24,7 +24,7 @@ def placed(settings: Mapping[str, Any] | None) -> dict[str, Any]:
         return given
     named = {
         key: [name if name in SOURCES else absolute([name])[0] for name in data[key]]
-        for key in PLACES
+        for key in PATH_SETTINGS
         if isinstance(data.get(key), list | tuple) and all(isinstance(name, str) for name in data[key])
     }
     return merge(given, {"data": named}) if named else given

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.atomic_io import content_hash, write_folder_once
 from headstart.config import TokenizerConfig, resolve
-from headstart.data.corpus import Corpus, default_cache, find_prepared, prepare, prepare_share
 from headstart.data.decontamination import apart_hashes, spared
 from headstart.data.documents import Documents, open_documents
-from headstart.data.tokenizer import TOKENIZERS, Tokenizer, resolve_tokenizer
+from headstart.data.token_cache import Corpus, default_cache, find_prepared, prepare, prepare_share
+from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
+from headstart.data.tokenizer_training import TOKENIZERS
 from headstart.errors import ConfigError
-from headstart.files import content_hash, write_folder_once
 from headstart.training.callbacks import Event, Note, Stage
 
 OnEvent = Callable[[Event], None]

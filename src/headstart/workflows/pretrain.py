@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from headstart.atomic_io import content_hash
 from headstart.config import RunConfig, resolve
-from headstart.data.corpus import Corpus
 from headstart.data.decontamination import apart_hashes
-from headstart.data.loader import BlockLoader
-from headstart.data.pairs import PairLoader
-from headstart.data.portion import Corpora, Portion, portions
-from headstart.data.stream import TokenStream, join
+from headstart.data.mixture import Corpora, Portion, portions
+from headstart.data.nsp_pairs import PairLoader
+from headstart.data.samplers import BlockLoader
+from headstart.data.token_cache import Corpus
+from headstart.data.token_stream import TokenStream, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters, transfer
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective

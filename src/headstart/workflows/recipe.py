@@ -18,25 +18,26 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from headstart.atomic_io import write_json, write_with, writing
 from headstart.config import (
     BUDGETS,
-    PLACES,
+    MACHINE_SETTINGS,
+    PATH_SETTINGS,
     DataConfig,
     Job,
     RunConfig,
     Section,
+    TrainingConfig,
     load_preset,
     load_toml,
     merge,
     parse,
 )
-from headstart.data.portion import Portion
-from headstart.data.sources import SOURCES
+from headstart.data.datasets import SOURCES
+from headstart.data.mixture import Portion
 from headstart.errors import ConfigError, HeadstartError, RunError, Stopped, pick
-from headstart.files import write_json, write_with, writing
-from headstart.sections import FREE, TrainingConfig
-from headstart.shipped import shipped_bases
-from headstart.storage import FORMS, compact
+from headstart.pretrained import shipped_bases
+from headstart.quantization import FORMS, compact
 from headstart.training.callbacks import Event, Note
 from headstart.training.launch import need_alone
 from headstart.workflows.begin import SCRATCH
@@ -187,7 +188,7 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
         raise ConfigError("texts is no table of texts", hint='write [texts.NAME] and path = "…" below it')
     if not isinstance(content.get("stages", []), list):
         raise ConfigError("the stages are no list", hint="write [[stages]], in double brackets, before each")
-    config: RecipeConfig = parse(RecipeConfig, rest, "the recipe")
+    config = parse(RecipeConfig, rest, "the recipe")
     if config.carry.form not in FORMS:
         raise ConfigError(f"carry.form cannot be {config.carry.form!r}", hint=f"one of {', '.join(FORMS)}")
     texts = {
@@ -343,7 +344,9 @@ def _placed(settings: Settings, root: Path) -> Settings:
     data = parse(DataConfig, settings.get("data", {}))
     return {
         "data": {
-            key: [place(name, root) for name in names] for key in PLACES if (names := getattr(data, key))
+            key: [place(name, root) for name in names]
+            for key in PATH_SETTINGS
+            if (names := getattr(data, key))
         }
     }
 
@@ -353,7 +356,7 @@ def _scaled(settings: Settings, preset: Mapping[str, Any], scale: float) -> Sett
     if scale == 1:
         return settings
     own = merge({"training": preset.get("training", {})}, {"training": settings.get("training", {})})
-    training: TrainingConfig = parse(TrainingConfig, own["training"])
+    training = parse(TrainingConfig, own["training"])
     name = next((name for name in BUDGETS if getattr(training, name) is not None), None)
     if name is None:
         return settings
@@ -394,7 +397,7 @@ def _check_finetune_defaults(config: RecipeConfig, base: Trained) -> None:
     """Refuse recommended settings that no fine-tuning of the base could use, or that each user chooses."""
     defaults = _finetune_defaults(config)
     keys = {"data": [key for key in defaults.get("data", {}) if key != "keep"]}
-    keys["training"] = [key for key in defaults.get("training", {}) if key in (*FREE, "seed")]
+    keys["training"] = [key for key in defaults.get("training", {}) if key in (*MACHINE_SETTINGS, "seed")]
     try:
         for name in [f"{section}.{key}" for section in keys for key in keys[section]]:
             raise ConfigError(f"{name} is for each user to choose", hint=f"leave {name} out")
@@ -426,8 +429,10 @@ def describe(recipe: Recipe, configs: list[RunConfig]) -> dict[str, Any]:
 def _deciding(config: RunConfig) -> dict[str, Any]:
     """The settings that decide what is trained; paths of other sets by their names."""
     content: dict[str, Any] = json.loads(config.model_dump_json())
-    content["training"] = {name: value for name, value in content["training"].items() if name not in FREE}
-    for key in PLACES:
+    content["training"] = {
+        name: value for name, value in content["training"].items() if name not in MACHINE_SETTINGS
+    }
+    for key in PATH_SETTINGS:
         content["data"][key] = [Path(name).name for name in content["data"][key]]
     return content
 

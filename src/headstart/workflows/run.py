@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
+from headstart.atomic_io import write_json, write_text, write_with
 from headstart.checkpoint import load_checkpoint, save_checkpoint, save_weights
 from headstart.config import RunConfig, parse
 from headstart.data.decontamination import lengthened
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped, nearest
-from headstart.files import write_json, write_text, write_with
 from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
+from headstart.pretrained import BASE, CHECKSUMS, check_base
+from headstart.pretrained import shipped_bases as shipped_bases
+from headstart.quantization import WEIGHTS_FILE, read_weights
 from headstart.results import Transfer
-from headstart.shipped import BASE, CHECKSUMS, check_base
-from headstart.shipped import shipped_bases as shipped_bases
-from headstart.storage import WHOLE, read_weights
 from headstart.training.callbacks import Event
 from headstart.training.distributed import ALONE, Processes
 from headstart.training.trainer import Trainer
@@ -215,7 +215,7 @@ class RunFolder:
     def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
         from headstart.reports.run import render_run  # needs matplotlib, which takes long to load
 
-        save_weights(self.path / WHOLE, weights)
+        save_weights(self.path / WEIGHTS_FILE, weights)
         write_json(self.path / "result.json", result)
         moved = Transfer(**info.transfer).summary() if info.transfer else ""
         write_text(

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from headstart.files import write_text, writing
+from headstart.atomic_io import write_text, writing
 from headstart.training.callbacks import Evaluated, Event, StepDone
 
 

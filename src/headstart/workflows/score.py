@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headstart.config import DataConfig, RunConfig, parse
+from headstart.data.dataset import Dataset, Example
+from headstart.data.datasets import load_for_scoring, load_texts
 from headstart.data.decontamination import seen_before
 from headstart.data.documents import open_for_scoring
-from headstart.data.example import Dataset, Example
-from headstart.data.sources import load_for_scoring, load_texts
-from headstart.data.stream import join
+from headstart.data.token_stream import join
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.metrics import score
 from headstart.interchange.onnx import GRAPH, OnnxClassifier
@@ -208,7 +208,7 @@ def _with_onnx(
             raise ConfigError(
                 f"an exported graph has no settings of {section!r} any more", hint="only data.* counts here"
             )
-    config: DataConfig = parse(DataConfig, {"keep": model.keep, **settings.get("data", {})})
+    config = parse(DataConfig, {"keep": model.keep, **settings.get("data", {})})
 
     def answer(examples: Sequence[Example]) -> np.ndarray:
         rows = encode_rows(model.tokenizer, examples, None, model.length, config.keep)

@@ -9,10 +9,10 @@ import numpy as np
 
 from headstart.batch import Row
 from headstart.config import RunConfig
+from headstart.data.dataset import hashes
 from headstart.data.decontamination import seen_before
-from headstart.data.example import hashes
-from headstart.data.loader import TextLoader
 from headstart.data.parallel import ParallelText, load_pairs_for_scoring, load_parallel
+from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 from headstart.evaluation.translation_metrics import MEASURES, compare_translations, score_translations

@@ -9,9 +9,9 @@ import numpy as np
 
 from headstart.batch import Row
 from headstart.config import RunConfig
+from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.data.decontamination import apart_hashes
-from headstart.data.example import Dataset, Example, text_hash
-from headstart.data.portion import Corpora, Portion, portions
+from headstart.data.mixture import Corpora, Portion, portions
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.objectives.base import Objective

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headstart.config import RunConfig
-from headstart.data.example import Dataset
+from headstart.data.dataset import Dataset
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, resolve_tokenizer
 from headstart.errors import RunError
 from headstart.training.callbacks import Event, Stage

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from headstart.atomic_io import content_hash
 from headstart.config import RunConfig
-from headstart.data.example import hashes
-from headstart.data.loader import padding_share
+from headstart.data.augmentation import translation_loader
+from headstart.data.dataset import hashes
 from headstart.data.parallel import load_parallel, parse_pair
+from headstart.data.samplers import padding_share
 from headstart.data.tokenizer import Tokenizer
-from headstart.data.translation_loader import translation_loader
 from headstart.errors import RunError
 from headstart.evaluation.translation_metrics import score_translations
-from headstart.files import content_hash
 from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.seq2seq import Translate

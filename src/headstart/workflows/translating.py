@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config import DataConfig
-from headstart.data.lines import TABLE_KINDS, kind_of, open_text
-from headstart.data.sources import load_texts
+from headstart.data.datasets import load_texts
+from headstart.data.text_io import TABLE_KINDS, kind_of, open_text
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, HeadstartError, RunError
 from headstart.generation.beam import Beam, Hypothesis

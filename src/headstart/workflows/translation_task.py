@@ -6,15 +6,15 @@ from itertools import compress
 
 import numpy as np
 
+from headstart.atomic_io import content_hash
 from headstart.batch import Row
 from headstart.config import RunConfig
-from headstart.data.loader import sides
+from headstart.data.augmentation import check_both
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
+from headstart.data.samplers import sides
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
-from headstart.data.translation_loader import check_both
-from headstart.data.vocabulary import TOKENIZERS
+from headstart.data.tokenizer_training import TOKENIZERS
 from headstart.errors import ConfigError, DataError
-from headstart.files import content_hash
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.workflows.run import Trained
 

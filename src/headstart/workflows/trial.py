@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from headstart.atomic_io import content_hash, write_json
 from headstart.config import RunConfig, merge
 from headstart.errors import ConfigError, Diverged
-from headstart.files import content_hash, write_json
 from headstart.training.callbacks import Evaluated, Event
 from headstart.training.runtime import StopWish, seed_for, start_runtime
 from headstart.workflows.arms import Encoder, Part

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import RunConfig, merge
-from headstart.data.example import Dataset
-from headstart.data.fresh_loader import dropout_of
+from headstart.data.augmentation import dropout_of
+from headstart.data.dataset import Dataset
 from headstart.data.splits import all_folds, cut_folds, take_labels
 from headstart.errors import ConfigError, RunError, Stopped, pick
-from headstart.files import content_hash, write_json, write_text
 from headstart.results import Story, plain
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import need_alone

@@ -2,9 +2,9 @@ import os
 
 import pytest
 
+from headstart.atomic_io import write_folder_once, write_json, write_text, write_with
 from headstart.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
 from headstart.errors import RunError
-from headstart.files import write_folder_once, write_json, write_text, write_with
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside(tmp_path, monkeypatch):

@@ -17,23 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.atomic_io import content_hash, write_json, write_with
+from headstart.data.dataset import batched, hashes_and_sizes
 from headstart.data.documents import Documents
-from headstart.data.example import batched, hashes_and_sizes
-from headstart.data.stream import DOCUMENT, Shard, TokenStream, join
+from headstart.data.token_stream import DOCUMENT, Shard, TokenStream
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError, RunError
-from headstart.files import content_hash, write_json, write_with
-
-__all__ = [
-    "Corpus",
-    "TokenStream",
-    "default_cache",
-    "find_prepared",
-    "join",
-    "part_of",
-    "prepare",
-    "prepare_share",
-]
 
 FORMAT = 2
 INDEX = "index.json"

@@ -6,20 +6,74 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.example import ALIASES, SPLITS, Dataset, Example, Skip
-from headstart.data.labels import classed
-from headstart.data.languages import language_files
-from headstart.data.lines import KINDS, TABLE_KINDS, decode_lines, kind_of, missing, names_beside, reading
-from headstart.data.records import iterate_rows
-from headstart.data.splits import cut, split_of, take_labels, without_repeats
-from headstart.data.tables import iterate_texts, read_lines, read_table
-from headstart.errors import DataError, nearest
+from headstart.data.dataset import ALIASES, SPLITS, Dataset, Example, Skip
+from headstart.data.splits import cut, without_repeats
+from headstart.data.tables import iterate_rows, iterate_texts, read_table
+from headstart.data.text_io import (
+    KINDS,
+    OPENERS,
+    TABLE_KINDS,
+    decode_lines,
+    kind_of,
+    missing,
+    names_beside,
+    read_lines,
+    reading,
+)
+from headstart.errors import ConfigError, DataError, nearest
 
-__all__ = ["SOURCES", "load_dataset", "load_for_scoring", "load_texts", "split_of", "take_labels"]
+NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
+
+
+def classed(examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path) -> list[Example]:
+    """The examples under the classes that their labels belong to; those of no class are left out.
+
+    Labels that are numbers are known by their value: 5 and 5.0 are the same. A table whose labels are all names of
+    these classes is taken as it is.
+    """
+    class_of = class_finder(classes)
+    there = {str(example.label) for example in examples}
+    if there and there <= set(classes) and not any(map(class_of, there)):
+        return list(examples)
+    placed = ((example, class_of(str(example.label))) for example in examples)
+    found = [replace(example, label=label) for example, label in placed if label is not None]
+    if not found:
+        labels = ", ".join(repr(label) for label in sorted(there)[:10])
+        raise DataError(
+            f"no row of {path} is of any class of data.classes; the labels are {labels}",
+            hint="data.classes names labels as they stand in the table",
+        )
+    return found
+
+
+def class_finder(classes: Mapping[str, Sequence[str]]) -> Callable[[str], str | None]:
+    """A function that gives the class of a label, or None for a label of no class."""
+    meant: dict[str, str] = {}
+    for name, labels in classes.items():
+        for label in map(value_of, labels):
+            if meant.setdefault(label, name) != name:
+                raise ConfigError(
+                    f"data.classes puts the label {label!r} into {meant[label]!r} and {name!r}",
+                    hint="give each label to one class",
+                )
+    return lambda label: meant.get(value_of(label))
+
+
+def value_of(label: str) -> str:
+    """A label as it is compared: a number by its value, to the last digit, a word without the space around it."""
+    word = label.strip()
+    if not NUMBER.fullmatch(word):
+        return word
+    value = Decimal(word)
+    plain = format(value, "f")  # without `normalize`, which keeps 28 digits
+    return (plain.rstrip("0").rstrip(".") if "." in plain else plain) if value else "0"
+
 
 NO_LABEL = (
     "na",
@@ -164,6 +218,35 @@ def split_files(folder: Path) -> dict[str, Path]:
             )
         files[split] = path
     return files
+
+
+def language_files(folder: Path) -> dict[str, dict[str, Path]]:
+    """The files of a folder called SPLIT.LANGUAGE, also with .txt and with .gz or .xz behind."""
+    files: dict[str, dict[str, Path]] = {}
+    with reading(folder):
+        paths = sorted(folder.iterdir())
+    for path in paths:
+        split, language = _split_and_language(path)
+        if not split or not path.is_file():
+            continue
+        others = files.setdefault(split, {})
+        if language in others:
+            raise DataError(
+                f"{folder} has two files for {language} of {split}: {others[language].name} and {path.name}",
+                hint="keep one of them",
+            )
+        others[language] = path
+    return files
+
+
+def _split_and_language(path: Path) -> tuple[str, str]:
+    if kind_of(path) in TABLE_KINDS:
+        return "", ""
+    name = path.name
+    for ending in (*OPENERS, ".txt"):
+        name = name[: -len(ending)] if name.lower().endswith(ending) else name
+    split, _, language = name.partition(".")
+    return ALIASES.get(split.lower(), "") if language and "." not in language else "", language
 
 
 def _load_folder(

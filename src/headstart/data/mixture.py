@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config import DataConfig
+from headstart.data.datasets import SOURCES
 from headstart.data.documents import Documents, open_documents
-from headstart.data.sources import SOURCES
 from headstart.errors import ConfigError
 
 Corpora = Sequence["str | Portion"] | Mapping[str, float]

@@ -7,7 +7,7 @@ import torch
 
 from headstart.checkpoint import save_weights
 from headstart.errors import ConfigError, RunError
-from headstart.storage import as_stored, compact, read_weights, rounded, store_weights, stored_bytes
+from headstart.quantization import as_stored, compact, read_weights, rounded, store_weights, stored_bytes
 
 
 @pytest.fixture

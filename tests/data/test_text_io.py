@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.data.lines import decode_lines, kind_of, open_text, read_lines
+from headstart.data.text_io import decode_lines, kind_of, open_text, read_lines
 from headstart.errors import DataError
 
 PACKERS = {"": lambda raw: raw, ".gz": gzip.compress, ".xz": lzma.compress}
@@ -104,7 +104,7 @@ def test_a_forbidden_file_says_how_to_allow_it(tmp_path, monkeypatch):
     def forbid(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("headstart.data.lines.open", forbid, raising=False)
+    monkeypatch.setattr("headstart.data.text_io.open", forbid, raising=False)
     with pytest.raises(DataError, match="may not be read") as caught:
         list(open_text(tmp_path / "a.txt"))
     assert "chmod" in caught.value.hint

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import DataConfig, TokenizerConfig
-from headstart.data import corpus as module
-from headstart.data.corpus import default_cache, find_prepared, join, part_of, prepare, prepare_share
+from headstart.data import token_cache as module
+from headstart.data.dataset import text_hash
 from headstart.data.documents import Documents, open_documents
-from headstart.data.example import text_hash
+from headstart.data.token_cache import default_cache, find_prepared, part_of, prepare, prepare_share
+from headstart.data.token_stream import join
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import DataError, RunError
 
@@ -197,7 +198,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from headstart.config import DataConfig
-from headstart.data import corpus
+from headstart.data import token_cache as corpus
 from headstart.data.documents import open_documents
 from headstart.data.tokenizer import Tokenizer
 corpus.PIECE_CHARACTERS, corpus.BATCH_CHARACTERS = 5000, 2000

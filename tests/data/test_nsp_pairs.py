@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.data.pairs import PairLoader
+from headstart.data.nsp_pairs import PairLoader
 from headstart.errors import DataError
 from tests.helpers.tiny_models import VOCABULARY
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from headstart.data.vectors import GrowingArray, write_together
 from headstart.errors import RunError
+from headstart.workflows.embed import GrowingArray, write_together
 
 
 @pytest.mark.parametrize("parts", [[], [0], [1], [3, 0, 7], [250] * 41])

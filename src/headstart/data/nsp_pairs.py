@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from headstart.batch import Row
-from headstart.data.stream import TokenStream
+from headstart.data.token_stream import TokenStream
 from headstart.errors import DataError
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.batch import Row
-from headstart.data.loader import BlockLoader, Groups, TextLoader, padding_share
+from headstart.data.samplers import BlockLoader, Groups, TextLoader, padding_share
 
 
 class Numbers:

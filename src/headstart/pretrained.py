@@ -6,8 +6,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from headstart.atomic_io import file_hash
 from headstart.errors import RunError
-from headstart.files import file_hash
 
 BASE = "base.json"  # what a packed base says of itself
 CHECKSUMS = "checksums.json"  # of every other file in its folder

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from headstart.config import DataConfig, TokenizerConfig
-from headstart.data.corpus import prepare
 from headstart.data.documents import open_documents
-from headstart.data.loader import BlockLoader
-from headstart.data.mixed_loader import MixedLoader
-from headstart.data.portion import Portion, portions
-from headstart.data.stream import join, spare
+from headstart.data.mixture import Portion, portions
+from headstart.data.samplers import BlockLoader, MixedLoader
+from headstart.data.token_cache import prepare
+from headstart.data.token_stream import join, spare
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import ConfigError, DataError
 from tests.helpers.datasets import write_corpus

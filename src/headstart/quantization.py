@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headstart.atomic_io import file_hash, write_json
 from headstart.checkpoint import load_weights, save_weights
 from headstart.errors import ConfigError, RunError
-from headstart.files import file_hash, write_json
 
 FORMAT = 1
 INDEX = "weights.json"  # written last: it says that the shards are whole
-WHOLE = "model.safetensors"  # the weights as training leaves them
+WEIGHTS_FILE = "model.safetensors"  # the weights as training leaves them
 FORMS = ("float32", "bfloat16", "int8")
 MIB = 2**20
 SPARE = 256  # bytes that a shard's head may take for one tensor
@@ -113,14 +113,14 @@ def _bytes(parts: Mapping[str, Tensor]) -> int:
 def compact(folder: Path, form: str, shard_mib: float) -> None:
     """Replace a run's weights as training left them by their compact form; once done, nothing is left to do."""
     if not (folder / INDEX).exists():
-        store_weights(folder, load_weights(folder / WHOLE), form, shard_mib)
-    (folder / WHOLE).unlink(missing_ok=True)
+        store_weights(folder, load_weights(folder / WEIGHTS_FILE), form, shard_mib)
+    (folder / WEIGHTS_FILE).unlink(missing_ok=True)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """The weights of a run in 32 bits, however they are stored; what is damaged is an error."""
     if not (folder / INDEX).exists():
-        return load_weights(folder / WHOLE)
+        return load_weights(folder / WEIGHTS_FILE)
     index = _index(folder)
     found: dict[str, dict[int, dict[str, Tensor]]] = {}
     for file, checksum in index["files"].items():
@@ -138,7 +138,7 @@ def _together(pieces: list[Tensor]) -> Tensor:
 
 def stored_bytes(folder: Path) -> int:
     """Bytes of a run's weights on disk."""
-    names = _index(folder)["files"] if (folder / INDEX).exists() else [WHOLE]
+    names = _index(folder)["files"] if (folder / INDEX).exists() else [WEIGHTS_FILE]
     return sum((folder / name).stat().st_size for name in names)
 
 
