@@ -14,10 +14,10 @@ from pathlib import Path
 from headstart.atomic_io import write_text
 from headstart.config import TrainingConfig
 from headstart.evaluation.statistics import interval
-from headstart.results import Interval, Story
+from headstart.results import Interval, Provenance
 from headstart.training.runtime import start_runtime
 from headstart.workflows.pretrain import Pretrained, pretrain
-from headstart.workflows.story import tell_story
+from headstart.workflows.run_dir import collect_provenance
 
 CHOICES = (1, 8)  # attention heads; both divide tiny's width of 128, so the weights are the same in number
 RESULTS = Path(__file__).parent / "results" / "attention-heads.md"
@@ -60,7 +60,7 @@ def verdict(difference: Interval) -> str:
     return f"No difference shown between {one} and {many} attention heads: the interval holds zero."
 
 
-def report(runs: list[Trained], corpus: str, steps: int, story: Story) -> str:
+def report(runs: list[Trained], corpus: str, steps: int, provenance: Provenance) -> str:
     """The measurement as a page of Markdown."""
     one, many = CHOICES
     losses = {(run.attention_heads, run.seed): run.loss for run in runs}
@@ -90,7 +90,7 @@ def report(runs: list[Trained], corpus: str, steps: int, story: Story) -> str:
             f"{one} minus {many}, paired by seed: {difference.mean:+.4f} nats, 95 % interval "
             f"{difference.low:+.4f} to {difference.high:+.4f}. **{verdict(difference)}**",
             "",
-            f"`{story.command}`, commit {story.commit or 'unknown'}, {story.machine}, {story.started}.",
+            f"`{provenance.command}`, commit {provenance.commit or 'unknown'}, {provenance.machine}, {provenance.started}.",
             "",
         ]
     )
@@ -112,7 +112,7 @@ def main() -> None:
                 print(f"attention_heads {heads}, seed {seed}: loss {runs[-1].loss:.4f}", flush=True)
     assert len({run.parameters for run in runs}) == 1, "the two do not have the same number of weights"
     seeds = list(range(given.seeds))
-    text = report(runs, given.corpus, given.steps, tell_story(start_runtime(TrainingConfig()), seeds))
+    text = report(runs, given.corpus, given.steps, collect_provenance(start_runtime(TrainingConfig()), seeds))
     write_text(given.out, text)
     print(text)
 

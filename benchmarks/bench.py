@@ -72,7 +72,7 @@ def story(began: float) -> dict[str, str]:
     """Where the numbers come from; a path to data is written as $DATA."""
     import torch
 
-    from headstart.workflows.story import commit
+    from headstart.workflows.run_dir import commit
 
     data = [word for word in sys.argv[1:] if "cls-books-fr" in word or "fr-corpus" in word]
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])

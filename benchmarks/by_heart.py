@@ -25,14 +25,14 @@ from headstart.data.dataset import hashes
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import seen_before
 from headstart.data.text_io import read_lines
+from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
 from headstart.objectives.masked_lm import MaskedLM
-from headstart.workflows.run import Trained, load_trained
 
 BATCH = 8
 
 
-def blocks(texts: list[str], trained: Trained, length: int) -> np.ndarray:
+def blocks(texts: list[str], trained: LoadedModel, length: int) -> np.ndarray:
     """The texts one after the other, in blocks of `length` tokens."""
     tokens = np.concatenate([np.asarray(ids) for ids in trained.tokenizer.encode(texts)])
     count = len(tokens) // length
@@ -40,7 +40,7 @@ def blocks(texts: list[str], trained: Trained, length: int) -> np.ndarray:
 
 
 @torch.no_grad()
-def losses(models: list[Model], rows: np.ndarray, trained: Trained) -> list[float]:
+def losses(models: list[Model], rows: np.ndarray, trained: LoadedModel) -> list[float]:
     """The mean loss of each model at the hidden tokens, then of all together."""
     objective, rng = MaskedLM(rate=0.3), torch.Generator().manual_seed(0)
     sums, asked = np.zeros(len(models) + 1), 0
@@ -67,13 +67,13 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=160, help="of each kind")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512])
     options = parser.parse_args()
-    trained = [load_trained(run) for run in options.runs]
+    trained = [load_model(run) for run in options.runs]
     models = [each.model().eval() for each in trained]
     lines = list(read_lines(options.read))
     for each in trained[1:]:
         if each.tokenizer.fingerprint != trained[0].tokenizer.fingerprint:
             sys.exit(f"error: {each.name} splits texts by another tokenizer than {trained[0].name}")
-    by_all = np.all([seen_before(hashes(lines), each.seen) for each in trained], axis=0)
+    by_all = np.all([seen_before(hashes(lines), each.train_fingerprints) for each in trained], axis=0)
     read = [line for line, is_read in zip(lines, by_all, strict=True) if is_read]
     known = read[:: max(1, len(read) // options.texts)][: options.texts]
     unknown = [row.text for row in load_dataset("imdb", DataConfig()).valid[: options.texts]]

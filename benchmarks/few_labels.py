@@ -25,13 +25,14 @@ from headstart.data.augmentation import MergeDropout
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError
 from headstart.evaluation.statistics import adjust, interval, paired_test
+from headstart.inference.loaded_model import load_model
 from headstart.reports.formatting import (
     format_interval,
     format_p_value,
     format_points,
     format_points_interval,
 )
-from headstart.results import Interval, SeedResult, Story, plain
+from headstart.results import Interval, Provenance, SeedResult, plain
 from headstart.training.runtime import start_runtime
 from headstart.workflows.arms import (
     Encoder,
@@ -48,8 +49,7 @@ from headstart.workflows.arms import (
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import SCRATCH, finetune_config
 from headstart.workflows.labelled import data_fingerprint, load_labelled
-from headstart.workflows.run import load_trained
-from headstart.workflows.story import tell_story
+from headstart.workflows.run_dir import collect_provenance
 from headstart.workflows.tokenizers import choose_tokenizer
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -111,7 +111,7 @@ def settings_of(task: Task, method: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def base_of(task: Task) -> Any:
-    return None if task.base == SCRATCH else load_trained(task.base)
+    return None if task.base == SCRATCH else load_model(task.base)
 
 
 @lru_cache(maxsize=4)
@@ -243,13 +243,13 @@ def measure(task: Task, methods: list[str], members: int, work: Path) -> dict[st
     }
 
 
-def page(found: list[dict[str, Any]], story: Story, members: int) -> str:
+def page(found: list[dict[str, Any]], provenance: Provenance, members: int) -> str:
     """The measurement as Markdown."""
     lines = [
         "# More from few labels",
         "",
-        f"Each method against plain fine-tuning of the same base. `{story.command}`, commit {story.commit or 'unknown'}, "
-        f"{story.machine}, {story.started}.",
+        f"Each method against plain fine-tuning of the same base. `{provenance.command}`, commit {provenance.commit or 'unknown'}, "
+        f"{provenance.machine}, {provenance.started}.",
         "",
         "The last epoch is scored; nothing is selected on validation texts. Differences are paired by seed and text; the",
         "95 % interval resamples both (texts alone when there is one seed), and p is adjusted (Holm) over a task's methods.",
@@ -363,7 +363,7 @@ def main() -> None:
         print("nothing to measure: give --base-fr RUN, --base-en RUN or both")
         return
     machine = {key: value for section, key, value in own if section == "training" and key in MACHINE}
-    story = tell_story(
+    provenance = collect_provenance(
         start_runtime(TrainingConfig(**machine)), list(range(max(task.seeds for task in tasks)))
     )
     chosen = {task.name: usable(task, methods) for task in tasks}
@@ -383,9 +383,10 @@ def main() -> None:
         for kept, left_out in [chosen[task.name]]
     ]
     write_json(
-        given.out / "few-labels.json", {"story": plain(story), "members": given.members, "tasks": found}
+        given.out / "few-labels.json",
+        {"provenance": plain(provenance), "members": given.members, "tasks": found},
     )
-    text = page(found, story, given.members)
+    text = page(found, provenance, given.members)
     write_text(given.out / "few-labels.md", text)
     print(text)
 

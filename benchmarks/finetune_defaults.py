@@ -28,9 +28,9 @@ from headstart.config import merge
 from headstart.data.datasets import load_dataset
 from headstart.data.splits import take_labels
 from headstart.data.tables import read_table
+from headstart.inference.loaded_model import load_model
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.run import load_trained
 
 BASES = {"en": "en-tiny", "fr": "fr-tiny"}
 VARIANTS = (
@@ -68,7 +68,7 @@ def run_cell(given: tuple[TextSet, int, str, int, Path]) -> dict[str, Any]:
         "data": {"labels": labels if labels < text_set.train else None},
     }
     draft, _ = finetune_config(None, None, common)
-    trained = load_trained(base)
+    trained = load_model(base)
     dataset = load_dataset(str(part), draft.data)
     if labels < text_set.train:
         dataset = take_labels(dataset, labels, seed)

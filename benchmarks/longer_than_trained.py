@@ -27,7 +27,7 @@ def perplexities(base: Path) -> list[float]:
     from headstart.training.evaluate import language_sums
     from headstart.training.runtime import start_runtime
 
-    trained = hs.load_trained(str(base))
+    trained = hs.load_model(str(base))
     dataset = hs.load_dataset("imdb", trained.info.config.data)
     encoded = trained.tokenizer.encode(dataset.texts("valid")[:600])
     tokens = np.concatenate([trained.tokenizer.frame(ids, 10**6) for ids in encoded])
@@ -71,7 +71,7 @@ def write(found: dict[str, list[list[float]]], steps: int, seeds: int) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator
 
-    from headstart.workflows.story import commit
+    from headstart.workflows.run_dir import commit
 
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.add_subplot()

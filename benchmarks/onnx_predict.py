@@ -18,13 +18,13 @@ from pathlib import Path
 from headstart.atomic_io import write_text
 from headstart.config import TrainingConfig
 from headstart.data.datasets import load_dataset
-from headstart.results import Story
+from headstart.inference.loaded_model import load_model
+from headstart.results import Provenance
 from headstart.training.runtime import start_runtime
 from headstart.workflows.export import export
 from headstart.workflows.finetune import finetune
-from headstart.workflows.run import load_trained
+from headstart.workflows.run_dir import collect_provenance
 from headstart.workflows.score import predict
-from headstart.workflows.story import tell_story
 
 RESULTS = Path(__file__).parent / "results" / "onnx-predict.md"
 
@@ -57,7 +57,11 @@ def measure(name: str, folder: Path, engine: str, texts: Path, repeats: int, wei
 
 
 def report(
-    engines: list[Engine], truth: list[str], words: argparse.Namespace, parameters: int, story: Story
+    engines: list[Engine],
+    truth: list[str],
+    words: argparse.Namespace,
+    parameters: int,
+    provenance: Provenance,
 ) -> str:
     """The measurement as a page of Markdown."""
     first, count = engines[0], len(truth)
@@ -81,7 +85,7 @@ def report(
             "|---|---|---|---|---|---|---|---|",
             *rows,
             "",
-            f"`{story.command}`, commit {story.commit or 'unknown'}, {story.machine}, {os.cpu_count()} CPUs, {story.started}.",
+            f"`{provenance.command}`, commit {provenance.commit or 'unknown'}, {provenance.machine}, {os.cpu_count()} CPUs, {provenance.started}.",
             "",
         ]
     )
@@ -102,7 +106,7 @@ def main() -> None:
         folder = Path(place)
         settings = {"training": {"steps": given.steps, "length": given.length, "evaluate_every": given.steps}}
         done = finetune("scratch", given.data, folder / "run", preset=given.preset, settings=settings)
-        config = load_trained(str(folder / "run")).info.config
+        config = load_model(str(folder / "run")).info.config
         examples = load_dataset(given.data, config.data).splits["valid"][: given.texts]
         texts = folder / "texts.txt"
         texts.write_text("".join(" ".join(example.text.split()) + "\n" for example in examples), "utf-8")
@@ -118,8 +122,8 @@ def main() -> None:
             engines.append(measure(name, run, engine, texts, given.repeats, weights))
             print(f"{name}: {engines[-1].seconds:.2f} s", flush=True)
     truth = [str(example.label) for example in examples]
-    story = tell_story(start_runtime(TrainingConfig()), [0])
-    text = report(engines, truth, given, done.parameters, story)
+    provenance = collect_provenance(start_runtime(TrainingConfig()), [0])
+    text = report(engines, truth, given, done.parameters, provenance)
     write_text(given.out, text)
     print(text)
 

@@ -92,7 +92,7 @@ def measure(preset: str, batch: int, repeats: int, device: str) -> list[dict[str
 def write(rows: list[dict[str, float]], words: argparse.Namespace) -> None:
     """The table and the numbers."""
     from headstart.training.runtime import Runtime
-    from headstart.workflows.story import commit
+    from headstart.workflows.run_dir import commit
 
     machine = Runtime(torch.device(words.device), torch.float32).describe()
     lines = [

@@ -97,9 +97,9 @@ def model_alone(run: Path, texts: list[str], precision: str) -> dict[str, Any]:
     from headstart.serving.bounds import Bounds
     from headstart.serving.loaded import Loaded
 
-    from headstart.workflows.run import load_trained
+    from headstart.inference.loaded_model import load_model
 
-    loaded = Loaded(load_trained(str(run)), Bounds(), precision)
+    loaded = Loaded(load_model(str(run)), Bounds(), precision)
     found: dict[str, Any] = {"precision": loaded.precision}
     for name, size in (("alone_ms", 1), ("together_ms", 64)):
         groups = [texts[at : at + size] for at in range(0, 64, size)]
@@ -180,9 +180,9 @@ def metric(port: int, name: str) -> float:
 
 
 def measure(run: Path, texts: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    from headstart.workflows.run import load_trained
+    from headstart.inference.loaded_model import load_model
 
-    about = load_trained(str(run))
+    about = load_model(str(run))
     found: dict[str, Any] = {
         "preset": asked.preset,
         "clients": asked.clients,

@@ -20,7 +20,7 @@ from bench import Rate, Sheet, interleaved, options, rate_of, reached
 import headstart as hs
 from headstart.data.dataset import Example
 from headstart.data.datasets import load_dataset
-from headstart.workflows.run import load_trained
+from headstart.inference.loaded_model import load_model
 from headstart.workflows.score import Voter
 
 TARGET, START = 2.0, 3.0
@@ -29,7 +29,7 @@ Answer = Callable[[Sequence[str]], list[str]]
 
 def ours(run: Path) -> Answer:
     """Labels by headstart, the run in memory."""
-    trained = load_trained(str(run))
+    trained = load_model(str(run))
     voter = Voter(trained, {"training": {"precision": "float32"}})
 
     def answer(texts: Sequence[str]) -> list[str]:
@@ -82,7 +82,7 @@ def main() -> None:
         folder = Path(place)
         run = hs.finetune("scratch", words.data, folder / "run", preset=words.preset, settings=config).path
         hs.export(str(run), "transformers", folder / "theirs")
-        info = load_trained(str(run)).info
+        info = load_model(str(run)).info
         texts = load_dataset(words.data, info.config.data).texts("valid")[: words.texts]
         length = info.config.training.length
         own = ours(run)

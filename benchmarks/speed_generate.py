@@ -22,7 +22,7 @@ import headstart as hs
 from headstart.batch import Batch
 from headstart.generation.decode import Rules, decode
 from headstart.generation.reader import ModelReader, prompts
-from headstart.workflows.run import load_trained
+from headstart.inference.loaded_model import load_model
 
 RESULTS = Path(__file__).parent / "results"
 Way = Callable[[Batch, int], list[list[int]]]
@@ -89,7 +89,7 @@ def in_transformers(run: Path, folder: Path) -> Way:
 def measure(words: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
     """Processor seconds of each way, in turns; the least of some rounds."""
     run = make_run(folder, words.preset)
-    trained = load_trained(str(run))
+    trained = load_model(str(run))
     model, last = trained.model(), trained.tokenizer.last
     ways = {
         "over a cache": over_a_cache(model, last),
@@ -119,7 +119,7 @@ def measure(words: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
 
 def write(rows: list[dict], words: argparse.Namespace) -> None:
     from headstart.training.runtime import Runtime
-    from headstart.workflows.story import commit
+    from headstart.workflows.run_dir import commit
 
     machine = Runtime(torch.device("cpu"), torch.float32).describe()
     others = ("transformers", "read again")

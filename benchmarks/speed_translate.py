@@ -255,7 +255,7 @@ def versions() -> str:
 
 def write(rows: list[dict[str, object]], words: argparse.Namespace, what: str) -> None:
     from headstart.training.runtime import Runtime
-    from headstart.workflows.story import commit
+    from headstart.workflows.run_dir import commit
 
     names = {"ours": "headstart", "transformers": "transformers", "ctranslate2": "CTranslate2"}
     lines = [

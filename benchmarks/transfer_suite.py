@@ -59,7 +59,7 @@ from headstart.results import Interval, plain
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.labelled import data_fingerprint
 from headstart.workflows.pretrain import pretrain_config
-from headstart.workflows.story import commit
+from headstart.workflows.run_dir import commit
 
 FORMAT = 1  # of a cell; a higher number invalidates every cached cell
 DEPTH = 3  # levels of folders searched for sets
@@ -304,7 +304,7 @@ def find_minilm(work: Path) -> list[Base]:
     run = (work / "bases" / f"{MINILM}-{fingerprint[:8]}").resolve()
     if not run.is_dir():
         hs.import_model(folder, run)
-    has_head = hs.load_trained(str(run), with_weights=False).info.has_heads
+    has_head = hs.load_model(str(run), with_weights=False).info.has_heads
     return [Base(MINILM, str(run), "en", fingerprint, has_head, str(folder))]
 
 
@@ -313,7 +313,7 @@ def default_settings(base: Base, arm: str) -> list[str]:
     """Hashes of the default settings of an arm and of the code that fits them to the data; fine-tuning first."""
     if arm not in TRAINED:
         return []
-    trained = hs.load_trained(base.path, with_weights=False)
+    trained = hs.load_model(base.path, with_weights=False)
     found = [(finetune_config(trained, None, {})[0], "headstart.workflows.finetune_defaults")]
     if arm == "adapted":
         found.append((pretrain_config(None, {}, trained)[0], "headstart.workflows.continued"))
@@ -386,7 +386,7 @@ def fine_tuned(task: Task) -> Predict:
     ]
 
     def predict() -> list[int]:
-        config = hs.load_trained(str(task.out), with_weights=False).info.config
+        config = hs.load_model(str(task.out), with_weights=False).info.config
         task.details["settings"] = config.model_dump()
         found, index = hs.predict(str(task.out), str(part / "scored.jsonl")), task.data.class_index
         return [index[label] for label, _, _ in found]
@@ -492,7 +492,9 @@ def run_cell(cell: Cell, work: Path) -> Record:
     base = cell.base.path if cell.base else ""
     if cell.base:  # scored texts that the base has read in its pretraining
         hashes = np.array([text_hash(row.text) for row in rows], np.uint64)
-        found["seen"] = int(seen_before(hashes, hs.load_trained(base, with_weights=False).seen).sum())
+        found["seen"] = int(
+            seen_before(hashes, hs.load_model(base, with_weights=False).train_fingerprints).sum()
+        )
         if cell.arm == "setfit":
             base = cell.base.source
         if cell.arm == "adapted":

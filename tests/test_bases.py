@@ -16,9 +16,9 @@ from headstart.data.dataset import hashes
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import LOW, seen_before
 from headstart.errors import HeadstartError
+from headstart.inference.loaded_model import load_model
 from headstart.pretrained import check_base, describe_base, shipped_bases
 from headstart.workflows.finetune import finetune
-from headstart.workflows.run import load_trained
 from headstart.workflows.score import predict
 
 pytestmark = pytest.mark.slow  # large files are read
@@ -50,7 +50,7 @@ def base(request):
 @cache
 def loaded(name):
     """A base in memory, read once for all tests."""
-    return load_trained(name)
+    return load_model(name)
 
 
 def size_of(base):
@@ -69,7 +69,7 @@ def test_a_base_is_whole_and_loads(base):
     assert files == {"checksums.json", *json.loads((base / "checksums.json").read_text("utf-8"))}
     trained = loaded(base.name)
     assert trained.model().backbone is not None
-    assert trained.tokenizer.size == trained.info.vocabulary
+    assert trained.tokenizer.size == trained.info.vocab_size
 
 
 def test_a_base_is_as_small_as_promised(base):
@@ -136,7 +136,7 @@ def imdb():
 )
 def test_an_english_base_has_read_neither_valid_nor_test_of_imdb(base, imdb):
     """Every hash is asked for, in the short form too; that most of train is found shows that the question can fail."""
-    seen = loaded(base.name).seen
+    seen = loaded(base.name).train_fingerprints
     assert seen_before(hashes(imdb.texts("train")), seen).mean() > 0.9
     for split in ("valid", "test"):
         assert len(imdb.texts(split)) > 2000
@@ -148,7 +148,7 @@ def test_a_french_base_has_read_no_valid_text_of_cls_books(base):
     """By the short hashes of its 400 valid texts and of 400 train texts, which one of the two has read."""
     known = json.loads((Path(__file__).parent / "cls_books_fr.json").read_text())
     read = {
-        part: seen_before(np.array(first, np.uint64) << LOW, loaded(base.name).seen).mean()
+        part: seen_before(np.array(first, np.uint64) << LOW, loaded(base.name).train_fingerprints).mean()
         for part, first in known.items()
     }
     assert len(known["valid"]) == len(known["train"]) == 400

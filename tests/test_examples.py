@@ -121,7 +121,7 @@ def test_the_slurm_jobs_run_with_a_scheduler_of_one_machine(tmp_path):
 
     assert "all are ready" in job("prepare.sbatch")
     assert "base ready" in job("pretrain.sbatch", run, "--steps", 3)
-    assert "2 processes" in json.loads((run / "result.json").read_text())["story"]["machine"]
+    assert "2 processes" in json.loads((run / "result.json").read_text())["provenance"]["machine"]
     assert "requeue" not in (tmp_path / "asked").read_text()
 
 

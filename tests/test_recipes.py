@@ -12,12 +12,12 @@ import torch
 from headstart.config import DataConfig, resolve
 from headstart.data.dataset import hashes
 from headstart.data.datasets import SOURCES, load_dataset
+from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.distillation import can_teach
 from headstart.quantization import _encoded
 from headstart.workflows.recipe import read_recipe, run_recipe
-from headstart.workflows.run import load_trained
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 FILES = sorted(RECIPES.glob("*.toml"))
@@ -139,6 +139,6 @@ def test_the_test_split_of_imdb_is_read_by_no_stage_of_the_english_recipe(tmp_pa
     run_recipe(tmp_path / "recipe.toml", tmp_path, tmp_path / "run", settings=over)
     held = hashes(imdb.texts("valid") + imdb.texts("test"))
     for run in [tmp_path / "run", *(tmp_path / "run" / "stages").iterdir()]:
-        seen = load_trained(str(run)).seen
+        seen = load_model(str(run)).train_fingerprints
         assert np.isin(hashes(imdb.texts("train")), seen).mean() > 0.9
         assert not np.isin(held, seen).any(), run

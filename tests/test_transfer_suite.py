@@ -62,7 +62,7 @@ def trainers(monkeypatch):
         ("finetune", finetune),
         ("pretrain", pretrain),
         ("predict", rows),
-        ("load_trained", loaded),
+        ("load_model", loaded),
     ):
         monkeypatch.setattr(hs, name, fake)
     monkeypatch.setattr(suite, "default_settings", lambda base, arm: ["pretraining", "fine-tuning"])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headstart.data.libreoffice import fetch as fetch
     from headstart.data.parallel import load_parallel as load_parallel
     from headstart.errors import HeadstartError as HeadstartError
+    from headstart.inference.loaded_model import load_model as load_model
     from headstart.models.model import HeadSpec as HeadSpec
     from headstart.pretrained import shipped_bases as shipped_bases
     from headstart.workflows.classifier import swap_heads as swap_heads
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.recipe import run_recipe as run_recipe
     from headstart.workflows.resume import resume as resume
-    from headstart.workflows.run import load_trained as load_trained
     from headstart.workflows.score import evaluate as evaluate
     from headstart.workflows.score import predict as predict
     from headstart.workflows.translating import translate as translate
@@ -62,7 +62,7 @@ _PUBLIC = {
     "load_parallel": "headstart.data.parallel",
     "contextual_vectors": "headstart.workflows.embed",
     "embed": "headstart.workflows.embed",
-    "load_trained": "headstart.workflows.run",
+    "load_model": "headstart.inference.loaded_model",
     "pack": "headstart.workflows.pack",
     "predict": "headstart.workflows.score",
     "pretrain": "headstart.workflows.pretrain",

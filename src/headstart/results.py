@@ -1,4 +1,4 @@
-"""Outcomes: plain, frozen, JSON-able. A number here carries its story: its count, its seeds, its interval."""
+"""Outcomes: plain, frozen, JSON-able. A number comes with its count, its seeds and its interval."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -180,7 +180,7 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Story:
+class Provenance:
     """Where a number comes from."""
 
     command: str
@@ -210,7 +210,7 @@ class Comparison:
     audit: dict[str, Any]
     settings: dict[str, Any]
     notes: list[str]
-    story: Story
+    provenance: Provenance
 
     def arm(self, name: str, labels: int | None = None) -> Arm:
         """The arm called `name` at a label budget, the largest unless told."""

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from headstart.config import BodyConfig, resolve
+from headstart.inference.loaded_model import load_model
 from headstart.workflows.finetune import finetune, finetune_config
 from headstart.workflows.finetune_defaults import (
     MAX_EPOCHS_MANY_CLASSES,
@@ -18,7 +19,6 @@ from headstart.workflows.finetune_defaults import (
     fits_recommendation,
 )
 from headstart.workflows.pretrain import pretrain
-from headstart.workflows.run import load_trained
 
 STARTS = ("reused-head", "new-head", "scratch")
 
@@ -80,7 +80,7 @@ def test_a_recommendation_holds_where_it_was_measured():
 
 
 def test_a_shipped_base_follows_its_recommendation_at_home_and_the_rule_elsewhere():
-    base = load_trained("en-tiny")
+    base = load_model("en-tiny")
     reviews = DatasetFacts(1600, ("negative", "positive"), 290.0, 400)
     at_home, _ = finetune_config(base, None, {}, data=reviews)
     assert (at_home.optimizer.learning_rate, at_home.training.epochs) == (5e-5, 3)

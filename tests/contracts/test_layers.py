@@ -14,7 +14,7 @@ LAYERS = [
     ["cli"],
     ["serving"],
     ["workflows", "playground"],
-    ["planning"],
+    ["inference", "planning"],
     ["training", "generation", "baselines", "interchange"],
     ["reports"],
     ["plots"],

@@ -101,7 +101,7 @@ def test_a_disk_that_fills_up_in_mid_run_leaves_the_last_checkpoint(tmp_path, ta
     "shipped", [{}, {"en-tiny": Path("somewhere")}], ids=["alone", "beside shipped bases"]
 )
 def test_a_missing_base_is_named_and_the_nearest_offered(base, table, tmp_path, monkeypatch, shipped):
-    monkeypatch.setattr("headstart.workflows.run.shipped_bases", lambda: shipped)
+    monkeypatch.setattr("headstart.inference.loaded_model.shipped_bases", lambda: shipped)
     code, said, hint = call("finetune", tmp_path / "bsae", table, "--out", tmp_path / "run")
     assert (code, "no run at" in said, "base" in hint) == (2, True, True)
     assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.errors import HeadstartError
-from headstart.workflows.run import load_trained
+from headstart.inference.loaded_model import load_model
 from tests.helpers.datasets import write_corpus, write_labelled
 from tests.interchange.stock import save_stock
 
@@ -86,7 +86,7 @@ def test_a_model_that_was_brought_in_and_taught_leaves_as_a_stock_classifier(kin
         scores = model(**tokenizer(texts, padding=True, truncation=True, return_tensors="pt")).logits.softmax(
             -1
         )
-    trained = load_trained(str(tmp_path / "run"))
+    trained = load_model(str(tmp_path / "run"))
     from headstart.batch import Batch, pad
 
     rows = [
@@ -130,6 +130,6 @@ def test_the_line_told_at_the_end_loads_the_model(tmp_path):
     model = eval(said.removeprefix("load it: "), {"transformers": transformers})
     assert type(model).__name__ == "LlamaForCausalLM"
     call("import", tmp_path / "out", "--out", tmp_path / "again")
-    first, second = load_trained(str(base)), load_trained(str(tmp_path / "again"))
+    first, second = load_model(str(base)), load_model(str(tmp_path / "again"))
     assert set(first.weights) == set(second.weights)
     assert all(torch.equal(weight, second.weights[name]) for name, weight in first.weights.items())

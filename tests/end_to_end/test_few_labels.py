@@ -87,9 +87,7 @@ def test_a_run_that_stops_goes_on_bit_for_bit_and_differs_from_a_plain_one(world
 @pytest.mark.parametrize("name", ["bpe-dropout", "cut-off", "together"])
 def test_marks_are_taken_on_texts_as_they_stand(world, tmp_path, name):
     done = tune(world, tmp_path / "run", **METHODS[name])
-    dataset = hs.load_dataset(
-        str(world / "table.tsv"), hs.load_trained(str(tmp_path / "run")).info.config.data
-    )
+    dataset = hs.load_dataset(str(world / "table.tsv"), hs.load_model(str(tmp_path / "run")).info.config.data)
     table = tmp_path / "valid.tsv"
     table.write_text("text\tlabel\n" + "".join(f"{row.text}\t{row.label}\n" for row in dataset.valid))
     found = hs.evaluate(str(tmp_path / "run"), str(table))

@@ -107,7 +107,7 @@ def test_saved_weights_load_exactly(world):
     import torch
     from safetensors.torch import load_file
 
-    model = hs.load_trained(str(world / "tuned")).model()
+    model = hs.load_model(str(world / "tuned")).model()
     for name, weight in load_file(world / "tuned" / "model.safetensors").items():
         assert torch.equal(model.state_dict()[name], weight)
 
@@ -149,7 +149,7 @@ def test_a_comparison_reports_every_arm_with_seeds_and_tests(world, tmp_path):
     tuned = next(arm for arm in found["arms"] if arm["kind"] == "fine-tuned")
     assert sum(tuned["transfer"]["reused"].values()) > 0
     assert {test["against"] for test in found["tests"]} == {"classical", "scratch"}
-    assert found["story"]["seeds"] == [0, 1]
+    assert found["provenance"]["seeds"] == [0, 1]
     page = (out / "report.html").read_text()
     assert "<svg" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
@@ -189,7 +189,7 @@ def test_a_run_s_folder_holds_what_is_promised(world):
         "run.json",
         "tokenizer.json",
         "model.safetensors",
-        "seen.npy",
+        "train_fingerprints.npy",
         "log.jsonl",
         "result.json",
     } <= names
@@ -206,9 +206,9 @@ def test_no_embedded_test_review_enters_pretraining(tmp_path):
     settings = merge(QUICK, {"training": {"steps": 1}, "objective": {"name": "causal-lm"}})
     pretrain(["rotten-tomatoes"], tmp_path / "base", settings=settings)
     dataset = hs.load_dataset(
-        "rotten-tomatoes", hs.load_trained(str(tmp_path / "base")).info.config.data, with_test=True
+        "rotten-tomatoes", hs.load_model(str(tmp_path / "base")).info.config.data, with_test=True
     )
-    seen = np.load(tmp_path / "base" / "seen.npy")
+    seen = np.load(tmp_path / "base" / "train_fingerprints.npy")
     assert not np.isin(hashes(dataset.texts("test")), seen).any()
     assert not np.isin(hashes(dataset.texts("valid")), seen).any()
     assert np.isin(hashes(dataset.texts("train")), seen).mean() > 0.98
@@ -353,7 +353,7 @@ def test_objectives_are_compared_at_equal_operations(world, tmp_path):
     assert "causal-lm fine-tuned" in said
     tokens = json.loads((tmp_path / "c" / "objectives.json").read_text())["tokens"]
     assert tokens["masked-lm"] > tokens["causal-lm"] == 2000
-    bases = [hs.load_trained(str(tmp_path / "c/bases" / name)) for name in tokens]
+    bases = [hs.load_model(str(tmp_path / "c/bases" / name)) for name in tokens]
     assert len({base.tokenizer.fingerprint for base in bases}) == 1
     assert {base.info.config.training.precision for base in bases} == {"bfloat16"}
 

@@ -130,7 +130,7 @@ def test_fine_tuning_in_many_processes_marks_every_text_once(tmp_path):
     for found in together:
         assert (found.score.count, found.score.correct) == (alone.score.count, alone.score.correct)
     written = json.loads((tmp_path / "together" / "result.json").read_text())
-    assert "3 processes" in written["story"]["machine"]
+    assert "3 processes" in written["provenance"]["machine"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import headstart.atomic_io
 import headstart.checkpoint
 from headstart.config import merge
 from headstart.errors import RunError
-from headstart.workflows import fit_state, run_log
+from headstart.workflows import loggers, run_dir
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
@@ -133,7 +133,7 @@ def test_a_run_killed_while_it_saves_ends_as_if_it_never_stopped(tmp_path):
 # What touches files, as the interpreter sees it: dying before each of these calls meets every state of the disk.
 FILE_CALLS = {"open", "write", "flush", "close", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir"}
 FILE_CALLS |= {"serialize_file"}
-WRITERS = {module.__file__ for module in (headstart.atomic_io, headstart.checkpoint, run_log, fit_state)}
+WRITERS = {module.__file__ for module in (headstart.atomic_io, headstart.checkpoint, loggers, run_dir)}
 DEPTH = 6  # frames between a call and who asked for it: a tree is removed by functions that call each other
 
 
@@ -292,7 +292,7 @@ def test_what_a_killed_run_had_started_may_let_go_of_it_a_moment_later(tmp_path)
 
 
 def test_two_processes_cannot_train_one_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("headstart.workflows.hold.LETTING_GO", 0.1)
+    monkeypatch.setattr("headstart.workflows.run_dir.LOCK_TIMEOUT", 0.1)
     table = write_labelled(tmp_path / "table.tsv")
     run, told = tmp_path / "run", []
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow  # whole comparisons
 
 TRAINING = {"length": 32, "epochs": 2, "batch_examples": 8, "save_every": 3}
 SETTINGS = {"training": TRAINING, "optimizer": {"learning_rate": 0.01}}
-TIMES = ("seconds", "started", "story")
+TIMES = ("seconds", "started", "provenance")
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_a_search_finds_what_it_says_and_keeps_it(world):
     assert first["training.epochs"] == 2  # the nearest to tiny's 15
     assert found["texts"] == 60
     assert found["scored"] == "2 folds"
-    assert found["story"]["command"]
+    assert found["provenance"]["command"]
     assert (out / "trials.png").stat().st_size > 1000
     assert (out / "trials.svg").read_text().startswith("<?xml")
 
@@ -155,7 +155,7 @@ def test_a_disk_that_is_full_ends_the_search_and_counts_against_no_trial(world, 
         raise RunError("cannot write: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("headstart.workflows.fit_state.save_checkpoint", full)
+        patch.setattr("headstart.workflows.run_dir.save_checkpoint", full)
         with pytest.raises(RunError, match="No space left"):
             search(world, tmp_path / "full", trials=2)
     assert trials(tmp_path / "full") == []
@@ -176,7 +176,7 @@ def test_the_best_settings_are_a_settings_file(world, tmp_path):
     words = ["finetune", str(world / "base"), str(world / "table.tsv"), "--out", str(tmp_path / "run")]
     result = CliRunner().invoke(app, [*words, "--config", str(best), "--quiet"])
     assert result.exit_code == 0, (result.output, result.exception)
-    own = hs.load_trained(str(tmp_path / "run")).info.config
+    own = hs.load_model(str(tmp_path / "run")).info.config
     values = json.loads((world / "whole" / "result.json").read_text())["best"]["values"]
     assert own.optimizer.learning_rate == values["optimizer.learning_rate"]
     assert own.training.epochs == values["training.epochs"]

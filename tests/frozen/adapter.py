@@ -13,6 +13,7 @@ import numpy as np
 
 from headstart.config import resolve
 from headstart.data.dataset import Example
+from headstart.inference.loaded_model import load_model
 from headstart.objectives import OBJECTIVES, make_objective
 from headstart.planning.parameters import account
 from headstart.training import trainer
@@ -23,7 +24,6 @@ from headstart.workflows.embed import text_vectors
 from headstart.workflows.finetune import finetune
 from headstart.workflows.labelled import encode_rows
 from headstart.workflows.pretrain import pretrain
-from headstart.workflows.run import load_trained
 from headstart.workflows.translating import translate
 
 Settings = dict[str, dict[str, Any]]
@@ -43,7 +43,7 @@ CPU_FLOAT32: Settings = {"training": {"device": "cpu", "precision": "float32"}}
 
 def class_logits(classifier: str, texts: Sequence[str]) -> np.ndarray:
     """The logit of every class (N, C) in float32."""
-    trained = load_trained(classifier)
+    trained = load_model(classifier)
     config = trained.info.config.with_(CPU_FLOAT32)
     runtime = start_runtime(config.training)
     examples = [Example(text) for text in texts]

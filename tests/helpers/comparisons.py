@@ -10,8 +10,8 @@ from headstart.results import (
     Interval,
     Mistake,
     PairedTest,
+    Provenance,
     SeedResult,
-    Story,
     Transfer,
 )
 
@@ -58,7 +58,7 @@ def example_comparison(
             "12 rows of test are also in train; leak-free accuracy leaves them out",
             f"a note with {hostile}",
         ],
-        story=Story(
+        provenance=Provenance(
             command="headstart compare --base fr-small --data cls-books-fr --labels 200,800,1600 --seeds 3",
             commit="4f1c2ab9",
             versions={"headstart": "0.1.0", "torch": "2.11.0", "python": "3.11.9"},

@@ -100,6 +100,6 @@ def interrupt_in(stage, step):
 
 def outcome(run):
     """Return the bytes of the weights and of the training fingerprints."""
-    names = [path.name for path in run.glob("weights-*")] + ["seen.npy"]
+    names = [path.name for path in run.glob("weights-*")] + ["train_fingerprints.npy"]
     assert len(names) > 2
     return {name: (run / name).read_bytes() for name in names}

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headstart.errors import HeadstartError
+from headstart.inference.loaded_model import load_model
 from headstart.interchange.layout import scatter
 from headstart.interchange.llama import LLAMA
 from headstart.models.model import HeadSpec, build_model
 from headstart.workflows.export import export
 from headstart.workflows.import_ import import_model
-from headstart.workflows.run import load_trained
 from tests.helpers.tiny_models import tiny_config
 from tests.interchange.stock import LLAMA_TOKENS, byte_pairs
 
@@ -54,7 +54,7 @@ def refused(folder, tmp_path):
 def test_a_folder_written_by_hand_comes_in(folder, tmp_path):
     found = import_model(folder, tmp_path / "run")
     assert found.has_scores
-    assert load_trained(str(tmp_path / "run")).model().heads
+    assert load_model(str(tmp_path / "run")).model().heads
 
 
 def test_a_missing_folder_is_named_and_the_nearest_offered(folder, tmp_path):

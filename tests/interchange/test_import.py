@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from headstart.batch import Batch
+from headstart.inference.loaded_model import load_model
 from headstart.interchange.parcel import SAMPLES
 from headstart.workflows.import_ import import_model
-from headstart.workflows.run import load_trained
 from tests.interchange.stock import SIZE, TOKENIZERS, save_stock
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
@@ -64,7 +64,7 @@ def ours_of(trained, tokens, real, segments=None):
 def test_vectors_and_scores_are_the_same_with_padding(kind, settings, tmp_path):
     model, words = save_stock(tmp_path / "stock", kind, LM.get(kind, "AutoModelForMaskedLM"), **settings)
     found = import_model(tmp_path / "stock", tmp_path / "run")
-    trained = load_trained(str(tmp_path / "run"))
+    trained = load_model(str(tmp_path / "run"))
     tokens, real = batch(words.pad_token_id or trained.tokenizer.padding)
     wanted = hidden_of(model, tokens, real)
     assert float((wanted - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4
@@ -79,7 +79,7 @@ def test_vectors_and_scores_are_the_same_with_padding(kind, settings, tmp_path):
 def test_segments_are_the_same(tmp_path):
     model, _ = save_stock(tmp_path / "stock", "bert", "AutoModelForPreTraining", **PLACES)
     found = import_model(tmp_path / "stock", tmp_path / "run")
-    trained = load_trained(str(tmp_path / "run"))
+    trained = load_model(str(tmp_path / "run"))
     tokens, real = batch(0)
     segments = (torch.arange(30) > 4).long().expand(4, -1)
     wanted = hidden_of(model, tokens, real, token_type_ids=segments)
@@ -97,7 +97,7 @@ def test_a_body_without_a_head_comes_in_as_one(kind, tmp_path):
     settings = {} if kind == "gpt2" else {"max_position_embeddings": 66}
     model, words = save_stock(tmp_path / "stock", kind, "AutoModel", **settings)
     found = import_model(tmp_path / "stock", tmp_path / "run")
-    trained = load_trained(str(tmp_path / "run"))
+    trained = load_model(str(tmp_path / "run"))
     assert not found.has_scores
     assert not found.left
     tokens, real = batch(words.pad_token_id or trained.tokenizer.padding)
@@ -109,7 +109,7 @@ def test_the_head_of_another_task_stays_behind_and_is_named(kind, tmp_path):
     settings = {} if kind == "gpt2" else {"max_position_embeddings": 66}
     model, words = save_stock(tmp_path / "stock", kind, "AutoModelForSequenceClassification", **settings)
     found = import_model(tmp_path / "stock", tmp_path / "run")
-    trained = load_trained(str(tmp_path / "run"))
+    trained = load_model(str(tmp_path / "run"))
     assert found.left
     assert not found.has_scores
     tokens, real = batch(words.pad_token_id or trained.tokenizer.padding)
@@ -121,7 +121,7 @@ def test_texts_become_the_same_tokens(kind, tmp_path):
     settings = {} if kind == "gpt2" else {"max_position_embeddings": 66}
     _, words = save_stock(tmp_path / "stock", kind, "AutoModel", **settings)
     import_model(tmp_path / "stock", tmp_path / "run")
-    tokenizer = load_trained(str(tmp_path / "run")).tokenizer
+    tokenizer = load_model(str(tmp_path / "run")).tokenizer
     texts = [text for text in SAMPLES if "[CLS]" not in text]
     theirs = words(texts, add_special_tokens=False)["input_ids"]
     assert [ids.tolist() for ids in tokenizer.encode(texts)] == theirs
@@ -154,7 +154,7 @@ def test_old_names_old_settings_and_several_files_are_understood(tmp_path):
     found = import_model(tmp_path / "stock", tmp_path / "run")
     assert found.has_scores
     tokens, real = batch(0)
-    trained = load_trained(str(tmp_path / "run"))
+    trained = load_model(str(tmp_path / "run"))
     assert float((hidden_of(model, tokens, real) - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4
 
 
@@ -172,7 +172,7 @@ def test_old_rotary_settings_are_understood(tmp_path):
     path.write_text(json.dumps({**config, "rope_theta": 700.0, "rope_scaling": None}))
     import_model(tmp_path / "stock", tmp_path / "run")
     tokens, real = batch(2)
-    trained = load_trained(str(tmp_path / "run"))
+    trained = load_model(str(tmp_path / "run"))
     assert trained.info.config.body.rotary_base == 700.0
     assert float((hidden_of(model, tokens, real) - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4
 
@@ -207,7 +207,7 @@ def test_the_older_files_of_a_tokenizer_give_the_same_tokens(kind, tmp_path):
         (tmp_path / "stock" / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
         stock = GPT2Tokenizer(vocab=layout["vocab"], merges=[tuple(pair) for pair in layout["merges"]])
     import_model(tmp_path / "stock", tmp_path / "run")
-    tokenizer = load_trained(str(tmp_path / "run")).tokenizer
+    tokenizer = load_model(str(tmp_path / "run")).tokenizer
     texts = [text for text in SAMPLES if "[CLS]" not in text]
     theirs = stock(texts, add_special_tokens=False)["input_ids"]
     assert [ids.tolist() for ids in tokenizer.encode(texts)] == theirs

@@ -156,7 +156,12 @@ def test_long_texts_are_folded_and_short_ones_are_not(page):
 
 
 def test_the_provenance_is_shown(comparison, page):
-    for fact in (comparison.story.commit, comparison.story.machine, "torch 2.11.0", "headstart compare"):
+    for fact in (
+        comparison.provenance.commit,
+        comparison.provenance.machine,
+        "torch 2.11.0",
+        "headstart compare",
+    ):
         assert fact in page
 
 

@@ -10,6 +10,7 @@ import torch
 import headstart as hs
 from headstart.batch import Batch, pad
 from headstart.config import merge
+from headstart.inference.loaded_model import load_model
 from headstart.objectives.classification import Classify
 from headstart.training.callbacks import Note
 from headstart.training.evaluate import predict_probabilities
@@ -20,7 +21,6 @@ from headstart.workflows.finetune import finetune, finetune_config
 from headstart.workflows.labelled import load_labelled, make_task
 from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
-from headstart.workflows.run import load_trained
 from headstart.workflows.score import evaluate
 from tests.helpers.datasets import QUICK, write_labelled
 
@@ -41,7 +41,7 @@ def world(tmp_path_factory):
 
 def start(world, base="run", classes=None, settings=None, trained=None):
     """The classifier before its first step, the account of what crossed, and what they were made from."""
-    trained = trained or load_trained(str(world / base))
+    trained = trained or load_model(str(world / base))
     config, objective = finetune_config(trained, None, merge(TUNING, settings or {}))
     dataset = load_labelled(str(world / "table.tsv"), config)
     dataset = replace(dataset, classes=classes or dataset.classes)
@@ -56,7 +56,7 @@ def probabilities(model, objective, task, config):
 
 
 def test_a_swapped_head_is_new_and_everything_below_it_is_the_base(world):
-    base = hs.load_trained(str(world / "run"))
+    base = hs.load_model(str(world / "run"))
     before = {name: weight.clone() for name, weight in base.weights.items()}
     head = hs.HeadSpec("class", 3, {"pooling": "mean", "projection": "linear"})
     model, transfer = hs.swap_heads(base, {"topic": head})
@@ -75,7 +75,7 @@ def test_a_swapped_head_is_new_and_everything_below_it_is_the_base(world):
 
 
 def test_layers_above_the_ones_to_reset_start_fresh_under_a_swapped_head(world):
-    base = hs.load_trained(str(world / "run"))
+    base = hs.load_model(str(world / "run"))
     head = hs.HeadSpec("class", 2, {"pooling": "mean", "projection": "linear"})
     _, transfer = hs.swap_heads(base, {"class": head}, reset_layers=1)
     assert any(name.startswith("backbone.stack.blocks.0.") for name in transfer.fresh)
@@ -99,7 +99,7 @@ def test_a_head_that_fits_goes_on_whatever_the_order_of_the_classes(world, base,
 
 def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
     old, new = ["b", "d", "a", "c"], ["a", "b", "c", "d"]
-    trained = load_trained(str(world / "run"))
+    trained = load_model(str(world / "run"))
     rows = torch.randn(4, trained.weights["heads.class.classifier.weight"].shape[1])
     weights = {**trained.weights, "heads.class.classifier.weight": rows}
     if "heads.class.classifier.bias" in weights:
@@ -126,7 +126,7 @@ def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
 )
 def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings, told):
     if classes is not None:  # the labels of the table are not asked for here, only the head
-        trained = load_trained(str(world / "run"))
+        trained = load_model(str(world / "run"))
         config, objective = finetune_config(trained, None, merge(TUNING, settings))
         assert not keeps_head(config, objective, classes, trained)
         assert misfit(config, objective, classes, trained) == ""
@@ -151,7 +151,7 @@ def test_dropout_and_frozen_bodies_are_no_reason_for_a_fresh_head(world):
 
 
 def test_a_body_without_a_head_and_a_start_from_scratch_keep_none(world):
-    trained = load_trained(str(world / "run"))
+    trained = load_model(str(world / "run"))
     config, objective = finetune_config(trained, None, TUNING)
     bare = replace(trained, info=replace(trained.info, has_heads=False))
     assert isinstance(objective, Classify)

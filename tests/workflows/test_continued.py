@@ -12,11 +12,11 @@ from headstart.config import BodyConfig, DataConfig, merge
 from headstart.data.dataset import hashes
 from headstart.data.mixture import portions
 from headstart.errors import ConfigError, DataError, RunError
+from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
 from headstart.workflows.continued import adaptation_defaults, count_tokens
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
-from headstart.workflows.run import load_trained
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
@@ -58,7 +58,7 @@ def test_a_mix_that_was_stopped_ends_as_if_it_never_had(world, tmp_path):
     with pytest.raises(InterruptedError):
         pretrain(mix, tmp_path / "stopped", settings=MASKED, on_event=interrupt_at(7))
     resume(tmp_path / "stopped")
-    for name in ("model.safetensors", "seen.npy"):
+    for name in ("model.safetensors", "train_fingerprints.npy"):
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
@@ -71,7 +71,7 @@ def test_a_run_goes_on_from_a_base_with_all_it_has(world, tmp_path):
         settings=merge(GOING_ON, {"optimizer": {"learning_rate": 1e-9}}),
         on_event=lambda event: notes.append(event.text) if isinstance(event, Note) else None,
     )
-    base, on = load_trained(str(world / "base")), load_trained(str(done.path))
+    base, on = load_model(str(world / "base")), load_model(str(done.path))
     assert on.tokenizer.fingerprint == base.tokenizer.fingerprint
     assert on.info.config.body == base.info.config.body
     for name, weight in base.weights.items():  # with such a rate nothing moves but what was there
@@ -79,8 +79,8 @@ def test_a_run_goes_on_from_a_base_with_all_it_has(world, tmp_path):
     assert any("weights reused, 0 weights fresh, 0 weights left behind" in note for note in notes)
     assert on.info.transfer is not None
     two = hashes((world / "two.txt").read_text().splitlines())
-    assert np.isin(base.seen, on.seen).all()
-    assert np.isin(two, on.seen).sum() >= 55  # the rest is held out
+    assert np.isin(base.train_fingerprints, on.train_fingerprints).all()
+    assert np.isin(two, on.train_fingerprints).sum() >= 55  # the rest is held out
 
 
 def test_a_run_from_a_base_that_was_stopped_ends_as_if_it_never_had(world, tmp_path):
@@ -94,7 +94,7 @@ def test_a_run_from_a_base_that_was_stopped_ends_as_if_it_never_had(world, tmp_p
         with pytest.raises(InterruptedError):
             work(f"stopped-{step}", on_event=interrupt_at(step))
         resume(tmp_path / f"stopped-{step}")
-        for name in ("model.safetensors", "seen.npy"):
+        for name in ("model.safetensors", "train_fingerprints.npy"):
             left, right = (tmp_path / run / name for run in ("whole", f"stopped-{step}"))
             assert left.read_bytes() == right.read_bytes()
 
@@ -114,11 +114,11 @@ def test_a_classifier_can_go_on_as_a_language_model(world, tmp_path):
     tuning = {"training": {"epochs": 1, "length": 32}, "body": {"dropout": 0.2}}
     finetune(str(world / "base"), str(table), tmp_path / "tuned", settings=tuning)
     pretrain([str(world / "two.txt")], tmp_path / "on", base=str(tmp_path / "tuned"), settings=GOING_ON)
-    on = load_trained(str(tmp_path / "on"))
+    on = load_model(str(tmp_path / "on"))
     assert on.info.config.body.dropout == 0  # that of fine-tuning stays there
     assert any(name.startswith("heads.class") for name in on.info.transfer["left"])
     texts = [line.split("\t")[0] for line in table.read_text().splitlines()[1:]]
-    assert np.isin(hashes(texts), on.seen).sum() > 40
+    assert np.isin(hashes(texts), on.train_fingerprints).sum() > 40
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
     from headstart.data.decontamination import apart_hashes
 
     held = apart_hashes([str(table)])
-    seen = load_trained(str(tmp_path / "run")).seen
+    seen = load_model(str(tmp_path / "run")).train_fingerprints
     assert len(held) > 50
     assert not np.isin(held, seen).any()
     assert len(seen) > 200
@@ -171,7 +171,7 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
 
 def test_a_finished_classifier_can_be_read_again_though_every_text_was_seen(world, tmp_path):
     from headstart.workflows.finetune import finetune, read_finetuned
-    from headstart.workflows.run import RunFolder
+    from headstart.workflows.run_dir import RunDir
 
     table = write_labelled(tmp_path / "table.tsv")
     rows = [line.split("\t")[0] for line in table.read_text().splitlines()[1:]]
@@ -180,7 +180,7 @@ def test_a_finished_classifier_can_be_read_again_though_every_text_was_seen(worl
     tuning = {"training": {"epochs": 1, "length": 32}}
     done = finetune(str(tmp_path / "base"), str(table), tmp_path / "tuned", settings=tuning)
     assert np.isnan(done.score.leak_free_accuracy)
-    assert np.isnan(read_finetuned(RunFolder.open(tmp_path / "tuned")).score.leak_free_accuracy)
+    assert np.isnan(read_finetuned(RunDir.open(tmp_path / "tuned")).score.leak_free_accuracy)
 
 
 def test_fine_tuning_on_a_set_that_is_kept_apart_is_refused(world, tmp_path):
@@ -204,7 +204,7 @@ def test_a_small_corpus_gets_settings_of_its_own(world, tmp_path):
     (line,) = [line for line in told if line.startswith("settings to adapt")]
     assert "learning rate 0.001" in line  # narrow models bear the most
     assert "epochs" not in line  # the user gave the budget
-    config = load_trained(str(tmp_path / "adapted")).info.config
+    config = load_model(str(tmp_path / "adapted")).info.config
     assert (config.optimizer.kind, config.training.keep, config.training.steps) == ("adamw", "best", 4)
 
 
@@ -212,7 +212,7 @@ def test_a_named_preset_and_a_recipe_keep_their_own_settings(world, tmp_path):
     for number, asked in enumerate(({"preset": "tiny"}, {"adapts": False})):
         out = tmp_path / str(number)
         pretrain([str(world / "two.txt")], out, base=str(world / "base"), settings=MASKED, **asked)
-        assert load_trained(str(out)).info.config.training.keep == "last"
+        assert load_model(str(out)).info.config.training.keep == "last"
 
 
 @pytest.mark.parametrize("tokens", [500, 20_000, 400_000, 5_000_000])
@@ -227,7 +227,7 @@ def test_an_adaptation_reads_enough_and_not_too_much(tokens):
 
 
 def test_a_large_corpus_is_not_counted_to_its_end(world, monkeypatch):
-    tokenizer = load_trained(str(world / "base")).tokenizer
+    tokenizer = load_model(str(world / "base")).tokenizer
     mix = portions([str(world / "one.txt")])
     assert 500 < count_tokens(mix, DataConfig(), tokenizer) < 20_000
     monkeypatch.setattr("headstart.workflows.continued.COUNTED", 100)

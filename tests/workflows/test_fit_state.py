@@ -8,8 +8,8 @@ from headstart.data.datasets import load_dataset
 from headstart.training.runtime import start_runtime
 from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.finetune import finetune_config
-from headstart.workflows.fit_state import FitState
 from headstart.workflows.labelled import make_task
+from headstart.workflows.run_dir import FitState
 from headstart.workflows.tokenizers import choose_tokenizer
 from tests.helpers.datasets import QUICK, write_labelled
 
@@ -30,10 +30,10 @@ def trainer(tmp_path):
     return make
 
 
-def begun(trainer, folder, identity="this fit", beside=None):
+def begun(trainer, folder, identity="this fit", extra=None):
     """A trainer that ran to its end, and left checkpoints of steps 3 and 6."""
     state, own = FitState(folder, lambda: identity), trainer()
-    own.run(lambda: state.save(own, beside))
+    own.run(lambda: state.save(own, extra))
     assert [path.name for path in sorted(folder.iterdir())] == ["step-000000003", "step-000000006"]
     return own
 
@@ -44,9 +44,9 @@ def tear(folder, step):
 
 
 def test_a_fit_goes_on_from_its_newest_state_to_the_same_bytes(trainer, tmp_path):
-    whole = begun(trainer, tmp_path / "state", beside={"marks": [0.5]})
+    whole = begun(trainer, tmp_path / "state", extra={"marks": [0.5]})
     other, steps = trainer(), []
-    assert FitState(tmp_path / "state", lambda: "this fit").take_up(other) == {"marks": [0.5]}
+    assert FitState(tmp_path / "state", lambda: "this fit").load(other) == {"marks": [0.5]}
     assert other.state.step == 6
     other.on_event = lambda event: steps.append(event.step)
     other.run()
@@ -60,7 +60,7 @@ def test_another_fit_starts_fresh_and_clears_what_is_there(trainer, tmp_path):
     begun(trainer, tmp_path / "state")
     other = trainer()
     before = {name: weight.clone() for name, weight in other.model.state_dict().items()}
-    assert FitState(tmp_path / "state", lambda: "another fit").take_up(other) is None
+    assert FitState(tmp_path / "state", lambda: "another fit").load(other) is None
     assert other.state.step == 0
     assert all(torch.equal(weight, before[name]) for name, weight in other.model.state_dict().items())
     assert not (tmp_path / "state").exists()
@@ -72,7 +72,7 @@ def test_a_torn_state_gives_way_to_the_one_before_or_to_a_fresh_start(trainer, t
     for each in torn:
         tear(tmp_path / "state", each)
     other = trainer()
-    FitState(tmp_path / "state", lambda: "this fit").take_up(other)
+    FitState(tmp_path / "state", lambda: "this fit").load(other)
     assert other.state.step == step
 
 
@@ -80,4 +80,4 @@ def test_what_a_fit_depends_on_is_asked_only_when_there_is_state_to_mark(trainer
     def identity():
         raise AssertionError("nothing was saved")
 
-    assert FitState(tmp_path / "state", identity).take_up(trainer()) is None
+    assert FitState(tmp_path / "state", identity).load(trainer()) is None

@@ -11,12 +11,12 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.data.decontamination import seen_before
 from headstart.errors import ConfigError, DataError, RunError
+from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pack import pack
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
-from headstart.workflows.run import load_trained
 from headstart.workflows.score import evaluate
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
@@ -78,11 +78,11 @@ def call(*words):
 
 
 def test_a_packed_base_is_near_the_run_and_small(bases):
-    run, base = load_trained(str(bases / "base")), load_trained("xx-test")
+    run, base = load_model(str(bases / "base")), load_model("xx-test")
     for name, weight in run.weights.items():
         assert np.allclose(weight, base.weights[name], atol=float(weight.abs().max()) / 200), name
     assert base.tokenizer.fingerprint == run.tokenizer.fingerprint
-    assert seen_before(run.seen, base.seen).all()
+    assert seen_before(run.train_fingerprints, base.train_fingerprints).all()
     folder = bases / "bases" / "xx-test"
     assert len(list(folder.glob("weights-*"))) > 1
     assert all(path.stat().st_size <= 0.01 * 2**20 for path in folder.glob("weights-*"))
@@ -199,7 +199,7 @@ def test_a_run_from_a_base_that_was_stopped_finds_it_again(bases, tmp_path, monk
     ("name", "harm"),
     [
         ("weights-00001-of-00002.safetensors", "flip"),
-        ("seen.xz", "flip"),
+        ("train_fingerprints.xz", "flip"),
         ("tokenizer.json", "flip"),
         ("run.json", "flip"),
         ("card.md", "flip"),
@@ -218,7 +218,7 @@ def test_a_damaged_base_is_refused_in_a_sentence(bases, tmp_path, monkeypatch, n
     if harm == "gone":
         victim.unlink()
     with pytest.raises(RunError) as caught:
-        load_trained("xx-harmed")
+        load_model("xx-harmed")
     assert "again" in caught.value.hint
 
 
@@ -257,7 +257,7 @@ def test_a_fault_in_the_facts_is_told(bases, tmp_path):
 
 def test_a_name_that_is_near_a_base_is_answered_with_it(bases):
     with pytest.raises(RunError) as caught:
-        load_trained("xx-tst")
+        load_model("xx-tst")
     assert "xx-test" in caught.value.hint
 
 

@@ -5,8 +5,8 @@ import pytest
 from headstart.errors import ConfigError
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pack import pack
-from headstart.workflows.places import placed
 from headstart.workflows.resume import resume
+from headstart.workflows.run_dir import with_absolute_paths
 from tests.helpers.datasets import QUICK, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
@@ -45,10 +45,10 @@ def test_a_run_finds_its_other_sets_from_any_folder(place, monkeypatch):
 
 def test_names_of_built_in_sets_are_no_paths(place):
     (place / "imdb").mkdir()
-    found = placed({"data": {"apart": ["imdb", "more.tsv"]}, "training": {"epochs": 1}})
+    found = with_absolute_paths({"data": {"apart": ["imdb", "more.tsv"]}, "training": {"epochs": 1}})
     assert found == {"data": {"apart": ["imdb", str(place / "more.tsv")]}, "training": {"epochs": 1}}
-    assert placed(None) == {}
+    assert with_absolute_paths(None) == {}
     for wrong in ({"data": "imdb"}, {"data": {"apart": [3]}}, {"data": {"apart": "more.tsv"}}):
-        assert placed(wrong) == wrong
+        assert with_absolute_paths(wrong) == wrong
         with pytest.raises(ConfigError):
             finetune("scratch", "data.tsv", "wrong", settings=wrong)

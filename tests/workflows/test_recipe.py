@@ -12,10 +12,10 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.data.dataset import hashes
 from headstart.errors import ConfigError, RunError
+from headstart.inference.loaded_model import load_model
 from headstart.workflows.finetune import finetune
 from headstart.workflows.recipe import run_recipe
 from headstart.workflows.resume import resume
-from headstart.workflows.run import load_trained
 from tests.helpers.recipes import TEXT, interrupt_in, make_recipe, outcome, run_small_recipe
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
@@ -36,7 +36,7 @@ def test_a_recipe_goes_from_texts_to_a_base_that_every_command_takes(world):
     assert infos[1]["classes"] == ["negative", "positive"]
     assert infos[1]["transfer"]["fresh"]
     assert not infos[2]["transfer"]["fresh"]  # the tied table is the language-model head
-    base = load_trained(str(world / "run"))
+    base = load_model(str(world / "run"))
     assert base.info.config.job == "pretrain"
     finetune(
         str(world / "run"),
@@ -67,10 +67,12 @@ def test_no_stage_reads_what_is_set_apart(world):
     everything = hashes([line.split("\t")[0] for line in target.read_text().splitlines()[1:]])
     runs = [world / "run", *(world / "run" / "stages").iterdir()]
     for run in runs:
-        seen = load_trained(str(run)).seen
+        seen = load_model(str(run)).train_fingerprints
         assert not np.isin(held, seen).any(), run
     assert len(held)
-    assert np.isin(everything, load_trained(str(world / "run")).seen).sum() > 40  # the train part may be read
+    assert (
+        np.isin(everything, load_model(str(world / "run")).train_fingerprints).sum() > 40
+    )  # the train part may be read
 
 
 @pytest.mark.slow
@@ -80,7 +82,7 @@ def test_a_recipe_that_was_stopped_ends_as_if_it_never_had(world, stage, step):
     with pytest.raises(InterruptedError):
         run_small_recipe(world, "stopped", on_event=interrupt_in(stage, step))
     with pytest.raises(RunError, match="not finished"):
-        load_trained(str(world / "stopped"))
+        load_model(str(world / "stopped"))
     resume(world / "stopped")
     assert outcome(world / "stopped") == outcome(world / "whole")
     assert resume(world / "stopped") is None

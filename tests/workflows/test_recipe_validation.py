@@ -10,7 +10,7 @@ from headstart.cli.app import app
 from headstart.errors import ConfigError, HeadstartError, RunError
 from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
-from headstart.workflows.run import RunFolder
+from headstart.workflows.run_dir import RunDir
 from tests.helpers.datasets import write_labelled
 from tests.helpers.recipes import TEXT, make_recipe, run_small_recipe
 
@@ -50,7 +50,7 @@ def world(tmp_path):
             "training = { reset_layers = 3, epochs = 1,",
             "stage stars: .*reset_layers",
         ),
-        ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'here'", "stage decay: here is no run folder"),
+        ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'here'", "stage decay: here is not a run directory"),
         ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'general, general'", "one teacher is named twice"),
         ("[texts.general]", "[texts]\nodd = 'corpus.txt'\n[texts.general]", "texts.odd is 'corpus.txt'"),
         ("seed = 4", 'seed = "four"', "seed"),
@@ -226,10 +226,10 @@ def test_what_is_spelt_out_is_no_change_and_another_teacher_is(world):
 
 
 def test_a_recipe_that_another_trains_keeps_its_own_words(world, monkeypatch):
-    monkeypatch.setattr("headstart.workflows.hold.LETTING_GO", 0.1)
+    monkeypatch.setattr("headstart.workflows.run_dir.LOCK_TIMEOUT", 0.1)
     run_small_recipe(world, "run", last_stage=1)
     (world / "recipe.toml").write_text(TEXT.replace("tokens = 2000 }", "tokens = 3000 }"))
-    with RunFolder(world / "run"), pytest.raises(RunError, match="another process"):
+    with RunDir(world / "run"), pytest.raises(RunError, match="another process"):
         run_small_recipe(world, "run")
     assert "tokens = 2000" in json.loads((world / "run" / "recipe.json").read_text())["text"]
 

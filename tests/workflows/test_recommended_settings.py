@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError
+from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
 from headstart.workflows.compare import compare
 from headstart.workflows.finetune import finetune, finetune_config, uses_recommendation
 from headstart.workflows.finetune_defaults import DatasetFacts, describe
 from headstart.workflows.pack import pack
 from headstart.workflows.recipe import read_recipe, resolve_stages, run_recipe
-from headstart.workflows.run import load_trained
 from tests.helpers.datasets import write_corpus, write_labelled
 
 RECIPE = """
@@ -88,7 +88,7 @@ def world(tmp_path_factory):
 
 
 def base(world):
-    return load_trained(str(world / "bases" / "recommending"))
+    return load_model(str(world / "bases" / "recommending"))
 
 
 def listen_to(told):
@@ -97,8 +97,8 @@ def listen_to(told):
 
 def test_run_and_base_keep_them_and_the_stages_do_not(world):
     assert base(world).info.finetune_defaults == RECOMMENDED
-    assert load_trained(str(world / "run")).info.finetune_defaults == RECOMMENDED
-    assert load_trained(str(world / "run" / "stages" / "01-only")).info.finetune_defaults == {}
+    assert load_model(str(world / "run")).info.finetune_defaults == RECOMMENDED
+    assert load_model(str(world / "run" / "stages" / "01-only")).info.finetune_defaults == {}
 
 
 def test_the_card_shows_it(world):
@@ -299,6 +299,6 @@ def test_they_may_change_when_all_is_trained(world, tmp_path):
     before = (tmp_path / "run" / "stages" / "01-only" / "run.json").stat().st_mtime_ns
     (tmp_path / "recipe.toml").write_text(RECIPE.replace("0.004", "0.003"))
     run_recipe(tmp_path / "recipe.toml", world, tmp_path / "run")
-    defaults = load_trained(str(tmp_path / "run")).info.finetune_defaults
+    defaults = load_model(str(tmp_path / "run")).info.finetune_defaults
     assert defaults == merge(RECOMMENDED, {"optimizer": {"learning_rate": 0.003}})
     assert (tmp_path / "run" / "stages" / "01-only" / "run.json").stat().st_mtime_ns == before

@@ -10,12 +10,12 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.data.dataset import hashes
 from headstart.errors import ConfigError, RunError
+from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.recipe import run_recipe
 from headstart.workflows.resume import resume
-from headstart.workflows.run import load_trained
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
@@ -80,10 +80,12 @@ def test_a_smaller_base_learns_from_a_larger_one(world, tmp_path):
     pretrain([corpus], run, teacher=str(world / "base"), settings=longer)
     found = losses_of(run)
     assert found[-1] < 0.7 * found[0]
-    student, teacher = load_trained(str(run)), load_trained(str(world / "base"))
+    student, teacher = load_model(str(run)), load_model(str(world / "base"))
     assert student.tokenizer.fingerprint == teacher.tokenizer.fingerprint
     assert student.info.config.body.width == 8
-    assert np.isin(teacher.seen, student.seen).all()  # it may have them from its teacher
+    assert np.isin(
+        teacher.train_fingerprints, student.train_fingerprints
+    ).all()  # it may have them from its teacher
     assert student.info.inputs["teacher"] == [str(world / "base")]
 
 
@@ -124,8 +126,8 @@ def test_an_ensemble_is_poured_into_one_model(world, tmp_path):
     assert done.score.accuracy > 0.6
     texts = (world / "more.txt").read_text().splitlines()
     assert f"{len(set(texts)):,} texts without labels are labelled by the teachers" in notes
-    student = load_trained(str(tmp_path / "student"))
-    assert np.isin(hashes(texts), student.seen).all()
+    student = load_model(str(tmp_path / "student"))
+    assert np.isin(hashes(texts), student.train_fingerprints).all()
     inputs = student.info.inputs
     assert inputs["teacher"] == [str(world / "tuned-0"), str(world / "tuned-1")]
     assert inputs["unlabelled"][0]["corpus"] == str(world / "more.txt")
@@ -155,8 +157,8 @@ def test_a_student_from_scratch_takes_its_teachers_tokenizer(world, tmp_path):
         teacher=str(world / "tuned-0"),
         settings=small,
     )
-    found = load_trained(str(tmp_path / "student")).tokenizer.fingerprint
-    assert found == load_trained(str(world / "base")).tokenizer.fingerprint
+    found = load_model(str(tmp_path / "student")).tokenizer.fingerprint
+    assert found == load_model(str(world / "base")).tokenizer.fingerprint
 
 
 @pytest.mark.parametrize(

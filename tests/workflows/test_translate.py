@@ -10,10 +10,10 @@ import headstart as hs
 from headstart.config import merge
 from headstart.data.tokenizer import open_tokenizer
 from headstart.errors import ConfigError, DataError, RunError
+from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
 from headstart.workflows.pack import pack
 from headstart.workflows.picture import picture_attention
-from headstart.workflows.run import load_trained
 from headstart.workflows.score_translation import TranslationDuel
 from tests.helpers.datasets import BODY, write_labelled
 from tests.helpers.parallel_datasets import TASKS, write_aligned
@@ -58,7 +58,7 @@ def test_a_run_holds_its_pair_its_vocabularies_and_its_marks(world, name):
     result = json.loads((world / name / "result.json").read_text())
     assert set(result["curve"][0]) == {"epoch", "step", "loss", "perplexity", "accuracy", "bleu"}
     assert result["score"]["split"] == "valid"
-    trained = load_trained(str(world / name))
+    trained = load_model(str(world / name))
     assert trained.source_tokenizer.size == (
         content["settings"]["body"]["source_vocabulary"] or trained.tokenizer.size
     )
@@ -170,7 +170,7 @@ def test_a_tokenizer_that_was_changed_is_refused(world, tmp_path):
     shutil.copytree(world / "two", tmp_path / "run")
     shutil.copy(tmp_path / "run" / "tokenizer.json", tmp_path / "run" / "source-tokenizer.json")
     with pytest.raises(RunError, match="source-tokenizer"):
-        load_trained(str(tmp_path / "run"))
+        load_model(str(tmp_path / "run"))
 
 
 def test_what_is_for_translators_alone_is_refused_elsewhere(world, tmp_path):
@@ -222,7 +222,7 @@ def test_a_packed_translator_is_used_by_its_name(world, tmp_path, monkeypatch, n
     assert packed.measured_on == "the validation part of pairs"
     assert {"bleu", "loss"} <= set(packed.before)
     assert packed.after["loss"] == pytest.approx(packed.before["loss"], rel=0.05)
-    before, after = load_trained(str(world / name)), load_trained("xx-digits")
+    before, after = load_model(str(world / name)), load_model("xx-digits")
     assert after.source_tokenizer.fingerprint == before.source_tokenizer.fingerprint
     lines = [each.text for each in hs.translate("xx-digits", ["17", "", "203"])]
     assert len(lines) == 3

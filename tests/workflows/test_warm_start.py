@@ -6,8 +6,8 @@ import torch
 import headstart as hs
 from headstart.config import BodyConfig, merge
 from headstart.errors import ConfigError, RunError
+from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model
-from headstart.workflows.run import load_trained
 from headstart.workflows.warm_start import PairFacts, translator_config, warm_start, warm_start_defaults
 from tests.helpers.datasets import QUICK, write_corpus
 from tests.helpers.parallel_datasets import TASKS, write_aligned
@@ -48,7 +48,7 @@ def world(tmp_path_factory):
 
 
 def warmed(world, name, settings=None, preset=None):
-    trained = load_trained(str(world / name))
+    trained = load_model(str(world / name))
     config, objective = translator_config(trained, preset, merge(SHORT, settings or {}))
     size = trained.tokenizer.size
     torch.manual_seed(0)
@@ -115,7 +115,7 @@ def test_a_translator_is_trained_from_a_base_and_goes_on_from_a_translator(world
     pairs = str(world / "pairs")
     first = hs.finetune(str(world / "encoder"), pairs, tmp_path / "first", pair="src-trg", settings=SHORT)
     assert sum(first.transfer.reused.values()) > 0
-    assert load_trained(str(tmp_path / "first")).tokenizer.fingerprint == load_trained(str(world / "encoder")).tokenizer.fingerprint  # fmt: skip
+    assert load_model(str(tmp_path / "first")).tokenizer.fingerprint == load_model(str(world / "encoder")).tokenizer.fingerprint  # fmt: skip
     again = hs.finetune(str(tmp_path / "first"), pairs, tmp_path / "again", pair="src-trg", settings=SHORT)
     assert not again.transfer.fresh
     assert not again.transfer.left
@@ -132,7 +132,7 @@ def test_settings_for_pretrained_layers_follow_the_pairs(pairs):
 
 
 def test_settings_of_the_user_win_over_those_that_follow_the_pairs(world):
-    trained = load_trained(str(world / "encoder"))
+    trained = load_model(str(world / "encoder"))
     facts = PairFacts(60, 20.0)
     fitted, _ = translator_config(trained, None, {}, facts)
     narrow = {"body": {"layers": 1, "width": 16, "attention_heads": 2, "feed_forward": 24}}

@@ -118,14 +118,14 @@ def _transfers(arms: list[Arm]) -> dict[str, Transfer]:
 
 
 def _provenance(comparison: Comparison) -> dict[str, Any]:
-    story = comparison.story
+    provenance = comparison.provenance
     return {
-        "command": story.command,
-        "started": story.started,
-        "duration": format_duration(story.seconds),
-        "seeds": ", ".join(str(seed) for seed in story.seeds),
-        "machine": story.machine,
-        "commit": story.commit or UNKNOWN,
-        "versions": ", ".join(f"{name} {version}" for name, version in story.versions.items()),
+        "command": provenance.command,
+        "started": provenance.started,
+        "duration": format_duration(provenance.seconds),
+        "seeds": ", ".join(str(seed) for seed in provenance.seeds),
+        "machine": provenance.machine,
+        "commit": provenance.commit or UNKNOWN,
+        "versions": ", ".join(f"{name} {version}" for name, version in provenance.versions.items()),
         "epochs": f"{comparison.epochs:g}",
     }

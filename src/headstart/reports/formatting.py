@@ -101,7 +101,7 @@ def headline(comparison: Comparison) -> str:
     if test.verdict == "worse":
         return f"{subject} costs {format_points(-test.difference.mean).lstrip('+')} points of accuracy ({numbers})."
     if test.p_value < 0.05:  # these models differ on new texts, but other seeds might not
-        seeds = len(comparison.story.seeds)
+        seeds = len(comparison.provenance.seeds)
         return (
             f"{subject}: {points} points of accuracy with these {seeds} seeds "
             f"({format_p_value(test.p_value)}), but the 95\u00a0% interval over seeds and texts, "

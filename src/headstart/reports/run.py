@@ -28,7 +28,7 @@ def render_run(name: str, result: Mapping[str, Any], settings: Mapping[str, Any]
         baseline=_rows({key: baseline[key] for key in BASELINE_METRICS}) if baseline else {},
         figure=svg_markup(draw_training_curve(curve), "metrics", label) if curve else "",
         facts=facts,
-        provenance={key: _format_value(value) for key, value in result["story"].items()},
+        provenance={key: _format_value(value) for key, value in result["provenance"].items()},
         settings=settings,
     )
 

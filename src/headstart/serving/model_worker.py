@@ -22,6 +22,7 @@ from headstart.generation.beam import Beam
 from headstart.generation.reader import prompts
 from headstart.generation.stream import stream
 from headstart.generation.unfold import Unfolding
+from headstart.inference.loaded_model import LoadedModel
 from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.model import count_parameters
 from headstart.models.packed import cast_linears, packed
@@ -35,7 +36,6 @@ from headstart.workflows.embed import Encoder, plain_batch, usual_length
 from headstart.workflows.explain import leave_one_out
 from headstart.workflows.generate import Request as GenerationSettings
 from headstart.workflows.generate import Writer, open_writer
-from headstart.workflows.run import Trained
 from headstart.workflows.translating import Translator, open_translator
 
 THREAD_SAFE = ("classify", "embed")  # what two threads of one model may run at the same time
@@ -81,7 +81,7 @@ THREAD_POOL = ThreadPoolShare()
 class ModelWorker:
     """A finished run: its model, its tokenizer, and what it can do."""
 
-    def __init__(self, trained: Trained, limits: Limits, precision: str | None = None):
+    def __init__(self, trained: LoadedModel, limits: Limits, precision: str | None = None):
         self.trained, self.limits = trained, limits
         self.config, self.tokenizer = trained.info.config, trained.tokenizer
         changes = {} if precision is None else {"training": {"precision": precision}}
@@ -329,30 +329,30 @@ def _maps_json(found: AttentionMaps, layer: int | None, head: int | None) -> dic
     }
 
 
-def _no_classifier(trained: Trained) -> str:
+def _no_classifier(trained: LoadedModel) -> str:
     return "" if trained.objective.reads == "texts" else "is a language model and names no classes"
 
 
-def _no_embedder(trained: Trained) -> str:
+def _no_embedder(trained: LoadedModel) -> str:
     return "" if trained.info.config.body.kind != "encoder-decoder" else "reads two texts at once"
 
 
-def _no_attention(trained: Trained) -> str:
+def _no_attention(trained: LoadedModel) -> str:
     kind = trained.info.config.body.kind
     return "" if issubclass(BODIES[kind], TransformerBody) else f"has a {kind} body without attention to show"
 
 
-def _no_generator(trained: Trained) -> str:
+def _no_generator(trained: LoadedModel) -> str:
     kind, reads = trained.info.config.body.kind, trained.objective.reads
     can = reads == "blocks" and (kind == "causal" or isinstance(trained.objective, CausalAndMasked))
     return "" if can else f"was trained with {trained.objective.name} and writes no text"
 
 
-def _no_translator(trained: Trained) -> str:
+def _no_translator(trained: LoadedModel) -> str:
     return "" if trained.objective.reads == "translations" else "was not trained to translate"
 
 
-_OBSTACLES: dict[Ability, Callable[[Trained], str]] = {
+_OBSTACLES: dict[Ability, Callable[[LoadedModel], str]] = {
     "classify": _no_classifier,
     "embed": _no_embedder,
     "attention": _no_attention,

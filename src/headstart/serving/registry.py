@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headstart.errors import HeadstartError, RunError, nearest
+from headstart.inference.loaded_model import load_model
+from headstart.pretrained import shipped_bases
 from headstart.serving.batcher import Batcher, BatchStats
 from headstart.serving.limits import Limits, http_error
 from headstart.serving.model_worker import ModelWorker
@@ -14,7 +16,7 @@ from headstart.serving.progress import Progress
 from headstart.serving.schema import Ability
 from headstart.serving.state import Metrics
 from headstart.workflows.compare import is_comparison
-from headstart.workflows.run import RunFolder, load_trained, shipped_bases
+from headstart.workflows.run_dir import RunDir
 
 MAX_NAME_LENGTH = 200
 
@@ -45,7 +47,7 @@ class ServedRun:
         if self.is_comparison:
             kind, objective, status = "compare", None, "finished" if has_report else "running"
         else:
-            info = RunFolder.open(self.path).info()
+            info = RunDir.open(self.path).info()
             kind, objective, status = info.config.job, info.config.objective.name, info.status
         return {
             "name": self.name,
@@ -103,7 +105,7 @@ class ModelRegistry:
         """The model of a run, loaded if it is finished; None while it trains."""
         with run.lock:
             if run.model is None and not run.is_comparison and run.describe()["status"] == "finished":
-                worker = ModelWorker(load_trained(str(run.path)), self.limits, self.precision)
+                worker = ModelWorker(load_model(str(run.path)), self.limits, self.precision)
                 batcher = Batcher(
                     worker.run_batch,
                     max_batch_tokens=self.limits.max_batch_tokens,
@@ -190,7 +192,7 @@ def _parse_run(argument: str) -> tuple[str, Path]:
         folder = Path(argument)
         name = folder.resolve().name
     if not is_comparison(folder):
-        RunFolder.open(folder)
+        RunDir.open(folder)
     if not name or len(name) > MAX_NAME_LENGTH or "/" in name or not name.isprintable():
         raise RunError(f"a run cannot be served under the name {name!r}", hint="give it one: NAME=FOLDER")
     return name, folder

@@ -23,8 +23,8 @@ from headstart.training.evaluate import marked_places, predict_probabilities
 from headstart.training.runtime import StopWish, start_runtime
 from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
-from headstart.workflows.fit_state import FitState
 from headstart.workflows.labelled import Task, data_fingerprint, encode_rows
+from headstart.workflows.run_dir import FitState
 
 DIGITS = 9  # of a probability on disk: enough for every float32
 
@@ -125,7 +125,7 @@ def train_fit(
             trainer.run()
         else:
             state = FitState(checkpoints, lambda: _identity(plan, config, dataset, part.scored))
-            state.take_up(trainer)
+            state.load(trainer)
             before = trainer.state.seconds
             trainer.run(lambda: state.save(trainer))
         trainer.finish()
@@ -135,7 +135,7 @@ def train_fit(
         )
         curve = [_point(point) for point in trainer.state.curve]
         if plan.trained is not None:
-            seen = np.concatenate([seen, plan.trained.seen])
+            seen = np.concatenate([seen, plan.trained.train_fingerprints])
     was_seen = seen_before(dataset.hashes(part.scored), seen)
     return Fit(_rounded(found), was_seen, round(before + time.monotonic() - start, 2), curve, moved)
 

@@ -9,6 +9,7 @@ from headstart.config import BodyConfig, RunConfig
 from headstart.data.augmentation import training_loader
 from headstart.data.decontamination import seen_before
 from headstart.evaluation.metrics import METRICS, score
+from headstart.inference.loaded_model import LoadedModel
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
@@ -19,13 +20,12 @@ from headstart.training.linear_probe import fit_head
 from headstart.training.runtime import Runtime, StopWish, seed_everything
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.labelled import Task
-from headstart.workflows.run import Trained
 
 HEAD = "class"  # what the head of a classifier is called
 
 
 def make_classifier(
-    config: RunConfig, objective: Objective, task: Task, trained: Trained | None, runtime: Runtime
+    config: RunConfig, objective: Objective, task: Task, trained: LoadedModel | None, runtime: Runtime
 ) -> tuple[Model, Transfer | None]:
     """A classifier with the base's backbone, and an account of every weight; all weights are random without a base.
 
@@ -48,7 +48,11 @@ def make_classifier(
 
 
 def swap_heads(
-    base: Trained, heads: Mapping[str, HeadSpec], config: BodyConfig | None = None, *, reset_layers: int = 0
+    base: LoadedModel,
+    heads: Mapping[str, HeadSpec],
+    config: BodyConfig | None = None,
+    *,
+    reset_layers: int = 0,
 ) -> tuple[Model, Transfer]:
     """A new model with the base's body under new heads, and an account of every weight.
 
@@ -59,7 +63,7 @@ def swap_heads(
 
 
 def keeps_head(
-    config: RunConfig, objective: Objective, classes: Sequence[str], trained: Trained | None
+    config: RunConfig, objective: Objective, classes: Sequence[str], trained: LoadedModel | None
 ) -> bool:
     """Whether a base's own head goes on: it names these very classes, and reads as the run's head does.
 
@@ -70,7 +74,9 @@ def keeps_head(
     return is_wanted and own is not None and _form(own) == _form(_head(config, objective, classes))
 
 
-def misfit(config: RunConfig, objective: Objective, classes: Sequence[str], trained: Trained | None) -> str:
+def misfit(
+    config: RunConfig, objective: Objective, classes: Sequence[str], trained: LoadedModel | None
+) -> str:
     """Why a base's head for these very classes does not go on although it may; nothing when there is nothing to tell."""
     training, own = config.training, _head_for(classes, trained)
     if own is None or training.head != "auto" or keeps_head(config, objective, classes, trained):
@@ -86,7 +92,7 @@ def misfit(config: RunConfig, objective: Objective, classes: Sequence[str], trai
     )
 
 
-def _head_for(classes: Sequence[str], trained: Trained | None) -> HeadSpec | None:
+def _head_for(classes: Sequence[str], trained: LoadedModel | None) -> HeadSpec | None:
     """The base's head if it names these classes, in any order."""
     is_same = trained is not None and sorted(trained.info.classes) == sorted(classes)
     return trained.specs.get(HEAD) if trained is not None and is_same else None

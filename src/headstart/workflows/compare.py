@@ -24,6 +24,7 @@ from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import without_apart
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped, nearest
+from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives import make_objective
 from headstart.results import Comparison, SeedResult, Transfer, comparison_from
 from headstart.training.callbacks import Event, Stage
@@ -47,9 +48,7 @@ from headstart.workflows.finetune import finetune_config, uses_recommendation
 from headstart.workflows.finetune_defaults import DatasetFacts
 from headstart.workflows.labelled import data_fingerprint
 from headstart.workflows.notes import notes_after, notes_before
-from headstart.workflows.places import absolute, placed
-from headstart.workflows.run import RunFolder, Trained, load_trained
-from headstart.workflows.story import command_line
+from headstart.workflows.run_dir import RunDir, absolute_paths, command_line, with_absolute_paths
 from headstart.workflows.tokenizers import choose_tokenizer
 
 
@@ -83,8 +82,8 @@ def compare(
         raise ConfigError(f"{seeds} seeds train nothing", hint="--seeds 3 or more tells luck from difference")
     own = bases if isinstance(bases, Mapping) else {}
     inputs = {
-        "data": absolute([data])[0],
-        "bases": absolute(list(bases)),
+        "data": absolute_paths([data])[0],
+        "bases": absolute_paths(list(bases)),
         "names": _names(list(bases)),
         "own_settings": [dict(own.get(base, {})) for base in bases],
         "seeds": list(range(first_seed, first_seed + seeds)),
@@ -96,7 +95,7 @@ def compare(
         "mark": mark,
         "command": command_line(),
     }
-    with RunFolder.create(Path(out)) as folder:
+    with RunDir.create(Path(out)) as folder:
         return _run(folder.path, inputs, on_event)
 
 
@@ -114,8 +113,8 @@ def _with_whole_paths(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings in which a tokenizer and other sets are found from any folder."""
     kind = settings.get("tokenizer", {}).get("kind")
     if kind is not None:
-        settings["tokenizer"]["kind"] = absolute([kind])[0]
-    return placed(settings)
+        settings["tokenizer"]["kind"] = absolute_paths([kind])[0]
+    return with_absolute_paths(settings)
 
 
 def is_comparison(path: Path) -> bool:
@@ -128,7 +127,7 @@ def resume_compare(path: Path, on_event: Callable[[Event], None]) -> Comparison 
     need_alone("a comparison")
     if (path / "report.html").exists():
         return None
-    with RunFolder(path):
+    with RunDir(path):
         return _run(path, json.loads((path / "compare.json").read_text("utf-8"))["inputs"], on_event)
 
 
@@ -140,7 +139,7 @@ def read_comparison(path: Path) -> Comparison:
 def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Comparison:
     started = time.time()
     bases = [
-        replace(load_trained(path), name=name)
+        replace(load_model(path), name=name)
         for path, name in zip(inputs["bases"], inputs["names"], strict=True)
     ]
     first, _ = finetune_config(bases[0] if bases else None, inputs["preset"], inputs["settings"])
@@ -215,7 +214,7 @@ def _train_all(
         and not (plan.kind == "classical" and seed != first_seed and budget == most)
         for number in range(len(parts))
     ]
-    encoder, state = Encoder(), RunFolder(out).checkpoints
+    encoder, state = Encoder(), RunDir(out).checkpoints
     fits: dict[tuple[str, int, int], list[Fit]] = {}
     transfers: dict[str, Transfer | None] = {}
     try:
@@ -263,7 +262,7 @@ def _begin(out: Path, inputs: dict[str, Any], whole: Dataset, bases: list[str]) 
 
 
 def _plans(
-    bases: list[Trained],
+    bases: list[LoadedModel],
     inputs: dict[str, Any],
     judged: Dataset,
     largest: Dataset,
@@ -276,7 +275,7 @@ def _plans(
     frozen = {"training": {"freeze": True, "reset_layers": 0, "unfreeze_every": None}}
     plans: list[Plan] = []
     twins: dict[tuple[str, str], str] = {}
-    starts: list[tuple[Trained | None, Mapping[str, Any]]] = list(
+    starts: list[tuple[LoadedModel | None, Mapping[str, Any]]] = list(
         zip(bases, inputs["own_settings"], strict=True)
     )
     if all(own for _, own in starts):
@@ -327,7 +326,7 @@ def _plans(
 
 
 def _configuring(
-    trained: Trained | None,
+    trained: LoadedModel | None,
     preset: str | None,
     settings: Mapping[str, Any],
     *,

@@ -13,6 +13,7 @@ from headstart.data.audit import Audit, audit, token_counts
 from headstart.data.dataset import Dataset, Example
 from headstart.data.tokenizer import Tokenizer
 from headstart.evaluation.statistics import adjust, interval, paired_test, passes_mark
+from headstart.inference.loaded_model import LoadedModel
 from headstart.objectives.base import Objective
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
 from headstart.plots.style import save_figure
@@ -30,8 +31,7 @@ from headstart.results import (
 )
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.run import Trained
-from headstart.workflows.story import tell_story
+from headstart.workflows.run_dir import collect_provenance
 
 MISTAKES = 10
 ARMS: tuple[ArmKind, ...] = ("classical", "scratch", "frozen", "fine-tuned")
@@ -48,7 +48,7 @@ class Plan:
     config: RunConfig
     objective: Objective
     tokenizer: Tokenizer
-    trained: Trained | None = None
+    trained: LoadedModel | None = None
     base: str = ""
     twin: str = ""  # the arm that differs in one thing alone: from scratch, or for an ensemble its members
     members: str = ""  # the arm whose models an ensemble is made of
@@ -75,7 +75,7 @@ def conclude(
     notes: list[str],
     started: float,
 ) -> Comparison:
-    """All arms side by side, tested against each other, with the audit and the story."""
+    """All arms side by side, tested against each other, with the audit and the provenance."""
     mark = inputs["mark"] if inputs["mark"] is not None else _mark(plans, results, max(budgets))
     arms = [
         _arm(plan, budget, results[plan.name, budget], truth, mark, transfers)
@@ -98,7 +98,9 @@ def conclude(
         audit=_audit(whole, neural).to_dict(),
         settings={plan.name: plan.config.model_dump() for plan in plans if plan.kind != "classical"},
         notes=notes,
-        story=tell_story(start_runtime(neural.config.training), inputs["seeds"], started, inputs["command"]),
+        provenance=collect_provenance(
+            start_runtime(neural.config.training), inputs["seeds"], started, inputs["command"]
+        ),
     )
 
 

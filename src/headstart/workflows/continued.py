@@ -13,7 +13,7 @@ from headstart.config import BodyConfig, DataConfig, load_preset
 from headstart.data.mixture import Portion
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
-from headstart.workflows.run import Trained
+from headstart.inference.loaded_model import LoadedModel
 from headstart.workflows.tokenizers import check_tokenizer
 
 SMALL_CORPUS = 5_000_000  # tokens up to which a corpus is one to adapt to
@@ -69,7 +69,7 @@ def adaptation_defaults(tokens: int, model: BodyConfig) -> dict[str, dict[str, A
 
 
 def continued_settings(
-    trained: Trained, preset: str | None, settings: Mapping[str, Any]
+    trained: LoadedModel, preset: str | None, settings: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """The preset and settings of a run from a base, whose shape and tokenizer are fixed; dropout alone is free."""
     own = trained.info.config
@@ -90,7 +90,7 @@ def continued_settings(
     return name, {**taught_settings(trained, settings), "body": {**kept, **told}}
 
 
-def taught_settings(trained: Trained, settings: Mapping[str, Any]) -> dict[str, Any]:
+def taught_settings(trained: LoadedModel, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that reads with another's tokenizer, which is fixed."""
     own = trained.info.config.tokenizer
     asked = dict(settings.get("tokenizer", {}))

@@ -13,15 +13,15 @@ from headstart.data.audit import inspect_data
 from headstart.data.datasets import load_dataset
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped
+from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
 from headstart.results import Comparison
 from headstart.training.callbacks import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.finetune import finetune_config
-from headstart.workflows.places import absolute
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
-from headstart.workflows.run import load_trained
+from headstart.workflows.run_dir import absolute_paths
 
 DATA = "imdb"
 SHIPPED = "en-tiny"
@@ -55,7 +55,7 @@ def run_demo(
         "seeds": seeds,
         "labels": labels,
         "epochs": epochs,
-        "base": absolute([base])[0],
+        "base": absolute_paths([base])[0],
         "first_seed": first_seed,
     }
     _check(inputs)
@@ -88,7 +88,7 @@ def _check(inputs: dict[str, Any]) -> None:
             f"the demo sets the base {base} beside its own, and there is no base of that name here",
             hint="`headstart bases` lists those that are here; HEADSTART_BASES names folders with more",
         )
-    finetune_config(load_trained(base), None, merge(_settings(inputs), _shipped_settings(inputs)))
+    finetune_config(load_model(base), None, merge(_settings(inputs), _shipped_settings(inputs)))
     training = {"epochs": inputs["epochs"], "seed": inputs["first_seed"]}
     resolve("pretrain", "tiny", {"training": {"minutes": inputs["minutes"]}})
     config = resolve("finetune", "tiny", {"training": training, "data": {"labels": inputs["labels"]}})

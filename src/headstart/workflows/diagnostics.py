@@ -16,8 +16,8 @@ from headstart.objectives.base import Objective
 from headstart.results import Score
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import Runtime
-from headstart.workflows.begin import SCRATCH
 from headstart.workflows.labelled import Task
+from headstart.workflows.run_dir import SCRATCH
 
 BASELINE_TEXTS = 50_000  # the baseline learns from at most as many, so that it stays cheap beside the network
 TEXTS_PER_CLASS = 20  # training texts of a class that the check for under-training reads at most

@@ -22,10 +22,10 @@ from headstart.data.datasets import load_texts
 from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, pick
+from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.heads import POOLINGS
 from headstart.models.model import Model
 from headstart.training.runtime import Runtime, start_runtime
-from headstart.workflows.run import Trained, load_trained
 
 AT_ONCE = 256  # texts held in memory
 TOKEN = "token"
@@ -105,7 +105,7 @@ def plain_batch(rows: list[Row], padding: int) -> Batch:
 def open_encoder(run: str, pool: str = "mean", settings: Mapping[str, Any] | None = None) -> Encoder:
     """A base or a fine-tuned run, ready to read texts; `training.length` in `settings` is the most it reads of one."""
     pick(POOLS, pool, "pool")
-    trained = load_trained(run)
+    trained = load_model(run)
     given = settings or {}
     config = trained.info.config.with_({"training": {"length": usual_length(trained)}}).with_(given)
     _check(trained, config, pool)
@@ -113,7 +113,7 @@ def open_encoder(run: str, pool: str = "mean", settings: Mapping[str, Any] | Non
     return Encoder(trained.model().to(runtime.device), trained.tokenizer, config, runtime, pool)
 
 
-def usual_length(trained: Trained) -> int:
+def usual_length(trained: LoadedModel) -> int:
     """Tokens read of a text unless told: a classifier's own length, all that a base's positions can tell apart.
 
     Turned positions carry a base past the blocks it was trained on; learned and added ones were not seen there.
@@ -123,7 +123,7 @@ def usual_length(trained: Trained) -> int:
     return config.body.max_length if goes_on else config.training.length
 
 
-def _check(trained: Trained, config: RunConfig, pool: str) -> None:
+def _check(trained: LoadedModel, config: RunConfig, pool: str) -> None:
     if config.training.length > config.body.max_length:
         raise ConfigError(
             f"{trained.name} reads {config.body.max_length} tokens at most, not {config.training.length}",

@@ -7,11 +7,11 @@ from typing import Any
 
 from headstart.atomic_io import refuse_existing, write_folder
 from headstart.errors import ConfigError, RunError, pick
+from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.interchange.onnx import write_onnx
 from headstart.interchange.parcel import Parcel, Written
 from headstart.interchange.table import EXPORTERS
 from headstart.models.model import count_parameters
-from headstart.workflows.run import Trained, load_trained
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def export(run: str, to: str, out: str | Path, *, int8: bool = False) -> Exporte
         writer = partial(write_onnx, int8=True)
     place = Path(out)
     refuse_existing(place)
-    trained = load_trained(run)
+    trained = load_model(run)
     _check_network(trained)
     parcel = pack(trained)
     found: list[Written] = []
@@ -57,7 +57,7 @@ def export(run: str, to: str, out: str | Path, *, int8: bool = False) -> Exporte
     )
 
 
-def _check_network(trained: Trained) -> None:
+def _check_network(trained: LoadedModel) -> None:
     if trained.info.classifier == "tfidf":
         raise RunError(
             f"{trained.name} answers with its TF-IDF baseline, and export writes networks",
@@ -65,7 +65,7 @@ def _check_network(trained: Trained) -> None:
         )
 
 
-def pack(trained: Trained) -> Parcel:
+def pack(trained: LoadedModel) -> Parcel:
     """A run with all that its answers depend on; a classifier reads as much of a text as it was trained on."""
     config = trained.info.config
     is_classifier = trained.objective.reads == "texts"

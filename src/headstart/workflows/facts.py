@@ -14,7 +14,7 @@ class DataFact(Section):
 
 
 class ScoreFact(Section):
-    """A score with its interval and its story."""
+    """A score with its interval and its provenance."""
 
     task: str
     value: float

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from headstart.atomic_io import content_hash
@@ -15,6 +14,7 @@ from headstart.data.augmentation import check_dropout
 from headstart.data.dataset import Dataset
 from headstart.data.mixture import Corpora
 from headstart.errors import ConfigError, RunError
+from headstart.inference.loaded_model import Classifier, LoadedModel, RunInfo, load_model
 from headstart.models.model import count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
@@ -22,7 +22,6 @@ from headstart.results import Score, Transfer, plain, with_nan
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.distributed import joined
 from headstart.training.runtime import Runtime, start_runtime, stopping_gently
-from headstart.workflows.begin import SCRATCH, base_for, begun, heard
 from headstart.workflows.classifier import (
     keeps_head,
     make_classifier,
@@ -48,11 +47,19 @@ from headstart.workflows.finetune_defaults import (
     has_own_budget,
 )
 from headstart.workflows.labelled import Task, data_fingerprint, load_labelled, make_task
-from headstart.workflows.places import absolute, placed
 from headstart.workflows.plan import announce
 from headstart.workflows.pretrain import fit_length
-from headstart.workflows.run import Classifier, RunFolder, RunInfo, Trained, from_main, load_trained, train_in
-from headstart.workflows.story import tell_story
+from headstart.workflows.run_dir import (
+    SCRATCH,
+    RunDir,
+    absolute_paths,
+    base_of,
+    broadcast_tokenizer,
+    collect_provenance,
+    main_only,
+    start_run,
+    with_absolute_paths,
+)
 from headstart.workflows.teaching import Teaching, make_teaching, teaching_of
 from headstart.workflows.tokenizers import check_tokenizer, choose_tokenizer
 
@@ -102,10 +109,10 @@ def finetune(
             raise ConfigError("translators have no teachers here", hint="leave --teacher or --pair out")
         return train_translator(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
     with joined() as processes:
-        listen = heard(processes, on_event)
+        listen = main_only(processes, on_event)
         with processes.together():
-            trained = None if base == SCRATCH else load_trained(base)
-            given = placed(settings)
+            trained = None if base == SCRATCH else load_model(base)
+            given = with_absolute_paths(settings)
             # A wrong setting is refused before the data is read, and what was read then decides the defaults.
             draft, objective = finetune_config(trained, preset, given)
             teaching = make_teaching(teacher, unlabelled)
@@ -120,10 +127,9 @@ def finetune(
                     "from scratch every block starts fresh", hint="leave training.reset_layers out"
                 )
             runtime = start_runtime(config.training, processes)
-        inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
+        inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
         inputs |= teaching.inputs() if teaching is not None else {}
-        start = "" if trained is None else content_hash(trained.info.to_dict())
-        with begun(Path(out), config, inputs, runtime, start) as (folder, known):
+        with start_run(Path(out), config, inputs, runtime, trained) as (folder, known):
             if known is not None:
                 return resume_finetune(folder, known, runtime, listen)
             for line in _explain_settings(trained, facts, config, objective, given):
@@ -132,19 +138,19 @@ def finetune(
 
 
 def resume_finetune(
-    folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
+    folder: RunDir, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
 ) -> Finetuned:
     """Go on with an unfinished run; the folder is held by the caller."""
     if info.status == "finished":
         return read_finetuned(folder)
-    trained = base_for(folder, info, runtime.processes)
+    trained = base_of(folder, info)
     with runtime.processes.together():
         teaching = teaching_of(info.inputs)
     objective = make_objective(info.config.objective)
     return _run(folder, info.config, objective, info.inputs, trained, teaching, runtime, info, on_event)
 
 
-def read_finetuned(folder: RunFolder) -> Finetuned:
+def read_finetuned(folder: RunDir) -> Finetuned:
     """What a finished run found."""
     result = folder.result()
     names = [name for name in Finetuned.__dataclass_fields__ if name in result]
@@ -180,7 +186,7 @@ class LabelledData:
 
 
 def uses_recommendation(
-    trained: Trained,
+    trained: LoadedModel,
     facts: DatasetFacts,
     config: RunConfig,
     objective: Objective,
@@ -194,7 +200,7 @@ def uses_recommendation(
 
 
 def _explain_settings(
-    trained: Trained | None,
+    trained: LoadedModel | None,
     facts: DatasetFacts,
     config: RunConfig,
     objective: Objective,
@@ -212,7 +218,7 @@ def _explain_settings(
 
 
 def finetune_config(
-    trained: Trained | None,
+    trained: LoadedModel | None,
     preset: str | None,
     settings: Mapping[str, Any],
     *,
@@ -272,7 +278,10 @@ def _check_reset(config: RunConfig) -> None:
 
 
 def _over_base(
-    trained: Trained, preset: str, recommended: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]
+    trained: LoadedModel,
+    preset: str,
+    recommended: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The user's settings with the base's body and tokenizer, once all that is asked of them fits."""
     own = trained.info.config
@@ -305,11 +314,11 @@ def _check_objective(objective: Objective) -> None:
 
 
 def _run(
-    folder: RunFolder,
+    folder: RunDir,
     config: RunConfig,
     objective: Objective,
     inputs: dict[str, Any],
-    trained: Trained | None,
+    trained: LoadedModel | None,
     teaching: Teaching | None,
     runtime: Runtime,
     known: RunInfo | None,
@@ -331,7 +340,9 @@ def _run(
     elif trained is None and teaching is not None:
         tokenizer = teaching.tokenizer
     else:
-        tokenizer = from_main(processes, lambda: choose_tokenizer(config, dataset, trained, on_event))
+        tokenizer = broadcast_tokenizer(
+            processes, lambda: choose_tokenizer(config, dataset, trained, on_event)
+        )
     if teaching is not None:
         dataset = teaching.add(dataset, source.pseudo_labelled, tokenizer, config, runtime, on_event)
     with processes.together():
@@ -353,8 +364,8 @@ def _run(
     with stopping_gently() as stop:
         is_new = info.transfer is None or not Transfer(**info.transfer).kept_head
         trainer = make_trainer(model, asked, task, config, runtime, on_event, stop, is_head_new=is_new)
-        train_in(folder, trainer, known is not None, on_event)
-    seen = folder.seen()
+        folder.train(trainer, known is not None, on_event)
+    seen = folder.fingerprints()
     marks = trainer.copy.read(
         lambda model: score_rows(model, objective, task, "valid", config, runtime, seen)
     )
@@ -388,17 +399,21 @@ def _run(
         parameters=count_parameters(model),
         seconds=trainer.state.seconds,
     )
-    story = plain(tell_story(runtime, [config.training.seed], started, info.story["command"]))
-    folder.finish(info, trainer, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
+    provenance = plain(
+        collect_provenance(runtime, [config.training.seed], started, info.provenance["command"])
+    )
+    folder.finish(
+        info, trainer, {**plain(finished), "path": "", "steps": trainer.state.step, "provenance": provenance}
+    )
     return finished
 
 
 def _begin(
-    folder: RunFolder,
+    folder: RunDir,
     config: RunConfig,
     inputs: dict[str, Any],
     task: Task,
-    trained: Trained | None,
+    trained: LoadedModel | None,
     teaching: Teaching | None,
     moved: Transfer | None,
     runtime: Runtime,
@@ -407,17 +422,17 @@ def _begin(
     info = RunInfo(
         config=config,
         status="running",
-        vocabulary=task.tokenizer.size,
+        vocab_size=task.tokenizer.size,
         classes=task.classes,
-        fingerprint=task.tokenizer.fingerprint,
+        tokenizer_fingerprint=task.tokenizer.fingerprint,
         inputs=inputs,
-        story=plain(tell_story(runtime, [config.training.seed])),
+        provenance=plain(collect_provenance(runtime, [config.training.seed])),
         transfer=plain(moved) if moved is not None else None,
     )
-    seen = [task.dataset.hashes("train"), *(each.seen for each in (trained, teaching) if each)]
+    seen = [task.dataset.hashes("train"), *(each.train_fingerprints for each in (trained, teaching) if each)]
     with runtime.processes.together():
         if runtime.processes.is_main:
             task.tokenizer.save(folder.path)
-            folder.write_seen(np.concatenate(seen))
+            folder.write_fingerprints(seen)
             folder.write_info(info)
     return info

@@ -17,9 +17,9 @@ from headstart.generation.reader import ModelReader
 from headstart.generation.reader import prompts as prompt_batch
 from headstart.generation.sampling import Sampling, stream_of
 from headstart.generation.unfold import Unfolding, continuation
+from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.training.runtime import Runtime, start_runtime
-from headstart.workflows.run import Trained, load_trained
 
 AT_ONCE = 256  # prompts held in memory
 BATCH_TOKENS = 8192  # of prompts and of what may follow, written at once
@@ -136,9 +136,9 @@ def _is_whole(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def open_writer(run: str | Trained, settings: Mapping[str, Any] | None = None) -> Writer:
+def open_writer(run: str | LoadedModel, settings: Mapping[str, Any] | None = None) -> Writer:
     """A run that goes on with texts, ready to write; an error that says why for one that cannot."""
-    trained = load_trained(run) if isinstance(run, str) else run
+    trained = load_model(run) if isinstance(run, str) else run
     config = trained.info.config.with_(settings or {})
     if isinstance(
         trained.objective, CausalAndMasked

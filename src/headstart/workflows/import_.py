@@ -10,12 +10,12 @@ import numpy as np
 from headstart.atomic_io import refuse_existing, write_folder, write_json, write_text
 from headstart.checkpoint import save_weights
 from headstart.config import TrainingConfig, resolve
+from headstart.inference.loaded_model import RunInfo
 from headstart.interchange.arrival import Arrival, open_folder
 from headstart.reports.run import render_run
 from headstart.results import plain
 from headstart.training.runtime import start_runtime
-from headstart.workflows.run import RunFolder, RunInfo
-from headstart.workflows.story import tell_story
+from headstart.workflows.run_dir import RunDir, collect_provenance
 
 PRESET = "imported"
 BLOCK = 512  # tokens of a block when the model is marked on raw text, if it reads as many
@@ -45,13 +45,13 @@ def import_model(folder: str | Path, out: str | Path) -> Imported:
     parameters = sum(weight.numel() for weight in arrival.weights.values())
     result: dict[str, Any] = {
         "path": "", "score": None, "parameters": parameters, "seconds": 0.0, "steps": 0, "curve": [],
-        "story": info.story,
+        "provenance": info.provenance,
     }  # fmt: skip
 
     def fill(beside: Path) -> None:
-        run = RunFolder(beside)
+        run = RunDir(beside)
         arrival.tokenizer.save(beside)
-        run.write_seen(np.zeros(0, np.uint64))
+        run.write_fingerprints([np.zeros(0, np.uint64)])
         save_weights(beside / "model.safetensors", arrival.weights)
         write_json(beside / "result.json", result)
         write_text(beside / "report.html", render_run(place.name, result, info.config.model_dump(), ""))
@@ -82,10 +82,10 @@ def _info(arrival: Arrival, folder: Path, started: float) -> RunInfo:
     return RunInfo(
         config=resolve("pretrain", PRESET, settings),
         status="finished",
-        vocabulary=arrival.vocabulary,
+        vocab_size=arrival.vocabulary,
         classes=[],
-        fingerprint=arrival.tokenizer.fingerprint,
+        tokenizer_fingerprint=arrival.tokenizer.fingerprint,
         inputs={"imported": str(folder.resolve()), "layout": arrival.layout, "left": arrival.left},
-        story=plain(tell_story(start_runtime(TrainingConfig(device="cpu")), [], started)),
+        provenance=plain(collect_provenance(start_runtime(TrainingConfig(device="cpu")), [], started)),
         has_heads=arrival.has_scores,
     )

@@ -18,7 +18,7 @@ from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.prepare import learn_tokenizer
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
-from headstart.workflows.story import command_line
+from headstart.workflows.run_dir import command_line
 
 DEFAULT_TOKENS = 5_000_000  # that the first objective reads, when no budget is given
 

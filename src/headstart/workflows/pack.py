@@ -18,19 +18,27 @@ from headstart.data.mixture import Portion
 from headstart.data.token_stream import join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
+from headstart.inference.loaded_model import (
+    PACKED_FINGERPRINTS,
+    RECIPE,
+    SOURCE_TOKENIZER,
+    TOKENIZER,
+    LoadedModel,
+    RunInfo,
+    load_model,
+)
 from headstart.pretrained import BASE, CHECKSUMS
 from headstart.quantization import FORMS, as_stored, store_weights, stored_bytes
 from headstart.reports.model_card import render_model_card
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.runtime import start_runtime
-from headstart.workflows.begin import SCRATCH
 from headstart.workflows.classifier import score_rows
 from headstart.workflows.facts import Facts
 from headstart.workflows.labelled import load_labelled, make_task
 from headstart.workflows.mix import without_repeats
 from headstart.workflows.prepare import prepare_documents
 from headstart.workflows.pretrain import score_language
-from headstart.workflows.run import RECIPE, SEEN, SOURCE_TOKENIZER, TOKENIZER, RunInfo, Trained, load_trained
+from headstart.workflows.run_dir import SCRATCH
 from headstart.workflows.score import evaluate_trained
 from headstart.workflows.score_translation import evaluate_translator, mark_own_valid
 from headstart.workflows.search import to_toml
@@ -80,7 +88,7 @@ def pack(
     path = Path(out) / name
     refuse_existing(path)
     told: Facts = parse(Facts, load_toml(Path(facts)), str(facts)) if facts else Facts()
-    trained = load_trained(run)
+    trained = load_model(run)
     stored = as_stored(trained.weights, form)
     lossy = replace(trained, weights=stored)
     where, before = _marks(trained, measure)
@@ -99,7 +107,7 @@ def pack(
         _write_tokenizer(beside, trained.tokenizer, TOKENIZER)
         if trained.own_source_tokenizer is not None:
             _write_tokenizer(beside, trained.own_source_tokenizer, SOURCE_TOKENIZER)
-        write_bytes(beside / SEEN, shortened(trained.seen))
+        write_bytes(beside / PACKED_FINGERPRINTS, shortened(trained.train_fingerprints))
         write_json(beside / "run.json", _without_places(trained).to_dict())
         shape = {**about["shape"], "weights on disk": f"{stored_bytes(beside) / 2**20:.1f} MiB"}
         write_text(beside / "card.md", render_model_card({**about, "shape": shape}))
@@ -149,7 +157,7 @@ def _error(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> float
     return float((off / max(size, 1e-300)) ** 0.5)
 
 
-def _marks(trained: Trained, measure: str | None) -> tuple[str, dict[str, float]]:
+def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, float]]:
     """What a base was measured on, and its marks; none for a body without a head."""
     if not trained.info.has_heads:
         return "it has no head that could be asked", {}
@@ -164,7 +172,7 @@ def _marks(trained: Trained, measure: str | None) -> tuple[str, dict[str, float]
         if trained.objective.reads == "texts":
             task = make_task(load_labelled(inputs["data"], config), trained.tokenizer, config)
             marks: Score | LanguageScore = score_rows(
-                model, trained.objective, task, "valid", config, runtime, trained.seen
+                model, trained.objective, task, "valid", config, runtime, trained.train_fingerprints
             )
             return f"the validation part of {Path(inputs['data']).name}", _numbers(marks)
         mix = [Portion(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
@@ -184,7 +192,7 @@ def _marks(trained: Trained, measure: str | None) -> tuple[str, dict[str, float]
     return "the held-out part of its texts", _numbers(marks)
 
 
-def _translator_marks(trained: Trained, measure: str | None) -> tuple[str, dict[str, float]]:
+def _translator_marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, float]]:
     """Marks of a translator on the pairs named, or on those that it was validated on."""
     if measure is not None:
         marks = evaluate_translator(trained, measure, trained.info.config)
@@ -208,7 +216,7 @@ def _numbers(marks: Score | LanguageScore | TranslationScore) -> dict[str, float
     return {name: float(getattr(marks, name)) for name in MEASURES if hasattr(marks, name)}
 
 
-def _reading_as_usual(trained: Trained) -> Trained:
+def _reading_as_usual(trained: LoadedModel) -> LoadedModel:
     """The run without the columns and labels of the table that it was made of, which are no one else's."""
     config = trained.info.config
     usual = {name: getattr(DataConfig(), name) for name in READING}
@@ -216,22 +224,26 @@ def _reading_as_usual(trained: Trained) -> Trained:
     return replace(trained, info=replace(trained.info, config=config))
 
 
-def _without_places(trained: Trained) -> RunInfo:
+def _without_places(trained: LoadedModel) -> RunInfo:
     """The run's description without the places of the machine that it was trained on, and of its table."""
     info = _reading_as_usual(trained).info
     inputs = {
         "corpora": [Path(name).name for name in info.inputs.get("corpora", [])],
         **({"data": Path(info.inputs["data"]).name} if "data" in info.inputs else {}),
     }
-    story = {key: value for key, value in info.story.items() if key != "command"}
+    provenance = {key: value for key, value in info.provenance.items() if key != "command"}
     apart = [Path(name).name for name in info.config.data.apart]
     config = info.config.model_copy(update={"data": info.config.data.model_copy(update={"apart": apart})})
     if Path(config.tokenizer.kind).exists():
         config = config.with_({"tokenizer": {"kind": trained.tokenizer.kind}})
-    return replace(info, config=config, inputs=inputs, story={"command": "", **story}, transfer=None)
+    return replace(
+        info, config=config, inputs=inputs, provenance={"command": "", **provenance}, transfer=None
+    )
 
 
-def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[str, Any]) -> dict[str, Any]:
+def _about(
+    trained: LoadedModel, run: Path, name: str, told: Facts, storing: dict[str, Any]
+) -> dict[str, Any]:
     """All that the card says."""
     recipe = json.loads((run / RECIPE).read_text("utf-8")) if (run / RECIPE).is_file() else {}
     said = recipe.get("recipe", {})
@@ -256,7 +268,7 @@ def _about(trained: Trained, run: Path, name: str, told: Facts, storing: dict[st
             "tokenizer": f"{trained.tokenizer.kind}, {trained.tokenizer.size:,} tokens",
             "last objective": info.config.objective.name
             + (f" ({', '.join(info.classes[:5])})" if info.classes else ""),
-            "texts read": len(trained.seen),
+            "texts read": len(trained.train_fingerprints),
         },
         "scores": [score.model_dump() for score in told.scores],
         "storing": storing,
@@ -311,7 +323,7 @@ def _stages(run: Path, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
         result, info = (
             json.loads((folder / each).read_text("utf-8")) for each in ("result.json", "run.json")
         )
-        story, settings = result.get("story", {}), info["settings"]
+        provenance, settings = result.get("provenance", {}), info["settings"]
         found.append(
             {
                 "stage": folder.name,
@@ -319,8 +331,8 @@ def _stages(run: Path, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "tokens": result.get("tokens", ""),
                 "steps": result.get("steps", ""),
                 "time": f"{result.get('seconds', 0) / 60:.1f} min",
-                "machine": story.get("machine", ""),
-                "commit": story.get("commit", ""),
+                "machine": provenance.get("machine", ""),
+                "commit": provenance.get("commit", ""),
             }
         )
     return found

@@ -21,6 +21,7 @@ from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.attention import TRANSLATOR_TYPES, AttentionMaps, attention_maps, translation_maps
 from headstart.evaluation.head_ablation import GroupedLoss, HeadAblation, measure_head_ablation
 from headstart.generation.beam import Beam
+from headstart.inference.loaded_model import LoadedModel, load_model, require_head
 from headstart.models.embedding import Embedding
 from headstart.models.model import Model
 from headstart.plots.attention import draw_attention
@@ -36,7 +37,6 @@ from headstart.training.runtime import Runtime, generator_for, start_runtime
 from headstart.workflows.decoding import write_translations
 from headstart.workflows.embed import plain_batch
 from headstart.workflows.labelled import encode_rows
-from headstart.workflows.run import Trained, load_trained, need_heads
 
 KINDS = (".png", ".svg", ".html")
 PART = 4  # texts whose loss is summed before parts are compared
@@ -66,7 +66,7 @@ def picture_attention(
 
     A translator's `part` is cross, encoder or decoder; `target` is the translation, its own one unless given.
     """
-    trained = load_trained(run)
+    trained = load_model(run)
     if trained.objective.reads == "translations":
         maps = _translation_maps(trained, text, target, part or "cross")
     elif target is not None or part is not None:
@@ -83,7 +83,7 @@ def picture_attention(
     return maps, write_pictures(out, drawing)
 
 
-def _translation_maps(trained: Trained, text: str, target: str | None, part: str) -> AttentionMaps:
+def _translation_maps(trained: LoadedModel, text: str, target: str | None, part: str) -> AttentionMaps:
     """One kind of attention of a translator over a source and a translation of it."""
     kind = pick({name: name for name in TRANSLATOR_TYPES}, part, "part of a translator")
     model, runtime = trained.model(), start_runtime(trained.info.config.training)
@@ -99,14 +99,14 @@ def _translation_maps(trained: Trained, text: str, target: str | None, part: str
     return translation_maps(model, batch.to(runtime.device), kind, *pieces, title)
 
 
-def read_text(trained: Trained, text: str) -> tuple[Batch, list[str]]:
+def read_text(trained: LoadedModel, text: str) -> tuple[Batch, list[str]]:
     """One text as a batch with its tokens as words; an empty or over-long one is refused."""
     tokens = framed(trained, trained.tokenizer, text)
     row = torch.from_numpy(tokens).long()[None, :]  # (1, T)
     return Batch(row, torch.ones_like(row, dtype=torch.bool), is_full=True), trained.tokenizer.pieces(tokens)
 
 
-def framed(trained: Trained, tokenizer: Tokenizer, text: str) -> np.ndarray:
+def framed(trained: LoadedModel, tokenizer: Tokenizer, text: str) -> np.ndarray:
     """One text as tokens with both ends marked; an empty or over-long one is refused."""
     if not text.strip():
         raise DataError("the text is empty", hint="give a sentence in quotes")
@@ -136,12 +136,12 @@ def picture_positions(
     else:
         if width is not None:
             raise ConfigError(f"{run} brings its own width", hint="leave --width out, or leave the run out")
-        maps = _positions_of(load_trained(run), length)
+        maps = _positions_of(load_model(run), length)
     drawing = Drawing("positions", lambda: draw_positions(maps), render_positions)
     return maps, write_pictures(out, drawing)
 
 
-def _positions_of(trained: Trained, length: int | None) -> list[PositionMap]:
+def _positions_of(trained: LoadedModel, length: int | None) -> list[PositionMap]:
     embedding = getattr(trained.model().backbone, "embedding", None)
     if not isinstance(embedding, Embedding):
         raise ConfigError(
@@ -164,8 +164,8 @@ def picture_attention_heads(
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> tuple[HeadAblation, list[Path]]:
     """What each attention head of `run` does on the first `texts` of a file, and the files that show it."""
-    trained = load_trained(run)
-    need_heads(trained)
+    trained = load_model(run)
+    require_head(trained)
     config = trained.info.config.with_(settings or {})
     runtime = start_runtime(config.training)
     rows = _study_rows(trained, file, config, texts)
@@ -185,7 +185,7 @@ def picture_attention_heads(
     return study, write_pictures(out, drawing)
 
 
-def _study_rows(trained: Trained, file: str, config: RunConfig, most: int) -> list[Row]:
+def _study_rows(trained: LoadedModel, file: str, config: RunConfig, most: int) -> list[Row]:
     """Rows that the run's own objective can ask about: labelled texts for a classifier, else plain ones."""
     reads, classes = trained.objective.reads, trained.info.classes
     if reads not in ("blocks", "texts"):
@@ -211,7 +211,7 @@ def _study_rows(trained: Trained, file: str, config: RunConfig, most: int) -> li
     return encode_rows(trained.tokenizer, examples, classes or None, config.training.length, config.data.keep)
 
 
-def _loss_of(trained: Trained, parts: list[list[Row]], runtime: Runtime) -> GroupedLoss:
+def _loss_of(trained: LoadedModel, parts: list[list[Row]], runtime: Runtime) -> GroupedLoss:
     """The run's own loss by part, asked the same way each time."""
 
     def loss(model: Model) -> tuple[np.ndarray, np.ndarray]:

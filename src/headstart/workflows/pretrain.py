@@ -7,9 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from headstart.atomic_io import content_hash
 from headstart.config import RunConfig, resolve
 from headstart.data.decontamination import apart_hashes
 from headstart.data.mixture import Corpora, Portion, portions
@@ -19,6 +16,7 @@ from headstart.data.token_cache import Corpus
 from headstart.data.token_stream import TokenStream, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
+from headstart.inference.loaded_model import LoadedModel, RunInfo, load_model
 from headstart.models.model import Model, build_model, count_parameters, transfer
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
@@ -29,7 +27,6 @@ from headstart.training.distributed import joined
 from headstart.training.evaluate import language_sums
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
 from headstart.training.trainer import Evaluation, Trainer
-from headstart.workflows.begin import base_for, begun, heard
 from headstart.workflows.continued import (
     adaptation_defaults,
     continued_settings,
@@ -38,18 +35,18 @@ from headstart.workflows.continued import (
 )
 from headstart.workflows.finetune_defaults import describe
 from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
-from headstart.workflows.places import absolute, placed
 from headstart.workflows.plan import announce
 from headstart.workflows.prepare import learn_tokenizer, prepare_documents, prepare_documents_share
-from headstart.workflows.run import (
-    RunFolder,
-    RunInfo,
-    Trained,
-    from_main,
-    load_trained,
-    train_in,
+from headstart.workflows.run_dir import (
+    RunDir,
+    absolute_paths,
+    base_of,
+    broadcast_tokenizer,
+    collect_provenance,
+    main_only,
+    start_run,
+    with_absolute_paths,
 )
-from headstart.workflows.story import tell_story
 from headstart.workflows.teaching import Teaching, make_teaching, teaching_of
 
 MARKED_BATCHES = 50  # of the held-out part, at each look during training
@@ -89,9 +86,9 @@ def pretrain(
     with joined() as processes:
         with processes.together():
             mix = portions(corpora)
-            trained = None if base is None else load_trained(base)
+            trained = None if base is None else load_model(base)
             teaching = make_teaching(teacher)
-            given = placed(settings)
+            given = with_absolute_paths(settings)
             config, objective = pretrain_config(preset, given, trained, teaching)
             tokens = None
             if adapts and trained is not None and preset is None:
@@ -101,11 +98,10 @@ def pretrain(
             runtime = start_runtime(config.training, processes)
         inputs = pretrain_inputs(mix, base, portions(tokenizer_corpora or []))
         inputs |= {} if teaching is None else teaching.inputs()
-        start = "" if trained is None else content_hash(trained.info.to_dict())
-        with begun(Path(out), config, inputs, runtime, start) as (folder, known):
+        with start_run(Path(out), config, inputs, runtime, trained) as (folder, known):
             if known is not None and known.status == "finished":
                 return read_pretrained(folder)
-            listen = heard(processes, on_event)
+            listen = main_only(processes, on_event)
             if known is None and tokens is not None and (words := describe(config, given)):
                 listen(Note(f"settings to adapt {base} to about {tokens:,} tokens: {words}"))
             return _run(folder, config, inputs, objective, trained, teaching, runtime, known, listen)
@@ -119,13 +115,13 @@ def pretrain_inputs(mix: Sequence[Portion], base: str | None, split_by: Sequence
     }
     if split_by:
         given["tokenizer_corpora"] = [each.absolute().to_dict() for each in split_by]
-    return given if base is None else {**given, "base": absolute([base])[0]}
+    return given if base is None else {**given, "base": absolute_paths([base])[0]}
 
 
 def pretrain_config(
     preset: str | None,
     settings: Mapping[str, Any],
-    trained: Trained | None = None,
+    trained: LoadedModel | None = None,
     teaching: Teaching | None = None,
     adapts_to: int | None = None,
 ) -> tuple[RunConfig, Objective]:
@@ -163,17 +159,17 @@ def pretrain_config(
 
 
 def resume_pretrain(
-    folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
+    folder: RunDir, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
 ) -> Pretrained:
     """Go on with an unfinished run; the folder is held by the caller."""
-    trained = base_for(folder, info, runtime.processes)
+    trained = base_of(folder, info)
     with runtime.processes.together():
         teaching = teaching_of(info.inputs)
     objective = make_objective(info.config.objective)
     return _run(folder, info.config, info.inputs, objective, trained, teaching, runtime, info, on_event)
 
 
-def read_pretrained(folder: RunFolder) -> Pretrained:
+def read_pretrained(folder: RunDir) -> Pretrained:
     """What a finished run found."""
     result = folder.result()
     score = None if result["score"] is None else LanguageScore(**result["score"])
@@ -194,11 +190,11 @@ def fit_length(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
 
 
 def _run(
-    folder: RunFolder,
+    folder: RunDir,
     config: RunConfig,
     inputs: dict[str, Any],
     objective: Objective,
-    trained: Trained | None,
+    trained: LoadedModel | None,
     teaching: Teaching | None,
     runtime: Runtime,
     known: RunInfo | None,
@@ -223,7 +219,7 @@ def _run(
         tokenizer = whose.tokenizer
     else:
         others = [Portion(**each).open(config.data) for each in inputs.get("tokenizer_corpora", [])]
-        tokenizer = from_main(
+        tokenizer = broadcast_tokenizer(
             processes, lambda: learn_tokenizer(config.tokenizer, others or documents, on_event, never)
         )
     with processes.together():
@@ -268,7 +264,7 @@ def _run(
     asked = objective if teaching is None else teaching.objective(objective, config, runtime)
     with stopping_gently() as stop:
         trainer = Trainer(model, asked, loader, tokenizer, config, runtime, marks, on_event, stop)
-        train_in(folder, trainer, known is not None, on_event)
+        folder.train(trainer, known is not None, on_event)
     score = None
     if marks is not None:
         score = trainer.copy.read(
@@ -277,25 +273,27 @@ def _run(
     finished = Pretrained(
         folder.path, score, count_parameters(model), trainer.state.tokens, trainer.state.seconds
     )
-    story = plain(tell_story(runtime, [config.training.seed], started, info.story["command"]))
+    provenance = plain(
+        collect_provenance(runtime, [config.training.seed], started, info.provenance["command"])
+    )
     result = {
         **asdict(finished),
         "path": "",
         "steps": trainer.state.step,
         "curve": trainer.state.curve,
-        "story": story,
+        "provenance": provenance,
     }
     folder.finish(info, trainer, result)
     return finished
 
 
 def _begin(
-    folder: RunFolder,
+    folder: RunDir,
     config: RunConfig,
     inputs: dict[str, Any],
     tokenizer: Tokenizer,
     parts: list[Corpus],
-    trained: Trained | None,
+    trained: LoadedModel | None,
     teaching: Teaching | None,
     moved: Transfer | None,
     runtime: Runtime,
@@ -304,18 +302,20 @@ def _begin(
     info = RunInfo(
         config=config,
         status="running",
-        vocabulary=tokenizer.size,
+        vocab_size=tokenizer.size,
         classes=[],
-        fingerprint=tokenizer.fingerprint,
+        tokenizer_fingerprint=tokenizer.fingerprint,
         inputs=inputs,
-        story=plain(tell_story(runtime, [config.training.seed])),
+        provenance=plain(collect_provenance(runtime, [config.training.seed])),
         transfer=None if moved is None else plain(moved),
     )
-    seen = [part.hashes() for part in parts] + [each.seen for each in (trained, teaching) if each]
+    seen = [part.hashes() for part in parts] + [
+        each.train_fingerprints for each in (trained, teaching) if each
+    ]
     with runtime.processes.together():
         if runtime.processes.is_main:
             tokenizer.save(folder.path)
-            folder.write_seen(np.concatenate(seen))
+            folder.write_fingerprints(seen)
             folder.write_info(info)
     return info
 

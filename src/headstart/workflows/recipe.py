@@ -36,13 +36,12 @@ from headstart.config import (
 from headstart.data.datasets import SOURCES
 from headstart.data.mixture import Portion
 from headstart.errors import ConfigError, HeadstartError, RunError, Stopped, pick
+from headstart.inference.loaded_model import RECIPE, LoadedModel, RunInfo, load_model
 from headstart.pretrained import shipped_bases
 from headstart.quantization import FORMS, compact
 from headstart.training.callbacks import Event, Note
 from headstart.training.launch import need_alone
-from headstart.workflows.begin import SCRATCH
 from headstart.workflows.finetune import Finetuned, finetune, finetune_config, read_finetuned
-from headstart.workflows.places import absolute
 from headstart.workflows.pretrain import (
     Pretrained,
     pretrain,
@@ -50,7 +49,7 @@ from headstart.workflows.pretrain import (
     pretrain_inputs,
     read_pretrained,
 )
-from headstart.workflows.run import RECIPE, RunFolder, RunInfo, Trained, load_trained
+from headstart.workflows.run_dir import SCRATCH, RunDir, absolute_paths
 from headstart.workflows.teaching import Teaching, make_teaching
 
 FORMAT = 2  # of recipe.json
@@ -303,7 +302,7 @@ def _stage(
 def _preset(config: RecipeConfig) -> str:
     """The named settings that everything starts from: those told, the base's, or tiny."""
     if config.preset is None and config.base:
-        return load_trained(config.base, with_weights=False).info.config.preset
+        return load_model(config.base, with_weights=False).info.config.preset
     return config.preset or "tiny"
 
 
@@ -368,13 +367,13 @@ def _scaled(settings: Settings, preset: Mapping[str, Any], scale: float) -> Sett
 
 def resolve_stages(recipe: Recipe) -> list[RunConfig]:
     """The settings of every stage over those of the run that it continues; a fault names its stage."""
-    start = load_trained(recipe.config.base, with_weights=False) if recipe.config.base else None
-    runs: dict[int, Trained] = {}
+    start = load_model(recipe.config.base, with_weights=False) if recipe.config.base else None
+    runs: dict[int, LoadedModel] = {}
     for stage in recipe.stages:
         base = start if stage.base is None else runs[stage.base.number]
         try:
             teachers = [
-                load_trained(each, with_weights=False) if isinstance(each, str) else runs[each.number]
+                load_model(each, with_weights=False) if isinstance(each, str) else runs[each.number]
                 for each in stage.teachers
             ]
             if stage.is_tuned:
@@ -388,12 +387,14 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
         # What later stages ask of this one before it is trained: its settings, not its tokenizer and weights.
         info = RunInfo(config, "finished", 0, list(config.data.classes), "", {}, {})
         nothing: Any = None
-        runs[stage.number] = Trained(stage.config.name, info, objective, nothing, {}, np.zeros(0, np.uint64))
+        runs[stage.number] = LoadedModel(
+            stage.config.name, info, objective, nothing, {}, np.zeros(0, np.uint64)
+        )
     _check_finetune_defaults(recipe.config, runs[len(runs)])
     return [run.info.config for run in runs.values()]
 
 
-def _check_finetune_defaults(config: RecipeConfig, base: Trained) -> None:
+def _check_finetune_defaults(config: RecipeConfig, base: LoadedModel) -> None:
     """Refuse recommended settings that no fine-tuning of the base could use, or that each user chooses."""
     defaults = _finetune_defaults(config)
     keys = {"data": [key for key in defaults.get("data", {}) if key != "keep"]}
@@ -468,7 +469,7 @@ def run_recipe(
     resolved = describe(ready, configs)
     with writing(path):
         (path / STAGES).mkdir(parents=True, exist_ok=True)
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         if is_recipe(path) and (changes := list(_differences(_known(path)["resolved"], resolved))):
             raise RunError(
                 f"{path} was started with another recipe: {'; '.join(changes[:3])}"
@@ -485,7 +486,7 @@ def resume_recipe(path: Path, on_event: OnEvent) -> Pretrained | Finetuned | Non
     if (path / "run.json").is_file():
         return None
     given = _known(path)
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         recipe = read_recipe(given["recipe"], Path(given["data"]), given["settings"], given["scale"])
         return _train_stages(folder, recipe, resolve_stages(recipe), None, on_event)
 
@@ -530,7 +531,7 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
 
 
 def _train_stages(
-    folder: RunFolder, recipe: Recipe, configs: list[RunConfig], last_stage: int | None, on_event: OnEvent
+    folder: RunDir, recipe: Recipe, configs: list[RunConfig], last_stage: int | None, on_event: OnEvent
 ) -> Pretrained | Finetuned | None:
     path, defaults = folder.path, _finetune_defaults(recipe.config)
     if (path / "run.json").is_file():
@@ -559,7 +560,7 @@ def _train_stages(
     for name in [name for name in names if name != "run.json"]:
         write_with(path / name, partial(shutil.copyfile, last / name))
     # Written last: now the recipe is finished.
-    folder.write_info(replace(RunFolder(last).info(), finetune_defaults=defaults))
+    folder.write_info(replace(RunDir(last).info(), finetune_defaults=defaults))
     return _result(folder)
 
 
@@ -580,7 +581,7 @@ def _resume_stage(
     """Resume a stage, which may have been brought from elsewhere, or see that it is finished."""
     from headstart.workflows.resume import resume_run
 
-    info = RunFolder.open(run).info()
+    info = RunDir.open(run).info()
     weights = [each["weight"] for each in info.inputs.get("mix", [])]
     if _deciding(info.config) != _deciding(config) or weights != [each.weight for each in stage.mix]:
         raise RunError(
@@ -591,16 +592,16 @@ def _resume_stage(
         return
     # The texts, or the stages, may have moved since: the run finds them where they are now.
     if stage.is_tuned:
-        now = {"data": absolute([stage.table])[0], "base": absolute([base])[0]}
+        now = {"data": absolute_paths([stage.table])[0], "base": absolute_paths([base])[0]}
     else:
         tokenizer_texts = [] if base else list(recipe.tokenizer_texts.values())
         now = pretrain_inputs(stage.mix, base or None, tokenizer_texts)
     if teaching := make_teaching(stage.teacher(run.parent), stage.unlabelled, with_weights=False):
         now |= teaching.inputs()
     moved = info.config.with_({"data": {"apart": config.data.apart}})
-    RunFolder(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
+    RunDir(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
     resume_run(run, on_event)
 
 
-def _result(folder: RunFolder) -> Pretrained | Finetuned:
+def _result(folder: RunDir) -> Pretrained | Finetuned:
     return read_finetuned(folder) if folder.info().config.job == "finetune" else read_pretrained(folder)

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from headstart.inference.loaded_model import RunInfo
 from headstart.results import Comparison
 from headstart.training.callbacks import Event
 from headstart.training.distributed import joined
 from headstart.training.runtime import Runtime, start_runtime
-from headstart.workflows.begin import heard
 from headstart.workflows.compare import is_comparison, resume_compare
 from headstart.workflows.finetune import Finetuned, resume_finetune
 from headstart.workflows.pretrain import Pretrained, resume_pretrain
 from headstart.workflows.recipe import is_recipe, resume_recipe
-from headstart.workflows.run import RunFolder, RunInfo
+from headstart.workflows.run_dir import RunDir, main_only
 from headstart.workflows.translate import FinishedTranslator, resume_translator
 from headstart.workflows.tune import Tuned, is_search, resume_tune
 
@@ -38,18 +38,18 @@ def resume_run(
 ) -> Pretrained | Finetuned | FinishedTranslator | None:
     """The outcome of a single training, once it is finished; None when it was finished before."""
     with joined() as processes:
-        folder = RunFolder.open(Path(run), processes)
+        folder = RunDir.open(Path(run), processes)
         with folder, processes.minding():
             info = folder.info()
             if info.status == "finished":
                 return None
             with processes.together():
                 runtime = start_runtime(info.config.training, processes)
-            return _go_on(folder, info, runtime, heard(processes, on_event))
+            return _go_on(folder, info, runtime, main_only(processes, on_event))
 
 
 def _go_on(
-    folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
+    folder: RunDir, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
 ) -> Pretrained | Finetuned | FinishedTranslator:
     if info.config.job == "pretrain":
         return resume_pretrain(folder, info, runtime, on_event)

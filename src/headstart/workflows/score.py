@@ -16,6 +16,7 @@ from headstart.data.documents import open_for_scoring
 from headstart.data.token_stream import join
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.metrics import score
+from headstart.inference.loaded_model import LoadedModel, load_model, require_head
 from headstart.interchange.onnx import GRAPH, OnnxClassifier
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.evaluate import predict_probabilities
@@ -23,7 +24,6 @@ from headstart.training.runtime import start_runtime
 from headstart.workflows.labelled import encode_rows
 from headstart.workflows.prepare import prepare_documents
 from headstart.workflows.pretrain import score_language
-from headstart.workflows.run import Trained, load_trained, need_heads
 
 if TYPE_CHECKING:
     from headstart.workflows.score_translation import TranslationDuel
@@ -61,7 +61,7 @@ def evaluate(
     return _evaluate_language(first, data, config)
 
 
-def evaluate_trained(trained: Trained, data: str) -> Score | LanguageScore:
+def evaluate_trained(trained: LoadedModel, data: str) -> Score | LanguageScore:
     """The marks of a classifier or a language model that is in memory."""
     config = trained.info.config
     if trained.objective.reads == "texts":
@@ -69,12 +69,12 @@ def evaluate_trained(trained: Trained, data: str) -> Score | LanguageScore:
     return _evaluate_language(trained, data, config)
 
 
-def load_ensemble(run: str | Sequence[str]) -> list[Trained]:
+def load_ensemble(run: str | Sequence[str]) -> list[LoadedModel]:
     """The runs that `run` names; several of them must be classifiers that name the same classes."""
     names = run_names(run)
-    trained = [load_trained(name) for name in names]
+    trained = [load_model(name) for name in names]
     for each in trained:
-        need_heads(each)
+        require_head(each)
     first = trained[0]
     for other in trained if len(trained) > 1 else []:
         if other.objective.reads != "texts":
@@ -108,7 +108,7 @@ def run_names(run: str | Sequence[str]) -> list[str]:
 class Voter:
     """A classifier that is ready to answer."""
 
-    def __init__(self, trained: Trained, settings: Mapping[str, Any]):
+    def __init__(self, trained: LoadedModel, settings: Mapping[str, Any]):
         self.trained, self.config = trained, trained.info.config.with_(settings)
         self.runtime = start_runtime(self.config.training)
         self.model = trained.model().to(self.runtime.device)
@@ -130,7 +130,7 @@ def vote(voters: Sequence[Voter], examples: Sequence[Example]) -> np.ndarray:
 
 
 def _evaluate_classifiers(
-    trained: list[Trained], data: str, config: RunConfig, settings: Mapping[str, Any]
+    trained: list[LoadedModel], data: str, config: RunConfig, settings: Mapping[str, Any]
 ) -> Score:
     split, examples, skips = load_for_scoring(data, config.data)
     classes = trained[0].info.classes
@@ -142,19 +142,19 @@ def _evaluate_classifiers(
         )
     dataset = Dataset(name=data, splits={split: examples}, classes=classes)
     found = vote([Voter(own, settings) for own in trained], examples)
-    seen = np.concatenate([own.seen for own in trained])
+    seen = np.concatenate([own.train_fingerprints for own in trained])
     was_seen = seen_before(dataset.hashes(split), seen)
     marks = score(np.array(dataset.targets(split)), found, classes, was_seen, split)
     return replace(marks, skipped=len(skips))
 
 
-def _evaluate_language(trained: Trained, data: str, config: RunConfig) -> LanguageScore:
+def _evaluate_language(trained: LoadedModel, data: str, config: RunConfig) -> LanguageScore:
     runtime = start_runtime(config.training)
     corpus = prepare_documents(open_for_scoring(data, config.data), trained.tokenizer, lambda event: None)
     stream = join([corpus.train, corpus.valid])
     if len(stream) <= trained.objective.looks_past:
         raise DataError(f"{data} holds almost no text", hint="give more or longer documents")
-    leaked = int(seen_before(corpus.hashes(), trained.seen).sum())
+    leaked = int(seen_before(corpus.hashes(), trained.train_fingerprints).sum())
     model = trained.model().to(runtime.device)
     marks = score_language(model, trained.objective, stream, config, trained.tokenizer, runtime, leaked)
     return replace(marks, skipped=sum(corpus.skips.values()))

@@ -17,13 +17,13 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 from headstart.evaluation.translation_metrics import MEASURES, compare_translations, score_translations
 from headstart.generation.beam import Beam
+from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
 from headstart.objectives.base import Objective
 from headstart.results import TranslationScore, TranslationTest
 from headstart.training.evaluate import language_sums
 from headstart.training.runtime import Runtime, start_runtime
 from headstart.workflows.decoding import at_once, write_translations
-from headstart.workflows.run import Trained, load_trained
 from headstart.workflows.translation_task import TranslationTask, encode_pairs
 
 BEAM = 5  # hypotheses kept at once when a finished translator is marked
@@ -45,7 +45,7 @@ class TranslationDuel:
 
 
 def evaluate_translator(
-    trained: Trained,
+    trained: LoadedModel,
     data: str,
     config: RunConfig,
     *,
@@ -59,7 +59,7 @@ def evaluate_translator(
     found, written = _mark(trained, task, runtime, beam or BEAM, skipped)
     if against is None:
         return found
-    other = load_trained(against)
+    other = load_model(against)
     if other.info.pair != trained.info.pair:
         ways = ["-".join(each.info.pair) or each.objective.name for each in (trained, other)]
         raise RunError(
@@ -74,7 +74,7 @@ def evaluate_translator(
     return TranslationDuel(found, theirs, tests)
 
 
-def mark_own_valid(trained: Trained) -> TranslationScore:
+def mark_own_valid(trained: LoadedModel) -> TranslationScore:
     """Marks on the validation part of the pairs that a translator was made of."""
     config = trained.info.config
     source, target = trained.info.pair
@@ -85,7 +85,7 @@ def mark_own_valid(trained: Trained) -> TranslationScore:
     return _mark(trained, task, start_runtime(config.training), BEAM, len(text.skips))[0]
 
 
-def _scored_task(trained: Trained, data: str, config: RunConfig) -> tuple[TranslationTask, int]:
+def _scored_task(trained: LoadedModel, data: str, config: RunConfig) -> tuple[TranslationTask, int]:
     source, target = trained.info.pair
     split, examples, skips = load_pairs_for_scoring(data, (source, target), config.data)
     tokenizers = trained.tokenizer, trained.source_tokenizer
@@ -99,11 +99,11 @@ def _split(task: TranslationTask) -> str:
 
 
 def _mark(
-    trained: Trained, task: TranslationTask, runtime: Runtime, beam: int, skipped: int
+    trained: LoadedModel, task: TranslationTask, runtime: Runtime, beam: int, skipped: int
 ) -> tuple[TranslationScore, list[str]]:
     model = trained.model().to(runtime.device)
     found, written = mark_translations(
-        model, trained.objective, task, _split(task), runtime, trained.seen, beam=beam
+        model, trained.objective, task, _split(task), runtime, trained.train_fingerprints, beam=beam
     )
     return replace(found, skipped=skipped), written
 

@@ -14,20 +14,21 @@ from headstart.data.decontamination import apart_hashes
 from headstart.data.mixture import Corpora, Portion, portions
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
+from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives.base import Objective
 from headstart.objectives.distillation import TAUGHT, Lesson, can_teach, taught
+from headstart.pretrained import shipped_bases
 from headstart.training.callbacks import Event, Note
 from headstart.training.distributed import ALONE
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import Runtime
-from headstart.workflows.run import Trained, load_trained, shipped_bases
 
 
 @dataclass(frozen=True)
 class Teaching:
     """The teachers of a run, and texts without labels that they label for it."""
 
-    teachers: list[Trained]
+    teachers: list[LoadedModel]
     unlabelled: list[Portion]
 
     @property
@@ -36,9 +37,9 @@ class Teaching:
         return self.teachers[0].tokenizer
 
     @property
-    def seen(self) -> np.ndarray:
+    def train_fingerprints(self) -> np.ndarray:
         """What the teachers have read: a student may have it from them."""
-        return np.concatenate([teacher.seen for teacher in self.teachers])
+        return np.concatenate([teacher.train_fingerprints for teacher in self.teachers])
 
     def inputs(self) -> dict[str, Any]:
         """What run.json keeps of it."""
@@ -158,7 +159,7 @@ def make_teaching(
     names = list(teacher) if not isinstance(teacher, str) else _split(teacher)
     if len(set(names)) < len(names) or not all(names):
         raise ConfigError(f"teachers {', '.join(names)}: one is named twice, or not at all", hint="RUN1,RUN2")
-    teachers = [load_trained(name, with_weights=with_weights) for name in names]
+    teachers = [load_model(name, with_weights=with_weights) for name in names]
     return Teaching(teachers, portions(unlabelled or []))
 
 

@@ -7,12 +7,12 @@ from headstart.config import RunConfig
 from headstart.data.dataset import Dataset
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, resolve_tokenizer
 from headstart.errors import RunError
+from headstart.inference.loaded_model import LoadedModel
 from headstart.training.callbacks import Event, Stage
-from headstart.workflows.run import Trained
 
 
 def choose_tokenizer(
-    config: RunConfig, dataset: Dataset, trained: Trained | None, on_event: Callable[[Event], None]
+    config: RunConfig, dataset: Dataset, trained: LoadedModel | None, on_event: Callable[[Event], None]
 ) -> Tokenizer:
     """The base's tokenizer; from scratch the one the settings name, learnt from the training texts."""
     if trained is not None:
@@ -22,7 +22,7 @@ def choose_tokenizer(
     return resolve_tokenizer(config.tokenizer, lambda: [*dataset.texts("train"), *unlabelled])
 
 
-def check_tokenizer(trained: Trained, name: str) -> None:
+def check_tokenizer(trained: LoadedModel, name: str) -> None:
     """Refuse a tokenizer other than the base's."""
     is_same = name == trained.info.config.tokenizer.kind
     if not is_same and Path(name).exists():

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter
 
-from headstart.atomic_io import content_hash
 from headstart.config import RunConfig
 from headstart.data.augmentation import translation_loader
 from headstart.data.dataset import hashes
@@ -19,6 +17,7 @@ from headstart.data.samplers import padding_share
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 from headstart.evaluation.translation_metrics import score_translations
+from headstart.inference.loaded_model import SOURCE_TOKENIZER, LoadedModel, RunInfo, load_model
 from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.seq2seq import Translate
@@ -28,21 +27,19 @@ from headstart.training.distributed import Processes, joined
 from headstart.training.evaluate import marked_places
 from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
 from headstart.training.trainer import Evaluation, Trainer
-from headstart.workflows.begin import SCRATCH, base_for, begun, heard
 from headstart.workflows.decoding import write_translations
-from headstart.workflows.places import absolute
 from headstart.workflows.plan import announce, no_parts
-from headstart.workflows.run import (
-    SOURCE_TOKENIZER,
-    RunFolder,
-    RunInfo,
-    Trained,
-    from_main,
-    load_trained,
-    train_in,
+from headstart.workflows.run_dir import (
+    SCRATCH,
+    RunDir,
+    absolute_paths,
+    base_of,
+    broadcast_tokenizer,
+    collect_provenance,
+    main_only,
+    start_run,
 )
 from headstart.workflows.score_translation import mark_losses, mark_translations
-from headstart.workflows.story import tell_story
 from headstart.workflows.translation_task import (
     TranslationTask,
     choose_tokenizers,
@@ -83,35 +80,34 @@ def train_translator(
     """
     with joined() as processes:
         with processes.together():
-            trained = None if base == SCRATCH else load_trained(base)
+            trained = None if base == SCRATCH else load_model(base)
             config, _ = translator_config(trained, preset, settings or {})
             languages = parse_pair(pair)
             if trained is not None and preset is None:
                 facts = PairFacts.of(load_parallel(data, languages, config.data), trained)
                 config, _ = translator_config(trained, preset, settings or {}, facts)
             runtime = start_runtime(config.training, processes)
-        inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
+        inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
         inputs["pair"] = "-".join(languages)
-        start = "" if trained is None else content_hash(trained.info.to_dict())
-        listen = heard(processes, on_event)
-        with begun(Path(out), config, inputs, runtime, start) as (folder, known):
+        listen = main_only(processes, on_event)
+        with start_run(Path(out), config, inputs, runtime, trained) as (folder, known):
             if known is not None:
                 return resume_translator(folder, known, runtime, listen)
             return _run(folder, config, data, pair, base, trained, runtime, None, listen)
 
 
 def resume_translator(
-    folder: RunFolder, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
+    folder: RunDir, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
 ) -> FinishedTranslator:
     """Go on with an unfinished run; the folder is held by the caller."""
     if info.status == "finished":
         return read_translator(folder)
-    trained = base_for(folder, info, runtime.processes)
+    trained = base_of(folder, info)
     base, pair = info.inputs["base"], "-".join(info.pair)
     return _run(folder, info.config, info.inputs["data"], pair, base, trained, runtime, info, on_event)
 
 
-def read_translator(folder: RunFolder) -> FinishedTranslator:
+def read_translator(folder: RunDir) -> FinishedTranslator:
     """What a finished run found."""
     result = folder.result()
     names = [name for name in FinishedTranslator.__dataclass_fields__ if name in result]
@@ -121,12 +117,12 @@ def read_translator(folder: RunFolder) -> FinishedTranslator:
 
 
 def _run(
-    folder: RunFolder,
+    folder: RunDir,
     config: RunConfig,
     data: str,
     pair: str,
     base: str,
-    trained: Trained | None,
+    trained: LoadedModel | None,
     runtime: Runtime,
     known: RunInfo | None,
     on_event: Callable[[Event], None],
@@ -142,7 +138,7 @@ def _run(
     objective = make_objective(config.objective)
     assert isinstance(objective, Translate)
     model, moved = _build(config, objective, task, trained)
-    inputs = dict(zip(("data", "base"), absolute([data, base]), strict=True))
+    inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
     inputs |= {"pair": "-".join(task.text.pair), "fingerprint": fingerprint}
     info = known or _begin(folder, config, inputs, task, trained, moved, runtime)
     runtime.processes.start(runtime.device, config.training.timeout)
@@ -157,8 +153,8 @@ def _run(
                 f"{task.tokens:,} tokens on both sides, {share:.0%} padding beside them"
             )
         )
-        train_in(folder, trainer, known is not None, on_event)
-    seen = folder.seen()
+        folder.train(trainer, known is not None, on_event)
+    seen = folder.fingerprints()
     score, _ = trainer.copy.read(
         lambda model: mark_translations(
             model, objective, task, "valid", runtime, seen, measures=("bleu", "chrf")
@@ -176,8 +172,12 @@ def _run(
         parameters=count_parameters(model),
         seconds=trainer.state.seconds,
     )
-    story = plain(tell_story(runtime, [config.training.seed], started, info.story["command"]))
-    folder.finish(info, trainer, {**plain(finished), "path": "", "steps": trainer.state.step, "story": story})
+    provenance = plain(
+        collect_provenance(runtime, [config.training.seed], started, info.provenance["command"])
+    )
+    folder.finish(
+        info, trainer, {**plain(finished), "path": "", "steps": trainer.state.step, "provenance": provenance}
+    )
     return finished
 
 
@@ -189,11 +189,11 @@ def _need_whole_copies(runtime: Runtime) -> None:
 
 
 def _prepare(
-    folder: RunFolder,
+    folder: RunDir,
     config: RunConfig,
     data: str,
     pair: str,
-    trained: Trained | None,
+    trained: LoadedModel | None,
     processes: Processes,
     known: RunInfo | None,
     on_event: Callable[[Event], None],
@@ -229,14 +229,14 @@ def _same_tokenizers(
         chosen.extend(choose())
         return chosen[0]
 
-    own = from_main(processes, first)
+    own = broadcast_tokenizer(processes, first)
     if processes.from_main(lambda: str(chosen[0] is chosen[1])) == "True":
         return own, own
-    return own, from_main(processes, lambda: chosen[1])
+    return own, broadcast_tokenizer(processes, lambda: chosen[1])
 
 
 def _build(
-    config: RunConfig, objective: Translate, task: TranslationTask, trained: Trained | None
+    config: RunConfig, objective: Translate, task: TranslationTask, trained: LoadedModel | None
 ) -> tuple[Model, Transfer | None]:
     """A translator with the base's layers in it, and the account of what crossed; all fresh without a base."""
     seed_everything(config.training.seed, 0, 3)
@@ -246,11 +246,11 @@ def _build(
 
 
 def _begin(
-    folder: RunFolder,
+    folder: RunDir,
     config: RunConfig,
     inputs: dict[str, str],
     task: TranslationTask,
-    trained: Trained | None,
+    trained: LoadedModel | None,
     moved: Transfer | None,
     runtime: Runtime,
 ) -> RunInfo:
@@ -258,14 +258,14 @@ def _begin(
     info = RunInfo(
         config=config,
         status="running",
-        vocabulary=task.tokenizer.size,
+        vocab_size=task.tokenizer.size,
         classes=[],
-        fingerprint=task.tokenizer.fingerprint,
+        tokenizer_fingerprint=task.tokenizer.fingerprint,
         inputs=inputs,
-        story=plain(tell_story(runtime, [config.training.seed])),
+        provenance=plain(collect_provenance(runtime, [config.training.seed])),
         transfer=plain(moved) if moved is not None else None,
         pair=list(task.text.pair),
-        source_fingerprint="" if task.is_shared else task.source_tokenizer.fingerprint,
+        source_tokenizer_fingerprint="" if task.is_shared else task.source_tokenizer.fingerprint,
     )
     seen = hashes(task.text.sources("train"))
     with runtime.processes.together():
@@ -273,7 +273,7 @@ def _begin(
             task.tokenizer.save(folder.path)
             if not task.is_shared:
                 task.source_tokenizer.save(folder.path, SOURCE_TOKENIZER)
-            folder.write_seen(np.concatenate([seen, trained.seen]) if trained is not None else seen)
+            folder.write_fingerprints([seen] if trained is None else [seen, trained.train_fingerprints])
             folder.write_info(info)
     return info
 

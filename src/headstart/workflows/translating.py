@@ -12,9 +12,9 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, HeadstartError, RunError
 from headstart.generation.beam import Beam, Hypothesis
 from headstart.generation.reader import ModelReader
+from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.training.runtime import Runtime, start_runtime
 from headstart.workflows.decoding import search_translations
-from headstart.workflows.run import Trained, load_trained
 
 AT_ONCE = 2048  # lines held in memory, and sorted by length
 
@@ -79,9 +79,9 @@ class Translator:
         ]
 
 
-def open_translator(run: str | Trained, settings: Mapping[str, Any] | None = None) -> Translator:
+def open_translator(run: str | LoadedModel, settings: Mapping[str, Any] | None = None) -> Translator:
     """A run that translates, ready for lines; an error that says why for one that does not."""
-    trained = load_trained(run) if isinstance(run, str) else run
+    trained = load_model(run) if isinstance(run, str) else run
     if trained.objective.reads != "translations":
         raise RunError(
             f"{trained.name} was trained with {trained.objective.name} and does not translate",

@@ -15,8 +15,8 @@ from headstart.data.samplers import sides
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.data.tokenizer_training import TOKENIZERS
 from headstart.errors import ConfigError, DataError
+from headstart.inference.loaded_model import LoadedModel
 from headstart.training.callbacks import Event, Note, Stage
-from headstart.workflows.run import Trained
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def pairs_fingerprint(text: ParallelText) -> str:
 
 
 def choose_tokenizers(
-    config: RunConfig, text: ParallelText, trained: Trained | None, on_event: Callable[[Event], None]
+    config: RunConfig, text: ParallelText, trained: LoadedModel | None, on_event: Callable[[Event], None]
 ) -> tuple[Tokenizer, Tokenizer]:
     """What splits translations, and what splits sources: the base's, or learnt on one side each, or on both at once."""
     if trained is not None:

@@ -20,8 +20,8 @@ from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.fit_state import FitState
 from headstart.workflows.labelled import data_fingerprint
+from headstart.workflows.run_dir import FitState
 from headstart.workflows.search import Row, as_settings, standing
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _fit(
     is_new = moved is None or not moved.kept_head
     trainer = make_trainer(model, objective, task, config, runtime, listen, stop, is_head_new=is_new)
     state = FitState(job.checkpoints, lambda: _identity(job, config, part, number, way))
-    if (content := state.take_up(trainer)) is not None:
+    if (content := state.load(trainer)) is not None:
         way.take_up(content, asked)
     trainer.run(lambda: state.save(trainer, way.to_dict()))
     return trainer.state.curve[-1][metric]

@@ -18,20 +18,25 @@ from headstart.data.augmentation import dropout_of
 from headstart.data.dataset import Dataset
 from headstart.data.splits import all_folds, cut_folds, take_labels
 from headstart.errors import ConfigError, RunError, Stopped, pick
-from headstart.results import Story, plain
+from headstart.inference.loaded_model import LoadedModel, load_model
+from headstart.results import Provenance, plain
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import need_alone
 from headstart.training.runtime import StopWish, start_runtime, stopping_gently
 from headstart.workflows.arms import Encoder, Part, fold_parts, whole_part
-from headstart.workflows.begin import SCRATCH
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import finetune_config, uses_recommendation
 from headstart.workflows.finetune_defaults import DatasetFacts, describe
 from headstart.workflows.labelled import data_fingerprint, load_labelled
-from headstart.workflows.places import absolute, placed
-from headstart.workflows.run import RunFolder, Trained, load_trained
+from headstart.workflows.run_dir import (
+    SCRATCH,
+    RunDir,
+    absolute_paths,
+    collect_provenance,
+    command_line,
+    with_absolute_paths,
+)
 from headstart.workflows.search import Row, as_settings, make_space, parse_row, standing, to_toml
-from headstart.workflows.story import command_line, tell_story
 from headstart.workflows.tokenizers import choose_tokenizer
 from headstart.workflows.trial import METRICS, PRUNERS, Job, Trial, drop_begun, read_trials, run_trial
 
@@ -52,7 +57,7 @@ class Tuned:
     settings: dict[str, dict[str, Any]]  # what best.toml holds
     search: list[str]
     trials: list[Trial]
-    story: Story
+    provenance: Provenance
 
 
 def tune(
@@ -82,10 +87,10 @@ def tune(
     for name, number in (("trials", trials), ("minutes", minutes)):
         if number is not None and number <= 0:
             raise ConfigError(f"{name} {number} search nothing", hint=f"give --{name} a number above 0")
-    fixed = json.loads(json.dumps(placed(settings)))
+    fixed = json.loads(json.dumps(with_absolute_paths(settings)))
     inputs = {
-        "base": absolute([base])[0],
-        "data": absolute([data])[0],
+        "base": absolute_paths([base])[0],
+        "data": absolute_paths([data])[0],
         "folds": folds,
         "search": [row.words for row in make_space(search, only, fixed)],
         "metric": metric,
@@ -94,7 +99,7 @@ def tune(
         "settings": fixed,
     }
     path = Path(out)
-    with RunFolder(path) if is_search(path) else RunFolder.create(path):
+    with RunDir(path) if is_search(path) else RunDir.create(path):
         return _run(path, inputs, {"trials": trials, "minutes": minutes}, on_event)
 
 
@@ -110,7 +115,7 @@ def resume_tune(path: Path, on_event: Callable[[Event], None]) -> Tuned | None:
     if (path / "result.json").exists():
         return None
     known = json.loads((path / "tune.json").read_text("utf-8"))
-    with RunFolder(path):
+    with RunDir(path):
         return _run(path, known["inputs"], known["budget"], on_event)
 
 
@@ -127,7 +132,7 @@ def _run(
 ) -> Tuned:
     started = time.time()
     rows = [parse_row(words) for words in inputs["search"]]
-    trained = None if inputs["base"] == SCRATCH else load_trained(inputs["base"])
+    trained = None if inputs["base"] == SCRATCH else load_model(inputs["base"])
     settings = merge({"training": {"keep": "last"}}, inputs["settings"])
     draft, _ = finetune_config(trained, inputs["preset"], settings)
     _check(rows, trained, inputs["preset"], settings, draft)
@@ -154,8 +159,8 @@ def _run(
         stopped.again = f"headstart resume {shlex.quote(str(path))}"
         raise
     seeds = [config.training.seed]
-    story = tell_story(start_runtime(config.training), seeds, started, known["command"])
-    return _conclude(job, story)
+    provenance = collect_provenance(start_runtime(config.training), seeds, started, known["command"])
+    return _conclude(job, provenance)
 
 
 def _announcement(config: RunConfig, rows: list[Row]) -> Iterator[str]:
@@ -171,7 +176,7 @@ def _announcement(config: RunConfig, rows: list[Row]) -> Iterator[str]:
 
 def _check(
     rows: list[Row],
-    trained: Trained | None,
+    trained: LoadedModel | None,
     preset: str | None,
     settings: Mapping[str, Any],
     config: RunConfig,
@@ -196,7 +201,7 @@ def _parts(inputs: dict[str, Any], config: RunConfig, on_event: Callable[[Event]
 
 
 def _begin(
-    path: Path, inputs: dict[str, Any], budget: dict[str, Any], parts: list[Part], trained: Trained | None
+    path: Path, inputs: dict[str, Any], budget: dict[str, Any], parts: list[Part], trained: LoadedModel | None
 ) -> dict[str, Any]:
     """Write down what is searched, or check that a search taken up again is the same one."""
     marks = {
@@ -241,7 +246,7 @@ def _search(job: Job, budget: dict[str, Any], stop: StopWish) -> None:
         job.on_event(Note(f"trial {trial.number} {trial.state}: {job.inputs['metric']} {told}"))
 
 
-def _conclude(job: Job, story: Story) -> Tuned:
+def _conclude(job: Job, provenance: Provenance) -> Tuned:
     """The best settings as TOML, the trials as JSON and as a picture; result.json comes last."""
     from headstart.plots.style import save_figure
     from headstart.plots.trials import draw_trials, trials_data
@@ -266,7 +271,7 @@ def _conclude(job: Job, story: Story) -> Tuned:
         settings=settings,
         search=job.inputs["search"],
         trials=trials,
-        story=story,
+        provenance=provenance,
     )
     write_text(job.path / "best.toml", to_toml(settings))
     figure = draw_trials(trials_data(plain(found)))

@@ -11,12 +11,12 @@ from torch import Tensor
 from headstart.config import BodyConfig, RunConfig, load_preset, merge, resolve
 from headstart.data.parallel import ParallelText
 from headstart.errors import ConfigError
+from headstart.inference.loaded_model import LoadedModel
 from headstart.models.model import Model, transfer
 from headstart.objectives import make_objective
 from headstart.objectives.seq2seq import Translate
 from headstart.results import Transfer
 from headstart.workflows.pretrain import fit_length
-from headstart.workflows.run import Trained
 from headstart.workflows.tokenizers import check_tokenizer
 
 PRESET = "translate-tiny"  # whose recipe is followed when none is named
@@ -42,7 +42,7 @@ class PairFacts:
     mean_tokens: float  # of a pair, both sides together
 
     @staticmethod
-    def of(text: ParallelText, trained: Trained) -> "PairFacts":
+    def of(text: ParallelText, trained: LoadedModel) -> "PairFacts":
         """The facts of parallel text, as the base's tokenizers split it."""
         rows = text.splits["train"]
         sample = rows[:: max(1, len(rows) // SAMPLE)]
@@ -68,7 +68,7 @@ def warm_start_defaults(data: PairFacts, model: BodyConfig) -> dict[str, dict[st
 
 
 def translator_config(
-    trained: Trained | None,
+    trained: LoadedModel | None,
     preset: str | None,
     settings: Mapping[str, Any],
     data: PairFacts | None = None,
@@ -118,7 +118,7 @@ def _refuse_label_settings(settings: Mapping[str, Any]) -> None:
                 )
 
 
-def _from_base(trained: Trained, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _from_base(trained: LoadedModel, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The body and tokenizer of a base, once all that is asked of them fits."""
     own, tokenizer = trained.info.config, settings.get("tokenizer", {})
     if tokenizer.get("kind") is not None:
@@ -134,7 +134,7 @@ def _from_base(trained: Trained, preset: str | None, settings: Mapping[str, Any]
     return {"body": body, "tokenizer": {**own.tokenizer.model_dump(), "shared": is_shared}}
 
 
-def _fitted(trained: Trained, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _fitted(trained: LoadedModel, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The body of a translator around the base's layers."""
     own = trained.info.config.body
     kept = own.model_dump()
@@ -157,7 +157,7 @@ def _fitted(trained: Trained, wanted: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **wanted}
 
 
-def warm_start(trained: Trained, model: Model) -> Transfer:
+def warm_start(trained: LoadedModel, model: Model) -> Transfer:
     """Copy a base into a translator, and account for every weight; another translator crosses whole."""
     kind = trained.info.config.body.kind
     return transfer(renamed(trained.weights, kind), model, with_base_heads=kind not in STACKS)

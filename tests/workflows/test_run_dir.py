@@ -1,4 +1,4 @@
-"""A folder is held by one process at a time, and only what is ours is ever taken away."""
+"""A run directory is locked by one process at a time, and only what is ours is ever removed."""
 
 import threading
 import time
@@ -7,20 +7,20 @@ import pytest
 
 from headstart.errors import HeadstartError, RunError
 from headstart.workflows.finetune import finetune
-from headstart.workflows.hold import Hold
 from headstart.workflows.pretrain import pretrain
+from headstart.workflows.run_dir import RunLock
 
 
-def taken(path):
-    hold = Hold(path)
-    hold.make()
-    hold.take()
-    return hold
+def locked(path):
+    lock = RunLock(path)
+    lock.create()
+    lock.acquire()
+    return lock
 
 
 def test_a_refused_second_leaves_the_first_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("headstart.workflows.hold.LETTING_GO", 0.1)
-    first = taken(tmp_path / "run")
+    monkeypatch.setattr("headstart.workflows.run_dir.LOCK_TIMEOUT", 0.1)
+    first = locked(tmp_path / "run")
     (tmp_path / "run" / "tokenizer.json").write_text("{}")  # so far it has this alone
     with pytest.raises(RunError, match="another process"):
         pretrain(["corpus.txt"], tmp_path / "run")
@@ -31,13 +31,13 @@ def test_a_refused_second_leaves_the_first_as_it_is(tmp_path, monkeypatch):
 
 
 def test_what_another_finished_while_we_waited_is_not_written_over(tmp_path):
-    first, faults = taken(tmp_path / "run"), []
+    first, faults = locked(tmp_path / "run"), []
 
     def wait():
-        second = Hold(tmp_path / "run")
-        second.make()
+        second = RunLock(tmp_path / "run")
+        second.create()
         try:
-            second.take()
+            second.acquire()
         except RunError as error:
             faults.append(str(error))
 
@@ -53,21 +53,22 @@ def test_what_another_finished_while_we_waited_is_not_written_over(tmp_path):
 
 
 def test_one_that_waits_takes_the_place_of_one_that_came_to_nothing(tmp_path):
-    first, others = taken(tmp_path / "run"), []
-    waiting = threading.Thread(target=lambda: others.append(taken(tmp_path / "run")))
+    first, others = locked(tmp_path / "run"), []
+    waiting = threading.Thread(target=lambda: others.append(locked(tmp_path / "run")))
     waiting.start()
     time.sleep(0.2)
     first.release()  # with its folder
     waiting.join()
     assert (tmp_path / "run" / ".lock").exists()
     with pytest.raises(RunError, match="another process"):
-        Hold(tmp_path / "run").take()
+        RunLock(tmp_path / "run").acquire()
     others[0].release()
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    "names", [["tokenizer.json"], ["sentencepiece.model", "dict.txt"], ["seen.npy"], [".own.part"]]
+    "names",
+    [["tokenizer.json"], ["sentencepiece.model", "dict.txt"], ["train_fingerprints.npy"], [".own.part"]],
 )
 def test_files_of_ones_own_are_in_the_way_and_stay(tmp_path, names):
     own = tmp_path / "own"
@@ -82,22 +83,22 @@ def test_files_of_ones_own_are_in_the_way_and_stay(tmp_path, names):
             call()
         assert {item.name: item.read_text() for item in own.iterdir()} == dict.fromkeys(names, "mine")
     with pytest.raises(RunError, match="not empty"):
-        Hold(own).make()
+        RunLock(own).create()
 
 
 def test_an_empty_folder_of_ones_own_stays_and_a_new_one_goes(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("empty", "new"):
-        hold = taken(tmp_path / name)
+        lock = locked(tmp_path / name)
         (tmp_path / name / "checkpoints").mkdir()
-        hold.release()
+        lock.release()
     assert [item.name for item in tmp_path.iterdir()] == ["empty"]
     assert not any((tmp_path / "empty").iterdir())
 
 
 def test_what_a_killed_run_left_beside_its_lock_is_taken_over(tmp_path):
     (tmp_path / "run").mkdir()
-    for name in (".lock", "tokenizer.json", ".seen.npy.part"):
+    for name in (".lock", "tokenizer.json", ".train_fingerprints.npy.part"):
         (tmp_path / "run" / name).write_text("")
-    taken(tmp_path / "run").release()
+    locked(tmp_path / "run").release()
     assert not (tmp_path / "run").exists()

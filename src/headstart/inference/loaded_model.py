@@ -1,0 +1,203 @@
+"""A finished run in memory: what evaluation, inference and fine-tuning start from."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from headstart.config import RunConfig, parse
+from headstart.data.decontamination import lengthened
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import RunError, nearest
+from headstart.models.model import HeadSpec, Model, build_model
+from headstart.objectives import make_objective
+from headstart.objectives.base import Objective
+from headstart.pretrained import BASE, CHECKSUMS, check_base
+from headstart.pretrained import shipped_bases as shipped_bases
+from headstart.quantization import read_weights
+
+if TYPE_CHECKING:
+    from headstart.baselines.tfidf import ClassicalModel
+
+Classifier = Literal["network", "tfidf"]
+FORMAT_VERSION = 2  # of run.json
+RUN_INFO, RECIPE = "run.json", "recipe.json"
+TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
+FINGERPRINTS = "train_fingerprints.npy"  # hashes of every text that any training stage has read
+PACKED_FINGERPRINTS = "train_fingerprints.xz"  # the same in the compressed form of a packaged base
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """The contents of run.json."""
+
+    config: RunConfig
+    status: str  # "running" or "finished"
+    vocab_size: int
+    classes: list[str]
+    tokenizer_fingerprint: str
+    inputs: dict[str, Any]  # what the command was given: data, corpora, base
+    provenance: dict[str, Any]
+    transfer: dict[str, Any] | None = None
+    pair: list[str] = field(default_factory=list)  # the languages of a translator: from, to
+    source_tokenizer_fingerprint: str = ""  # only where the source side has its own tokenizer
+    has_heads: bool = True  # False for a backbone that was imported without any head
+    finetune_defaults: dict[str, Any] = field(default_factory=dict)  # recommended settings by section
+    classifier: Classifier = "network"  # what a classifier answers with
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, with the format version first."""
+        content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "config"}
+        return {"format_version": FORMAT_VERSION, **content, "settings": self.config.model_dump()}
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any], where: str) -> "RunInfo":
+        """The inverse of `to_dict`; `where` is the path of the file for error messages."""
+        version = content.get("format_version", content.get("format"))
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise RunError(f"{where} was written by a newer headstart", hint="upgrade headstart to read it")
+        if isinstance(version, int) and version < FORMAT_VERSION:
+            raise RunError(
+                f"{where} was written by an earlier headstart (format {version}; this version reads "
+                f"{FORMAT_VERSION})",
+                hint="train the run again, or install the headstart version that its provenance names",
+            )
+        try:
+            fields = {name: content[name] for name in RunInfo.__dataclass_fields__ if name in content}
+            return RunInfo(config=parse(RunConfig, content["settings"], where), **fields)
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"{where} does not describe a run: {error!r}", hint="is it a run directory?"
+            ) from None
+
+    @staticmethod
+    def read(path: Path) -> "RunInfo":
+        """The description of the run in the directory `path`."""
+        where = path / RUN_INFO
+        try:
+            content = json.loads(where.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{where} cannot be read: {error}", hint="is it a run directory?") from None
+        return RunInfo.from_dict(content if isinstance(content, dict) else {}, str(where))
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The model of a finished run with its tokenizer, settings and training fingerprints."""
+
+    name: str
+    info: RunInfo
+    objective: Objective
+    tokenizer: Tokenizer
+    weights: dict[str, Tensor]
+    train_fingerprints: np.ndarray
+    own_source_tokenizer: Tokenizer | None = None  # of a translator with a vocabulary for each side
+    tfidf: "ClassicalModel | None" = None  # what it answers with, where the TF-IDF baseline was better
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the texts that a translator reads."""
+        return self.own_source_tokenizer or self.tokenizer
+
+    @property
+    def specs(self) -> dict[str, HeadSpec]:
+        """The heads of the model; empty for a backbone that was imported without any."""
+        if not self.info.has_heads:
+            return {}
+        return self.objective.heads(self.info.config.body, self.info.vocab_size, len(self.info.classes))
+
+    def model(self) -> Model:
+        """The model with its weights, in evaluation mode."""
+        model = build_model(self.info.config.body, self.info.vocab_size, self.specs)
+        model.load_state_dict(self.weights)
+        return model.eval()
+
+
+def load_model(name: str, with_weights: bool = True) -> LoadedModel:
+    """A finished run, by its directory or by a pretrained base's name; without weights only its description."""
+    shipped = shipped_bases()
+    path = shipped.get(name, Path(name))
+    if not path.exists() and shipped and path.parent == Path():  # a path to elsewhere names no base
+        raise RunError(f"there is no run at {name} and no base of that name", hint=nearest(name, shipped))
+    check_is_run(path)
+    if any((path / name).is_file() for name in (BASE, CHECKSUMS, PACKED_FINGERPRINTS)):
+        check_base(path)
+    info = RunInfo.read(path)
+    if info.status != "finished":
+        raise RunError(f"the run in {name} is not finished", hint=f"`headstart resume {name}` continues it")
+    return LoadedModel(
+        name=name,
+        info=info,
+        objective=make_objective(info.config.objective),
+        tokenizer=read_tokenizer(path, info),
+        weights=read_weights(path) if with_weights else {},
+        train_fingerprints=read_fingerprints(path),
+        own_source_tokenizer=read_source_tokenizer(path, info),
+        tfidf=_load_tfidf(path) if info.classifier == "tfidf" and with_weights else None,
+    )
+
+
+def check_is_run(path: Path) -> None:
+    """Refuse a directory that holds no run."""
+    if (path / RUN_INFO).is_file():
+        return
+    if (path / RECIPE).is_file():
+        raise RunError(
+            f"the recipe in {path} is not finished",
+            hint=f"`headstart resume {shlex.quote(str(path))}` continues it",
+        )
+    if path.exists():
+        raise RunError(f"{path} is not a run directory", hint=f"a run directory holds {RUN_INFO}")
+    siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = nearest(path.name, siblings) if siblings else f"a run directory holds {RUN_INFO}"
+    raise RunError(f"there is no run at {path}", hint=hint)
+
+
+def read_tokenizer(path: Path, info: RunInfo) -> Tokenizer:
+    """The tokenizer in a run directory, which must be the one that the run was trained with."""
+    return _read_tokenizer(path, TOKENIZER, info.tokenizer_fingerprint)
+
+
+def read_source_tokenizer(path: Path, info: RunInfo) -> Tokenizer | None:
+    """The tokenizer of a translator's source side, where that side has its own."""
+    fingerprint = info.source_tokenizer_fingerprint
+    return _read_tokenizer(path, SOURCE_TOKENIZER, fingerprint) if fingerprint else None
+
+
+def _read_tokenizer(path: Path, name: str, fingerprint: str) -> Tokenizer:
+    tokenizer = Tokenizer.load(path, name)
+    if tokenizer.fingerprint != fingerprint:
+        raise RunError(
+            f"the {name.removesuffix('.json')} in {path} is not the one this run was trained with",
+            hint=f"put back the tokenizer whose fingerprint is {fingerprint[:12]}…",
+        )
+    return tokenizer
+
+
+def read_fingerprints(path: Path) -> np.ndarray:
+    """Hashes of every text that any training stage has read, sorted."""
+    if (path / PACKED_FINGERPRINTS).exists():
+        return lengthened((path / PACKED_FINGERPRINTS).read_bytes())
+    if (path / FINGERPRINTS).exists():
+        return np.load(path / FINGERPRINTS, allow_pickle=False)
+    return np.zeros(0, np.uint64)
+
+
+def _load_tfidf(path: Path) -> "ClassicalModel":
+    from headstart.baselines.tfidf import ClassicalModel  # needs scikit-learn, which takes long to load
+
+    return ClassicalModel.load(path)
+
+
+def require_head(loaded: LoadedModel) -> None:
+    """Refuse a backbone that has no head to predict with."""
+    if not loaded.info.has_heads:
+        raise RunError(
+            f"{loaded.name} was imported without a language-model head, so it predicts nothing",
+            hint=f"`headstart finetune {loaded.name} DATA --out RUN` gives it a head; `headstart embed` needs none",
+        )

@@ -1,0 +1,499 @@
+"""A run directory: its lock, description, checkpoints, result and provenance; how a run starts, stops and resumes."""
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from headstart.atomic_io import content_hash, write_json, write_text, write_with, writing
+from headstart.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint, save_weights
+from headstart.config import PATH_SETTINGS, RunConfig, merge
+from headstart.data.datasets import SOURCES
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import RunError, Stopped
+from headstart.inference.loaded_model import (
+    FINGERPRINTS,
+    RUN_INFO,
+    LoadedModel,
+    RunInfo,
+    check_is_run,
+    load_model,
+    read_fingerprints,
+    read_source_tokenizer,
+    read_tokenizer,
+)
+from headstart.pretrained import shipped_bases
+from headstart.quantization import WEIGHTS_FILE
+from headstart.results import Provenance, Transfer
+from headstart.training.callbacks import Event
+from headstart.training.distributed import ALONE, Processes
+from headstart.training.launch import Place
+from headstart.training.runtime import Runtime
+from headstart.training.trainer import Trainer
+from headstart.workflows.loggers import RunLog, TensorBoardLog
+
+OnEvent = Callable[[Event], None]
+SCRATCH = "scratch"  # the base name that means random weights
+
+# --- The lock -------------------------------------------------------------------------------------------------------
+
+LOCK = ".lock"
+LOCK_TIMEOUT = 5.0  # seconds; a subprocess of a killed run (`git`) holds its lock for a moment longer
+MARKER_FILES = (RUN_INFO, "compare.json", "tune.json")  # each makes a directory worth keeping
+# Files that a run may leave next to its lock when it is killed before it has a description.
+STALE_FILES = (
+    LOCK, "tokenizer.json", "source-tokenizer.json", "roles.json", "dict.txt", "sentencepiece.model", FINGERPRINTS,
+)  # fmt: skip
+
+
+class RunLock:
+    """An exclusive lock on a run directory. A directory that we created is removed if the run never started."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock: Any = None
+        self._is_new = False
+        self._existed = False  # the user's own empty directory, which stays
+
+    def create(self) -> str:
+        """Create the directory of a new run, or accept an empty one."""
+        check_free(self.path)
+        self._is_new, self._existed = True, self.path.is_dir() and not (self.path / LOCK).exists()
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        return ""
+
+    def acquire(self) -> str:
+        """Take the lock; a second process gets an error and changes nothing."""
+        deadline = monotonic() + LOCK_TIMEOUT
+        while not self._try():
+            if monotonic() > deadline:
+                raise RunError(
+                    f"{self.path} is being trained by another process",
+                    hint="wait for it, stop it, or choose another --out",
+                )
+            sleep(0.05)
+        if self._is_new:
+            try:
+                check_free(self.path)  # once more: another process may have worked there until now
+            except RunError:
+                self._close()
+                raise
+        return ""
+
+    def _try(self) -> bool:
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            return True
+        with writing(self.path):
+            if self._is_new:
+                self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                lock = open(self.path / LOCK, "a")  # noqa: SIM115 open until the lock is released
+            except FileNotFoundError:
+                if not self._is_new:
+                    raise
+                return False  # another process has just removed its directory
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(self.path / LOCK)):
+                self._lock = lock
+                return True
+        except OSError:  # another process holds it, or has removed it with its directory
+            pass
+        lock.close()
+        return False
+
+    def release(self) -> None:
+        """Release the lock; the directory of a new run that never started is removed first."""
+        if self._is_new and has_no_run(self.path):
+            if self._existed:
+                for item in sorted(self.path.iterdir(), key=lambda item: item.name == LOCK):  # the lock last
+                    shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(self.path, ignore_errors=True)
+        self._close()
+
+    def _close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def check_free(path: Path) -> None:
+    """Refuse a path that holds anything but what a killed run of ours left behind."""
+    if path.is_file():
+        raise RunError(f"{path} is a file, not a directory for a run", hint="choose another --out")
+    if not path.is_dir():
+        return
+    is_ours = has_no_run(path) and (path / LOCK).exists()  # without a lock the files are the user's own
+    if all(is_ours and _is_stale(item) for item in path.iterdir()):
+        return
+    if has_no_run(path):
+        raise RunError(f"{path} is not empty", hint="choose another --out")
+    raise RunError(
+        f"{path} already holds a run",
+        hint=f"`headstart resume {shlex.quote(str(path))}` continues it; or choose another --out",
+    )
+
+
+def has_no_run(path: Path) -> bool:
+    """Whether a directory holds no run, comparison or search."""
+    return not any((path / name).exists() for name in MARKER_FILES)
+
+
+def _is_stale(path: Path) -> bool:
+    return path.name in STALE_FILES or (path.name.startswith(".") and path.name.endswith(".part"))
+
+
+# --- The directory --------------------------------------------------------------------------------------------------
+
+
+class RunDir:
+    """A run on disk, locked by one process; of several that train together only the main one touches it."""
+
+    def __init__(self, path: Path, processes: Processes = ALONE):
+        self.path, self.processes = path, processes
+        self._lock = RunLock(path)
+
+    @staticmethod
+    def create(path: Path, processes: Processes = ALONE) -> "RunDir":
+        """A new, empty run directory; an existing one is never touched."""
+        run_dir = RunDir(path, processes)
+        processes.from_main(run_dir._lock.create)
+        return run_dir
+
+    @staticmethod
+    def open(path: Path, processes: Processes = ALONE) -> "RunDir":
+        """An existing run directory."""
+
+        def check() -> str:
+            check_is_run(path)
+            return ""
+
+        processes.from_main(check)
+        return RunDir(path, processes)
+
+    def __enter__(self) -> "RunDir":
+        self.processes.from_main(self._lock.acquire)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.processes.is_main:
+            self._lock.release()
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of training states, which exists until the run is finished."""
+        return self.path / "checkpoints"
+
+    def write_info(self, info: RunInfo) -> None:
+        """Write run.json."""
+        write_json(self.path / RUN_INFO, info.to_dict())
+
+    def info(self) -> RunInfo:
+        """The contents of run.json."""
+        found = self.processes.from_main(lambda: json.dumps(RunInfo.read(self.path).to_dict()))
+        return RunInfo.from_dict(json.loads(found), str(self.path / RUN_INFO))
+
+    def write_fingerprints(self, fingerprints: Sequence[np.ndarray]) -> None:
+        """Write the hashes of every text that any training stage has read."""
+        unique = np.unique(np.concatenate(fingerprints).astype(np.uint64))
+
+        def write(part: Path) -> None:
+            with open(part, "wb") as handle:
+                np.save(handle, unique)
+
+        write_with(self.path / FINGERPRINTS, write)
+
+    def fingerprints(self) -> np.ndarray:
+        """Those hashes, sorted; empty in all but the main process."""
+        return read_fingerprints(self.path) if self.processes.is_main else np.zeros(0, np.uint64)
+
+    def tokenizer(self, info: RunInfo) -> Tokenizer:
+        """The run's tokenizer, which must be the one that it was trained with."""
+        return broadcast_tokenizer(self.processes, lambda: read_tokenizer(self.path, info))
+
+    def source_tokenizer(self, info: RunInfo) -> Tokenizer | None:
+        """The tokenizer of a translator's source side, where that side has its own."""
+        if not info.source_tokenizer_fingerprint:
+            return None
+
+        def read() -> Tokenizer:
+            found = read_source_tokenizer(self.path, info)
+            assert found is not None
+            return found
+
+        return broadcast_tokenizer(self.processes, read)
+
+    def save_state(self, trainer: Trainer) -> None:
+        """Write a checkpoint from which training continues bit for bit, in any number of processes."""
+        parts = trainer.parts()
+        with self.processes.together():
+            if self.processes.is_main:
+                save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
+
+    def load_state(self, trainer: Trainer) -> None:
+        """Load the newest complete checkpoint, if there is one."""
+        found = load_checkpoint(self.checkpoints) if self.processes.is_main else None
+        state = self.processes.from_main(lambda: json.dumps(found[1] if found else None))
+        if state != "null":
+            trainer.load(found[0] if found else None, json.loads(state))
+
+    def train(self, trainer: Trainer, is_resumed: bool, on_event: OnEvent) -> None:
+        """Train inside this directory: load the saved state, log, write checkpoints, and select the final weights."""
+        if is_resumed:
+            self.load_state(trainer)
+        logs: list[RunLog | TensorBoardLog] = []
+        with self.processes.together():
+            if self.processes.is_main:
+                log = RunLog(self.path / "log.jsonl", trainer.state.step)
+                logs.append(log)
+                if trainer.config.training.tensorboard:
+                    logs.append(TensorBoardLog(self.path / "tensorboard"))
+
+        def listen(event: Event) -> None:
+            for each in logs:
+                each(event)
+            on_event(event)
+
+        def save() -> None:
+            with self.processes.together():
+                if self.processes.is_main:
+                    log.sync()  # a checkpoint never outlives the log up to it
+            self.save_state(trainer)
+
+        trainer.on_event = listen
+        try:
+            trainer.run(save)
+        except Stopped as stopped:
+            stopped.again = f"headstart resume {shlex.quote(str(self.path))}"
+            raise
+        finally:
+            for each in logs:
+                each.close()
+        trainer.finish()
+
+    def finish(self, info: RunInfo, trainer: Trainer, result: dict[str, Any]) -> None:
+        """Write weights and result, set the status to finished, and remove the training state."""
+        weights = trainer.copy.whole(trainer.model.state_dict())
+        with self.processes.together():
+            if self.processes.is_main:
+                self._finish(info, weights, result)
+
+    def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
+        from headstart.reports.run import render_run  # needs matplotlib, which takes long to load
+
+        save_weights(self.path / WEIGHTS_FILE, weights)
+        write_json(self.path / "result.json", result)
+        transfer = Transfer(**info.transfer).summary() if info.transfer else ""
+        write_text(
+            self.path / "report.html",
+            render_run(self.path.name, result, info.config.model_dump(), transfer),
+        )
+        self.write_info(replace(info, status="finished"))
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def result(self) -> dict[str, Any]:
+        """The contents of result.json of a finished run."""
+        return json.loads(self.processes.from_main(lambda: (self.path / "result.json").read_text("utf-8")))
+
+
+def broadcast_tokenizer(processes: Processes, make: Callable[[], Tokenizer]) -> Tokenizer:
+    """The tokenizer that `make` returns in the main process, in every process."""
+    if processes.is_alone:
+        return make()
+    made: list[Tokenizer] = []
+
+    def packed() -> str:
+        made.append(make())
+        files = made[0].engine.files().items()
+        return json.dumps({name: b64encode(content).decode("ascii") for name, content in files})
+
+    sent = processes.from_main(packed)
+    if made:
+        return made[0]
+    with TemporaryDirectory() as folder:
+        for name, content in json.loads(sent).items():
+            (Path(folder) / name).write_bytes(b64decode(content))
+        return Tokenizer.load(Path(folder))
+
+
+# --- Starting and resuming ------------------------------------------------------------------------------------------
+
+
+def main_only(processes: Processes, on_event: OnEvent) -> OnEvent:
+    """The listener in the main process; in the others one that ignores every event."""
+    return on_event if processes.is_main else lambda event: None
+
+
+@contextmanager
+def start_run(
+    path: Path, config: RunConfig, inputs: dict[str, Any], runtime: Runtime, base: LoadedModel | None = None
+) -> Iterator[tuple[RunDir, RunInfo | None]]:
+    """A locked run directory: a new one and None, or that of this very run and its description.
+
+    Only processes that torchrun started, which may restart them, find their own run; for anybody else an existing
+    directory is an error.
+    """
+    processes = runtime.processes
+    versions = {name: metadata.version(name) for name in ("headstart", "torch")}
+    start = "" if base is None else content_hash(base.info.to_dict())
+    processes.agree({**config.model_dump(), "base": start, "version of": versions})
+    found = processes.from_main(lambda: _own_run(path, config, inputs, processes.place))
+    run_dir = RunDir(path, processes) if found else RunDir.create(path, processes)
+    known = RunInfo.from_dict(json.loads(found), str(path)) if found else None
+    with run_dir, processes.minding():
+        yield run_dir, known
+
+
+def _own_run(path: Path, config: RunConfig, inputs: dict[str, Any], place: Place) -> str:
+    """The description of the run in `path` if it is the one that would start here and may be resumed; else empty."""
+    if not place.may_take_up or not (path / RUN_INFO).is_file():
+        return ""
+    info = RunInfo.read(path)
+    # A translator's second vocabulary is as large as its tokenizer became; the settings do not contain it.
+    learnt = {"body": {"source_vocabulary": info.config.body.source_vocabulary}} if info.pair else {}
+    if info.config != config.with_(learnt) or any(
+        info.inputs.get(name) != given for name, given in inputs.items()
+    ):
+        raise RunError(f"{path} holds a run with other settings", hint="choose another --out")
+    return json.dumps(info.to_dict())
+
+
+def base_of(run_dir: RunDir, info: RunInfo) -> LoadedModel | None:
+    """The base that a stopped run needs to start again; None when it had none, or has a checkpoint."""
+    base, processes = info.inputs.get("base", SCRATCH), run_dir.processes
+    if base == SCRATCH:
+        return None
+    has_state = processes.from_main(lambda: str(has_checkpoint(run_dir.checkpoints))) == "True"
+    with processes.together():
+        return None if has_state else load_model(base)
+
+
+def absolute_paths(names: Sequence[str]) -> list[str]:
+    """Paths made absolute, so that a resume finds them from any directory; other names as they are."""
+    known = (*shipped_bases(), SCRATCH)
+    return [str(Path(n).resolve()) if Path(n).exists() and n not in known else n for n in names]
+
+
+def with_absolute_paths(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings in which the datasets that they name have absolute paths."""
+    given = dict(settings or {})
+    data = given.get("data")
+    if not isinstance(data, Mapping):  # reading the settings reports what is wrong with it
+        return given
+    named = {
+        key: [name if name in SOURCES else absolute_paths([name])[0] for name in data[key]]
+        for key in PATH_SETTINGS
+        if isinstance(data.get(key), list | tuple) and all(isinstance(name, str) for name in data[key])
+    }
+    return merge(given, {"data": named}) if named else given
+
+
+class FitState:
+    """The training state of one fit among many; no other fit ever continues from it."""
+
+    def __init__(self, folder: Path, identity: Callable[[], Any]):
+        self.folder, self._identity = folder, identity
+
+    @cached_property
+    def fit_hash(self) -> str:
+        """The hash of all that the fit depends on; computed when needed, as most fits end before they save."""
+        return content_hash(self._identity())
+
+    def load(self, trainer: Trainer) -> dict[str, Any] | None:
+        """Continue from the newest complete state of this fit and return its extra content; else clear the folder."""
+        found = load_checkpoint(self.folder)
+        if found is None or found[1].get("fit") != self.fit_hash:
+            self.clear()
+            return None
+        parts, content = found
+        trainer.load(parts, content["training"])
+        return content["extra"]
+
+    def save(self, trainer: Trainer, extra: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint from which the fit continues bit for bit."""
+        content = {"fit": self.fit_hash, "training": trainer.state.to_dict(), "extra": extra or {}}
+        save_checkpoint(self.folder, trainer.state.step, trainer.parts(), content)
+
+    def clear(self) -> None:
+        """Remove the state, and anything else in its folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+# --- Provenance -----------------------------------------------------------------------------------------------------
+
+PACKAGES = ("headstart", "torch", "tokenizers", "numpy", "scikit-learn")
+
+
+def collect_provenance(
+    runtime: Runtime, seeds: list[int], started: float | None = None, command: str = ""
+) -> Provenance:
+    """The provenance of what started at `started` (seconds since the epoch, default now) and ends now."""
+    start = time.time() if started is None else started
+    return Provenance(
+        command=command or command_line(),
+        commit=commit(),
+        versions=versions(),
+        machine=runtime.describe(),
+        started=datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds"),
+        seconds=round(time.time() - start, 1),
+        seeds=seeds,
+    )
+
+
+def command_line() -> str:
+    """The running command, as one could type it again."""
+    name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    return shlex.join(["headstart" if name == "__main__.py" else name, *sys.argv[1:]])
+
+
+def commit() -> str:
+    """The commit of headstart's own checkout, with `-dirty` when files differ from it; empty outside a checkout."""
+    own = Path(__file__)
+
+    def git(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = ["git", "-C", str(own.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10)
+
+    try:
+        if git("ls-files", "--error-unmatch", own.name).returncode:  # installed inside another checkout
+            return ""
+        found = git("describe", "--always", "--dirty", "--abbrev=12")
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that numbers depend on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
