@@ -13,9 +13,9 @@ from pathlib import Path
 
 from headstart.atomic_io import write_text
 from headstart.config import TrainingConfig
+from headstart.evaluation.statistics import interval
 from headstart.results import Interval, Provenance
 from headstart.training.runtime import start_runtime
-from headstart.training.significance import interval
 from headstart.workflows.pretrain import Pretrained, pretrain
 from headstart.workflows.run_dir import collect_provenance
 

@@ -24,6 +24,7 @@ from headstart.config import TrainingConfig, merge, parse_assignments
 from headstart.data.augmentation import MergeDropout
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError
+from headstart.evaluation.statistics import adjust, interval, paired_test
 from headstart.inference.loaded_model import load_model
 from headstart.reports.formatting import (
     format_interval,
@@ -33,7 +34,6 @@ from headstart.reports.formatting import (
 )
 from headstart.results import Interval, Provenance, SeedResult, plain
 from headstart.training.runtime import start_runtime
-from headstart.training.significance import adjust, interval, paired_test
 from headstart.workflows.arms import (
     Encoder,
     Fit,

@@ -20,7 +20,7 @@ from headstart.config import resolve
 from headstart.models.bodies import EncoderDecoderBody
 from headstart.models.heads import language_head
 from headstart.models.model import Model, build_model
-from headstart.objectives.table import make_objective
+from headstart.objectives import make_objective
 from headstart.workflows.measure import MadeUp
 
 RESULTS = Path(__file__).parent / "results"

@@ -58,9 +58,9 @@ def corpus_child(megabytes: int) -> None:
     from headstart.data.token_cache import prepare
     from headstart.data.tokenizer import train_tokenizer
     from headstart.models.model import build_model
-    from headstart.objectives.table import make_objective
-    from headstart.training.loop import Trainer
+    from headstart.objectives import make_objective
     from headstart.training.runtime import peak_memory, start_runtime
+    from headstart.training.trainer import Trainer
     from headstart.workflows.pretrain import make_loader
 
     chance = np.random.default_rng(0)

@@ -20,11 +20,11 @@ from headstart.data.datasets import load_dataset
 from headstart.data.samplers import BlockLoader
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstart.models.model import build_model, count_parameters
-from headstart.objectives.table import make_objective
+from headstart.objectives import make_objective
 from headstart.planning.cost import count_flops
 from headstart.planning.load import make_load
-from headstart.training.loop import Trainer
 from headstart.training.runtime import seed_everything, start_runtime
+from headstart.training.trainer import Trainer
 
 PADDED = 16  # reviews in a batch of the course
 

@@ -100,7 +100,7 @@ REHEARSED = {
 def settled(setting: Setting, rehearsed: bool) -> Any:
     """The run's settings; in bfloat16, with a budget that nothing here reaches."""
     from headstart.config import resolve
-    from headstart.objectives.table import make_objective
+    from headstart.objectives import make_objective
 
     training = {
         "steps": VASWANI_STEPS, "length": setting.length, "compile": setting.is_compiled,
@@ -280,14 +280,14 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
     """The product's own loop from its first step on; every tenth tells where it stands, and that is listened to."""
     from headstart.errors import Stopped
     from headstart.models.model import build_model, count_parameters
-    from headstart.objectives.table import make_objective
+    from headstart.objectives import make_objective
     from headstart.planning.cost import count_flops
     from headstart.planning.devices import find_device
     from headstart.planning.load import make_load
     from headstart.planning.plan import make_plan
-    from headstart.training.events import Event, StepDone
-    from headstart.training.loop import Trainer
+    from headstart.training.callbacks import Event, StepDone
     from headstart.training.runtime import StopWish, seed_everything, start_runtime
+    from headstart.training.trainer import Trainer
 
     config = settled(setting, rehearsed)
     objective, size = make_objective(config.objective), config.tokenizer.vocabulary
@@ -460,7 +460,7 @@ def measure_peer(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.utils import logging
 
-    from headstart.objectives.table import make_objective
+    from headstart.objectives import make_objective
 
     logging.set_verbosity_error()
     config = settled(setting, rehearsed)

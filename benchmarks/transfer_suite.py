@@ -43,7 +43,7 @@ from sklearn.preprocessing import StandardScaler
 
 import headstart as hs
 from headstart.atomic_io import content_hash, file_hash, write_folder_once, write_json, write_text
-from headstart.baselines.classical import train_classical
+from headstart.baselines.tfidf import train_classical
 from headstart.config import DataConfig
 from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.data.datasets import SOURCES, split_files
@@ -52,10 +52,10 @@ from headstart.data.splits import take_labels, without_repeats
 from headstart.data.tables import column_names, iterate_rows, read_table
 from headstart.data.text_io import read_lines
 from headstart.errors import DataError, HeadstartError, Stopped, pick
+from headstart.evaluation.statistics import interval
 from headstart.pretrained import CHECKSUMS, describe_base
 from headstart.reports.formatting import UNKNOWN, format_interval, format_score
 from headstart.results import Interval, plain
-from headstart.training.significance import interval
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.labelled import data_fingerprint
 from headstart.workflows.pretrain import pretrain_config

@@ -12,7 +12,7 @@ def settings_page() -> str:
     import dataclasses
 
     from headstart import config
-    from headstart.objectives.table import OBJECTIVES
+    from headstart.objectives import OBJECTIVES
 
     lines = ["# Settings", "", "Any of these goes into a TOML file (`--config`) or on the command line as"]
     lines += [

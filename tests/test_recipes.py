@@ -14,8 +14,8 @@ from headstart.data.dataset import hashes
 from headstart.data.datasets import SOURCES, load_dataset
 from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model, count_parameters
-from headstart.objectives.table import make_objective
-from headstart.objectives.taught import can_teach
+from headstart.objectives import make_objective
+from headstart.objectives.distillation import can_teach
 from headstart.quantization import _encoded
 from headstart.workflows.recipe import read_recipe, run_recipe
 

@@ -8,10 +8,10 @@ import torch
 from headstart.config import RunConfig
 from headstart.data.samplers import TextLoader
 from headstart.models.model import build_model
+from headstart.objectives import OBJECTIVES
 from headstart.objectives.base import counts
-from headstart.objectives.table import OBJECTIVES
-from headstart.training.loop import Trainer
 from headstart.training.runtime import Runtime
+from headstart.training.trainer import Trainer
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config, trainable_combinations
 
 CPU = Runtime(torch.device("cpu"), torch.float32)

@@ -14,7 +14,7 @@ from headstart.atomic_io import write_json, write_text
 from headstart.config import merge
 from headstart.errors import Stopped
 from headstart.results import plain
-from headstart.training.events import Saved, Stage, StepDone
+from headstart.training.callbacks import Saved, Stage, StepDone
 from headstart.workflows import arms
 from headstart.workflows import compare as compare_module
 from headstart.workflows.objectives import compare_objectives

@@ -13,7 +13,7 @@ import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
-from headstart.training.events import Saved, StepDone
+from headstart.training.callbacks import Saved, StepDone
 from tests.end_to_end.test_resume import in_child, killed_after
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 

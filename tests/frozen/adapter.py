@@ -14,11 +14,11 @@ import numpy as np
 from headstart.config import resolve
 from headstart.data.dataset import Example
 from headstart.inference.loaded_model import load_model
-from headstart.objectives.table import OBJECTIVES, make_objective
+from headstart.objectives import OBJECTIVES, make_objective
 from headstart.planning.parameters import account
-from headstart.training import loop
+from headstart.training import trainer
+from headstart.training.callbacks import Evaluated, Event, StepDone
 from headstart.training.evaluate import class_scores
-from headstart.training.events import Evaluated, Event, StepDone
 from headstart.training.runtime import start_runtime
 from headstart.workflows.embed import text_vectors
 from headstart.workflows.finetune import finetune
@@ -352,7 +352,7 @@ def train(name: str, data_dir: Path, run_dirs: Mapping[str, Path], out: Path) ->
     settings = {**COMMON, **changed}
     base = "scratch" if run.base is None else str(run_dirs[run.base])
     teacher = None if run.teacher is None else str(run_dirs[run.teacher])
-    with patch.object(loop, "TOLD_EVERY", 1):  # the trainer reports every step
+    with patch.object(trainer, "TOLD_EVERY", 1):  # the trainer reports every step
         if run.workflow == "pretrain":
             corpus = [str(data_dir / "corpus.txt")]
             pretrain(corpus, out, teacher=teacher, settings=settings, on_event=losses.record)

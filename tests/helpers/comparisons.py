@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from headstart.evaluation.statistics import adjust, interval, paired_test, passes_mark
 from headstart.results import (
     Arm,
     Comparison,
@@ -13,7 +14,6 @@ from headstart.results import (
     SeedResult,
     Transfer,
 )
-from headstart.training.significance import adjust, interval, paired_test, passes_mark
 
 HOSTILE = "<script>alert('boo')</script> & \"quoted\" $x_1$"
 CLASSES = ["negative", "positive"]

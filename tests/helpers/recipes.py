@@ -2,7 +2,7 @@
 
 import random
 
-from headstart.training.events import Note
+from headstart.training.callbacks import Note
 from headstart.workflows.recipe import run_recipe
 from tests.helpers.datasets import BAD, GOOD, review, write_corpus, write_labelled
 

@@ -8,8 +8,8 @@ import torch
 from headstart.batch import Batch, Row, pad
 from headstart.config import BodyConfig
 from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
+from headstart.objectives import OBJECTIVES
 from headstart.objectives.base import counts
-from headstart.objectives.table import OBJECTIVES
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from headstart.config import BodyConfig, TokenizerConfig
 from headstart.data.tokenizer import train_tokenizer
 from headstart.interchange.parcel import SAMPLES, Parcel
 from headstart.models.model import build_model
+from headstart.objectives import OBJECTIVES
 from headstart.objectives.base import make
-from headstart.objectives.table import OBJECTIVES
 
 TEXTS = ["the quick brown fox jumps over the lazy dog, naïve café 日本 again"] * 9 + list(SAMPLES[2:])
 SIZE = 320

@@ -9,7 +9,7 @@ from headstart.interchange.arrival import LAYOUTS
 from headstart.interchange.layout import find_home, gather, scatter
 from headstart.interchange.transformers import HOMES
 from headstart.models.model import HeadSpec, build_model
-from headstart.objectives.table import make_objective
+from headstart.objectives import make_objective
 from tests.helpers.tiny_models import tiny_config
 from tests.interchange.stock import BERT_LIKE, GPT2_LIKE, MODERN, make_parcel
 

@@ -19,7 +19,7 @@ from headstart.interchange.parcel import Parcel
 from headstart.interchange.transformers import write_transformers
 from headstart.models.embedding import sinusoids
 from headstart.models.model import build_model
-from headstart.objectives.translate import Translate
+from headstart.objectives.seq2seq import Translate
 from tests.interchange.stock import SIZE, TEXTS, make_parcel, stir
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load

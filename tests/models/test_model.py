@@ -5,7 +5,7 @@ from headstart.batch import Batch
 from headstart.config import resolve
 from headstart.models.bodies import BODIES
 from headstart.models.model import HeadSpec, build_model, count_parameters, transfer
-from headstart.objectives.table import OBJECTIVES
+from headstart.objectives import OBJECTIVES
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
 
 CLASS = {"class": HeadSpec("class", 2, {"pooling": "last", "projection": "linear"})}

@@ -5,9 +5,9 @@ import torch
 from headstart.batch import Row
 from headstart.config import resolve
 from headstart.models.model import build_model, count_parameters
+from headstart.objectives import OBJECTIVES
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.next_sentence import MaskedAndNextSentence, NextSentence
-from headstart.objectives.table import OBJECTIVES
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
 
 

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import torch
 
-from headstart.objectives.table import OBJECTIVES
+from headstart.objectives import OBJECTIVES
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows
 
 OBJECTIVE = OBJECTIVES["replaced-token"]()

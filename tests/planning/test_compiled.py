@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from headstart.compiling import TAKES
 from headstart.config import resolve
 from headstart.models.block import FeedForward
 from headstart.models.model import build_model
-from headstart.objectives.table import make_objective
+from headstart.objectives import make_objective
 from headstart.planning.devices import DEVICES, find_device
 from headstart.planning.duration import operations
 from headstart.planning.memory import layer_activations, score_bytes
 from headstart.planning.plan import fits_everywhere, make_plan
-from headstart.training.compiled import should_compile
+from headstart.training.compile import TAKES, should_compile
 from headstart.training.runtime import Runtime
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -43,7 +42,7 @@ def plan_of(device=H200, preset="small", job="pretrain", tokens=None, settings=N
     ids=lambda training: "-".join(f"{key}={value}" for key, value in training.items()),
 )
 def test_the_plan_and_the_training_go_by_one_rule(monkeypatch, training, compile):
-    monkeypatch.setattr("headstart.training.compiled.can_compile", lambda device: device == "cuda")
+    monkeypatch.setattr("headstart.training.compile.can_compile", lambda device: device == "cuda")
     config = resolve("pretrain", "tiny", {"training": {**training, "compile": compile}})
     objective, size = make_objective(config.objective), config.tokenizer.vocabulary
     body = objective.settle(config.body)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from headstart.config import resolve
 from headstart.models.model import build_model
-from headstart.objectives import cross_entropy, tiles
-from headstart.objectives.table import make_objective
+from headstart.objectives import cross_entropy, make_objective, tiles
 from headstart.planning import memory
 from headstart.planning.load import make_load
 from headstart.planning.memory import layer_activations, predict_memory

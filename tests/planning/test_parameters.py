@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headstart.config import BodyConfig, preset_names, resolve
 from headstart.models.model import HeadSpec, build_model, count_parameters
-from headstart.objectives.table import OBJECTIVES, make_objective
+from headstart.objectives import OBJECTIVES, make_objective
 from headstart.planning.parameters import account
 from tests.helpers.tiny_models import SHAPES, tiny_config
 

@@ -7,7 +7,7 @@ import torch
 from headstart.batch import Row
 from headstart.config import TrainingConfig
 from headstart.models.model import build_model
-from headstart.objectives.classify import Classify
+from headstart.objectives.classification import Classify
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.linear_probe import MAX_TEXTS, fit_head, pooled_vectors
 from headstart.training.runtime import seed_everything, start_runtime

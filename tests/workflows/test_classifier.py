@@ -11,9 +11,9 @@ import headstart as hs
 from headstart.batch import Batch, pad
 from headstart.config import merge
 from headstart.inference.loaded_model import load_model
-from headstart.objectives.classify import Classify
+from headstart.objectives.classification import Classify
+from headstart.training.callbacks import Note
 from headstart.training.evaluate import predict_probabilities
-from headstart.training.events import Note
 from headstart.training.runtime import start_runtime
 from headstart.workflows.classifier import keeps_head, make_classifier, misfit
 from headstart.workflows.compare import compare

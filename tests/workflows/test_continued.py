@@ -13,7 +13,7 @@ from headstart.data.dataset import hashes
 from headstart.data.mixture import portions
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
-from headstart.training.events import Note
+from headstart.training.callbacks import Note
 from headstart.workflows.continued import adaptation_defaults, count_tokens
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from headstart.baselines.classical import ClassicalModel, train_classical
+from headstart.baselines.tfidf import ClassicalModel, train_classical
 from headstart.cli.app import app
 from headstart.errors import RunError
 from headstart.results import Score

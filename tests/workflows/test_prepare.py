@@ -9,7 +9,7 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.data import token_cache as module
 from headstart.errors import ConfigError
-from headstart.training.events import Stage
+from headstart.training.callbacks import Stage
 from headstart.workflows import prepare as prepare_module
 from headstart.workflows.prepare import prepare_corpora
 from headstart.workflows.pretrain import pretrain

@@ -11,7 +11,7 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError
 from headstart.inference.loaded_model import load_model
-from headstart.training.events import Note
+from headstart.training.callbacks import Note
 from headstart.workflows.compare import compare
 from headstart.workflows.finetune import finetune, finetune_config, uses_recommendation
 from headstart.workflows.finetune_defaults import DatasetFacts, describe

@@ -11,7 +11,7 @@ from headstart.config import merge
 from headstart.data.dataset import hashes
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import load_model
-from headstart.training.events import Note
+from headstart.training.callbacks import Note
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.recipe import run_recipe

@@ -11,7 +11,7 @@ from headstart.config import merge
 from headstart.data.tokenizer import open_tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
-from headstart.training.events import Note
+from headstart.training.callbacks import Note
 from headstart.workflows.pack import pack
 from headstart.workflows.picture import picture_attention
 from headstart.workflows.score_translation import TranslationDuel

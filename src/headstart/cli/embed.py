@@ -40,7 +40,7 @@ def embed(
     """
     settings = o.gather(None, assignments, data__text_column=text_column, training__length=length)
     from headstart.cli.listener import Listener, print_json
-    from headstart.training.events import Stage
+    from headstart.training.callbacks import Stage
     from headstart.workflows.embed import embed as run_embed
 
     with Listener(quiet or as_json) as listener:

@@ -88,7 +88,7 @@ def finetune(
     if o.launched(context, nproc, nodes, meet, max_restarts, settings):
         return
     from headstart.cli.listener import Listener, print_json
-    from headstart.training.events import Note
+    from headstart.training.callbacks import Note
     from headstart.workflows.finetune import finetune as run
 
     with Listener(quiet or as_json or not o.speaks()) as listener:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from headstart.reports.formatting import format_duration
-from headstart.training.events import Evaluated, Event, Note, Saved, Stage, StepDone
+from headstart.training.callbacks import Evaluated, Event, Note, Saved, Stage, StepDone
 
 
 class Listener:

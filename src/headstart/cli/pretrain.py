@@ -97,7 +97,7 @@ def pretrain(
         return
     from headstart.cli import finetune
     from headstart.cli.listener import Listener, print_json
-    from headstart.training.events import Note
+    from headstart.training.callbacks import Note
     from headstart.workflows.finetune import Finetuned
     from headstart.workflows.pretrain import pretrain as run
     from headstart.workflows.recipe import run_recipe

@@ -52,7 +52,7 @@ def translate(
     settings = o.gather(None, assignments, data__text_column=text_column)
     from headstart.atomic_io import write_with
     from headstart.cli.listener import Listener
-    from headstart.training.events import Stage
+    from headstart.training.callbacks import Stage
     from headstart.workflows import translating
 
     translator = translating.open_translator(run, settings)

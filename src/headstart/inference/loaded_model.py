@@ -15,14 +15,14 @@ from headstart.data.decontamination import lengthened
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, nearest
 from headstart.models.model import HeadSpec, Model, build_model
+from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
-from headstart.objectives.table import make_objective
 from headstart.pretrained import BASE, CHECKSUMS, check_base
 from headstart.pretrained import shipped_bases as shipped_bases
 from headstart.quantization import read_weights
 
 if TYPE_CHECKING:
-    from headstart.baselines.classical import ClassicalModel
+    from headstart.baselines.tfidf import ClassicalModel
 
 Classifier = Literal["network", "tfidf"]
 FORMAT_VERSION = 2  # of run.json
@@ -189,7 +189,7 @@ def read_fingerprints(path: Path) -> np.ndarray:
 
 
 def _load_tfidf(path: Path) -> "ClassicalModel":
-    from headstart.baselines.classical import ClassicalModel  # needs scikit-learn, which takes long to load
+    from headstart.baselines.tfidf import ClassicalModel  # needs scikit-learn, which takes long to load
 
     return ClassicalModel.load(path)
 

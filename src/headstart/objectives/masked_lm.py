@@ -1,7 +1,7 @@
 """Hide some tokens and ask for them back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -14,6 +14,7 @@ from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Alphabet, Loss, Objective, Reads, segments_of
+from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.cross_entropy import token_loss
 from headstart.objectives.masking import UNITS, token_kinds
 
@@ -100,3 +101,35 @@ def masked_loss(model: Model, hidden: Tensor, labels: Tensor) -> Loss:
     weight, bias = head.projection(model.backbone.table)
     total, correct = token_loss(head.transformed(hidden), weight, bias, labels)
     return Loss(total, labels.numel(), correct)
+
+
+@dataclass(frozen=True)
+class CausalAndMasked(MaskedLM):
+    """Ask each batch either question, `causal_share` of them the causal one (Charpentier and Samuel, 2024)."""
+
+    name: ClassVar[str] = "causal+masked"
+    bodies: ClassVar[tuple[str, ...]] = ("bidirectional",)
+    causal_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+    @property
+    def asked_share(self) -> float:
+        """Every position of a causal batch, the hidden ones of a masked batch."""
+        return self.causal_share + (1 - self.causal_share) * self.rate
+
+    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+        """A causal batch or a masked one, as chance has it; labels are named for the question."""
+        if float(torch.rand((), generator=rng)) < self.causal_share:
+            batch = CausalLM().collate(rows, alphabet, rng)
+            return replace(batch, labels={"causal": batch.labels["lm"]}, is_causal=True)
+        batch = super().collate(rows, alphabet, rng)
+        return replace(batch, labels={"masked": batch.labels["lm"]}, at_asked=("masked",))
+
+    def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
+        """The loss of the question that was asked; both answer through one head."""
+        if batch.is_causal:
+            return {
+                "causal": CausalLM().losses(model, replace(batch, labels={"lm": batch.labels["causal"]}))[
+                    "lm"
+                ]
+            }
+        return {"masked": super().losses(model, replace(batch, labels={"lm": batch.labels["masked"]}))["lm"]}

@@ -100,7 +100,7 @@ def make_load(
     length: int | None = None,
 ) -> Load:
     """The load of a run with these settings; what is not given is the run's own."""
-    from headstart.objectives.table import make_objective
+    from headstart.objectives import make_objective
 
     objective = make_objective(config.objective)
     body = objective.settle(config.body)

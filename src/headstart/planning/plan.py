@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headstart.compiling import TAKES, will_compile
 from headstart.config import RunConfig, load_preset, preset_names, resolve
 from headstart.errors import ConfigError
 from headstart.planning.cluster import ONE, Cluster, Exchange, exchange, share_of
@@ -14,6 +13,7 @@ from headstart.planning.duration import BATCH_WORK, Duration, predict_duration
 from headstart.planning.load import Load, make_load
 from headstart.planning.memory import Memory, predict_memory
 from headstart.reports.formatting import format_duration
+from headstart.training.compile import TAKES, will_compile
 
 GIB = 2**30
 MOST = 2**20  # texts in a batch; more is of no use

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from headstart.config import preset_names
 from headstart.errors import HeadstartError
-from headstart.objectives.table import OBJECTIVES
+from headstart.objectives import OBJECTIVES
 from headstart.playground import FILES, Asset
 from headstart.serving.limits import as_http_error
 from headstart.serving.middleware import ServerMiddleware, error_response

@@ -26,7 +26,7 @@ from headstart.inference.loaded_model import LoadedModel
 from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.model import count_parameters
 from headstart.models.packed import cast_linears, packed
-from headstart.objectives.hybrid import CausalAndMasked
+from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.serving.limits import Limits, http_error
 from headstart.serving.schema import Ability, GenerateRequest
 from headstart.training.evaluate import class_scores

@@ -14,8 +14,8 @@ import torch
 
 from headstart.config import TrainingConfig
 from headstart.errors import ConfigError
+from headstart.training.distributed import ALONE, Processes
 from headstart.training.launch import find_place
-from headstart.training.processes import ALONE, Processes
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from headstart.atomic_io import content_hash, finite, write_text
-from headstart.baselines.classical import train_classical
+from headstart.baselines.tfidf import train_classical
 from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example
 from headstart.data.decontamination import seen_before
 from headstart.data.splits import all_folds, cut_folds, take_labels
+from headstart.evaluation.metrics import score
 from headstart.results import CurvePoint, SeedResult, Transfer, plain
+from headstart.training.callbacks import Event
 from headstart.training.evaluate import marked_places, predict_probabilities
-from headstart.training.events import Event
-from headstart.training.metrics import score
 from headstart.training.runtime import StopWish, start_runtime
 from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan

@@ -8,17 +8,17 @@ import numpy as np
 from headstart.config import BodyConfig, RunConfig
 from headstart.data.augmentation import training_loader
 from headstart.data.decontamination import seen_before
+from headstart.evaluation.metrics import METRICS, score
 from headstart.inference.loaded_model import LoadedModel
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
 from headstart.results import Score, Transfer
+from headstart.training.callbacks import Event
 from headstart.training.evaluate import marked_places, predict_probabilities
-from headstart.training.events import Event
 from headstart.training.linear_probe import fit_head
-from headstart.training.loop import Evaluation, Trainer
-from headstart.training.metrics import METRICS, score
 from headstart.training.runtime import Runtime, StopWish, seed_everything
+from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.labelled import Task
 
 HEAD = "class"  # what the head of a classifier is called

@@ -25,9 +25,9 @@ from headstart.data.decontamination import without_apart
 from headstart.data.splits import take_labels
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.inference.loaded_model import LoadedModel, load_model
-from headstart.objectives.table import make_objective
+from headstart.objectives import make_objective
 from headstart.results import Comparison, SeedResult, Transfer, comparison_from
-from headstart.training.events import Event, Stage
+from headstart.training.callbacks import Event, Stage
 from headstart.training.launch import need_alone
 from headstart.training.runtime import stopping_gently
 from headstart.workflows.arms import (

@@ -12,6 +12,7 @@ from headstart.config import RunConfig
 from headstart.data.audit import Audit, audit, token_counts
 from headstart.data.dataset import Dataset, Example
 from headstart.data.tokenizer import Tokenizer
+from headstart.evaluation.statistics import adjust, interval, paired_test, passes_mark
 from headstart.inference.loaded_model import LoadedModel
 from headstart.objectives.base import Objective
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
@@ -29,7 +30,6 @@ from headstart.results import (
     plain,
 )
 from headstart.training.runtime import start_runtime
-from headstart.training.significance import adjust, interval, paired_test, passes_mark
 from headstart.workflows.finetune_defaults import DatasetFacts
 from headstart.workflows.run_dir import collect_provenance
 

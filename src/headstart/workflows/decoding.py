@@ -14,7 +14,7 @@ from headstart.generation.beam import Beam, Hypothesis, beam_search
 from headstart.generation.decode import Rules, Text, decode
 from headstart.generation.reader import ModelReader, Reader, sources
 from headstart.models.model import Model
-from headstart.training.processes import Processes
+from headstart.training.distributed import Processes
 from headstart.training.runtime import Runtime
 
 LONGER = 50  # tokens that a translation may have beyond its source (Vaswani et al., 2017)

@@ -16,7 +16,7 @@ from headstart.errors import ConfigError, RunError, Stopped
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
 from headstart.results import Comparison
-from headstart.training.events import Event, Note
+from headstart.training.callbacks import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.finetune import finetune_config
 from headstart.workflows.pretrain import pretrain

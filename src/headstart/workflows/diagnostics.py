@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binomtest
 
-from headstart.baselines.classical import ClassicalModel, train_classical
+from headstart.baselines.tfidf import ClassicalModel, train_classical
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset
 from headstart.data.decontamination import seen_before
 from headstart.errors import DataError
+from headstart.evaluation.metrics import METRICS, score
 from headstart.models.model import Model
 from headstart.objectives.base import Objective
 from headstart.results import Score
 from headstart.training.evaluate import predict_probabilities
-from headstart.training.metrics import METRICS, score
 from headstart.training.runtime import Runtime
 from headstart.workflows.labelled import Task
 from headstart.workflows.run_dir import SCRATCH

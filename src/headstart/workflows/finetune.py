@@ -16,11 +16,11 @@ from headstart.data.mixture import Corpora
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import Classifier, LoadedModel, RunInfo, load_model
 from headstart.models.model import count_parameters
+from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
-from headstart.objectives.table import make_objective
 from headstart.results import Score, Transfer, plain, with_nan
-from headstart.training.events import Event, Note, Stage
-from headstart.training.processes import joined
+from headstart.training.callbacks import Event, Note, Stage
+from headstart.training.distributed import joined
 from headstart.training.runtime import Runtime, start_runtime, stopping_gently
 from headstart.workflows.classifier import (
     keeps_head,

@@ -18,7 +18,7 @@ from headstart.generation.reader import prompts as prompt_batch
 from headstart.generation.sampling import Sampling, stream_of
 from headstart.generation.unfold import Unfolding, continuation
 from headstart.inference.loaded_model import LoadedModel, load_model
-from headstart.objectives.hybrid import CausalAndMasked
+from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.training.runtime import Runtime, start_runtime
 
 AT_ONCE = 256  # prompts held in memory

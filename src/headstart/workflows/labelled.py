@@ -11,7 +11,7 @@ from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import without_apart
 from headstart.data.splits import take_labels
 from headstart.data.tokenizer import Tokenizer
-from headstart.training.events import Event, Note, Stage
+from headstart.training.callbacks import Event, Note, Stage
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from headstart.atomic_io import write_text, writing
 from headstart.errors import ConfigError
-from headstart.training.events import Evaluated, Event, StepDone
+from headstart.training.callbacks import Evaluated, Event, StepDone
 
 SCALARS = ("loss", "accuracy", "learning_rate", "tokens_per_second", "padding")
 

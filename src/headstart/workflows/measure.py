@@ -9,9 +9,9 @@ import torch
 from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.models.model import build_model
-from headstart.objectives.table import make_objective
-from headstart.training.loop import Evaluation, Trainer
+from headstart.objectives import make_objective
 from headstart.training.runtime import peak_memory, seed_everything, start_runtime
+from headstart.training.trainer import Evaluation, Trainer
 
 WARM_UP = 2  # steps before the clock starts: allocators, threads and optimiser state
 

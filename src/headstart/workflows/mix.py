@@ -15,8 +15,8 @@ from headstart.data.samplers import BlockLoader, Loader, MixedLoader
 from headstart.data.token_cache import Corpus
 from headstart.data.token_stream import TokenStream, join, spare
 from headstart.errors import DataError
-from headstart.training.events import Event, Note
-from headstart.training.processes import Processes
+from headstart.training.callbacks import Event, Note
+from headstart.training.distributed import Processes
 
 
 def without_repeats(

@@ -9,11 +9,11 @@ from headstart.config import BUDGETS, resolve
 from headstart.data.documents import open_documents
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, Stopped
-from headstart.objectives.table import make_objective
+from headstart.objectives import make_objective
 from headstart.planning.cost import count_flops
 from headstart.planning.load import make_load
 from headstart.results import Comparison
-from headstart.training.events import Event, Note
+from headstart.training.callbacks import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.prepare import learn_tokenizer
 from headstart.workflows.pretrain import pretrain

@@ -31,8 +31,8 @@ from headstart.plots.positions import PositionMap, draw_positions, model_map, si
 from headstart.plots.style import save_figure
 from headstart.reports.attention import render_attention
 from headstart.reports.figure import render_head_ablation, render_masks, render_positions
+from headstart.training.callbacks import Event, Stage
 from headstart.training.evaluate import EVALUATION_SEED
-from headstart.training.events import Event, Stage
 from headstart.training.runtime import Runtime, generator_for, start_runtime
 from headstart.workflows.decoding import write_translations
 from headstart.workflows.embed import plain_batch

@@ -8,12 +8,12 @@ from typing import Any
 
 from headstart.config import RunConfig, load_preset, resolve
 from headstart.errors import ConfigError
-from headstart.objectives.table import OBJECTIVES
+from headstart.objectives import OBJECTIVES
 from headstart.planning.cluster import Cluster
 from headstart.planning.devices import Device, cpu_like, find_device
 from headstart.planning.plan import Fit, Plan, fits_everywhere, make_plan, refuse_if_too_large
-from headstart.training.compiled import can_compile
-from headstart.training.events import Event, Note
+from headstart.training.callbacks import Event, Note
+from headstart.training.compile import can_compile
 from headstart.training.runtime import Runtime
 from headstart.workflows.finetune_defaults import REFERENCE, finetune_defaults, has_own_budget
 

@@ -17,7 +17,7 @@ from headstart.data.token_cache import Corpus, default_cache, find_prepared, pre
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.data.tokenizer_training import TOKENIZERS
 from headstart.errors import ConfigError
-from headstart.training.events import Event, Note, Stage
+from headstart.training.callbacks import Event, Note, Stage
 
 OnEvent = Callable[[Event], None]
 Hashes = NDArray[np.uint64]

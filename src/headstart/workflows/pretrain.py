@@ -18,15 +18,15 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import LoadedModel, RunInfo, load_model
 from headstart.models.model import Model, build_model, count_parameters, transfer
+from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.objectives.masked_lm import MaskedLM
-from headstart.objectives.table import make_objective
 from headstart.results import LanguageScore, Transfer, plain
+from headstart.training.callbacks import Event, Note
+from headstart.training.distributed import joined
 from headstart.training.evaluate import language_sums
-from headstart.training.events import Event, Note
-from headstart.training.loop import Evaluation, Trainer
-from headstart.training.processes import joined
 from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
+from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.continued import (
     adaptation_defaults,
     continued_settings,

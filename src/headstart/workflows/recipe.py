@@ -39,7 +39,7 @@ from headstart.errors import ConfigError, HeadstartError, RunError, Stopped, pic
 from headstart.inference.loaded_model import RECIPE, LoadedModel, RunInfo, load_model
 from headstart.pretrained import shipped_bases
 from headstart.quantization import FORMS, compact
-from headstart.training.events import Event, Note
+from headstart.training.callbacks import Event, Note
 from headstart.training.launch import need_alone
 from headstart.workflows.finetune import Finetuned, finetune, finetune_config, read_finetuned
 from headstart.workflows.pretrain import (

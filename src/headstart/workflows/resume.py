@@ -5,8 +5,8 @@ from pathlib import Path
 
 from headstart.inference.loaded_model import RunInfo
 from headstart.results import Comparison
-from headstart.training.events import Event
-from headstart.training.processes import joined
+from headstart.training.callbacks import Event
+from headstart.training.distributed import joined
 from headstart.training.runtime import Runtime, start_runtime
 from headstart.workflows.compare import is_comparison, resume_compare
 from headstart.workflows.finetune import Finetuned, resume_finetune

@@ -44,11 +44,11 @@ from headstart.inference.loaded_model import (
 from headstart.pretrained import shipped_bases
 from headstart.quantization import WEIGHTS_FILE
 from headstart.results import Provenance, Transfer
-from headstart.training.events import Event
+from headstart.training.callbacks import Event
+from headstart.training.distributed import ALONE, Processes
 from headstart.training.launch import Place
-from headstart.training.loop import Trainer
-from headstart.training.processes import ALONE, Processes
 from headstart.training.runtime import Runtime
+from headstart.training.trainer import Trainer
 from headstart.workflows.loggers import RunLog, TensorBoardLog
 
 OnEvent = Callable[[Event], None]

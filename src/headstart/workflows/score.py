@@ -15,11 +15,11 @@ from headstart.data.decontamination import seen_before
 from headstart.data.documents import open_for_scoring
 from headstart.data.token_stream import join
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
+from headstart.evaluation.metrics import score
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
 from headstart.interchange.onnx import GRAPH, OnnxClassifier
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.evaluate import predict_probabilities
-from headstart.training.metrics import score
 from headstart.training.runtime import start_runtime
 from headstart.workflows.labelled import encode_rows
 from headstart.workflows.prepare import prepare_documents

@@ -15,6 +15,7 @@ from headstart.data.parallel import ParallelText, load_pairs_for_scoring, load_p
 from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
+from headstart.evaluation.translation_metrics import MEASURES, compare_translations, score_translations
 from headstart.generation.beam import Beam
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
@@ -22,7 +23,6 @@ from headstart.objectives.base import Objective
 from headstart.results import TranslationScore, TranslationTest
 from headstart.training.evaluate import language_sums
 from headstart.training.runtime import Runtime, start_runtime
-from headstart.training.translation_metrics import MEASURES, compare_translations, score_translations
 from headstart.workflows.decoding import at_once, write_translations
 from headstart.workflows.translation_task import TranslationTask, encode_pairs
 

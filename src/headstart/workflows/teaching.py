@@ -16,11 +16,11 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives.base import Objective
-from headstart.objectives.taught import TAUGHT, Lesson, can_teach, taught
+from headstart.objectives.distillation import TAUGHT, Lesson, can_teach, taught
 from headstart.pretrained import shipped_bases
+from headstart.training.callbacks import Event, Note
+from headstart.training.distributed import ALONE
 from headstart.training.evaluate import predict_probabilities
-from headstart.training.events import Event, Note
-from headstart.training.processes import ALONE
 from headstart.training.runtime import Runtime
 
 

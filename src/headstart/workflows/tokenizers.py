@@ -8,7 +8,7 @@ from headstart.data.dataset import Dataset
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, resolve_tokenizer
 from headstart.errors import RunError
 from headstart.inference.loaded_model import LoadedModel
-from headstart.training.events import Event, Stage
+from headstart.training.callbacks import Event, Stage
 
 
 def choose_tokenizer(

@@ -16,17 +16,17 @@ from headstart.data.parallel import load_parallel, parse_pair
 from headstart.data.samplers import padding_share
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
+from headstart.evaluation.translation_metrics import score_translations
 from headstart.inference.loaded_model import SOURCE_TOKENIZER, LoadedModel, RunInfo, load_model
 from headstart.models.model import Model, build_model, count_parameters
-from headstart.objectives.table import make_objective
-from headstart.objectives.translate import Translate
+from headstart.objectives import make_objective
+from headstart.objectives.seq2seq import Translate
 from headstart.results import Transfer, TranslationScore, plain
+from headstart.training.callbacks import Event, Note
+from headstart.training.distributed import Processes, joined
 from headstart.training.evaluate import marked_places
-from headstart.training.events import Event, Note
-from headstart.training.loop import Evaluation, Trainer
-from headstart.training.processes import Processes, joined
 from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
-from headstart.training.translation_metrics import score_translations
+from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.decoding import write_translations
 from headstart.workflows.plan import announce, no_parts
 from headstart.workflows.run_dir import (

@@ -16,7 +16,7 @@ from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.data.tokenizer_training import TOKENIZERS
 from headstart.errors import ConfigError, DataError
 from headstart.inference.loaded_model import LoadedModel
-from headstart.training.events import Event, Note, Stage
+from headstart.training.callbacks import Event, Note, Stage
 
 
 @dataclass(frozen=True)

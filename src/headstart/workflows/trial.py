@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headstart.atomic_io import content_hash, write_json
 from headstart.config import RunConfig, merge
 from headstart.errors import ConfigError, Diverged
-from headstart.training.events import Evaluated, Event
+from headstart.training.callbacks import Evaluated, Event
 from headstart.training.runtime import StopWish, seed_for, start_runtime
 from headstart.workflows.arms import Encoder, Part
 from headstart.workflows.classifier import make_classifier, make_trainer

@@ -20,7 +20,7 @@ from headstart.data.splits import all_folds, cut_folds, take_labels
 from headstart.errors import ConfigError, RunError, Stopped, pick
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.results import Provenance, plain
-from headstart.training.events import Event, Note, Stage
+from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import need_alone
 from headstart.training.runtime import StopWish, start_runtime, stopping_gently
 from headstart.workflows.arms import Encoder, Part, fold_parts, whole_part

@@ -13,8 +13,8 @@ from headstart.data.parallel import ParallelText
 from headstart.errors import ConfigError
 from headstart.inference.loaded_model import LoadedModel
 from headstart.models.model import Model, transfer
-from headstart.objectives.table import make_objective
-from headstart.objectives.translate import Translate
+from headstart.objectives import make_objective
+from headstart.objectives.seq2seq import Translate
 from headstart.results import Transfer
 from headstart.workflows.pretrain import fit_length
 from headstart.workflows.tokenizers import check_tokenizer

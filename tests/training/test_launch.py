@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from headstart.training.patience import limit, limited
+from headstart.training.launch import limit, limited
 
 pytestmark = pytest.mark.skipif(
     not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has its own patience"
@@ -35,7 +35,7 @@ def test_only_connections_to_the_port_get_a_limit():
 
 
 def test_connections_made_later_get_it_too(monkeypatch):
-    monkeypatch.setattr("headstart.training.patience.LOOKS", 0.001)
+    monkeypatch.setattr("headstart.training.launch.LOOKS", 0.001)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         limited(server.getsockname()[1], 12.0),

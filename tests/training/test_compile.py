@@ -6,11 +6,11 @@ import torch
 from headstart.config import RunConfig
 from headstart.data.samplers import BlockLoader, TextLoader
 from headstart.models.model import build_model
-from headstart.objectives.table import OBJECTIVES
-from headstart.objectives.taught import Lesson, taught
-from headstart.training.compiled import SIZED, Compiled, can_compile, for_any_size, should_compile
-from headstart.training.loop import Evaluation, Trainer
+from headstart.objectives import OBJECTIVES
+from headstart.objectives.distillation import Lesson, taught
+from headstart.training.compile import SIZED, Compiled, can_compile, for_any_size, should_compile
 from headstart.training.runtime import Runtime
+from headstart.training.trainer import Evaluation, Trainer
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
@@ -138,7 +138,7 @@ def test_outside_of_a_step_the_body_reads_plainly():
 
 def pretend_to_have_a_gpu(monkeypatch, capability=(9, 0)):
     for name in ("find_spec", "shutil.which"):
-        monkeypatch.setattr(f"headstart.training.compiled.{name}", lambda name: name)
+        monkeypatch.setattr(f"headstart.training.compile.{name}", lambda name: name)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
 
 
@@ -174,7 +174,7 @@ def test_a_gpu_that_triton_does_not_know_is_not_compiled_for(monkeypatch):
 @pytest.mark.parametrize("missing", ["find_spec", "shutil.which"])
 def test_without_triton_or_a_c_compiler_nothing_is_compiled(monkeypatch, missing):
     pretend_to_have_a_gpu(monkeypatch)
-    monkeypatch.setattr(f"headstart.training.compiled.{missing}", lambda name: None)
+    monkeypatch.setattr(f"headstart.training.compile.{missing}", lambda name: None)
     assert not can_compile("cuda")
 
 

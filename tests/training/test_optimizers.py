@@ -4,7 +4,7 @@ import torch
 from headstart.config import OptimizerConfig
 from headstart.models.model import HeadSpec, build_model
 from headstart.training.muon import Muon, orthogonal, parts_of
-from headstart.training.optim import make_optimizer, thaw
+from headstart.training.optimizers import make_optimizer, thaw
 from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
 HEADS = {"class": HeadSpec("class", 2, {"pooling": "mean", "projection": "dense"})}

@@ -18,8 +18,8 @@ from sacrebleu.metrics.ter import TER
 
 from headstart.data.parallel import language_key
 from headstart.errors import ConfigError, DataError, pick
+from headstart.evaluation.statistics import LEVEL, Verdict
 from headstart.results import Interval, TranslationScore, TranslationTest
-from headstart.training.significance import LEVEL, Verdict
 
 RESAMPLES = 1_000  # for an interval
 SHUFFLES = 10_000  # for a p-value

@@ -5,18 +5,73 @@ module whose call is the asking. Both take means of gradients over processes; th
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from headstart.batch import Batch
+from headstart.data.samplers import Loader
+from headstart.models.block import Block
 from headstart.models.model import Model
-from headstart.objectives.base import Loss, Objective
-from headstart.training.runtime import Runtime
+from headstart.objectives.base import Alphabet, Loss, Objective
+from headstart.training.runtime import Runtime, generator_for
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rows of one batch of a step: the slice called `number` of `count` even ones."""
+
+    batch: int
+    number: int = 0
+    count: int = 1
+
+    def rows(self, whole: int) -> tuple[int, int]:
+        """The first row, and the one after the last, of a batch of `whole` rows."""
+        return whole * self.number // self.count, whole * (self.number + 1) // self.count
+
+
+def shares(batches: int, rank: int, count: int) -> list[Share]:
+    """The shares of one process in a step of so many batches; all processes have equally many.
+
+    Whole batches go round as long as there is one for each process; those that are left are cut.
+    """
+    whole = batches // count * count
+    dealt = [Share(at + rank) for at in range(0, whole, count)]
+    return dealt + [Share(at, rank, count) for at in range(whole, batches)]
+
+
+def collate_share(
+    share: Share,
+    numbers: Sequence[np.ndarray],
+    epoch: int,
+    objective: Objective,
+    loader: Loader,
+    alphabet: Alphabet,
+    chance: tuple[int, ...],
+) -> Batch:
+    """The share's rows as a batch, asked what they would be asked among all rows; idle where it has none.
+
+    `numbers` are the rows of each batch of the step, and `chance` decides the questions.
+    """
+    own = numbers[share.batch]
+    rng = generator_for(*chance, *((share.batch,) if share.batch else ()))
+    start, stop = share.rows(len(own))
+    is_idle = start == stop
+    if is_idle:
+        start, stop = 0, 1
+    if share.count > 1 and objective.asks_by_row:
+        batch = objective.collate(loader.fetch(own[start:stop], epoch), alphabet, rng)
+    else:
+        batch = objective.collate(loader.fetch(own, epoch), alphabet, rng)
+        batch = batch if share.count == 1 else batch.rows(start, stop)
+    return replace(batch, is_idle=True) if is_idle else batch
+
 
 Found = TypeVar("Found")
 
@@ -123,7 +178,63 @@ def _reached(losses: Mapping[str, Loss]) -> set[int]:
 def make_copy(model: Model, runtime: Runtime) -> Copy:
     """The model on its device, as one of the run's processes holds it."""
     if runtime.is_sharded:
-        from headstart.training.sharded import Sharded  # half a second that others need not wait
-
         return Sharded(model, runtime)
     return Copy(model, runtime) if runtime.processes.is_alone else Replica(model, runtime)
+
+
+class Sharded(Copy):
+    """A part of every matrix in each process; a block's matrices come together when it is read (FSDP2).
+
+    Gradients are added up at every batch: to hold whole ones until the last would undo what is saved.
+    """
+
+    def __init__(self, model: Model, runtime: Runtime):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes half a second to import
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        self._dtensor, self._distribute = DTensor, distribute_tensor
+        self.model, self.runtime = model, runtime
+        self.scale = float(runtime.processes.count)
+        # Matrices travel in autocast's precision; gradients are summed in float32.
+        policy = MixedPrecisionPolicy()
+        if runtime.precision != torch.float32:
+            policy = MixedPrecisionPolicy(runtime.precision, torch.float32, cast_forward_inputs=False)
+        self._mesh = init_device_mesh(runtime.device.type, (runtime.processes.count,))
+        for block in [module for module in model.modules() if isinstance(module, Block)]:
+            matrices: list[nn.Module] = [part for part in block.modules() if isinstance(part, nn.Linear)]
+            fully_shard(matrices, mesh=self._mesh, mp_policy=policy)
+        self._root: Any = fully_shard(Asked(model), mesh=self._mesh)
+        model.to(runtime.device)  # buffers
+
+    def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
+        """The marks of each head on this process's rows."""
+        return self._root(lambda model: objective.losses(model, batch))
+
+    def read(self, work: Callable[[Model], Found]) -> Found:
+        """What `work` finds; what belongs to no block is whole meanwhile, and blocks see to themselves."""
+        with torch.no_grad():
+            found = self._root(work)
+        self._root.reshard()
+        return found
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gathered one by one; only the main process keeps them."""
+        kept = {}
+        for name, tensor in tensors.items():
+            full = tensor.full_tensor().cpu() if isinstance(tensor, self._dtensor) else tensor
+            if self.runtime.processes.is_main:
+                kept[name] = full
+        return kept
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Cut out of the whole, which every process has in hand."""
+        if not isinstance(like, self._dtensor) or tensor.shape != like.shape:
+            return tensor
+        return self._distribute(
+            tensor.to(self.runtime.device), like.device_mesh, like.placements, src_data_rank=None
+        )
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """Gathered; every process gets it."""
+        return tensor.full_tensor() if isinstance(tensor, self._dtensor) else tensor

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from sacrebleu.significance import PairedTest, estimate_ci
 
 from headstart.errors import ConfigError, DataError
-from headstart.results import plain
-from headstart.training import translation_metrics
-from headstart.training.translation_metrics import (
+from headstart.evaluation import translation_metrics
+from headstart.evaluation.translation_metrics import (
     MEASURES,
     TOKENISED,
     _counts,
@@ -24,6 +23,7 @@ from headstart.training.translation_metrics import (
     compare_translations,
     score_translations,
 )
+from headstart.results import plain
 
 WORDS = [
     "the",

@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from headstart.baselines.classical import DEFAULT_STEEPNESS, train_classical
+from headstart.baselines.tfidf import DEFAULT_STEEPNESS, train_classical
 from headstart.errors import DataError
 
 GOOD, BAD = (

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from headstart.config import ScheduleConfig
 from headstart.errors import ConfigError
-from headstart.training.schedule import SCHEDULES, rate_at
+from headstart.training.lr_schedule import SCHEDULES, rate_at
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)

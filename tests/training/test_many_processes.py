@@ -8,14 +8,14 @@ from headstart.config import RunConfig
 from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError, DataError
 from headstart.models.model import build_model
-from headstart.objectives.classify import Classify
-from headstart.objectives.table import OBJECTIVES
+from headstart.objectives import OBJECTIVES
+from headstart.objectives.classification import Classify
+from headstart.training.callbacks import StepDone
+from headstart.training.distributed import joined
 from headstart.training.evaluate import language_sums, predict_probabilities
-from headstart.training.events import StepDone
-from headstart.training.loop import Evaluation, Trainer
-from headstart.training.processes import joined
+from headstart.training.parallel import Share, shares
 from headstart.training.runtime import Runtime
-from headstart.training.shares import Share, shares
+from headstart.training.trainer import Evaluation, Trainer
 from tests.helpers.processes import in_processes
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 

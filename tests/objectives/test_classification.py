@@ -9,11 +9,11 @@ from headstart.config import RunConfig
 from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
-from headstart.objectives.classify import Classify
+from headstart.objectives.classification import Classify
 from headstart.objectives.cross_entropy import divergence
-from headstart.training.events import StepDone
-from headstart.training.loop import Trainer
+from headstart.training.callbacks import StepDone
 from headstart.training.runtime import Runtime
+from headstart.training.trainer import Trainer
 from tests.helpers.tiny_models import (
     VOCABULARY,
     check_gradient_accumulation,

@@ -7,9 +7,9 @@ from headstart.config import RunConfig, TrainingConfig
 from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
-from headstart.objectives.classify import Classify
-from headstart.training.loop import Evaluation, Trainer
+from headstart.objectives.classification import Classify
 from headstart.training.runtime import Runtime
+from headstart.training.trainer import Evaluation, Trainer
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 CPU = Runtime(torch.device("cpu"), torch.float32)

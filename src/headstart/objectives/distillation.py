@@ -19,11 +19,10 @@ from headstart.models.heads import asked, language_head
 from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective
 from headstart.objectives.causal_lm import CausalLM
-from headstart.objectives.classify import Classify
+from headstart.objectives.classification import Classify
 from headstart.objectives.fused import is_fused
-from headstart.objectives.hybrid import CausalAndMasked
 from headstart.objectives.kept import Spot, in_autocast, kept_loss
-from headstart.objectives.masked_lm import MaskedLM
+from headstart.objectives.masked_lm import CausalAndMasked, MaskedLM
 from headstart.objectives.tiles import OTHER, PIECE
 
 

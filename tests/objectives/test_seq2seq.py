@@ -8,7 +8,7 @@ from headstart.batch import IGNORE
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
 from headstart.objectives.base import counts
-from headstart.objectives.translate import Translate
+from headstart.objectives.seq2seq import Translate
 from tests.helpers.tiny_models import SHAPES, VOCABULARY, generator, random_rows, tiny_config
 
 LENGTHS = [9, 4, 12, 2]

@@ -3,11 +3,11 @@ import torch
 from headstart.config import RunConfig
 from headstart.data.samplers import TextLoader
 from headstart.models.model import build_model
-from headstart.objectives.classify import Classify
+from headstart.objectives.classification import Classify
+from headstart.training.callbacks import Evaluated, StepDone
 from headstart.training.evaluate import predict_probabilities
-from headstart.training.events import Evaluated, StepDone
-from headstart.training.loop import Evaluation, State, Trainer
 from headstart.training.runtime import Runtime, seed_for
+from headstart.training.trainer import Evaluation, State, Trainer
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 CPU = Runtime(torch.device("cpu"), torch.float32)

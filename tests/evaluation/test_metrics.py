@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from headstart.training.metrics import METRICS, score, tally
+from headstart.evaluation.metrics import METRICS, score, tally
 
 
 def answers(count, classes, rng_seed):

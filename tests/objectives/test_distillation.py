@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from headstart.models.model import build_model
-from headstart.objectives import taught as module
+from headstart.objectives import distillation as module
 from headstart.objectives.causal_lm import CausalLM
-from headstart.objectives.classify import Classify
-from headstart.objectives.hybrid import CausalAndMasked
-from headstart.objectives.masked_lm import MaskedLM
-from headstart.objectives.taught import TAUGHT, Lesson, can_teach, taught
+from headstart.objectives.classification import Classify
+from headstart.objectives.distillation import TAUGHT, Lesson, can_teach, taught
+from headstart.objectives.masked_lm import CausalAndMasked, MaskedLM
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
 
 CASES = [

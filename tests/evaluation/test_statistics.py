@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstart.evaluation.statistics import _sign_flip, adjust, interval, paired_test, passes_mark
 from headstart.results import CurvePoint, Interval, PairedTest
-from headstart.training.significance import _sign_flip, adjust, interval, paired_test, passes_mark
 
 
 def draw(rng, seeds, shift=0.0, seed_luck=0.0, texts=300, difficulty=None):
