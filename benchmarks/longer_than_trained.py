@@ -24,7 +24,7 @@ def perplexities(base: Path) -> list[float]:
     import numpy as np
 
     from headstart.data.samplers import BlockLoader
-    from headstart.training.evaluate import language_sums
+    from headstart.training.evaluate import loss_sums
     from headstart.training.runtime import start_runtime
 
     trained = hs.load_model(str(base))
@@ -43,8 +43,8 @@ def perplexities(base: Path) -> list[float]:
     model = trained.model().to(runtime.device)
     found = []
     for times in TIMES:
-        loader = BlockLoader(Stream(), TRAINED * times, 8192, 0, looks_past=1, shuffled=False)
-        total, count, _ = language_sums(model, trained.objective, loader, trained.tokenizer, runtime)["lm"]
+        loader = BlockLoader(Stream(), TRAINED * times, 8192, 0, lookahead=1, shuffled=False)
+        total, count, _ = loss_sums(model, trained.objective, loader, trained.tokenizer, runtime)["lm"]
         found.append(math.exp(total / count))
     return found
 

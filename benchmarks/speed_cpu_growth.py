@@ -81,7 +81,7 @@ def corpus_child(megabytes: int) -> None:
         peak = peak_memory()
         config = resolve("pretrain", "tiny", {"training": {"steps": 10**6, "save_minutes": None}})
         objective = make_objective(config.objective)
-        config = config.with_({"body": objective.settle(config.body).model_dump()})
+        config = config.with_({"body": objective.resolve_backbone(config.body).model_dump()})
         model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
         loader = make_loader(corpus.train, config, objective, tokenizer)
         trainer = Trainer(model, objective, loader, tokenizer, config, start_runtime(config.training))

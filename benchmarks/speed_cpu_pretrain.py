@@ -56,7 +56,7 @@ def ours(config: RunConfig, rows: list[np.ndarray], tokenizer: Tokenizer) -> Cal
     objective = make_objective(config.objective)
     config = config.with_(
         {
-            "body": objective.settle(config.body).model_dump(),
+            "body": objective.resolve_backbone(config.body).model_dump(),
             "training": {"steps": 10**6, "save_minutes": None},
         }
     )
@@ -64,7 +64,7 @@ def ours(config: RunConfig, rows: list[np.ndarray], tokenizer: Tokenizer) -> Cal
     model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
     training = config.training
     loader = BlockLoader(
-        Tokens(np.concatenate(rows)), training.length, training.batch_tokens, 0, objective.looks_past
+        Tokens(np.concatenate(rows)), training.length, training.batch_tokens, 0, objective.lookahead
     )
     trainer = Trainer(model, objective, loader, tokenizer, config, start_runtime(training))
     parameters[config.preset] = count_parameters(model)

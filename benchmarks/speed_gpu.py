@@ -111,7 +111,7 @@ def settled(setting: Setting, rehearsed: bool) -> Any:
     config = resolve(
         setting.job, setting.preset, setting.settings, REHEARSED if rehearsed else {}, {"training": training}
     )
-    body = make_objective(config.objective).settle(config.body)
+    body = make_objective(config.objective).resolve_backbone(config.body)
     return config.with_({"body": body.model_dump()})
 
 
@@ -177,9 +177,7 @@ def make_loader(config: Any, objective: Any, size: int, folder: Path) -> Any:
     training = config.training
     if objective.reads == "blocks":
         stream = make_stream(folder, size, 400 * training.batch_tokens)
-        return BlockLoader(
-            stream, training.length, training.batch_tokens, training.seed, objective.looks_past
-        )
+        return BlockLoader(stream, training.length, training.batch_tokens, training.seed, objective.lookahead)
     mean = 55 if objective.reads == "translations" else 260
     rows = make_texts(objective, size, training.length, max(400, 150 * training.batch_tokens // mean))
     return TextLoader(rows, training.batch_tokens, training.batch_examples, training.seed)
@@ -286,7 +284,7 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
     from headstart.planning.load import make_load
     from headstart.planning.plan import make_plan
     from headstart.training.callbacks import Event, StepDone
-    from headstart.training.runtime import StopWish, seed_everything, start_runtime
+    from headstart.training.runtime import StopSignal, seed_everything, start_runtime
     from headstart.training.trainer import Trainer
 
     config = settled(setting, rehearsed)
@@ -295,7 +293,7 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
     seed_everything(0)
     model = build_model(config.body, size, objective.heads(config.body, size, 2))
     loader = make_loader(config, objective, size, folder)
-    stop, seen = StopWish(), {}
+    stop, seen = StopSignal(), {}
 
     class Watched(Trainer):
         waited = 0.0
@@ -430,10 +428,10 @@ def make_collator(setting: Setting, objective: Any, size: int) -> Callable[[list
 
     from headstart.batch import IGNORE
 
-    alphabet, rng = make_alphabet(size), torch.Generator()
+    vocabulary, rng = make_alphabet(size), torch.Generator()
 
     def collate(batches: list[list[Any]]) -> dict[str, Any]:
-        batch = objective.collate(batches[0], alphabet, rng)
+        batch = objective.collate(batches[0], vocabulary, rng)
         if objective.name == "classify":
             return {
                 "input_ids": batch.tokens, "attention_mask": batch.real.long(), "labels": batch.labels["class"]

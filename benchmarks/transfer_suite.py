@@ -43,7 +43,7 @@ from sklearn.preprocessing import StandardScaler
 
 import headstart as hs
 from headstart.atomic_io import content_hash, file_hash, write_folder_once, write_json, write_text
-from headstart.baselines.tfidf import train_classical
+from headstart.baselines.tfidf import train_tfidf
 from headstart.config import DataConfig
 from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.data.datasets import SOURCES, split_files
@@ -346,7 +346,7 @@ Predict = Callable[[], Any]
 def tfidf(task: Task) -> Predict:
     """TF-IDF with a linear SVM, headstart's own baseline."""
     texts, targets = task.data.texts("train"), task.data.targets("train")
-    model = train_classical(texts, targets, seed=task.cell.seed, classes=len(task.data.classes))
+    model = train_tfidf(texts, targets, seed=task.cell.seed, classes=len(task.data.classes))
     return lambda: model.predict_probabilities(task.texts).argmax(axis=1)
 
 

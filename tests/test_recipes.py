@@ -64,7 +64,7 @@ def test_a_recipe_keeps_to_its_size(recipe):
     objective = make_objective(config.objective)
     size = config.tokenizer.vocabulary
     with torch.device("meta"):
-        body = objective.settle(config.body)
+        body = objective.resolve_backbone(config.body)
         model = build_model(body, size, objective.heads(body, size, 0))
     limits = {"small": (24_000_000, 24 * 2**20), "tiny": (8_000_000, 8 * 2**20)}
     most, most_bytes = limits[name.partition("-")[2]]

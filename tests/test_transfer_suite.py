@@ -275,7 +275,7 @@ def test_a_real_cell_is_cached_and_a_second_run_trains_nothing(data, work, monke
     def refuse(*given, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(suite, "train_classical", refuse)
+    monkeypatch.setattr(suite, "train_tfidf", refuse)
     capsys.readouterr()
     assert run(data, work, *words) == 0
     assert "4 cells, 4 of them cached" in capsys.readouterr().out

@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from headstart.baselines.tfidf import DEFAULT_STEEPNESS, train_classical
+from headstart.baselines.tfidf import DEFAULT_STEEPNESS, train_tfidf
 from headstart.errors import DataError
 
 GOOD, BAD = (
@@ -26,15 +26,13 @@ def reviews(count, rng_seed=0):
 def test_it_learns_what_words_tell():
     texts, labels = reviews(120)
     new, truth = reviews(60, rng_seed=1)
-    probabilities = train_classical(texts, labels, seed=0).predict_probabilities(new)
+    probabilities = train_tfidf(texts, labels, seed=0).predict_probabilities(new)
     assert (probabilities.argmax(axis=1) == truth).mean() > 0.95
 
 
 def test_probabilities_are_probabilities_of_every_class():
     texts, labels = reviews(40)
-    probabilities = train_classical(texts, labels, seed=0, classes=3).predict_probabilities(
-        [*texts, "", "neuf"]
-    )
+    probabilities = train_tfidf(texts, labels, seed=0, classes=3).predict_probabilities([*texts, "", "neuf"])
     assert probabilities.shape == (42, 3)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1)
     assert (probabilities[:, 2] == 0).all()
@@ -42,7 +40,7 @@ def test_probabilities_are_probabilities_of_every_class():
 
 def test_three_classes_with_a_gap_keep_their_columns():
     texts = ["rouge rouge", "bleu bleu", "vert vert"] * 6
-    model = train_classical(texts, [0, 2, 4] * 6, seed=0)
+    model = train_tfidf(texts, [0, 2, 4] * 6, seed=0)
     assert model.predict_probabilities(["rouge", "bleu", "vert"]).argmax(axis=1).tolist() == [0, 2, 4]
 
 
@@ -50,31 +48,31 @@ def test_three_classes_with_a_gap_keep_their_columns():
     "texts", [["a", "b"], ["好", "坏"], ["😀", "😡"], ["!", "?"], ["", "b"], ["oui", "non"]]
 )
 def test_two_texts_of_one_sign_are_enough_in_any_script(texts):
-    model = train_classical(texts, [0, 1], seed=0)
+    model = train_tfidf(texts, [0, 1], seed=0)
     assert model.steepness == DEFAULT_STEEPNESS
     assert model.predict_probabilities(texts).argmax(axis=1).tolist() == [0, 1]
 
 
 def test_no_text_asked_gives_no_row():
-    assert train_classical(["a", "b"], [0, 1], seed=0).predict_probabilities([]).shape == (0, 2)
+    assert train_tfidf(["a", "b"], [0, 1], seed=0).predict_probabilities([]).shape == (0, 2)
 
 
 @pytest.mark.parametrize(("texts", "labels"), [(["a", "b"], [1, 1]), (["", " \n"], [0, 1]), ([], [])])
 def test_what_cannot_be_learned_is_a_problem_with_a_hint(texts, labels):
     with pytest.raises(DataError) as caught:
-        train_classical(texts, labels, seed=0)
+        train_tfidf(texts, labels, seed=0)
     assert caught.value.hint
 
 
 def test_the_same_seed_gives_the_same_answers():
     texts, labels = reviews(60)
-    first, second = (train_classical(texts, labels, seed=3).predict_probabilities(texts) for _ in range(2))
+    first, second = (train_tfidf(texts, labels, seed=3).predict_probabilities(texts) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
 def test_one_steepness_changes_no_answer():
     texts, labels = reviews(60)
-    model = train_classical(texts, labels, seed=0)
+    model = train_tfidf(texts, labels, seed=0)
     margins = model.linear.decision_function(
         np.hstack([reader.transform(texts).toarray() for reader in model.readers.values()]).astype(np.float32)
     )
@@ -86,5 +84,5 @@ def test_sixteen_hundred_long_texts_train_in_well_under_half_a_minute():
     texts, labels = reviews(1600)
     long = [" ".join([text] * 20)[:1300] for text in texts]
     start = time.perf_counter()
-    train_classical(long, labels, seed=0)
+    train_tfidf(long, labels, seed=0)
     assert time.perf_counter() - start < 30

@@ -76,7 +76,7 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
         assert torch.allclose(dict(model.named_parameters())[key].grad, grad, atol=1e-5), key
 
 
-@pytest.mark.parametrize("name", [name for name, kind in OBJECTIVES.items() if kind.asks_by_row])
+@pytest.mark.parametrize("name", [name for name, kind in OBJECTIVES.items() if kind.is_rowwise])
 def test_an_objective_that_asks_by_row_asks_the_same_of_a_row_alone(name):
     objective = OBJECTIVES[name]()
     rows = rows_for(objective, [9, 4, 12, 7])

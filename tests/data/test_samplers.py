@@ -22,25 +22,25 @@ class Numbers:
 
 @given(
     size=st.integers(2, 400), length=st.integers(1, 30), budget=st.integers(1, 90), epoch=st.integers(0, 5),
-    looks_past=st.integers(0, 1),
+    lookahead=st.integers(0, 1),
 )  # fmt: skip
-def test_blocks_are_whole_apart_and_lose_less_than_one(size, length, budget, epoch, looks_past):
-    loader = BlockLoader(Numbers(size), length, budget, seed=3, looks_past=looks_past)
+def test_blocks_are_whole_apart_and_lose_less_than_one(size, length, budget, epoch, lookahead):
+    loader = BlockLoader(Numbers(size), length, budget, seed=3, lookahead=lookahead)
     rows = [row.tokens for numbers in loader.batches(epoch) for row in loader.fetch(numbers, epoch)]
     assert len(loader.batches(epoch)) == loader.count(epoch)
-    firsts = np.concatenate([row[: len(row) - looks_past] for row in rows])
+    firsts = np.concatenate([row[: len(row) - lookahead] for row in rows])
     assert len(set(firsts.tolist())) == len(firsts)
-    assert len(firsts) > size - looks_past - length or len(rows) == 1
-    if size >= length + looks_past:
-        assert {len(row) for row in rows} == {length + looks_past}
+    assert len(firsts) > size - lookahead - length or len(rows) == 1
+    if size >= length + lookahead:
+        assert {len(row) for row in rows} == {length + lookahead}
 
 
-@given(size=st.integers(2, 300), length=st.integers(1, 30), looks_past=st.integers(0, 1))
-def test_blocks_in_order_cover_every_token_once(size, length, looks_past):
-    loader = BlockLoader(Numbers(size), length, 64, seed=0, looks_past=looks_past, shuffled=False)
+@given(size=st.integers(2, 300), length=st.integers(1, 30), lookahead=st.integers(0, 1))
+def test_blocks_in_order_cover_every_token_once(size, length, lookahead):
+    loader = BlockLoader(Numbers(size), length, 64, seed=0, lookahead=lookahead, shuffled=False)
     rows = [row.tokens for numbers in loader.batches(0) for row in loader.fetch(numbers, 0)]
-    answered = np.concatenate([row[looks_past:] for row in rows])
-    assert answered.tolist() == list(range(looks_past, size))
+    answered = np.concatenate([row[lookahead:] for row in rows])
+    assert answered.tolist() == list(range(lookahead, size))
 
 
 @given(

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from headstart.config import merge
 from headstart.errors import ConfigError, Stopped
-from headstart.training.launch import Place, check_room, find_place
+from headstart.training.launch import RankInfo, check_process_count, rank_info
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
@@ -331,11 +331,11 @@ def test_the_same_command_twice_gives_the_same_bytes(tmp_path):
 
 
 def test_a_place_is_read_from_what_torchrun_tells():
-    assert find_place({}) == Place()
+    assert rank_info({}) == RankInfo()
     told = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     told |= {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert find_place(told) == Place(3, 8, 1, 2, 2, is_launched=True, is_job=True)
-    assert find_place({**told, "HEADSTART_LAUNCHED": "1"}).may_take_up
-    assert not find_place({**told, "HEADSTART_LAUNCHED": "1", "TORCHELASTIC_RESTART_COUNT": "0"}).may_take_up
+    assert rank_info(told) == RankInfo(3, 8, 1, 2, 2, is_launched=True, is_job=True)
+    assert rank_info({**told, "HEADSTART_LAUNCHED": "1"}).may_resume
+    assert not rank_info({**told, "HEADSTART_LAUNCHED": "1", "TORCHELASTIC_RESTART_COUNT": "0"}).may_resume
     with pytest.raises(ConfigError, match="starts nothing"):
-        check_room(0, "cpu")
+        check_process_count(0, "cpu")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from headstart.evaluation.metrics import METRICS, score, tally
+from headstart.evaluation.metrics import METRICS, count_predictions, score
 
 
 def answers(count, classes, rng_seed):
@@ -36,7 +36,7 @@ def test_marks_agree_with_scikit_learn(count, classes, rng_seed):
 def test_parts_add_up_to_the_whole(count, classes, rng_seed, cuts):
     truth, probabilities = answers(count, classes, rng_seed)
     edges = [0, *sorted(min(cut, count) for cut in cuts), count]
-    parts = [tally(truth[a:b], probabilities[a:b]) for a, b in itertools.pairwise(edges)]
+    parts = [count_predictions(truth[a:b], probabilities[a:b]) for a, b in itertools.pairwise(edges)]
     whole = parts[0]
     for part in parts[1:]:
         whole = whole + part
@@ -64,7 +64,7 @@ def test_a_model_gone_to_nan_is_still_marked():
 
 def test_an_empty_part_adds_nothing():
     truth, probabilities = answers(20, 3, 0)
-    whole = tally(truth, probabilities) + tally(truth[:0], probabilities[:0])
+    whole = count_predictions(truth, probabilities) + count_predictions(truth[:0], probabilities[:0])
     assert METRICS["accuracy"].read(whole) == METRICS["accuracy"](truth, probabilities)
     assert all(math.isnan(metric(truth[:0], probabilities[:0])) for metric in METRICS.values())
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.evaluation.statistics import _sign_flip, adjust, interval, paired_test, passes_mark
+from headstart.evaluation.statistics import _sign_flip, adjust, first_epoch_reaching, interval, paired_test
 from headstart.results import CurvePoint, Interval, PairedTest
 
 
@@ -178,6 +178,6 @@ def test_the_mark_is_passed_at_the_first_epoch_at_or_over_it():
     curve = [
         CurvePoint(float(epoch), epoch, accuracy, 0, 0) for epoch, accuracy in enumerate((0.5, 0.7, 0.8, 0.7))
     ]
-    assert passes_mark(curve, 0.7) == 1.0
-    assert passes_mark(curve, 0.81) is None
-    assert passes_mark([], 0.5) is None
+    assert first_epoch_reaching(curve, 0.7) == 1.0
+    assert first_epoch_reaching(curve, 0.81) is None
+    assert first_epoch_reaching([], 0.5) is None

@@ -16,9 +16,8 @@ from headstart.data.dataset import Example
 from headstart.inference.loaded_model import load_model
 from headstart.objectives import OBJECTIVES, make_objective
 from headstart.planning.parameters import account
-from headstart.training import trainer
+from headstart.training import evaluate, trainer
 from headstart.training.callbacks import Evaluated, Event, StepDone
-from headstart.training.evaluate import class_scores
 from headstart.training.runtime import start_runtime
 from headstart.workflows.embed import text_vectors
 from headstart.workflows.finetune import finetune
@@ -49,7 +48,9 @@ def class_logits(classifier: str, texts: Sequence[str]) -> np.ndarray:
     examples = [Example(text) for text in texts]
     rows = encode_rows(trained.tokenizer, examples, None, config.training.length, config.data.keep)
     model = trained.model().to(runtime.device)
-    return class_scores(model, trained.objective, rows, trained.tokenizer, runtime, runtime.mark_tokens)
+    return evaluate.class_logits(
+        model, trained.objective, rows, trained.tokenizer, runtime, runtime.eval_batch_tokens
+    )
 
 
 def text_embeddings(classifier: str, texts: Sequence[str]) -> np.ndarray:
@@ -82,7 +83,7 @@ def parameter_counts(job: str, num_classes: int = 2) -> dict[str, int]:
     """Parameters by block, summed over the layers, of the course lab's model for one job."""
     config = resolve(job, "lab")
     objective = make_objective(config.objective)
-    model, vocab_size = objective.settle(config.body), config.tokenizer.vocabulary
+    model, vocab_size = objective.resolve_backbone(config.body), config.tokenizer.vocabulary
     heads = objective.heads(model, vocab_size, num_classes)
     return {BLOCK_NAMES[block.name]: block.total for block in account(model, vocab_size, heads).blocks}
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from headstart.evaluation.statistics import adjust, interval, paired_test, passes_mark
+from headstart.evaluation.statistics import adjust, first_epoch_reaching, interval, paired_test
 from headstart.results import (
     Arm,
     Comparison,
@@ -124,7 +124,7 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         base="fr-small" if kind in ("frozen", "fine-tuned") else "",
         twin="scratch" if kind in ("frozen", "fine-tuned") else "",
         transfer=_transfer() if kind in ("frozen", "fine-tuned") else None,
-        passes_mark=[passes_mark(result.curve, 0.83) for result in results] if pace else [],
+        passes_mark=[first_epoch_reaching(result.curve, 0.83) for result in results] if pace else [],
     )
     return arm, table
 

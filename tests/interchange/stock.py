@@ -36,7 +36,7 @@ def make_parcel(
     words = train_tokenizer(TEXTS, TokenizerConfig(kind=tokenizer, vocabulary=SIZE))
     asked = make(OBJECTIVES[objective], settings or {})
     small = {"layers": 3, "width": 32, "attention_heads": 4, "feed_forward": 48, "max_length": 64}
-    shape = asked.settle(BodyConfig(**{**small, **body}))
+    shape = asked.resolve_backbone(BodyConfig(**{**small, **body}))
     specs = asked.heads(shape, words.size, len(classes))
     model = stir(build_model(shape, words.size, specs)).eval()
     return Parcel(model, specs, words, list(classes) if "class" in specs else [], length, "start")

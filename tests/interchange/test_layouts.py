@@ -89,7 +89,7 @@ def test_the_course_lab_is_refused_and_the_nearest_preset_named():
 def test_presets_have_a_home(preset, job):
     config = resolve(job, preset)
     objective = make_objective(config.objective)
-    body = objective.settle(config.body)
+    body = objective.resolve_backbone(config.body)
     layout, _ = find_home(HOMES, body, objective.heads(body, 40, 2))
     assert layout.name == ("BERT" if preset == "bert" else "EuroBERT")
 

@@ -19,7 +19,7 @@ from headstart.interchange.parcel import Parcel
 from headstart.interchange.transformers import write_transformers
 from headstart.models.embedding import sinusoids
 from headstart.models.model import build_model
-from headstart.objectives.seq2seq import Translate
+from headstart.objectives.seq2seq import Seq2Seq
 from tests.interchange.stock import SIZE, TEXTS, make_parcel, stir
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
@@ -46,7 +46,7 @@ def make_translator(tokenizer="bpe", own_sources=False, **body):
         return parcel
     words = train_tokenizer(TEXTS, TokenizerConfig(kind="bpe", vocabulary=SIZE - 20))
     shape = parcel.body.model_copy(update={"source_vocabulary": words.size})
-    specs = Translate().heads(shape, parcel.tokenizer.size, 0)
+    specs = Seq2Seq().heads(shape, parcel.tokenizer.size, 0)
     model = stir(build_model(shape, parcel.tokenizer.size, specs)).eval()
     return Parcel(model, specs, parcel.tokenizer, [], 64, "start", words)
 

@@ -9,7 +9,7 @@ from headstart.config import RunConfig
 from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
-from headstart.objectives.classification import Classify
+from headstart.objectives.classification import Classification
 from headstart.objectives.cross_entropy import divergence
 from headstart.training.callbacks import StepDone
 from headstart.training.runtime import Runtime
@@ -28,7 +28,7 @@ CPU = Runtime(torch.device("cpu"), torch.float32)
 def make_model(kind="bidirectional", dropout=0.0):
     torch.manual_seed(0)
     body = tiny_config(kind, dropout=dropout)
-    return build_model(body, VOCABULARY.size, Classify().heads(body, VOCABULARY.size, 3))
+    return build_model(body, VOCABULARY.size, Classification().heads(body, VOCABULARY.size, 3))
 
 
 @pytest.fixture
@@ -49,27 +49,27 @@ def _passes_differ(monkeypatch):
 @pytest.mark.usefixtures("_passes_differ")
 @pytest.mark.parametrize("kind", ["bidirectional", "causal", "bi-lstm", "cnn"])
 def test_parts_of_a_step_give_the_gradient_of_one_big_batch(kind):
-    objective, model = Classify(r_drop=2.0), make_model(kind).train()
+    objective, model = Classification(r_drop=2.0), make_model(kind).train()
     whole = objective.collate(random_rows([9, 4, 12, 7, 5, 3]), VOCABULARY, generator())
     losses = check_gradient_accumulation(objective, model, whole)
     assert losses["agreement"].total.detach() > 0
 
 
 def test_passes_that_agree_cost_what_one_pass_costs():
-    batch = Classify(r_drop=3.0).collate(random_rows([9, 4]), VOCABULARY, generator())
+    batch = Classification(r_drop=3.0).collate(random_rows([9, 4]), VOCABULARY, generator())
     model = make_model().train()  # no dropout, so both passes say the same
-    both, one = Classify(r_drop=3.0).losses(model, batch), Classify().losses(model, batch)
+    both, one = Classification(r_drop=3.0).losses(model, batch), Classification().losses(model, batch)
     assert torch.equal(both["class"].total, one["class"].total)
     assert float(both["agreement"].total.detach()) == 0
     assert list(one) == ["class"]
 
 
 def test_nothing_is_passed_twice_when_a_model_is_marked():
-    objective, model = Classify(r_drop=1.0), make_model(dropout=0.5).eval()
+    objective, model = Classification(r_drop=1.0), make_model(dropout=0.5).eval()
     batch = objective.collate(random_rows([9, 4]), VOCABULARY, generator())
     found = objective.losses(model, batch)
     assert list(found) == ["class"]
-    assert torch.equal(found["class"].total, Classify().losses(model, batch)["class"].total)
+    assert torch.equal(found["class"].total, Classification().losses(model, batch)["class"].total)
 
 
 scores = st.lists(st.floats(-20, 20), min_size=6, max_size=6).map(lambda row: torch.tensor(row).view(2, 3))
@@ -89,7 +89,7 @@ def test_divergence_is_symmetric_and_zero_only_for_like_answers(first, second):
 
 def test_the_parts_of_the_loss_are_told_apart():
     told = []
-    body, objective = tiny_config("bidirectional", dropout=0.3), Classify(r_drop=1.0)
+    body, objective = tiny_config("bidirectional", dropout=0.3), Classification(r_drop=1.0)
     config = RunConfig(job="finetune", body=body, training={"steps": 2, "keep": "last"})
     loader = TextLoader(random_rows([9] * 8), batch_tokens=40)
     Trainer(make_model(dropout=0.3), objective, loader, VOCABULARY, config, CPU, on_event=told.append).run()
@@ -101,8 +101,10 @@ def test_the_parts_of_the_loss_are_told_apart():
 
 def test_r_drop_without_dropout_is_refused():
     with pytest.raises(ConfigError, match="there is no dropout"):
-        Classify(r_drop=1.0).settle(tiny_config("auto"))
-    assert Classify(r_drop=1.0, dropout=0.1).settle(tiny_config("auto")).kind == "bidirectional"
+        Classification(r_drop=1.0).resolve_backbone(tiny_config("auto"))
+    assert (
+        Classification(r_drop=1.0, dropout=0.1).resolve_backbone(tiny_config("auto")).kind == "bidirectional"
+    )
 
 
 def test_r_drop_reads_twice_and_the_plan_knows():

@@ -8,16 +8,16 @@ import torch
 from headstart.models.model import build_model
 from headstart.objectives import distillation as module
 from headstart.objectives.causal_lm import CausalLM
-from headstart.objectives.classification import Classify
-from headstart.objectives.distillation import TAUGHT, Lesson, can_teach, taught
+from headstart.objectives.classification import Classification
+from headstart.objectives.distillation import DISTILLED, Distillation, can_teach, distill
 from headstart.objectives.masked_lm import CausalAndMasked, MaskedLM
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
 
 CASES = [
     (MaskedLM(rate=0.3), "bidirectional"),
     (CausalLM(), "causal"),
-    (Classify(), "bidirectional"),
-    (Classify(), "causal"),
+    (Classification(), "bidirectional"),
+    (Classification(), "causal"),
 ]
 IDS = [f"{objective.name}-{kind}" for objective, kind in CASES]
 
@@ -41,8 +41,8 @@ def total(losses):
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it(objective, kind, temperature):
     student = model_for(objective, kind)
-    lesson = Lesson((deepcopy(student).requires_grad_(False),), 1.0, temperature)
-    losses = taught(objective, lesson).losses(student, batch_for(objective))
+    distillation = Distillation((deepcopy(student).requires_grad_(False),), 1.0, temperature)
+    losses = distill(objective, distillation).losses(student, batch_for(objective))
     assert float(total(losses).detach()) == 0
     total(losses).backward()
     assert all(weight.grad is None or weight.grad.abs().max() < 1e-6 for weight in student.parameters())
@@ -53,7 +53,7 @@ def test_without_any_share_it_is_the_plain_objective(objective, kind):
     student, teacher = model_for(objective, kind), model_for(objective, kind, seed=1, width=24)
     batch = batch_for(objective)
     plain = objective.losses(student, batch)
-    beside = taught(objective, Lesson((teacher,), 0.0, 2.0)).losses(student, batch)
+    beside = distill(objective, Distillation((teacher,), 0.0, 2.0)).losses(student, batch)
     assert beside.keys() == plain.keys()
     for name in plain:
         assert torch.allclose(beside[name].total, plain[name].total, rtol=1e-5)
@@ -67,7 +67,7 @@ def test_a_student_comes_near_its_teacher(objective, kind):
     with torch.no_grad():
         for weight in teacher.parameters():
             weight *= 3  # so that it has opinions
-    asked = taught(objective, Lesson((teacher.requires_grad_(False),), 1.0, 1.0))
+    asked = distill(objective, Distillation((teacher.requires_grad_(False),), 1.0, 1.0))
     batch = batch_for(objective)
     optimizer = torch.optim.Adam(student.parameters(), lr=0.02)
     found = []
@@ -84,7 +84,7 @@ def test_a_student_comes_near_its_teacher(objective, kind):
 @pytest.mark.parametrize(("objective", "kind"), CASES[:2], ids=IDS[:2])
 def test_scores_in_pieces_give_the_loss_and_the_slopes_of_the_whole(objective, kind, monkeypatch):
     teachers = tuple(model_for(objective, kind, seed=seed).requires_grad_(False) for seed in (1, 2))
-    asked = taught(objective, Lesson(teachers, 0.7, 1.5))
+    asked = distill(objective, Distillation(teachers, 0.7, 1.5))
     batch, slopes = batch_for(objective), []
     for room in (2**24, 400):
         monkeypatch.setattr(module, "PIECE", {"cpu": room})
@@ -101,19 +101,21 @@ def test_scores_in_pieces_give_the_loss_and_the_slopes_of_the_whole(objective, k
 
 
 def test_several_teachers_give_the_mean_of_their_probabilities():
-    objective = Classify()
+    objective = Classification()
     teachers = tuple(model_for(objective, "bidirectional", seed=seed) for seed in (1, 2, 3))
     batch = batch_for(objective)
     with torch.no_grad():
         scores = [teacher(batch)["class"] for teacher in teachers]
     mean = torch.stack([own.softmax(dim=-1) for own in scores]).mean(dim=0)
-    assert torch.allclose(Lesson(teachers, 1.0, 1.0).opinions(scores).exp(), mean, atol=1e-6)
+    assert torch.allclose(Distillation(teachers, 1.0, 1.0).teacher_log_probs(scores).exp(), mean, atol=1e-6)
 
 
 def test_r_drop_and_a_teacher_go_together():
-    objective = Classify(dropout=0.1, r_drop=1.0)
+    objective = Classification(dropout=0.1, r_drop=1.0)
     student, teacher = (model_for(objective, "bidirectional", seed=seed) for seed in (0, 1))
-    losses = taught(objective, Lesson((teacher,), 0.5, 2.0)).losses(student.train(), batch_for(objective))
+    losses = distill(objective, Distillation((teacher,), 0.5, 2.0)).losses(
+        student.train(), batch_for(objective)
+    )
     assert losses.keys() == {"class", "agreement"}
     total(losses).backward()
     assert all(weight.grad is None for weight in teacher.parameters())
@@ -130,7 +132,7 @@ def test_a_hybrid_fills_gaps_for_its_pupil():
     assert not can_teach(objective, CausalAndMasked())
     assert not can_teach(CausalAndMasked(), CausalLM())
     by_hybrid, by_masked = (
-        taught(objective, Lesson((own,), 1.0, 1.0)).losses(student, batch)["lm"].total
+        distill(objective, Distillation((own,), 1.0, 1.0)).losses(student, batch)["lm"].total
         for own in (teacher, model_for(objective, "bidirectional", seed=1))
     )
     assert torch.equal(by_hybrid, by_masked)
@@ -141,30 +143,32 @@ def test_teachers_do_not_change():
     student, teacher = (model_for(objective, "bidirectional", seed=seed) for seed in (0, 1))
     before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
     total(
-        taught(objective, Lesson((teacher,), 1.0, 1.0)).losses(student.train(), batch_for(objective))
+        distill(objective, Distillation((teacher,), 1.0, 1.0)).losses(student.train(), batch_for(objective))
     ).backward()
     assert all(torch.equal(before[name], weight) for name, weight in teacher.state_dict().items())
     assert all(weight.grad is None for weight in teacher.parameters())
 
 
 def test_every_taught_objective_keeps_the_settings_of_the_plain_one():
-    for kind in TAUGHT:
-        assert taught(kind(), Lesson((), 0.5, 2.0)).name == kind.name
-    assert taught(MaskedLM(rate=0.4), Lesson((), 0.5, 2.0)).rate == 0.4
+    for kind in DISTILLED:
+        assert distill(kind(), Distillation((), 0.5, 2.0)).name == kind.name
+    assert distill(MaskedLM(rate=0.4), Distillation((), 0.5, 2.0)).rate == 0.4
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @pytest.mark.parametrize("kind", [torch.float, torch.bfloat16])
 def test_the_slopes_of_a_lesson_are_those_that_autograd_finds(temperature, kind):
     torch.manual_seed(0)
-    lesson = Lesson((), 0.7, temperature)
+    distillation = Distillation((), 0.7, temperature)
     scores, *known = (torch.randn(9, 40).to(kind) for _ in range(3))
     wanted = torch.randint(40, (9,))
     full = scores.float().requires_grad_()
     true = torch.nn.functional.cross_entropy(full, wanted, reduction="sum")
-    expected = lesson.mixed(true, lesson.distance(lesson.softened(full), lesson.opinions(known)))
+    expected = distillation.mixed(
+        true, distillation.distance(distillation.softened(full), distillation.teacher_log_probs(known))
+    )
     (slope,) = torch.autograd.grad(expected, full)
-    loss, correct, found = module.compared(scores, wanted, known, lesson)
+    loss, correct, found = module.compared(scores, wanted, known, distillation)
     assert torch.allclose(loss, expected, rtol=1e-5)
     assert int(correct) == int((full.argmax(-1) == wanted).sum())
     assert found.dtype == kind
@@ -184,7 +188,10 @@ def test_lessons_are_compiled_once_for_any_number_of_rows(monkeypatch):
     teachers = tuple(
         model_for(objective, "bidirectional", seed=seed).requires_grad_(False) for seed in (1, 2)
     )
-    asked, student = taught(objective, Lesson(teachers, 0.7, 1.5)), model_for(objective, "bidirectional")
+    asked, student = (
+        distill(objective, Distillation(teachers, 0.7, 1.5)),
+        model_for(objective, "bidirectional"),
+    )
     for lengths in ((7, 12, 9, 12), (12, 12, 12, 12, 12), (9, 9), (30, 31, 12)):
         batch = batch_for(objective, lengths)
         swiftly = asked.losses(student, batch)["lm"]

@@ -8,7 +8,7 @@ from headstart.batch import IGNORE
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
 from headstart.objectives.base import counts
-from headstart.objectives.seq2seq import Translate
+from headstart.objectives.seq2seq import Seq2Seq
 from tests.helpers.tiny_models import SHAPES, VOCABULARY, generator, random_rows, tiny_config
 
 LENGTHS = [9, 4, 12, 2]
@@ -16,13 +16,13 @@ LENGTHS = [9, 4, 12, 2]
 
 def make_model(shape="lab", **changes):
     torch.manual_seed(0)
-    body, objective = tiny_config("encoder-decoder", shape, **changes), Translate()
+    body, objective = tiny_config("encoder-decoder", shape, **changes), Seq2Seq()
     return build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 0)).eval()
 
 
 def make_batch(lengths=LENGTHS):
     rows = random_rows(lengths, sources=True)
-    return rows, Translate().collate(rows, VOCABULARY, generator())
+    return rows, Seq2Seq().collate(rows, VOCABULARY, generator())
 
 
 def test_a_decoder_reads_a_translation_without_its_end_and_is_asked_for_it_without_its_start():
@@ -44,10 +44,10 @@ def test_one_masked_pass_gives_the_loss_of_predicting_word_by_word(shape):
     rows, batch = make_batch()
     total, count = 0.0, 0
     with torch.no_grad():
-        marks = Translate().losses(model, batch)["lm"]
+        marks = Seq2Seq().losses(model, batch)["lm"]
         for number in range(len(rows)):
             row = rows[number]
-            alone = Translate().collate([row], VOCABULARY, generator())
+            alone = Seq2Seq().collate([row], VOCABULARY, generator())
             cache = model.backbone.begin(alone, room=1)
             weight, bias = model.heads["lm"].projection(model.backbone.table)
             for before, wanted in zip(row.tokens[:-1].tolist(), row.tokens[1:].tolist(), strict=True):
@@ -62,9 +62,9 @@ def test_one_masked_pass_gives_the_loss_of_predicting_word_by_word(shape):
 def test_smoothing_is_for_learning_alone():
     model, (_, batch) = make_model(), make_batch()
     with torch.no_grad():
-        marked = [Translate(smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
+        marked = [Seq2Seq(smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
         model.train()
-        learnt = [Translate(smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
+        learnt = [Seq2Seq(smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
     assert marked[0] == marked[1] == learnt[0]
     assert learnt[0] != learnt[1]
 
@@ -73,7 +73,7 @@ def test_the_smoothed_loss_is_that_of_torch_over_all_marked_tokens():
     model, (_, batch) = make_model(), make_batch()
     model.train()
     with torch.no_grad():
-        marks = Translate(smoothing=0.1).losses(model, batch)["lm"]
+        marks = Seq2Seq(smoothing=0.1).losses(model, batch)["lm"]
         scores = model(batch)["lm"].flatten(0, 1)
         expected = torch.nn.functional.cross_entropy(
             scores, batch.labels["lm"].flatten(), ignore_index=IGNORE, label_smoothing=0.1
@@ -88,7 +88,7 @@ def test_one_table_is_read_by_encoder_decoder_and_head():
     ]
     assert not [name for name in model.state_dict() if name.startswith("heads.")]  # nor a bias
     _, batch = make_batch()
-    Translate().losses(model, batch)["lm"].total.backward()
+    Seq2Seq().losses(model, batch)["lm"].total.backward()
     slopes = model.backbone.table.grad.abs().sum(dim=1)
     only_read = set(batch.source[batch.source_real].tolist()) - set(batch.labels["lm"].flatten().tolist())
     assert only_read
@@ -106,15 +106,15 @@ def test_two_vocabularies_are_two_tables():
 def test_passes_that_agree_cost_what_one_pass_costs():
     _, batch = make_batch()
     model = make_model().train()  # no dropout, so both passes say the same
-    twice = Translate(r_drop=3.0).collate(random_rows(LENGTHS, sources=True), VOCABULARY, generator())
-    both, one = Translate(r_drop=3.0).losses(model, twice), Translate().losses(model, batch)
+    twice = Seq2Seq(r_drop=3.0).collate(random_rows(LENGTHS, sources=True), VOCABULARY, generator())
+    both, one = Seq2Seq(r_drop=3.0).losses(model, twice), Seq2Seq().losses(model, batch)
     assert torch.equal(both["lm"].total, one["lm"].total)
     assert float(both["agreement"].total.detach()) == 0
     assert list(one) == ["lm"]
 
 
 def test_passes_that_differ_are_drawn_together_in_training_alone():
-    objective, model = Translate(r_drop=2.0), make_model(dropout=0.5)
+    objective, model = Seq2Seq(r_drop=2.0), make_model(dropout=0.5)
     batch = objective.collate(random_rows(LENGTHS, sources=True), VOCABULARY, generator())
     assert list(objective.losses(model, batch)) == ["lm"]
     found = objective.losses(model.train(), batch)
@@ -125,4 +125,4 @@ def test_passes_that_differ_are_drawn_together_in_training_alone():
 
 def test_r_drop_without_dropout_is_refused():
     with pytest.raises(ConfigError, match="no dropout"):
-        Translate(r_drop=1.0).settle(tiny_config("encoder-decoder"))
+        Seq2Seq(r_drop=1.0).resolve_backbone(tiny_config("encoder-decoder"))

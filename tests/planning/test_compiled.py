@@ -45,7 +45,7 @@ def test_the_plan_and_the_training_go_by_one_rule(monkeypatch, training, compile
     monkeypatch.setattr("headstart.training.compile.can_compile", lambda device: device == "cuda")
     config = resolve("pretrain", "tiny", {"training": {**training, "compile": compile}})
     objective, size = make_objective(config.objective), config.tokenizer.vocabulary
-    body = objective.settle(config.body)
+    body = objective.resolve_backbone(config.body)
     model = build_model(body, size, objective.heads(body, size, 2))
     for kind, name in (("cuda", "H200"), ("cpu", "CPU 2 cores")):
         runtime = Runtime(torch.device(kind), torch.float32)

@@ -31,7 +31,7 @@ def kept_bytes(load, objective):
         return tensor
 
     sources = load.vocabulary if load.source_length else 0
-    texts = MadeUp(load.vocabulary, load.batch, load.length + objective.looks_past, 0, sources)
+    texts = MadeUp(load.vocabulary, load.batch, load.length + objective.lookahead, 0, sources)
     batch = objective.collate(texts.fetch(texts.batches(0)[0], 0), texts, torch.Generator())
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         objective.losses(model, batch)

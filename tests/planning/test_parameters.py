@@ -20,7 +20,7 @@ def built_count(body, vocabulary, heads):
 def preset_parts(job, preset, classes=2):
     config = resolve(job, preset)
     objective = make_objective(config.objective)
-    body = objective.settle(config.body)
+    body = objective.resolve_backbone(config.body)
     size = config.tokenizer.vocabulary
     return body, size, objective.heads(body, size, classes)
 

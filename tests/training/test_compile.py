@@ -7,7 +7,7 @@ from headstart.config import RunConfig
 from headstart.data.samplers import BlockLoader, TextLoader
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
-from headstart.objectives.distillation import Lesson, taught
+from headstart.objectives.distillation import Distillation, distill
 from headstart.training.compile import SIZED, Compiled, can_compile, for_any_size, should_compile
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Evaluation, Trainer
@@ -31,13 +31,13 @@ def make_trainer(name, dropout=0.0, seed=0, teachers=(), **training):
     torch.manual_seed(seed)
     objective = OBJECTIVES[name]()
     if teachers:
-        objective = taught(objective, Lesson(tuple(teachers), 0.5, 2.0))
+        objective = distill(objective, Distillation(tuple(teachers), 0.5, 2.0))
     body = tiny_config(objective.bodies[0], dropout=dropout)
     model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
     settings = {"epochs": 2, "keep": "last", **training}
     config = RunConfig(job="finetune", body=body, optimizer={"kind": "muon"}, training=settings)
     if objective.reads == "blocks":
-        loader = BlockLoader(Tokens(), 8, 16, 0, objective.looks_past)
+        loader = BlockLoader(Tokens(), 8, 16, 0, objective.lookahead)
     else:
         lengths = [5, 9, 7, 12, 9, 4, 10, 6, 6, 6, 13, 8]
         loader = TextLoader(random_rows(lengths, sources=objective.reads == "translations"), batch_tokens=40)

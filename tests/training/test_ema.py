@@ -7,7 +7,7 @@ from headstart.config import RunConfig, TrainingConfig
 from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
-from headstart.objectives.classification import Classify
+from headstart.objectives.classification import Classification
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Evaluation, Trainer
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
@@ -18,7 +18,7 @@ CPU = Runtime(torch.device("cpu"), torch.float32)
 def run(evaluate=None, watch=None, **training):
     """A finished trainer; `watch` sees it after each step's average was taken."""
     torch.manual_seed(0)
-    body, objective = tiny_config("bidirectional", dropout=0.1), Classify()
+    body, objective = tiny_config("bidirectional", dropout=0.1), Classification()
     model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
     config = RunConfig(job="finetune", body=body, training={"keep": "last", **training})
     loader = TextLoader(random_rows([8] * 12), batch_tokens=32, seed=0)

@@ -7,14 +7,14 @@ import torch
 from headstart.batch import Row
 from headstart.config import TrainingConfig
 from headstart.models.model import build_model
-from headstart.objectives.classification import Classify
+from headstart.objectives.classification import Classification
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.linear_probe import MAX_TEXTS, fit_head, pooled_vectors
 from headstart.training.runtime import seed_everything, start_runtime
 from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
 RUNTIME = start_runtime(TrainingConfig(device="cpu"))
-OBJECTIVE = Classify()
+OBJECTIVE = Classification()
 
 
 def model_and_rows(kind="bidirectional", count=60):

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from headstart.config import ScheduleConfig
 from headstart.errors import ConfigError
-from headstart.training.lr_schedule import SCHEDULES, rate_at
+from headstart.training.lr_schedule import SCHEDULES, lr_factor
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
@@ -15,13 +15,13 @@ from headstart.training.lr_schedule import SCHEDULES, rate_at
 def test_a_rate_is_always_a_share_of_the_top(kind, progress, warmup, decay, final, warmup_steps, step):
     assume(warmup or kind != "inverse-square-root")
     config = ScheduleConfig(kind=kind, warmup=warmup, decay=decay, final=final, warmup_steps=warmup_steps)
-    assert 0 <= rate_at(progress, config, step) <= 1
+    assert 0 <= lr_factor(progress, config, step) <= 1
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_every_schedule_rises_to_the_top(kind):
     config = ScheduleConfig(kind=kind, warmup=0.1)
-    rising = [rate_at(progress / 100, config) for progress in range(11)]
+    rising = [lr_factor(progress / 100, config) for progress in range(11)]
     assert rising == sorted(rising)
     assert rising[-1] == pytest.approx(1)
     assert rising[0] > 0
@@ -34,7 +34,9 @@ def test_a_warmup_in_steps_is_the_share_that_those_steps_are(kind):
     by_steps = ScheduleConfig(kind=kind, warmup_steps=10)
     for step in range(100):
         shift = 1 if step < 10 or kind == "inverse-square-root" else 0
-        assert rate_at(step / 100, by_steps, step) == pytest.approx(rate_at((step + shift) / 100, by_share))
+        assert lr_factor(step / 100, by_steps, step) == pytest.approx(
+            lr_factor((step + shift) / 100, by_share)
+        )
 
 
 def test_inverse_square_root_is_the_formula_of_the_paper():
@@ -43,7 +45,7 @@ def test_inverse_square_root_is_the_formula_of_the_paper():
     top = (width * warmup) ** -0.5
     for step in (1, 2, 100, 3999, 4000, 4001, 10_000, 100_000):
         paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        assert top * rate_at((step - 1) / 100_000, config, step - 1) == pytest.approx(
+        assert top * lr_factor((step - 1) / 100_000, config, step - 1) == pytest.approx(
             paper, rel=1e-9, abs=1e-3 * top
         )
 
@@ -57,10 +59,10 @@ def test_inverse_square_root_without_a_rise_is_refused():
     "kind", [kind for kind in SCHEDULES if kind not in ("constant", "inverse-square-root")]
 )
 def test_every_falling_schedule_ends_where_it_should(kind):
-    assert rate_at(1.0, ScheduleConfig(kind=kind, warmup=0.1, final=0.25)) == pytest.approx(0.25)
+    assert lr_factor(1.0, ScheduleConfig(kind=kind, warmup=0.1, final=0.25)) == pytest.approx(0.25)
 
 
 def test_the_stable_part_stays_at_the_top_until_the_decay():
     config = ScheduleConfig(kind="warmup-stable-decay", warmup=0.1, decay=0.2)
-    assert rate_at(0.79, config) == 1
-    assert rate_at(0.9, config) == pytest.approx(0.5)
+    assert lr_factor(0.79, config) == 1
+    assert lr_factor(0.9, config) == pytest.approx(0.5)

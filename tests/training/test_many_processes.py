@@ -9,11 +9,11 @@ from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError, DataError
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
-from headstart.objectives.classification import Classify
+from headstart.objectives.classification import Classification
 from headstart.training.callbacks import StepDone
-from headstart.training.distributed import joined
-from headstart.training.evaluate import language_sums, predict_probabilities
-from headstart.training.parallel import Share, shares
+from headstart.training.distributed import init_processes
+from headstart.training.evaluate import loss_sums, predict_probabilities
+from headstart.training.parallel import BatchShard, batch_shards
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Evaluation, Trainer
 from tests.helpers.processes import in_processes
@@ -40,7 +40,7 @@ def train(
     **training,
 ):
     """Losses, weights, tokens and marks of a short training, in as many processes as there are."""
-    with joined() as processes:
+    with init_processes() as processes:
         processes.start(CPU, 1.0)
         runtime = Runtime(CPU, precision, processes, sharded and not processes.is_alone)
         torch.manual_seed(0)
@@ -56,16 +56,14 @@ def train(
         loader, told = TextLoader(rows, batch_tokens=40), []
 
         def evaluate(model):
-            total, count, _ = next(
-                iter(language_sums(model, objective, loader, VOCABULARY, runtime).values())
-            )
+            total, count, _ = next(iter(loss_sums(model, objective, loader, VOCABULARY, runtime).values()))
             return Evaluation({"loss": total / count}, rank=-total / count)
 
         trainer = Trainer(model, objective, loader, VOCABULARY, config, runtime, evaluate, told.append)
         trainer.run()
         trainer.finish()
-        marks = trainer.copy.read(lambda model: language_sums(model, objective, loader, VOCABULARY, runtime))
-        weights = trainer.copy.whole(model.state_dict())
+        marks = trainer.strategy.read(lambda model: loss_sums(model, objective, loader, VOCABULARY, runtime))
+        weights = trainer.strategy.whole(model.state_dict())
         return (
             [event.losses if isinstance(event, StepDone) else event.values for event in told],
             {key: weight.numpy() for key, weight in weights.items()},
@@ -158,10 +156,10 @@ def test_a_process_without_rows_takes_part():
     rows = random_rows([5, 6])
 
     def step():
-        with joined() as processes:
+        with init_processes() as processes:
             processes.start(CPU, 1.0)
             torch.manual_seed(0)
-            objective, body = Classify(), tiny_config("bidirectional")
+            objective, body = Classification(), tiny_config("bidirectional")
             model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
             config = RunConfig(job="finetune", body=body, training={"steps": 2, "keep": "last"})
             runtime = Runtime(CPU, torch.float32, processes)
@@ -179,24 +177,24 @@ def test_a_process_without_rows_takes_part():
 def test_a_problem_of_one_process_is_the_problem_of_all_and_settings_must_agree():
     def meet():
         told = []
-        with joined() as processes:
+        with init_processes() as processes:
             for work in (
-                lambda: processes.from_main(lambda: fail("main")),
+                lambda: processes.broadcast(lambda: fail("main")),
                 lambda: together(processes, lambda: fail("second") if processes.rank == 1 else None),
-                lambda: processes.agree({"training": {"seed": processes.rank // 2}}),
+                lambda: processes.assert_equal({"training": {"seed": processes.rank // 2}}),
             ):
                 try:
                     work()
                 except (DataError, ConfigError) as error:
                     told.append((type(error).__name__, str(error), error.hint, error.is_shared))
-            told.append(processes.exchange("é" * 5_000_000 if processes.rank == 1 else "short")[1][-3:])
+            told.append(processes.all_gather("é" * 5_000_000 if processes.rank == 1 else "short")[1][-3:])
         return told
 
     def fail(who):
         raise DataError(f"{who} found nothing", hint="look again")
 
     def together(processes, work):
-        with processes.together():
+        with processes.raise_on_all():
             work()
 
     found = in_processes(3, meet)
@@ -211,11 +209,11 @@ def test_a_problem_of_one_process_is_the_problem_of_all_and_settings_must_agree(
 def test_every_row_of_a_step_is_read_by_one_process(batches, count):
     read = []
     for rank in range(count):
-        own = shares(batches, rank, count)
-        assert len(own) == len(shares(batches, 0, count))
+        own = batch_shards(batches, rank, count)
+        assert len(own) == len(batch_shards(batches, 0, count))
         read += [(share.batch, row) for share in own for row in range(*share.rows(10))]
     assert sorted(read) == [(batch, row) for batch in range(batches) for row in range(10)]
 
 
 def test_whole_batches_go_round_before_any_is_cut():
-    assert shares(5, 1, 2) == [Share(1), Share(3), Share(4, 1, 2)]
+    assert batch_shards(5, 1, 2) == [BatchShard(1), BatchShard(3), BatchShard(4, 1, 2)]

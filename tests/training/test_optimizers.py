@@ -4,7 +4,7 @@ import torch
 from headstart.config import OptimizerConfig
 from headstart.models.model import HeadSpec, build_model
 from headstart.training.muon import Muon, orthogonal, parts_of
-from headstart.training.optimizers import make_optimizer, thaw
+from headstart.training.optimizers import make_optimizer, set_trainable_layers
 from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
 HEADS = {"class": HeadSpec("class", 2, {"pooling": "mean", "projection": "dense"})}
@@ -50,7 +50,7 @@ def test_gradual_unfreezing_thaws_from_the_top():
     net = model()
     seen = []
     for epoch in range(6):
-        thaw(net, False, 1.0, epoch)
+        set_trainable_layers(net, False, 1.0, epoch)
         seen.append(learning(net))
     assert seen[0] == {"heads.class", "backbone.stack.final_norm"}
     assert "backbone.stack.blocks.2" in seen[1]
@@ -61,7 +61,7 @@ def test_gradual_unfreezing_thaws_from_the_top():
 
 def test_a_frozen_base_does_not_learn():
     net = model()
-    thaw(net, True, None, 0)
+    set_trainable_layers(net, True, None, 0)
     assert learning(net) == {"heads.class"}
 
 

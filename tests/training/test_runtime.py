@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from headstart.config import TrainingConfig, merge
-from headstart.training.runtime import in_one_shape, peak_memory, seed_everything, seed_for, start_runtime
+from headstart.training.runtime import cudnn_attention, peak_memory, seed_everything, seed_for, start_runtime
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
@@ -75,8 +75,8 @@ def test_cudnn_plans_attention_only_where_all_batches_have_one_shape(tmp_path):
 
 @pytest.mark.usefixtures("without_cudnn")
 def test_cudnn_does_not_plan_attention_where_bits_must_repeat(monkeypatch):
-    with in_one_shape():
+    with cudnn_attention():
         assert torch.backends.cuda.cudnn_sdp_enabled()
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    with in_one_shape():
+    with cudnn_attention():
         assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -3,7 +3,7 @@ import torch
 from headstart.config import RunConfig
 from headstart.data.samplers import TextLoader
 from headstart.models.model import build_model
-from headstart.objectives.classification import Classify
+from headstart.objectives.classification import Classification
 from headstart.training.callbacks import Evaluated, StepDone
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import Runtime, seed_for
@@ -15,7 +15,7 @@ CPU = Runtime(torch.device("cpu"), torch.float32)
 
 def trainer(rows, evaluate=None, on_event=lambda event: None, optimizer=None, **training):
     torch.manual_seed(0)
-    body, objective = tiny_config("bidirectional"), Classify()
+    body, objective = tiny_config("bidirectional"), Classification()
     model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
     config = RunConfig(job="finetune", body=body, training=training, optimizer=optimizer or {})
     loader = TextLoader(rows, batch_tokens=training.get("batch_tokens", 64), seed=0)

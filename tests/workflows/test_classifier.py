@@ -11,7 +11,7 @@ import headstart as hs
 from headstart.batch import Batch, pad
 from headstart.config import merge
 from headstart.inference.loaded_model import load_model
-from headstart.objectives.classification import Classify
+from headstart.objectives.classification import Classification
 from headstart.training.callbacks import Note
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime
@@ -154,7 +154,7 @@ def test_a_body_without_a_head_and_a_start_from_scratch_keep_none(world):
     trained = load_model(str(world / "run"))
     config, objective = finetune_config(trained, None, TUNING)
     bare = replace(trained, info=replace(trained.info, has_heads=False))
-    assert isinstance(objective, Classify)
+    assert isinstance(objective, Classification)
     assert not keeps_head(config, objective, ["bad", "good"], bare)
     assert not keeps_head(config, objective, ["bad", "good"], None)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from headstart.baselines.tfidf import ClassicalModel, train_classical
+from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.cli.app import app
 from headstart.errors import RunError
 from headstart.results import Score
@@ -131,16 +131,16 @@ def test_a_saved_baseline_answers_to_the_last_digit(tmp_path):
     rng = random.Random(0)
     texts = [" ".join(rng.choices(["bon", "nul", "été", "livre", "a b"], k=6)) for _ in range(80)]
     labels = [number % 3 for number in range(80)]
-    model = train_classical(texts, labels, seed=0, classes=4)
+    model = train_tfidf(texts, labels, seed=0, classes=4)
     model.save(tmp_path)
-    again = ClassicalModel.load(tmp_path)
+    again = TfidfModel.load(tmp_path)
     new = [*texts, "", "jamais vu", "LIVRE été"]
     np.testing.assert_array_equal(again.predict_probabilities(new), model.predict_probabilities(new))
 
 
 def test_a_damaged_baseline_is_told(tmp_path):
     with pytest.raises(RunError, match="cannot be read"):
-        ClassicalModel.load(tmp_path)
+        TfidfModel.load(tmp_path)
 
 
 def test_the_check_reads_a_few_texts_of_every_class():

@@ -37,7 +37,7 @@ DEFAULT_STEEPNESS = 2.0  # when a class has too few texts to hold any out
 
 
 @dataclass(frozen=True)
-class ClassicalModel:
+class TfidfModel:
     """Weighted counts of words and characters, a linear model, and how steeply margins become probabilities."""
 
     readers: dict[str, TfidfVectorizer]  # by the name of their n-grams
@@ -69,7 +69,7 @@ class ClassicalModel:
         write_json(folder / NGRAMS, {"steepness": self.steepness, "classes": self.classes, "ngrams": ngrams})
 
     @staticmethod
-    def load(folder: Path) -> "ClassicalModel":
+    def load(folder: Path) -> "TfidfModel":
         """What `save` wrote."""
         try:
             content = json.loads((folder / NGRAMS).read_text("utf-8"))
@@ -88,12 +88,12 @@ class ClassicalModel:
         linear.coef_, linear.intercept_ = arrays["coefficients"], arrays["intercepts"]
         linear.classes_ = arrays["classes"]
         linear.n_features_in_ = linear.coef_.shape[1]
-        return ClassicalModel(readers, linear, content["steepness"], content["classes"])
+        return TfidfModel(readers, linear, content["steepness"], content["classes"])
 
 
-def train_classical(
+def train_tfidf(
     texts: Sequence[str], labels: Sequence[int] | np.ndarray, *, seed: int, classes: int | None = None
-) -> ClassicalModel:
+) -> TfidfModel:
     """A linear model of `texts`; `labels` are class indices below `classes` (the largest label + 1 unless told)."""
     marks = np.asarray(labels, dtype=np.int64)
     assert len(texts) == len(marks), (len(texts), len(marks))
@@ -111,7 +111,7 @@ def train_classical(
         warnings.simplefilter("ignore", ConvergenceWarning)  # the last digits of a margin decide nothing
         linear = LinearSVC(random_state=seed).fit(features, marks)
         steepness = _calibrate(features, marks, seed)
-    return ClassicalModel(readers, linear, steepness, classes or int(marks.max()) + 1)
+    return TfidfModel(readers, linear, steepness, classes or int(marks.max()) + 1)
 
 
 def _make_reader(name: str, least: int) -> TfidfVectorizer:

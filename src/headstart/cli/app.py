@@ -33,7 +33,7 @@ from headstart.cli import (
     tune,
 )
 from headstart.errors import HeadstartError, LostError, Stopped
-from headstart.training.launch import find_place, need_alone
+from headstart.training.launch import rank_info, require_single_process
 
 COMMANDS = (
     demo.demo,
@@ -97,7 +97,7 @@ def _version(
         print(find("headstart"))
         raise typer.Exit
     if context.invoked_subcommand not in (None, *MANY):
-        need_alone(f"headstart {context.invoked_subcommand}")
+        require_single_process(f"headstart {context.invoked_subcommand}")
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def main() -> None:
     try:
         _main()
     except BaseException as leaving:
-        if find_place().count == 1:
+        if rank_info().count == 1:
             raise
         code = leaving.code if isinstance(leaving, SystemExit) else 1
         if not isinstance(leaving, SystemExit):
@@ -125,14 +125,14 @@ def _main() -> None:
             _say(error, error.hint)
         sys.exit(2)
     except Stopped as stopped:
-        if find_place().rank == 0:
+        if rank_info().rank == 0:
             print(f"stopped; nothing is lost: `{stopped.again}` goes on from here", file=sys.stderr)
         sys.exit(128 + stopped.signal)
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
-        if find_place().rank == 0:
+        if rank_info().rank == 0:
             print("stopped", file=sys.stderr)
         sys.exit(130)
     except MemoryError:
@@ -142,7 +142,7 @@ def _main() -> None:
 
 def _is_ours_to_tell(error: HeadstartError) -> bool:
     """Whether this process is the one of many that tells a problem: one for all, or one a machine when some are lost."""
-    place = find_place()
+    place = rank_info()
     return place.rank == 0 or (place.local_rank == 0 if isinstance(error, LostError) else not error.is_shared)
 
 

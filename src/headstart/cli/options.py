@@ -115,11 +115,11 @@ def own_place(out: Path | None, nproc: int | None, *parts: str) -> Path:
     Many processes, and a job that may begin again, would not find the same one, so they need to be told.
     """
     from headstart.errors import ConfigError
-    from headstart.training.launch import find_place
+    from headstart.training.launch import rank_info
 
     if out is not None:
         return out
-    if nproc is not None or find_place().is_launched:
+    if nproc is not None or rank_info().is_launched:
         error = ConfigError("many processes must be told where the run goes", hint="add --out RUN")
         error.is_shared = True  # every process finds the same
         raise error
@@ -159,9 +159,9 @@ def launched(
 ) -> bool:
     """Run this very command in many processes if that is asked and not yet so; whether it was done."""
     from headstart.errors import ConfigError
-    from headstart.training.launch import check_room, find_place, launch
+    from headstart.training.launch import check_process_count, launch, rank_info
 
-    place = find_place()
+    place = rank_info()
     if nproc is None:
         if nodes > 1 or meet or max_restarts:
             raise ConfigError("--nodes, --meet and --max-restarts go with --nproc", hint="add --nproc N")
@@ -176,7 +176,7 @@ def launched(
     # What torch would log, with its stack, we tell in words.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     training = (settings or {}).get("training", {})
-    check_room(nproc, training.get("device", "auto"))
+    check_process_count(nproc, training.get("device", "auto"))
     words, timeout = context.find_root().meta["words"], training.get("timeout")
     known = {"timeout": timeout} if isinstance(timeout, int | float) and timeout > 0 else {}
     code = launch(words, nproc, nodes, meet, max_restarts, **known)
@@ -187,9 +187,9 @@ def launched(
 
 def speaks() -> bool:
     """Whether this process shows progress and results: the main one of many does."""
-    from headstart.training.launch import find_place
+    from headstart.training.launch import rank_info
 
-    return find_place().rank == 0
+    return rank_info().rank == 0
 
 
 def saving(text: str | None) -> dict[str, Any]:

@@ -70,15 +70,15 @@ class BlockLoader:
         length: int,
         batch_tokens: int,
         seed: int,
-        looks_past: int = 0,
+        lookahead: int = 0,
         shuffled: bool = True,
     ):
-        self.stream, self.length, self.looks_past = stream, length, looks_past
+        self.stream, self.length, self.lookahead = stream, length, lookahead
         self.rows_per_batch = max(1, batch_tokens // length)
         self.seed, self.shuffled = seed, shuffled
 
     def _offset(self, epoch: int) -> int:
-        spare = (len(self.stream) - self.looks_past) % self.length if len(self.stream) > self.length else 0
+        spare = (len(self.stream) - self.lookahead) % self.length if len(self.stream) > self.length else 0
         return int(_chance(self.seed, epoch).integers(spare + 1)) if self.shuffled else 0
 
     def count(self, epoch: int) -> int:
@@ -86,7 +86,7 @@ class BlockLoader:
         return -(-self._blocks() // self.rows_per_batch)
 
     def _blocks(self) -> int:
-        usable = len(self.stream) - self.looks_past
+        usable = len(self.stream) - self.lookahead
         if self.shuffled:
             return max(usable // self.length, min(1, usable))
         return -(-max(usable, 0) // self.length)
@@ -104,7 +104,7 @@ class BlockLoader:
         offset, rows = self._offset(epoch), []
         for number in numbers:
             start = offset + int(number) * self.length
-            stop = min(start + self.length + self.looks_past, len(self.stream))
+            stop = min(start + self.length + self.lookahead, len(self.stream))
             rows.append(Row(self.stream.slice(start, stop)))
         return rows
 

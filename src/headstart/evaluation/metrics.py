@@ -12,7 +12,7 @@ SMALLEST_PROBABILITY = 1e-7  # about what float32 can tell from 0; keeps one sur
 
 
 @dataclass(frozen=True)
-class Tally:
+class ClassificationCounts:
     """The sums from which every metric is read; the tallies of parts add up to the tally of the whole."""
 
     confusion: np.ndarray  # (C, C) counts, row = truth, column = answer
@@ -21,8 +21,8 @@ class Tally:
     bin_confidence: np.ndarray  # (BINS,) summed confidence
     bin_correct: np.ndarray  # (BINS,) right answers
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(
+    def __add__(self, other: "ClassificationCounts") -> "ClassificationCounts":
+        return ClassificationCounts(
             self.confusion + other.confusion,
             self.loss + other.loss,
             self.bin_counts + other.bin_counts,
@@ -41,7 +41,7 @@ class Tally:
         return int(np.trace(self.confusion))
 
 
-def tally(truth: np.ndarray, probabilities: np.ndarray) -> Tally:
+def count_predictions(truth: np.ndarray, probabilities: np.ndarray) -> ClassificationCounts:
     """The sums of one part: `truth` (N,) class indices, `probabilities` (N, C)."""
     classes = probabilities.shape[1]
     answers = probabilities.argmax(axis=1) if len(truth) else np.zeros(0, dtype=np.int64)
@@ -52,7 +52,7 @@ def tally(truth: np.ndarray, probabilities: np.ndarray) -> Tally:
         0.0, 1.0
     )
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    return Tally(
+    return ClassificationCounts(
         confusion,
         float(-np.log(given.clip(SMALLEST_PROBABILITY, 1.0)).sum()),
         np.bincount(bins, minlength=BINS),
@@ -61,23 +61,23 @@ def tally(truth: np.ndarray, probabilities: np.ndarray) -> Tally:
     )
 
 
-def accuracy(sums: Tally) -> float:
+def accuracy(sums: ClassificationCounts) -> float:
     """The share of right answers."""
     return sums.correct / sums.count if sums.count else float("nan")
 
 
-def macro_f1(sums: Tally) -> float:
+def macro_f1(sums: ClassificationCounts) -> float:
     """The mean F1 of the classes that occur in the truth or among the answers."""
     occurs = (sums.confusion.sum(axis=0) + sums.confusion.sum(axis=1)) > 0
     return float(_per_class(sums)[2][occurs].mean()) if occurs.any() else float("nan")
 
 
-def loss(sums: Tally) -> float:
+def loss(sums: ClassificationCounts) -> float:
     """The mean negative log-likelihood of the truth, in nats."""
     return sums.loss / sums.count if sums.count else float("nan")
 
 
-def calibration_error(sums: Tally) -> float:
+def calibration_error(sums: ClassificationCounts) -> float:
     """How far confidence and accuracy lie apart, bin by bin (expected calibration error; Guo et al., 2017)."""
     return (
         float(np.abs(sums.bin_confidence - sums.bin_correct).sum()) / sums.count
@@ -90,11 +90,11 @@ def calibration_error(sums: Tally) -> float:
 class Metric:
     """A number read from a tally; called, it tallies first."""
 
-    read: Callable[[Tally], float]
+    read: Callable[[ClassificationCounts], float]
 
     def __call__(self, truth: np.ndarray, probabilities: np.ndarray) -> float:
         """The metric of `probabilities` (N, C) against `truth` (N,)."""
-        return self.read(tally(truth, probabilities))
+        return self.read(count_predictions(truth, probabilities))
 
 
 METRICS: dict[str, Metric] = {
@@ -113,9 +113,9 @@ def score(
     split: str = "",
 ) -> Score:
     """All marks of one model; `seen` (N,) is True where any training stage has read the text."""
-    whole = tally(truth, probabilities)
+    whole = count_predictions(truth, probabilities)
     unseen = np.ones(len(truth), dtype=bool) if seen is None else ~np.asarray(seen, dtype=bool)
-    fair = tally(truth[unseen], probabilities[unseen])
+    fair = count_predictions(truth[unseen], probabilities[unseen])
     precision, recall, f1 = _per_class(whole)
     return Score(
         accuracy=accuracy(whole),
@@ -140,7 +140,7 @@ def score(
     )
 
 
-def _per_class(sums: Tally) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _per_class(sums: ClassificationCounts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Precision, recall and F1 of each class; 0 where there is nothing to divide by."""
     right, answered, asked = np.diag(sums.confusion), sums.confusion.sum(axis=0), sums.confusion.sum(axis=1)
     return (

@@ -80,7 +80,7 @@ def adjust(tests: Sequence[PairedTest]) -> list[PairedTest]:
     return adjusted
 
 
-def passes_mark(curve: Sequence[CurvePoint], mark: float) -> float | None:
+def first_epoch_reaching(curve: Sequence[CurvePoint], mark: float) -> float | None:
     """The first epoch at which validation accuracy is at or over `mark`, or None if it never is."""
     return next((point.epoch for point in curve if point.accuracy >= mark), None)
 

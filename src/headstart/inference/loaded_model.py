@@ -22,7 +22,7 @@ from headstart.pretrained import shipped_bases as shipped_bases
 from headstart.quantization import read_weights
 
 if TYPE_CHECKING:
-    from headstart.baselines.tfidf import ClassicalModel
+    from headstart.baselines.tfidf import TfidfModel
 
 Classifier = Literal["network", "tfidf"]
 FORMAT_VERSION = 2  # of run.json
@@ -97,7 +97,7 @@ class LoadedModel:
     weights: dict[str, Tensor]
     train_fingerprints: np.ndarray
     own_source_tokenizer: Tokenizer | None = None  # of a translator with a vocabulary for each side
-    tfidf: "ClassicalModel | None" = None  # what it answers with, where the TF-IDF baseline was better
+    tfidf: "TfidfModel | None" = None  # what it answers with, where the TF-IDF baseline was better
 
     @property
     def source_tokenizer(self) -> Tokenizer:
@@ -188,10 +188,10 @@ def read_fingerprints(path: Path) -> np.ndarray:
     return np.zeros(0, np.uint64)
 
 
-def _load_tfidf(path: Path) -> "ClassicalModel":
-    from headstart.baselines.tfidf import ClassicalModel  # needs scikit-learn, which takes long to load
+def _load_tfidf(path: Path) -> "TfidfModel":
+    from headstart.baselines.tfidf import TfidfModel  # needs scikit-learn, which takes long to load
 
-    return ClassicalModel.load(path)
+    return TfidfModel.load(path)
 
 
 def require_head(loaded: LoadedModel) -> None:

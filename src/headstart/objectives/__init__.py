@@ -4,11 +4,11 @@ from headstart.config import ObjectiveConfig
 from headstart.errors import pick
 from headstart.objectives.base import Objective, make
 from headstart.objectives.causal_lm import CausalLM
-from headstart.objectives.classification import Classify
-from headstart.objectives.electra import ReplacedTokens
+from headstart.objectives.classification import Classification
+from headstart.objectives.electra import Electra
 from headstart.objectives.masked_lm import CausalAndMasked, MaskedLM
 from headstart.objectives.next_sentence import MaskedAndNextSentence, NextSentence
-from headstart.objectives.seq2seq import Translate
+from headstart.objectives.seq2seq import Seq2Seq
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "causal-lm": CausalLM,
@@ -16,9 +16,9 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "next-sentence": NextSentence,
     "masked-lm+next-sentence": MaskedAndNextSentence,
     "causal+masked": CausalAndMasked,
-    "replaced-token": ReplacedTokens,
-    "classify": Classify,
-    "translate": Translate,
+    "replaced-token": Electra,
+    "classify": Classification,
+    "translate": Seq2Seq,
 }
 
 

@@ -19,7 +19,7 @@ from headstart.models.model import HeadSpec, Model
 Reads = Literal["blocks", "pairs", "texts", "translations"]
 
 
-class Alphabet(Protocol):
+class Vocabulary(Protocol):
     """What an objective must know of the tokenizer."""
 
     @property
@@ -67,16 +67,14 @@ class Objective:
     reads: ClassVar[
         Reads
     ]  # blocks of a corpus, pairs of sentences in it, labelled texts, texts with translations
-    looks_past: ClassVar[int] = 0  # tokens needed beyond a block's end
-    asks_by_row: ClassVar[bool] = (
-        False  # True = what is asked of a row depends on no other row, nor on chance
-    )
+    lookahead: ClassVar[int] = 0  # tokens needed beyond a block's end
+    is_rowwise: ClassVar[bool] = False  # True = what is asked of a row depends on no other row, nor on chance
 
-    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """The heads it needs on a body of this shape."""
         raise NotImplementedError
 
-    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """A batch that asks about these rows."""
         raise NotImplementedError
 
@@ -85,16 +83,16 @@ class Objective:
         raise NotImplementedError
 
     @property
-    def asked_share(self) -> float:
+    def loss_fraction(self) -> float:
         """The share of positions at which the whole vocabulary is scored."""
         return 0.0
 
-    def finished_share(self, body: BodyConfig, length: int) -> float:
+    def last_layer_fraction(self, body: BodyConfig, length: int) -> float:
         """The share of positions that the last block must finish, for texts of this length."""
         return 1.0
 
     @property
-    def passes(self) -> int:
+    def num_forward(self) -> int:
         """How often the body reads a batch in one training step."""
         return 1
 
@@ -103,7 +101,7 @@ class Objective:
         """Models that read every batch beside the one that learns."""
         return ()
 
-    def settle(self, body: BodyConfig) -> BodyConfig:
+    def resolve_backbone(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided, or an error when the kind cannot be asked this."""
         if body.kind == "auto":
             return body.model_copy(update={"kind": self.bodies[0]})

@@ -11,7 +11,7 @@ from headstart.batch import IGNORE, Batch, Row, marked_places, pad, rows_at
 from headstart.config import BodyConfig
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Alphabet, Loss, Objective, Reads
+from headstart.objectives.base import Loss, Objective, Reads, Vocabulary
 from headstart.objectives.cross_entropy import token_loss
 
 
@@ -22,22 +22,22 @@ class CausalLM(Objective):
     name: ClassVar[str] = "causal-lm"
     bodies: ClassVar[tuple[str, ...]] = ("causal",)
     reads: ClassVar[Reads] = "blocks"
-    looks_past: ClassVar[int] = 1
-    asks_by_row: ClassVar[bool] = True
+    lookahead: ClassVar[int] = 1
+    is_rowwise: ClassVar[bool] = True
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @property
-    def asked_share(self) -> float:
+    def loss_fraction(self) -> float:
         """Every position."""
         return 1.0
 
-    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
-        return {"lm": HeadSpec("lm", vocabulary)}
+        return {"lm": HeadSpec("lm", vocab_size)}
 
-    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """All tokens of a row but its last as input, all but the first as labels."""
-        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
+        tokens, real = pad([row.tokens for row in rows], vocabulary.padding)
         labels = tokens[:, 1:].masked_fill(~real[:, 1:], IGNORE)
         is_full = bool(real.all())
         marked = None if is_full else (labels.flatten() != IGNORE).nonzero()[:, 0]

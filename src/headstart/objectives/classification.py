@@ -13,12 +13,12 @@ from headstart.batch import Batch, Row, pad
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Alphabet, Loss, Objective, Reads
+from headstart.objectives.base import Loss, Objective, Reads, Vocabulary
 from headstart.objectives.cross_entropy import divergence
 
 
 @dataclass(frozen=True)
-class Classify(Objective):
+class Classification(Objective):
     """Ask for the label of each text; `auto` pools what the body knows best: causal last, bidirectional mean.
 
     `r_drop` weighs how far two passes with different dropout are apart (Liang et al., 2021).
@@ -27,7 +27,7 @@ class Classify(Objective):
     name: ClassVar[str] = "classify"
     bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "causal", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "texts"
-    asks_by_row: ClassVar[bool] = True
+    is_rowwise: ClassVar[bool] = True
     pooling: Literal["auto", "last", "mean", "max", "mean+max", "first", "pooler"] = "auto"
     projection: Literal["auto", "linear", "dense"] = "auto"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -35,11 +35,11 @@ class Classify(Objective):
     r_drop: Annotated[float, Field(ge=0)] = 0.0
 
     @property
-    def passes(self) -> int:
+    def num_forward(self) -> int:
         """Two under R-Drop."""
         return 1 + bool(self.r_drop)
 
-    def settle(self, body: BodyConfig) -> BodyConfig:
+    def resolve_backbone(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided; a pooling that the body lacks, or R-Drop without dropout, is refused."""
         if self.r_drop and not (body.dropout or body.attention_dropout or self.dropout):
             raise ConfigError(
@@ -50,9 +50,9 @@ class Classify(Objective):
             raise ConfigError(
                 "this body has no pooler", hint="set objective.pooling=mean, or body.pooler=true"
             )
-        return super().settle(body)
+        return super().resolve_backbone(body)
 
-    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One classification head, of the form that suits the body."""
         is_causal = body.kind == "causal"
         pooling = self.pooling if self.pooling != "auto" else ("last" if is_causal else "mean")
@@ -63,13 +63,13 @@ class Classify(Objective):
             )
         }
 
-    def finished_share(self, body: BodyConfig, length: int) -> float:
+    def last_layer_fraction(self, body: BodyConfig, length: int) -> float:
         """One position a text where the head reads no more."""
         return 1 / length if self.heads(body, 2, 2)["class"].settings["pooling"] in ("last", "first") else 1.0
 
-    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Texts padded to the longest of them, with their classes where they are known."""
-        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
+        tokens, real = pad([row.tokens for row in rows], vocabulary.padding)
         known = [row.label for row in rows if row.label is not None]
         labels = {"class": torch.tensor(known)} if len(known) == len(rows) else {}
         if self.r_drop and labels:

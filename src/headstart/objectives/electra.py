@@ -11,13 +11,13 @@ from torch.nn import functional as F
 from headstart.batch import IGNORE, Batch, Row
 from headstart.config import BodyConfig
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Alphabet, Loss
+from headstart.objectives.base import Loss, Vocabulary
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.objectives.masking import token_kinds
 
 
 @dataclass(frozen=True)
-class ReplacedTokens(MaskedLM):
+class Electra(MaskedLM):
     """Ask of every token whether a generator put it there; the generator learns beside (Clark et al., 2020)."""
 
     name: ClassVar[str] = "replaced-token"
@@ -27,16 +27,16 @@ class ReplacedTokens(MaskedLM):
     generator_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     weight: Annotated[float, Field(gt=0)] = 20.0
 
-    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """The generator, and the head that judges each token."""
-        generator = HeadSpec("generator", vocabulary, {"share": self.generator_share})
+        generator = HeadSpec("generator", vocab_size, {"share": self.generator_share})
         return {"generator": generator, "replaced": HeadSpec("replaced", 1)}
 
-    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Masked tokens for the generator; the label of every ordinary token is the token that stood there."""
-        batch = super().collate(rows, alphabet, rng)
+        batch = super().collate(rows, vocabulary, rng)
         assert batch.asked is not None
-        is_special, _ = token_kinds(alphabet.size, alphabet.special_ids)
+        is_special, _ = token_kinds(vocabulary.size, vocabulary.special_ids)
         original = batch.tokens.flatten().index_put((batch.asked,), batch.labels["lm"]).view_as(batch.tokens)
         judged = original.masked_fill(~batch.real | is_special[original], IGNORE)
         labels = {"generator": batch.labels["lm"], "replaced": judged}

@@ -13,7 +13,7 @@ from headstart.config import BodyConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Alphabet, Loss, Objective, Reads, segments_of
+from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, segments_of
 from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.cross_entropy import token_loss
 from headstart.objectives.masking import UNITS, token_kinds
@@ -39,53 +39,53 @@ class MaskedLM(Objective):
             )
 
     @property
-    def asked_share(self) -> float:
+    def loss_fraction(self) -> float:
         """The hidden positions."""
         return self.rate
 
-    def finished_share(self, body: BodyConfig, length: int) -> float:
+    def last_layer_fraction(self, body: BodyConfig, length: int) -> float:
         """Those that are asked, where the language-model head is the only one."""
-        return self.asked_share if list(self.heads(body, 2, 0)) == ["lm"] else 1.0
+        return self.loss_fraction if list(self.heads(body, 2, 0)) == ["lm"] else 1.0
 
-    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
-        return {"lm": HeadSpec("lm", vocabulary)}
+        return {"lm": HeadSpec("lm", vocab_size)}
 
-    def choose(self, tokens: Tensor, real: Tensor, alphabet: Alphabet, rng: torch.Generator) -> Tensor:
+    def choose(self, tokens: Tensor, real: Tensor, vocabulary: Vocabulary, rng: torch.Generator) -> Tensor:
         """Positions to ask for, as indices into the flattened batch: `rate` of all that may be hidden, never none."""
-        is_special, _ = token_kinds(alphabet.size, alphabet.special_ids)
+        is_special, _ = token_kinds(vocabulary.size, vocabulary.special_ids)
         may_hide = (real & ~is_special[tokens]).flatten()  # (B * T,)
         count = int(may_hide.sum())
         chosen = min(max(1, round(self.rate * count)), count)
         starts = torch.ones(1, dtype=torch.bool)
         if self.unit == "word":
-            starts = torch.from_numpy(alphabet.word_starts)[tokens].flatten()
+            starts = torch.from_numpy(vocabulary.word_starts)[tokens].flatten()
         return UNITS[self.unit](may_hide, starts, chosen, rng)  # (N,)
 
     def hide(
-        self, tokens: Tensor, real: Tensor, alphabet: Alphabet, rng: torch.Generator
+        self, tokens: Tensor, real: Tensor, vocabulary: Vocabulary, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """The tokens with some of them hidden or changed, and the positions (N,) that were chosen."""
-        if alphabet.mask is None:
+        if vocabulary.mask is None:
             raise ConfigError(
                 f"this tokenizer has no mask token, so {self.name} cannot hide anything",
                 hint="use --objective causal-lm, or another --tokenizer",
             )
-        places = self.choose(tokens, real, alphabet, rng)
+        places = self.choose(tokens, real, vocabulary, rng)
         labels = tokens.flatten()[places]
-        _, ordinary = token_kinds(alphabet.size, alphabet.special_ids)
+        _, ordinary = token_kinds(vocabulary.size, vocabulary.special_ids)
         others = ordinary[torch.randint(len(ordinary), labels.shape, generator=rng)]
         lot = torch.rand(labels.shape, generator=rng)
-        shown = torch.where(lot < self.hidden_share, alphabet.mask, labels)
+        shown = torch.where(lot < self.hidden_share, vocabulary.mask, labels)
         shown = torch.where(
             (lot >= self.hidden_share) & (lot < self.hidden_share + self.changed_share), others, shown
         )
         return tokens.flatten().index_put((places,), shown).view_as(tokens), places
 
-    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """The rows with some tokens hidden; labels are the tokens at the asked positions alone."""
-        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
-        hidden, places = self.hide(tokens, real, alphabet, rng)
+        tokens, real = pad([row.tokens for row in rows], vocabulary.padding)
+        hidden, places = self.hide(tokens, real, vocabulary, rng)
         labels = {"lm": tokens.flatten()[places]}
         segments = segments_of(rows, real)
         return Batch(hidden, real, labels, places, bool(real.all()), segments, at_asked=("lm",))
@@ -112,16 +112,16 @@ class CausalAndMasked(MaskedLM):
     causal_share: Annotated[float, Field(ge=0, le=1)] = 0.5
 
     @property
-    def asked_share(self) -> float:
+    def loss_fraction(self) -> float:
         """Every position of a causal batch, the hidden ones of a masked batch."""
         return self.causal_share + (1 - self.causal_share) * self.rate
 
-    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """A causal batch or a masked one, as chance has it; labels are named for the question."""
         if float(torch.rand((), generator=rng)) < self.causal_share:
-            batch = CausalLM().collate(rows, alphabet, rng)
+            batch = CausalLM().collate(rows, vocabulary, rng)
             return replace(batch, labels={"causal": batch.labels["lm"]}, is_causal=True)
-        batch = super().collate(rows, alphabet, rng)
+        batch = super().collate(rows, vocabulary, rng)
         return replace(batch, labels={"masked": batch.labels["lm"]}, at_asked=("masked",))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:

@@ -12,7 +12,7 @@ from headstart.batch import Batch, Row, pad
 from headstart.config import BodyConfig
 from headstart.models.heads import asked
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Alphabet, Loss, Objective, Reads, segments_of
+from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, segments_of
 from headstart.objectives.masked_lm import MaskedLM, masked_loss
 
 FOLLOWS, RANDOM = 0, 1  # the classes of a pair
@@ -37,16 +37,16 @@ class NextSentence(Objective):
     name: ClassVar[str] = "next-sentence"
     bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "pairs"
-    asks_by_row: ClassVar[bool] = True
+    is_rowwise: ClassVar[bool] = True
     sentences: Literal["sentence", "line", "document"] = "sentence"
 
-    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One pair head."""
         return {"pair": HeadSpec("pair", 2)}
 
-    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Pairs with their segments, and whether the second follows the first."""
-        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
+        tokens, real = pad([row.tokens for row in rows], vocabulary.padding)
         full = bool(real.all())
         return Batch(
             tokens, real, {"pair": pair_labels(rows)}, is_full=full, segments=segments_of(rows, real)
@@ -65,13 +65,13 @@ class MaskedAndNextSentence(MaskedLM):
     reads: ClassVar[Reads] = "pairs"
     sentences: Literal["sentence", "line", "document"] = "sentence"
 
-    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """A language-model head and a pair head."""
-        return {"lm": HeadSpec("lm", vocabulary), "pair": HeadSpec("pair", 2)}
+        return {"lm": HeadSpec("lm", vocab_size), "pair": HeadSpec("pair", 2)}
 
-    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Masked pairs with both kinds of labels."""
-        batch = super().collate(rows, alphabet, rng)
+        batch = super().collate(rows, vocabulary, rng)
         batch.labels["pair"] = pair_labels(rows)
         return batch
 

@@ -13,12 +13,12 @@ from headstart.config import BodyConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Alphabet, Loss, Objective, Reads
+from headstart.objectives.base import Loss, Objective, Reads, Vocabulary
 from headstart.objectives.cross_entropy import divergence_in_pieces, token_loss
 
 
 @dataclass(frozen=True)
-class Translate(Objective):
+class Seq2Seq(Objective):
     """Ask at every token of a translation for the one after it, the source being known (Vaswani et al., 2017).
 
     Smoothing is for learning alone: marks on validation are of the plain loss. `best` names the mark by which the
@@ -29,23 +29,23 @@ class Translate(Objective):
     name: ClassVar[str] = "translate"
     bodies: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
     reads: ClassVar[Reads] = "translations"
-    looks_past: ClassVar[int] = 1
-    asks_by_row: ClassVar[bool] = True
+    lookahead: ClassVar[int] = 1
+    is_rowwise: ClassVar[bool] = True
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     best: Literal["bleu", "loss"] = "bleu"
     r_drop: Annotated[float, Field(ge=0)] = 0.0
 
     @property
-    def passes(self) -> int:
+    def num_forward(self) -> int:
         """Two under R-Drop."""
         return 2 if self.r_drop else 1
 
     @property
-    def asked_share(self) -> float:
+    def loss_fraction(self) -> float:
         """Every position of the translation."""
         return 1.0
 
-    def settle(self, body: BodyConfig) -> BodyConfig:
+    def resolve_backbone(self, body: BodyConfig) -> BodyConfig:
         """The body settings with `kind` decided; a pooler, or R-Drop without dropout, would have nothing to do."""
         if self.r_drop and not (body.dropout or body.attention_dropout):
             raise ConfigError(
@@ -54,18 +54,18 @@ class Translate(Objective):
             )
         if body.pooler:
             raise ConfigError("a translator has no use for a pooler", hint="set body.pooler=false")
-        return super().settle(body)
+        return super().resolve_backbone(body)
 
-    def heads(self, body: BodyConfig, vocabulary: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head without bias; tied, it reads the table of the translations' side."""
-        return {"lm": HeadSpec("lm", vocabulary, {"bias": False})}
+        return {"lm": HeadSpec("lm", vocab_size, {"bias": False})}
 
-    def collate(self, rows: Sequence[Row], alphabet: Alphabet, rng: torch.Generator) -> Batch:
+    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Framed sources beside framed translations: all tokens but the last as input, all but the first as labels."""
-        tokens, real = pad([row.tokens for row in rows], alphabet.padding)
+        tokens, real = pad([row.tokens for row in rows], vocabulary.padding)
         sources = [row.source for row in rows if row.source is not None]
         assert len(sources) == len(rows), "a row to translate has a source"
-        source, source_real = pad(sources, alphabet.padding)
+        source, source_real = pad(sources, vocabulary.padding)
         labels = tokens[:, 1:].masked_fill(~real[:, 1:], IGNORE)
         is_full = bool(real.all())
         return Batch(

@@ -103,7 +103,7 @@ def make_load(
     from headstart.objectives import make_objective
 
     objective = make_objective(config.objective)
-    body = objective.settle(config.body)
+    body = objective.resolve_backbone(config.body)
     size = vocabulary or config.tokenizer.vocabulary
     if objective.reads == "translations" and not config.tokenizer.shared and body.source_vocabulary is None:
         body = body.model_copy(update={"source_vocabulary": size})  # until it is learnt
@@ -118,7 +118,7 @@ def make_load(
         account=account(body, size, heads),
         batch=batch or default_batch(config, (2 if is_pair else 1) * tokens),
         length=tokens,
-        asked=objective.asked_share,
+        asked=objective.loss_fraction,
         precision=precision,
         optimizer=config.optimizer.kind,
         device=device,
@@ -126,9 +126,11 @@ def make_load(
         keeps_best=training.keep == "best",
         has_padding=objective.reads != "blocks",
         source_length=tokens if is_pair else 0,
-        passes=objective.passes,
+        passes=objective.num_forward,
         averages=training.average != "none",
-        finished=objective.finished_share(body, tokens) if body.kind in ("causal", "bidirectional") else 1.0,
+        finished=objective.last_layer_fraction(body, tokens)
+        if body.kind in ("causal", "bidirectional")
+        else 1.0,
     )
 
 

@@ -214,7 +214,7 @@ def is_compiled_on(
         is_able=is_able,
         is_sharded=cluster.sharded,
         weights=step.account.total,
-        passes=step.passes,
+        num_forward=step.passes,
         tokens=tokens or 0.0,
     )
 

@@ -29,7 +29,7 @@ from headstart.models.packed import cast_linears, packed
 from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.serving.limits import Limits, http_error
 from headstart.serving.schema import Ability, GenerateRequest
-from headstart.training.evaluate import class_scores
+from headstart.training.evaluate import class_logits
 from headstart.training.runtime import generator_for, start_runtime
 from headstart.workflows.decoding import search_translations
 from headstart.workflows.embed import Encoder, plain_batch, usual_length
@@ -89,7 +89,7 @@ class ModelWorker:
         self.model = trained.model().to(self.runtime.device)
         self.num_parameters = count_parameters(self.model)
         self.max_length = usual_length(trained)
-        self.eval_tokens = self.runtime.mark_tokens  # in one forward pass
+        self.eval_tokens = self.runtime.eval_batch_tokens  # in one forward pass
         self.precision = str(self.runtime.precision).removeprefix("torch.")
         self.fast_model = self.model.eval()  # classifies and embeds
         if self.runtime.device.type == "cpu":
@@ -194,7 +194,7 @@ class ModelWorker:
 
     def _logits(self, rows: Sequence[Row]) -> np.ndarray:
         objective = self.trained.objective
-        return class_scores(self.fast_model, objective, rows, self.tokenizer, self.runtime, self.eval_tokens)
+        return class_logits(self.fast_model, objective, rows, self.tokenizer, self.runtime, self.eval_tokens)
 
     def _classify(self, texts: Sequence[str], explain: bool) -> list[dict[str, Any]]:
         rows, truncated = self._encode("classify", texts)

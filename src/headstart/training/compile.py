@@ -33,7 +33,13 @@ PLAIN_RATE, PLAIN_STEP = 100e12, 0.02  # operations a second of a plain step, an
 
 
 def will_compile(
-    training: TrainingConfig, *, is_able: bool, is_sharded: bool, weights: int, passes: int, tokens: float
+    training: TrainingConfig,
+    *,
+    is_able: bool,
+    is_sharded: bool,
+    weights: int,
+    num_forward: int,
+    tokens: float,
 ) -> bool:
     """As the settings say, or where they leave it open, if a long run is ahead where it `is_able`: on a GPU with a compiler.
 
@@ -44,7 +50,7 @@ def will_compile(
     changes = training.freeze or training.unfreeze_every is not None  # what learns, and so the compiled code
     if not is_able or is_sharded or training.deterministic or changes:
         return False
-    return _plain_seconds(training, weights * passes, tokens) >= PAYS_AFTER
+    return _plain_seconds(training, weights * num_forward, tokens) >= PAYS_AFTER
 
 
 def _plain_seconds(training: TrainingConfig, weights: int, tokens: float) -> float:
@@ -163,7 +169,7 @@ def should_compile(
         is_able=can_compile(runtime.device.type),
         is_sharded=runtime.is_sharded,
         weights=count_parameters(model),
-        passes=objective.passes,
+        num_forward=objective.num_forward,
         tokens=training.tokens if training.tokens is not None else (steps or 0) * in_step,
     )
 

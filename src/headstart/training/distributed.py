@@ -31,7 +31,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from headstart import errors
 from headstart.errors import ConfigError, HeadstartError, LostError, Stopped
-from headstart.training.launch import Place, cores, find_place, limit
+from headstart.training.launch import RankInfo, cores, limit, rank_info
 
 LONGEST_PAUSE = 0.25  # seconds between two looks for a word
 PULSE = 5.0  # seconds between two signs of life
@@ -44,12 +44,12 @@ CHUNK = 4 * 2**20  # bytes of one value in the store, which takes 8 MiB at most
 class Meeting:
     """A corner of the store that belongs to these processes and to this time."""
 
-    def __init__(self, place: Place, name: str):
-        with minding():
-            store = _store(place)
-            corner = _meet(PrefixStore(name, store), place)
+    def __init__(self, info: RankInfo, name: str):
+        with peer_errors():
+            store = _store(info)
+            corner = _meet(PrefixStore(name, store), info)
             self.store = PrefixStore(corner, store)
-            self._pulse = _Pulse(PrefixStore(corner, store.clone()), place.rank)
+            self._pulse = _Pulse(PrefixStore(corner, store.clone()), info.rank)
             limit(int(os.environ["MASTER_PORT"]), LOST)
         self._pulse.start()
 
@@ -61,14 +61,14 @@ class Meeting:
         """Leave a word."""
         content = json.dumps(word)  # plain letters, so that it may be cut anywhere
         pieces = [content[at : at + CHUNK] for at in range(0, len(content), CHUNK)]
-        with minding():
+        with peer_errors():
             for number, piece in enumerate(pieces):
                 self.store.set(f"{key}/{number}", piece)
             self.store.set(key, str(len(pieces)))
 
     def take(self, key: str, rank: int) -> str:
         """The word that process `rank` leaves, once it is there."""
-        with minding():
+        with peer_errors():
             self._wait_for(key, rank)
             pieces = [self.store.get(f"{key}/{number}") for number in range(int(self.store.get(key)))]
         return json.loads(b"".join(pieces))
@@ -109,20 +109,20 @@ class _Pulse(Thread):
 
 
 @lru_cache(maxsize=1)
-def _store(place: Place) -> Any:
+def _store(info: RankInfo) -> Any:
     """The store of all processes; where there is no torchrun to hold it, the main process does until its end."""
-    return next(rendezvous("env://", place.rank, place.count))[0]
+    return next(rendezvous("env://", info.rank, info.count))[0]
 
 
-def _meet(store: Store, place: Place) -> str:
+def _meet(store: Store, info: RankInfo) -> str:
     """A corner of the store that is new to all processes: the store may be older than they are, with old words in it.
 
     The main process puts up a new name; it is good for those whose own new name it answers.
     """
     own, end = uuid4().hex, time.monotonic() + JOINING
-    if place.rank == 0:
+    if info.rank == 0:
         store.set("corner", own)
-        for rank in range(1, place.count):
+        for rank in range(1, info.count):
             _until(partial(store.check, [f"{own}/{rank}"]), end, f"process {rank}")
             store.set(f"{own}/good for {store.get(f'{own}/{rank}').decode()}", "")
         return own
@@ -132,7 +132,7 @@ def _meet(store: Store, place: Place) -> str:
         if not store.check(["corner"]):
             return False
         found[:] = [store.get("corner").decode()]
-        store.set(f"{found[0]}/{place.rank}", own)
+        store.set(f"{found[0]}/{info.rank}", own)
         return store.check([f"{found[0]}/good for {own}"])
 
     _until(is_good, end, "the main process")
@@ -147,7 +147,7 @@ def _until(condition: Callable[[], bool], end: float, who: str) -> None:
 
 
 @contextmanager
-def minding() -> Iterator[None]:
+def peer_errors() -> Iterator[None]:
     """Work that needs other processes: one that is lost on the way is told in a sentence."""
     try:
         yield
@@ -171,9 +171,9 @@ def _tells_of_others(error: RuntimeError) -> bool:
 class Processes:
     """The processes of a run, and which of them this one is; alone, everything here is done at once."""
 
-    def __init__(self, place: Place | None = None, meeting: Meeting | None = None):
-        self.place = place or Place()
-        self.rank, self.count = self.place.rank, self.place.count
+    def __init__(self, info: RankInfo | None = None, meeting: Meeting | None = None):
+        self.info = info or RankInfo()
+        self.rank, self.count = self.info.rank, self.info.count
         self._met, self._round = meeting, 0
         self._names: list[str] = []
         self._has_group = False
@@ -194,13 +194,13 @@ class Processes:
         return self.rank == 0
 
     @property
-    def salt(self) -> tuple[int, ...]:
+    def seed_offset(self) -> tuple[int, ...]:
         """What makes this process's chance another than that of its neighbours; nothing for the main one."""
         return () if self.is_main else (self.rank,)
 
     # Words.
 
-    def exchange(self, word: str) -> list[str]:
+    def all_gather(self, word: str) -> list[str]:
         """What every process says, in order of rank; returns when all have spoken."""
         if self.is_alone:
             return [word]
@@ -210,7 +210,7 @@ class Processes:
         self._meeting.put(f"{self._round}/{self.rank}", word)
         return [self._meeting.take(f"{self._round}/{rank}", rank) for rank in range(self.count)]
 
-    def from_main(self, work: Callable[[], str]) -> str:
+    def broadcast(self, work: Callable[[], str]) -> str:
         """What `work` gives on the main process, or the problem that it met there, on every process."""
         if self.is_alone:
             return work()
@@ -233,7 +233,7 @@ class Processes:
         return self._meeting.take(f"{self._round}/main", 0)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def raise_on_all(self) -> Iterator[None]:
         """Work that each process does by itself; a problem of any of them becomes the problem of all."""
         problem: HeadstartError | None = None
         try:
@@ -244,7 +244,7 @@ class Processes:
             problem = error
         if self.is_alone:
             return
-        for rank, said in enumerate(self.exchange("" if problem is None else _sealed(problem))):
+        for rank, said in enumerate(self.all_gather("" if problem is None else _sealed(problem))):
             if said:
                 try:
                     _opened(said)
@@ -253,11 +253,11 @@ class Processes:
                         error.args = (f"process {rank}: {error}",)
                     raise
 
-    def agree(self, content: Any, what: str = "settings") -> None:
+    def assert_equal(self, content: Any, what: str = "settings") -> None:
         """Refuse to start when another process was given something else than the main one."""
         own = json.dumps(content, sort_keys=True, ensure_ascii=False)
-        mains = self.from_main(lambda: own)
-        with self.together():
+        mains = self.broadcast(lambda: own)
+        with self.raise_on_all():
             if own != mains:
                 raise ConfigError(
                     f"{socket.gethostname()} was started with other {what} than the main process: "
@@ -265,11 +265,11 @@ class Processes:
                     hint="give the same command on each machine",
                 )
 
-    def in_order(self, work: Callable[[], Any]) -> Any:
+    def main_first(self, work: Callable[[], Any]) -> Any:
         """Do `work` on the main process, then on one process of each machine, then on all: later ones find it done."""
         found = None
         for turn in range(3):
-            with self.together():
+            with self.raise_on_all():
                 if turn == self._turn:
                     found = work()
             if self.is_alone:
@@ -278,13 +278,13 @@ class Processes:
 
     @property
     def _turn(self) -> int:
-        return 0 if self.is_main else 1 if self.place.local_rank == 0 else 2
+        return 0 if self.is_main else 1 if self.info.local_rank == 0 else 2
 
-    def leave(self) -> None:
+    def barrier(self) -> None:
         """Wait until all are done; the main process, which may hold the store, goes last."""
         if self.is_alone:
             return
-        self.exchange("")
+        self.all_gather("")
         if not self.is_main:
             self._meeting.put(f"left/{self.rank}", "")
         for rank in range(1, self.count) if self.is_main else ():
@@ -297,7 +297,7 @@ class Processes:
         if self.is_alone:
             return
         both = device.type == "cuda" and dist.is_nccl_available()
-        with minding():
+        with peer_errors():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if both else "gloo",
                 store=PrefixStore("group", self._meeting.store),
@@ -320,7 +320,7 @@ class Processes:
             bytes(row[: int(size)].tolist()).decode("utf-8") for row, size in zip(rows, sizes, strict=True)
         ]
 
-    def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
+    def all_reduce(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """The sum of each number over all processes; a name that some lack counts as zero there."""
         if self.is_alone:
             return dict(numbers)
@@ -331,10 +331,10 @@ class Processes:
             dist.all_reduce(sums)
             if not sums[0]:
                 return dict(zip(self._names, sums[1:].tolist(), strict=True))
-            told = {name for said in self.exchange(json.dumps(unknown)) for name in json.loads(said)}
+            told = {name for said in self.all_gather(json.dumps(unknown)) for name in json.loads(said)}
             self._names += sorted(told - set(self._names))
 
-    def add_arrays(self, array: np.ndarray) -> np.ndarray:
+    def all_reduce_array(self, array: np.ndarray) -> np.ndarray:
         """The sum of an array over all processes."""
         if self.is_alone:
             return array
@@ -342,7 +342,7 @@ class Processes:
         dist.all_reduce(whole)
         return whole.numpy()
 
-    def send(self, tensors: Mapping[str, Tensor] | None) -> Iterator[tuple[str, Tensor]]:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor] | None) -> Iterator[tuple[str, Tensor]]:
         """The main process's named tensors on every process, one at a time."""
         assert (tensors is not None) == self.is_main
         if self.is_alone:
@@ -355,7 +355,7 @@ class Processes:
                 [[name, list(row.shape), str(row.dtype).removeprefix("torch.")] for name, row in rows]
             )
 
-        for name, shape, kind in json.loads(self.from_main(listed)):
+        for name, shape, kind in json.loads(self.broadcast(listed)):
             tensor = (
                 tensors[name].cpu() if tensors is not None else torch.empty(shape, dtype=getattr(torch, kind))
             )
@@ -364,12 +364,12 @@ class Processes:
             yield name, tensor
 
     @contextmanager
-    def minding(self) -> Iterator[None]:
+    def peer_errors(self) -> Iterator[None]:
         """Work that exchanges tensors: a process that is lost on the way is told in a sentence."""
         if self.is_alone:
             yield
             return
-        with minding():
+        with peer_errors():
             yield
 
 
@@ -405,26 +405,26 @@ _groups: list[Any] = []
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
+def init_processes() -> Iterator[Processes]:
     """The processes that torchrun started for this run; alone when it did not."""
     global _joined
-    place = find_place()
-    if place.count == 1:
-        yield Processes(place)
+    info = rank_info()
+    if info.count == 1:
+        yield Processes(info)
         return
     _joined += 1
     _end_with_parent()
-    os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, cores() // place.local_count)))  # of the tokenizers
-    meeting = Meeting(place, f"headstart/{_joined}")
-    processes = Processes(place, meeting)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, cores() // info.local_count)))  # of the tokenizers
+    meeting = Meeting(info, f"headstart/{_joined}")
+    processes = Processes(info, meeting)
     try:
         yield processes
-        processes.leave()
+        processes.barrier()
         if dist.is_initialized():
             dist.destroy_process_group()
     except (Stopped, HeadstartError) as error:
         if getattr(error, "is_shared", True):
-            processes.leave()
+            processes.barrier()
         raise
     finally:
         meeting.end()

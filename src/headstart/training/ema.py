@@ -10,7 +10,7 @@ from headstart.config import TrainingConfig
 from headstart.models.model import Model
 
 
-class Average:
+class WeightAverage:
     """The average of a model's weights; empty until there is something to average.
 
     `ema` moves towards the weights after every step and forgets what lies `average_epochs` epochs back. `last` is the

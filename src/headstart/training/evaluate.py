@@ -8,7 +8,7 @@ import torch
 from headstart.batch import Row
 from headstart.data.samplers import Loader, TextLoader
 from headstart.models.model import Model
-from headstart.objectives.base import Alphabet, Objective
+from headstart.objectives.base import Objective, Vocabulary
 from headstart.training.runtime import Runtime, generator_for
 
 EVALUATION_SEED = 20180611  # masks drawn for marking are the same in every run
@@ -18,34 +18,34 @@ def predict_probabilities(
     model: Model,
     objective: Objective,
     rows: Sequence[Row],
-    alphabet: Alphabet,
+    vocabulary: Vocabulary,
     runtime: Runtime,
     batch_tokens: int,
 ) -> np.ndarray:
     """The probability of every class (N, C) for each text, in the order given."""
-    scores = class_scores(model, objective, rows, alphabet, runtime, batch_tokens)
+    scores = class_logits(model, objective, rows, vocabulary, runtime, batch_tokens)
     return torch.from_numpy(scores).softmax(dim=-1).numpy().astype(np.float64)
 
 
-def class_scores(
+def class_logits(
     model: Model,
     objective: Objective,
     rows: Sequence[Row],
-    alphabet: Alphabet,
+    vocabulary: Vocabulary,
     runtime: Runtime,
     batch_tokens: int,
 ) -> np.ndarray:
     """The score of every class (N, C) in float32 for each text, in the order given."""
     if model.training:
         model.eval()
-    padding = None if model.backbone.is_flat else runtime.mark_padding
+    padding = None if model.backbone.is_flat else runtime.eval_max_padding
     loader = TextLoader(rows, batch_tokens, shuffled=False, padding=padding)
     batches = loader.batches(0)
     found: np.ndarray | None = None
-    for index, is_own in runtime.dealt(len(batches)):
+    for index, is_own in runtime.shard(len(batches)):
         numbers = batches[index]
-        batch = objective.collate(loader.fetch(numbers, 0), alphabet, generator_for(0)).to(runtime.device)
-        with runtime.looking(), runtime.autocast():
+        batch = objective.collate(loader.fetch(numbers, 0), vocabulary, generator_for(0)).to(runtime.device)
+        with runtime.inference_mode(), runtime.autocast():
             scores = model(batch)["class"].float().cpu().numpy()  # (B, C)
         if found is None:
             found = np.zeros((len(rows), scores.shape[1]), dtype=np.float32)
@@ -59,18 +59,18 @@ def _joined(found: np.ndarray | None, rows: int, runtime: Runtime) -> np.ndarray
     if runtime.processes.is_alone:
         return np.zeros((0, 0), dtype=np.float32) if found is None else found
     own = 0.0 if found is None else found.shape[1]
-    sums = runtime.processes.add_up({"columns": own, "tables": float(found is not None)})
+    sums = runtime.processes.all_reduce({"columns": own, "tables": float(found is not None)})
     if not sums["tables"]:
         return np.zeros((0, 0), dtype=np.float32)
     width = round(sums["columns"] / sums["tables"])
-    return runtime.processes.add_arrays(np.zeros((rows, width), np.float32) if found is None else found)
+    return runtime.processes.all_reduce_array(np.zeros((rows, width), np.float32) if found is None else found)
 
 
-def language_sums(
+def loss_sums(
     model: Model,
     objective: Objective,
     loader: Loader,
-    alphabet: Alphabet,
+    vocabulary: Vocabulary,
     runtime: Runtime,
     most: int | None = None,
 ) -> dict[str, tuple[float, int, int]]:
@@ -78,15 +78,15 @@ def language_sums(
     model.eval()
     batches = loader.batches(0)[:most]
     sums: dict[str, float] = {}
-    for index, is_own in runtime.dealt(len(batches)):
+    for index, is_own in runtime.shard(len(batches)):
         rng = generator_for(EVALUATION_SEED, index)
-        batch = objective.collate(loader.fetch(batches[index], 0), alphabet, rng).to(runtime.device)
-        with runtime.looking(), runtime.autocast():
+        batch = objective.collate(loader.fetch(batches[index], 0), vocabulary, rng).to(runtime.device)
+        with runtime.inference_mode(), runtime.autocast():
             losses = objective.losses(model, batch)
         for name, loss in losses.items() if is_own else ():
             for what, value in (("loss", loss.total), ("answers", loss.count), ("right", loss.correct)):
                 sums[f"{what} {name}"] = sums.get(f"{what} {name}", 0) + float(value)
-    whole = runtime.processes.add_up(sums)
+    whole = runtime.processes.all_reduce(sums)
     heads = [name.removeprefix("loss ") for name in whole if name.startswith("loss ")]
     return {
         name: (whole[f"loss {name}"], round(whole[f"answers {name}"]), round(whole[f"right {name}"]))

@@ -20,7 +20,7 @@ BY_US = "HEADSTART_LAUNCHED"  # set for processes that `--nproc` started
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Which of a run's processes this one is."""
 
     rank: int = 0
@@ -32,18 +32,18 @@ class Place:
     is_job: bool = False  # by a torchrun of the user's own, as in a scheduler's job that may begin again
 
     @property
-    def may_take_up(self) -> bool:
+    def may_resume(self) -> bool:
         """Whether the same command as before means to go on with its unfinished run."""
         return self.is_job or self.restarts > 0
 
 
-def find_place(environment: Mapping[str, str] | None = None) -> Place:
+def rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
     """This process's place, as torchrun wrote it into the environment; alone without it."""
     told = os.environ if environment is None else environment
     if not all(name in told for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
-        return Place()
+        return RankInfo()
     rank, count = int(told["RANK"]), int(told["WORLD_SIZE"])
-    return Place(
+    return RankInfo(
         rank=rank,
         count=count,
         local_rank=int(told.get("LOCAL_RANK", rank)),
@@ -54,15 +54,15 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place:
     )
 
 
-def need_alone(what: str) -> None:
+def require_single_process(what: str) -> None:
     """Refuse to be one of many processes for work that one does alone."""
-    if find_place().count > 1:
+    if rank_info().count > 1:
         error = ConfigError(f"{what} runs in one process", hint="give the command without torchrun")
         error.is_shared = True  # every process finds the same
         raise error
 
 
-def check_room(processes: int, device: str) -> None:
+def check_process_count(processes: int, device: str) -> None:
     """Refuse more processes than this machine has GPUs, or cores where there are none."""
     if processes < 1:
         raise ConfigError(f"--nproc {processes} starts nothing", hint="--nproc 2 or more")
@@ -106,7 +106,7 @@ def launch(
     with _surroundings(processes):
         if meet is None:
             return _run([*options, "--standalone", *program])
-        is_taken = check_meeting(meet)
+        is_taken = check_rendezvous(meet)
         options += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", meet]
         options += ["--rdzv-id", "headstart", "--local-addr", own_address(meet), "--rdzv-conf"]
         with limited(int(meet.rpartition(":")[2]), 60 * timeout):
@@ -156,7 +156,7 @@ def _surroundings(processes: int) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def check_meeting(meet: str) -> bool:
+def check_rendezvous(meet: str) -> bool:
     """Refuse a meeting place that is none, or at which something else listens; whether one of us is there already."""
     from datetime import timedelta
 
@@ -235,13 +235,13 @@ def limited(port: int, seconds: float) -> Iterator[None]:
         while not over.wait(LOOKS):
             limit(port, seconds)
 
-    looking = Thread(target=look, daemon=True)
-    looking.start()
+    inference_mode = Thread(target=look, daemon=True)
+    inference_mode.start()
     try:
         yield
     finally:
         over.set()
-        looking.join()
+        inference_mode.join()
 
 
 def limit(port: int, seconds: float) -> int:

@@ -15,7 +15,7 @@ from headstart.batch import Row
 from headstart.data.samplers import TextLoader
 from headstart.models.heads import ClassHead
 from headstart.models.model import Model
-from headstart.objectives.base import Alphabet, Objective
+from headstart.objectives.base import Objective, Vocabulary
 from headstart.training.runtime import Runtime, generator_for
 
 MAX_TEXTS = 4_000  # more texts hardly change a linear head
@@ -28,13 +28,13 @@ def fit_head(
     head: ClassHead,
     objective: Objective,
     rows: Sequence[Row],
-    alphabet: Alphabet,
+    vocabulary: Vocabulary,
     runtime: Runtime,
 ) -> None:
     """Train the class head alone, on cached vectors of the training texts; the model keeps its device."""
     step = max(1, -(-len(rows) // MAX_TEXTS))
     sample = list(rows[::step])
-    vectors = pooled_vectors(model, head, objective, sample, alphabet, runtime)
+    vectors = pooled_vectors(model, head, objective, sample, vocabulary, runtime)
     labels = torch.tensor([int(row.label or 0) for row in sample])
     weights, penalty = list(head.parameters()), WEIGHT_PENALTY / len(sample)
     places = [weight.device for weight in weights]
@@ -60,15 +60,15 @@ def pooled_vectors(
     head: ClassHead,
     objective: Objective,
     rows: Sequence[Row],
-    alphabet: Alphabet,
+    vocabulary: Vocabulary,
     runtime: Runtime,
 ) -> Tensor:
     """The vector that the head reads of each text (N, D), on the CPU in float32."""
     model.to(runtime.device).eval()
-    loader = TextLoader(rows, runtime.mark_tokens, shuffled=False, padding=runtime.mark_padding)
+    loader = TextLoader(rows, runtime.eval_batch_tokens, shuffled=False, padding=runtime.eval_max_padding)
     found: np.ndarray | None = None
     for numbers in loader.batches(0):
-        batch = objective.collate(loader.fetch(numbers, 0), alphabet, generator_for(0)).to(runtime.device)
+        batch = objective.collate(loader.fetch(numbers, 0), vocabulary, generator_for(0)).to(runtime.device)
         with torch.no_grad(), runtime.autocast():
             hidden = model.backbone(batch, head.places(batch.real))
             vectors = head.pooled(hidden, batch, model.backbone).float().cpu().numpy()  # (B, D)

@@ -99,7 +99,7 @@ def make_optimizer(model: Model, config: OptimizerConfig, holder: Holder | None 
     return Optimizers(parts)
 
 
-def thaw(model: Model, freeze: bool, unfreeze_every: float | None, epoch: float) -> None:
+def set_trainable_layers(model: Model, freeze: bool, unfreeze_every: float | None, epoch: float) -> None:
     """Say which weights learn: all, heads alone, or heads and as many top blocks as `epoch` has thawed."""
     top = model.backbone.depth
     lowest = 0

@@ -19,12 +19,12 @@ from headstart.batch import Batch
 from headstart.data.samplers import Loader
 from headstart.models.block import Block
 from headstart.models.model import Model
-from headstart.objectives.base import Alphabet, Loss, Objective
+from headstart.objectives.base import Loss, Objective, Vocabulary
 from headstart.training.runtime import Runtime, generator_for
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShard:
     """Rows of one batch of a step: the slice called `number` of `count` even ones."""
 
     batch: int
@@ -36,23 +36,23 @@ class Share:
         return whole * self.number // self.count, whole * (self.number + 1) // self.count
 
 
-def shares(batches: int, rank: int, count: int) -> list[Share]:
+def batch_shards(batches: int, rank: int, count: int) -> list[BatchShard]:
     """The shares of one process in a step of so many batches; all processes have equally many.
 
     Whole batches go round as long as there is one for each process; those that are left are cut.
     """
     whole = batches // count * count
-    dealt = [Share(at + rank) for at in range(0, whole, count)]
-    return dealt + [Share(at, rank, count) for at in range(whole, batches)]
+    shard = [BatchShard(at + rank) for at in range(0, whole, count)]
+    return shard + [BatchShard(at, rank, count) for at in range(whole, batches)]
 
 
-def collate_share(
-    share: Share,
+def collate_shard(
+    share: BatchShard,
     numbers: Sequence[np.ndarray],
     epoch: int,
     objective: Objective,
     loader: Loader,
-    alphabet: Alphabet,
+    vocabulary: Vocabulary,
     chance: tuple[int, ...],
 ) -> Batch:
     """The share's rows as a batch, asked what they would be asked among all rows; idle where it has none.
@@ -65,10 +65,10 @@ def collate_share(
     is_idle = start == stop
     if is_idle:
         start, stop = 0, 1
-    if share.count > 1 and objective.asks_by_row:
-        batch = objective.collate(loader.fetch(own[start:stop], epoch), alphabet, rng)
+    if share.count > 1 and objective.is_rowwise:
+        batch = objective.collate(loader.fetch(own[start:stop], epoch), vocabulary, rng)
     else:
-        batch = objective.collate(loader.fetch(own, epoch), alphabet, rng)
+        batch = objective.collate(loader.fetch(own, epoch), vocabulary, rng)
         batch = batch if share.count == 1 else batch.rows(start, stop)
     return replace(batch, is_idle=True) if is_idle else batch
 
@@ -76,7 +76,7 @@ def collate_share(
 Found = TypeVar("Found")
 
 
-class Copy:
+class SingleDevice:
     """The whole model in one process, which shares it with nobody."""
 
     scale = 1.0  # of a loss, so that gradients over all processes are sums
@@ -108,7 +108,7 @@ class Copy:
         return tensor
 
 
-class Asked(nn.Module):
+class CallModule(nn.Module):
     """A model whose call is any work with it."""
 
     def __init__(self, model: Model):
@@ -120,13 +120,13 @@ class Asked(nn.Module):
         return work(self.model)
 
 
-class Replica(Copy):
+class DDPStrategy(SingleDevice):
     """The whole model in each process; gradients are added up while the way back is still under way (DDP)."""
 
     def __init__(self, model: Model, runtime: Runtime):
         super().__init__(model, runtime)
         self.scale = float(runtime.processes.count)
-        self._asked = Asked(model)
+        self._asked = CallModule(model)
         self._copies: DistributedDataParallel | None = None
         self._learning: list[nn.Parameter] | None = None
 
@@ -148,7 +148,7 @@ class Replica(Copy):
         with torch.random.fork_rng([self.runtime.device] if self.runtime.device.type == "cuda" else []):
             used = _reached(objective.losses(self.model, batch))
         unused = float(any(id(weight) not in used for weight in self._learning or []))
-        some_unused = bool(self.runtime.processes.add_up({"unused": unused})["unused"])
+        some_unused = bool(self.runtime.processes.all_reduce({"unused": unused})["unused"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every torch that will do
             return DistributedDataParallel(
@@ -175,14 +175,14 @@ def _reached(losses: Mapping[str, Loss]) -> set[int]:
     return found
 
 
-def make_copy(model: Model, runtime: Runtime) -> Copy:
+def make_strategy(model: Model, runtime: Runtime) -> SingleDevice:
     """The model on its device, as one of the run's processes holds it."""
     if runtime.is_sharded:
-        return Sharded(model, runtime)
-    return Copy(model, runtime) if runtime.processes.is_alone else Replica(model, runtime)
+        return FSDPStrategy(model, runtime)
+    return SingleDevice(model, runtime) if runtime.processes.is_alone else DDPStrategy(model, runtime)
 
 
-class Sharded(Copy):
+class FSDPStrategy(SingleDevice):
     """A part of every matrix in each process; a block's matrices come together when it is read (FSDP2).
 
     Gradients are added up at every batch: to hold whole ones until the last would undo what is saved.
@@ -204,7 +204,7 @@ class Sharded(Copy):
         for block in [module for module in model.modules() if isinstance(module, Block)]:
             matrices: list[nn.Module] = [part for part in block.modules() if isinstance(part, nn.Linear)]
             fully_shard(matrices, mesh=self._mesh, mp_policy=policy)
-        self._root: Any = fully_shard(Asked(model), mesh=self._mesh)
+        self._root: Any = fully_shard(CallModule(model), mesh=self._mesh)
         model.to(runtime.device)  # buffers
 
     def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:

@@ -9,7 +9,7 @@ from headstart.batch import Batch
 AHEAD = 4  # steps that are ready at most
 
 
-def made_ahead(steps: Iterator[list[Batch]], is_pinned: bool) -> Iterator[list[Batch]]:
+def prefetch(steps: Iterator[list[Batch]], is_pinned: bool) -> Iterator[list[Batch]]:
     """The same steps, counted, and where asked in page-locked memory, from which a GPU copies while it computes."""
     queue: Queue[list[Batch] | BaseException | None] = Queue(maxsize=AHEAD)
     abandoned = Event()

@@ -15,7 +15,7 @@ import torch
 from headstart.config import TrainingConfig
 from headstart.errors import ConfigError
 from headstart.training.distributed import ALONE, Processes
-from headstart.training.launch import find_place
+from headstart.training.launch import rank_info
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,21 @@ class Runtime:
             return nullcontext()
         return torch.autocast(self.device.type, self.precision)
 
-    def looking(self) -> AbstractContextManager:
+    def inference_mode(self) -> AbstractContextManager:
         """The context in which nothing is learnt; what FSDP2 gathers there is used again where something is."""
         return torch.no_grad() if self.is_sharded else torch.inference_mode()
 
     @property
-    def mark_tokens(self) -> int:
+    def eval_batch_tokens(self) -> int:
         """Tokens read together, padding included, when nothing is learnt: what a CPU's cache holds, or a GPU wants."""
         return 1024 if self.device.type == "cpu" else 16384
 
     @property
-    def mark_padding(self) -> int | None:
+    def eval_max_padding(self) -> int | None:
         """Padding from which texts are read apart when nothing is learnt: a CPU pays for each token, a GPU for each call."""
         return 32 if self.device.type == "cpu" else None
 
-    def dealt(self, count: int) -> list[tuple[int, bool]]:
+    def shard(self, count: int) -> list[tuple[int, bool]]:
         """Which of `count` pieces of work are this process's, each once over all, and whether it is theirs to count.
 
         Where a model is sharded all must read it equally often, so some read a piece that is another's.
@@ -74,7 +74,7 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
     Without `processes` the work is for one alone.
     """
     if processes is None:
-        if find_place().count > 1:
+        if rank_info().count > 1:
             error = ConfigError(
                 "this runs in one process; only pretrain, finetune and resume run in many",
                 hint="give the command without torchrun",
@@ -119,7 +119,7 @@ def _repeat_exactly() -> None:
 
 
 @contextmanager
-def in_one_shape() -> Iterator[None]:
+def cudnn_attention() -> Iterator[None]:
     """While all batches have one shape: attention by cuDNN too, unless numbers must come out the same bits."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(not torch.are_deterministic_algorithms_enabled())
@@ -131,7 +131,7 @@ def in_one_shape() -> Iterator[None]:
 
 def _own_gpu(processes: Processes) -> str:
     """The GPU that is this process's among those of its machine."""
-    place, most = processes.place, torch.cuda.device_count()
+    place, most = processes.info, torch.cuda.device_count()
     if place.local_count > most:
         raise ConfigError(
             f"{place.local_count} processes on one machine need as many GPUs, and this one has {most}",
@@ -181,7 +181,7 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed_for(*numbers))
 
 
-class StopWish:
+class StopSignal:
     """Whether somebody asked the run to stop."""
 
     def __init__(self) -> None:
@@ -192,17 +192,17 @@ class StopWish:
 
 
 @contextmanager
-def stopping_gently() -> Iterator[StopWish]:
+def graceful_shutdown() -> Iterator[StopSignal]:
     """Turn the first SIGINT or SIGTERM into a wish that the loop answers; a second one stops at once.
 
     Under torchrun, which sends one more of its own, only its patience ends the wait.
     """
-    wish = StopWish()
+    wish = StopSignal()
     before: dict[int, Any] = {}
 
     def on_signal(number: int, frame: object) -> None:
         wish.signal = number
-        for kept, handler in before.items() if not find_place().is_launched else ():
+        for kept, handler in before.items() if not rank_info().is_launched else ():
             signal.signal(kept, handler)
 
     try:

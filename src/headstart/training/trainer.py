@@ -21,15 +21,15 @@ from headstart.config import RunConfig
 from headstart.data.samplers import Loader
 from headstart.errors import Diverged, Stopped
 from headstart.models.model import Model
-from headstart.objectives.base import Alphabet, Loss, Objective, counts
+from headstart.objectives.base import Loss, Objective, Vocabulary, counts
 from headstart.training.callbacks import Evaluated, Event, Saved, StepDone
 from headstart.training.compile import Compiled, should_compile
-from headstart.training.ema import Average
-from headstart.training.lr_schedule import rate_at
-from headstart.training.optimizers import make_optimizer, thaw
-from headstart.training.parallel import collate_share, make_copy, shares
-from headstart.training.prefetch import made_ahead
-from headstart.training.runtime import Runtime, StopWish, in_one_shape, seed_everything
+from headstart.training.ema import WeightAverage
+from headstart.training.lr_schedule import lr_factor
+from headstart.training.optimizers import make_optimizer, set_trainable_layers
+from headstart.training.parallel import batch_shards, collate_shard, make_strategy
+from headstart.training.prefetch import prefetch
+from headstart.training.runtime import Runtime, StopSignal, cudnn_attention, seed_everything
 
 TOLD_EVERY = 10  # steps between two StepDone events
 PARTS = ("model", "optimizer", "best", "average")  # of a checkpoint; the last two only where there are some
@@ -45,7 +45,7 @@ def nested(sums: Mapping[str, float]) -> dict[str, Any]:
     return {"totals": totals, "tokens": round(sums["read"]), "computed": round(sums["computed"])}
 
 
-class Tally:
+class Meters:
     """Sums since the last telling, of this process."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class State:
     seconds: float = 0.0
     evaluated_at: int = -1  # the step of the last evaluation
     evaluated_progress: float = 0.0  # and the progress there
-    best_rank: float = -math.inf
+    best_value: float = -math.inf
     best_step: int = -1
     averaged: int = 0  # weights that the average was made of
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -130,7 +130,7 @@ class State:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; infinity is kept as None."""
         content = asdict(self)
-        content["best_rank"] = None if math.isinf(self.best_rank) else self.best_rank
+        content["best_rank"] = None if math.isinf(self.best_value) else self.best_value
         return content
 
     @staticmethod
@@ -158,26 +158,30 @@ class Trainer:
         model: Model,
         objective: Objective,
         loader: Loader,
-        alphabet: Alphabet,
+        vocabulary: Vocabulary,
         config: RunConfig,
         runtime: Runtime,
         evaluate: Callable[[Model], Evaluation] | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
-        stop: StopWish | None = None,
-        may_keep_start: bool = True,
+        stop: StopSignal | None = None,
+        may_select_initial: bool = True,
     ):
-        self.may_keep_start = may_keep_start  # False: the weights before the first step are never the best
-        self.model, self.objective, self.loader, self.alphabet = model, objective, loader, alphabet
+        self.may_select_initial = (
+            may_select_initial  # False: the weights before the first step are never the best
+        )
+        self.model, self.objective, self.loader, self.vocabulary = model, objective, loader, vocabulary
         self.config, self.runtime, self.evaluate, self.on_event = config, runtime, evaluate, on_event
-        self.stop = stop if stop is not None else StopWish()
-        thaw(model, config.training.freeze, config.training.unfreeze_every, 0)
-        self.copy = make_copy(model, runtime)
-        self.optimizer = make_optimizer(model, config.optimizer, self.copy if runtime.is_sharded else None)
+        self.stop = stop if stop is not None else StopSignal()
+        set_trainable_layers(model, config.training.freeze, config.training.unfreeze_every, 0)
+        self.strategy = make_strategy(model, runtime)
+        self.optimizer = make_optimizer(
+            model, config.optimizer, self.strategy if runtime.is_sharded else None
+        )
         self.state = State()
         self.best: dict[str, Tensor] | None = None
-        self.average = Average(config.training)
+        self.average = WeightAverage(config.training)
         self.total_steps = self._total_steps()
-        self._since = Tally()
+        self._since = Meters()
         self._thawed_at = 0  # the epoch for which it was last said which weights learn
         has_long_run = should_compile(config, model, objective, runtime, self.total_steps)
         self.compiled = Compiled(model, objective) if has_long_run else None
@@ -214,7 +218,7 @@ class Trainer:
 
     def attending(self) -> AbstractContextManager[None]:
         """While this lasts, attention is computed as suits the shapes of its batches."""
-        return in_one_shape() if self.objective.reads == "blocks" else nullcontext()
+        return cudnn_attention() if self.objective.reads == "blocks" else nullcontext()
 
     def _run(self, save: Callable[[], None]) -> None:
         self._start = time.monotonic() - self.state.seconds
@@ -236,7 +240,7 @@ class Trainer:
                 if (is_time or self._seen["late"] or self._seen["stop"]) and not (
                     done and not self._seen["stop"]
                 ):
-                    self.state.since = nested(self.runtime.processes.add_up(self._since.sums()))
+                    self.state.since = nested(self.runtime.processes.all_reduce(self._since.sums()))
                     save()
                     self._saved_at = time.monotonic()
                     self.on_event(Saved(self.state.step))
@@ -265,7 +269,7 @@ class Trainer:
     def _steps(self) -> Iterator[list[Batch]]:
         """The rest of the current epoch, a step at a time; made in another thread when a GPU waits."""
         device, steps = self.runtime.device.type, self._make_steps()
-        return steps if device == "cpu" else made_ahead(steps, is_pinned=device == "cuda")
+        return steps if device == "cpu" else prefetch(steps, is_pinned=device == "cuda")
 
     def _make_steps(self) -> Iterator[list[Batch]]:
         epoch, start, step = self.state.epoch, self.state.batch, self.state.step
@@ -274,10 +278,10 @@ class Trainer:
         for at in range(start, len(batches), gathered):
             numbers = batches[at : at + gathered]
             yield [
-                collate_share(
-                    share, numbers, epoch, self.objective, self.loader, self.alphabet, (seed, step, 1)
+                collate_shard(
+                    share, numbers, epoch, self.objective, self.loader, self.vocabulary, (seed, step, 1)
                 )
-                for share in shares(len(numbers), processes.rank, processes.count)
+                for share in batch_shards(len(numbers), processes.rank, processes.count)
             ]
             step += 1
 
@@ -285,23 +289,23 @@ class Trainer:
         """One change of the weights, by gradients of the mean over all parts together."""
         training, state = self.config.training, self.state
         self._set_to_learn()
-        seed_everything(training.seed, state.step, 2, *self.runtime.processes.salt)
+        seed_everything(training.seed, state.step, 2, *self.runtime.processes.seed_offset)
         whole = self._agree(parts)
         for part in parts:  # one graph alive at a time
             moved = part.to(self.runtime.device)
             reading = nullcontext() if self.compiled is None else self.compiled.reading(moved)
             with reading, self.runtime.autocast():
-                losses = self.copy.losses(self.objective, moved, is_last=part is parts[-1])
+                losses = self.strategy.losses(self.objective, moved, is_last=part is parts[-1])
             mean = sum_of_means(losses, whole)
             if not self.runtime.processes.is_alone:
-                mean = mean * (0.0 if part.is_idle else self.copy.scale)
+                mean = mean * (0.0 if part.is_idle else self.strategy.scale)
             mean.backward()
             if not part.is_idle:
                 self._since.add(losses, part)
         learning = [weight for weight in self.model.parameters() if weight.grad is not None]
         if self.config.optimizer.clip:
             torch.nn.utils.clip_grad_norm_(learning, self.config.optimizer.clip)
-        share = rate_at(self.progress, self.config.schedule, state.step)
+        share = lr_factor(self.progress, self.config.schedule, state.step)
         self.rate = self.config.optimizer.learning_rate * share
         self.optimizer.step(self.rate)
         state.step += 1
@@ -311,9 +315,9 @@ class Trainer:
         """What evaluations have changed is undone; what has not changed since the last step costs no time."""
         training, epoch = self.config.training, self.state.epoch
         if training.unfreeze_every is not None and epoch != self._thawed_at:
-            thaw(self.model, training.freeze, training.unfreeze_every, epoch)
+            set_trainable_layers(self.model, training.freeze, training.unfreeze_every, epoch)
             self._thawed_at = epoch
-        self.copy.refresh()
+        self.strategy.refresh()
         if not self.model.training or (training.freeze and self.model.backbone.training):
             self.model.train()
             if training.freeze:
@@ -329,7 +333,7 @@ class Trainer:
         if self.runtime.processes.is_alone:
             found = own
         else:
-            found = self._seen = self.runtime.processes.add_up({**own, **self._moment()})
+            found = self._seen = self.runtime.processes.all_reduce({**own, **self._moment()})
         self.state.tokens += round(found["tokens"])
         return {
             name.removeprefix("count "): round(found[name]) for name in found if name.startswith("count ")
@@ -360,7 +364,7 @@ class Trainer:
         state = self.state
         if not (done or state.step == 1 or state.step % TOLD_EVERY == 0):
             return
-        found = self._since.finish(state.seconds, self.runtime.processes.add_up(self._since.sums()))
+        found = self._since.finish(state.seconds, self.runtime.processes.all_reduce(self._since.sums()))
         if not math.isfinite(found["loss"]):
             error = Diverged(
                 f"the loss is {found['loss']} at step {state.step}: training has diverged",
@@ -405,15 +409,15 @@ class Trainer:
             return
         self.model.eval()
         with self.average.shown(self.model):
-            self._mark(self.copy.read(self.evaluate))
+            self._mark(self.strategy.read(self.evaluate))
 
     def _mark(self, found: Evaluation) -> None:
         """Write down the marks of the weights that stand in the model, and keep those if they are the best."""
         state = self.state
         state.evaluated_at, state.evaluated_progress = state.step, self.progress
-        is_best = found.rank > state.best_rank and (state.step > 0 or self.may_keep_start)
+        is_best = found.rank > state.best_value and (state.step > 0 or self.may_select_initial)
         if is_best:
-            state.best_rank, state.best_step = found.rank, state.step
+            state.best_value, state.best_step = found.rank, state.step
             if self.config.training.keep == "best":
                 self.best = {
                     name: weight.detach().clone() for name, weight in self.model.state_dict().items()
@@ -436,17 +440,17 @@ class Trainer:
             found["best"] = self.best
         if self.average.tensors:
             found["average"] = self.average.tensors
-        return {name: self.copy.whole(tensors) for name, tensors in found.items()}
+        return {name: self.strategy.whole(tensors) for name, tensors in found.items()}
 
     def load(self, parts: Mapping[str, Mapping[str, Tensor]] | None, state: dict[str, Any]) -> None:
         """Take up what `parts` and the state gave; the main process has them, and hands them on."""
         processes, weights = self.runtime.processes, self.model.state_dict()
-        there = processes.add_up({name: float(name in (parts or {})) for name in PARTS})
+        there = processes.all_reduce({name: float(name in (parts or {})) for name in PARTS})
         for name in (name for name in PARTS if there[name]):
             found = {}
-            for key, tensor in processes.send(None if parts is None else parts[name]):
+            for key, tensor in processes.broadcast_tensors(None if parts is None else parts[name]):
                 like = self.optimizer.weight_of(key) if name == "optimizer" else weights[key]
-                found[key] = self.copy.part(tensor, like)
+                found[key] = self.strategy.part(tensor, like)
             if name == "model":
                 self.model.load_state_dict(found)
             elif name == "optimizer":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headstart.atomic_io import content_hash, finite, write_text
-from headstart.baselines.tfidf import train_classical
+from headstart.baselines.tfidf import train_tfidf
 from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example
@@ -20,7 +20,7 @@ from headstart.evaluation.metrics import score
 from headstart.results import CurvePoint, SeedResult, Transfer, plain
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import marked_places, predict_probabilities
-from headstart.training.runtime import StopWish, start_runtime
+from headstart.training.runtime import StopSignal, start_runtime
 from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
 from headstart.workflows.labelled import Task, data_fingerprint, encode_rows
@@ -101,7 +101,7 @@ def train_fit(
     budget: int | None,
     seed: int,
     encoder: Encoder,
-    stop: StopWish | None = None,
+    stop: StopSignal | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     checkpoints: Path | None = None,
 ) -> Fit:
@@ -131,7 +131,7 @@ def train_fit(
         trainer.finish()
         rows = task.rows[part.scored]
         found = predict_probabilities(
-            network, plan.objective, rows, task.tokenizer, runtime, runtime.mark_tokens
+            network, plan.objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens
         )
         curve = [_point(point) for point in trainer.state.curve]
         if plan.trained is not None:
@@ -155,7 +155,7 @@ def _identity(plan: Plan, config: RunConfig, dataset: Dataset, scored: str) -> d
 def _fit_classical(
     plan: Plan, dataset: Dataset, scored: str, seed: int
 ) -> tuple[np.ndarray, list[CurvePoint]]:
-    model = train_classical(
+    model = train_tfidf(
         dataset.texts("train"), dataset.targets("train"), seed=seed, classes=len(dataset.classes)
     )
     found = model.predict_probabilities(dataset.texts(scored))

@@ -17,7 +17,7 @@ from headstart.results import Score, Transfer
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import marked_places, predict_probabilities
 from headstart.training.linear_probe import fit_head
-from headstart.training.runtime import Runtime, StopWish, seed_everything
+from headstart.training.runtime import Runtime, StopSignal, seed_everything
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.labelled import Task
 
@@ -114,7 +114,7 @@ def make_trainer(
     config: RunConfig,
     runtime: Runtime,
     on_event: Callable[[Event], None] = lambda event: None,
-    stop: StopWish | None = None,
+    stop: StopSignal | None = None,
     *,
     is_head_new: bool = False,
 ) -> Trainer:
@@ -130,7 +130,9 @@ def make_trainer(
     rows = [task.rows["valid"][place] for place in chosen]
 
     def marks(model: Model) -> Evaluation:
-        found = predict_probabilities(model, objective, rows, task.tokenizer, runtime, runtime.mark_tokens)
+        found = predict_probabilities(
+            model, objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens
+        )
         values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
         return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
 
@@ -149,7 +151,7 @@ def score_rows(
 ) -> Score:
     """The marks on one split, with the leak-free twin."""
     probabilities = predict_probabilities(
-        model, objective, task.rows[split], task.tokenizer, runtime, runtime.mark_tokens
+        model, objective, task.rows[split], task.tokenizer, runtime, runtime.eval_batch_tokens
     )
     was_seen = seen_before(task.dataset.hashes(split), seen)
     return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)

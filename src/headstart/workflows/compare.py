@@ -28,8 +28,8 @@ from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives import make_objective
 from headstart.results import Comparison, SeedResult, Transfer, comparison_from
 from headstart.training.callbacks import Event, Stage
-from headstart.training.launch import need_alone
-from headstart.training.runtime import stopping_gently
+from headstart.training.launch import require_single_process
+from headstart.training.runtime import graceful_shutdown
 from headstart.workflows.arms import (
     Encoder,
     Fit,
@@ -73,7 +73,7 @@ def compare(
     each base to settings of its own, which override the common ones. A base with such settings gets no arm from
     scratch and is tested against those of the others.
     """
-    need_alone("a comparison")
+    require_single_process("a comparison")
     known = (*ARMS, *OPTIONAL_ARMS)
     for name in arms:
         if name not in known:
@@ -124,7 +124,7 @@ def is_comparison(path: Path) -> bool:
 
 def resume_compare(path: Path, on_event: Callable[[Event], None]) -> Comparison | None:
     """Go on with a comparison; None when it was finished before."""
-    need_alone("a comparison")
+    require_single_process("a comparison")
     if (path / "report.html").exists():
         return None
     with RunDir(path):
@@ -218,7 +218,7 @@ def _train_all(
     fits: dict[tuple[str, int, int], list[Fit]] = {}
     transfers: dict[str, Transfer | None] = {}
     try:
-        with stopping_gently() as stop:
+        with graceful_shutdown() as stop:
             for done, (plan, budget, seed, number) in enumerate(jobs):
                 fold = f", fold {number + 1}" if len(parts) > 1 else ""
                 on_event(Stage(f"{plan.name}, {budget} labels{fold}, seed {seed}", done, len(jobs)))

@@ -12,7 +12,7 @@ from headstart.config import RunConfig
 from headstart.data.audit import Audit, audit, token_counts
 from headstart.data.dataset import Dataset, Example
 from headstart.data.tokenizer import Tokenizer
-from headstart.evaluation.statistics import adjust, interval, paired_test, passes_mark
+from headstart.evaluation.statistics import adjust, first_epoch_reaching, interval, paired_test
 from headstart.inference.loaded_model import LoadedModel
 from headstart.objectives.base import Objective
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
@@ -147,7 +147,7 @@ def _arm(
         twin=plan.twin,
         transfer=transfers.get(plan.name),
         passes_mark=[
-            passes_mark(result.curve, mark)
+            first_epoch_reaching(result.curve, mark)
             for result in found
             if plan.kind not in ("classical", "ensemble")  # these have no epochs
         ],

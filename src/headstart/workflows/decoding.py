@@ -54,7 +54,7 @@ def write_translations(
 def _from_all(written: dict[int, Text], processes: Processes) -> dict[int, Text]:
     """What each process has written, put together."""
     own = json.dumps([[number, text.tokens, text.is_cut] for number, text in written.items()])
-    said = (row for part in processes.exchange(own) for row in json.loads(part))
+    said = (row for part in processes.all_gather(own) for row in json.loads(part))
     return {number: Text(tokens, is_cut) for number, tokens, is_cut in said}
 
 

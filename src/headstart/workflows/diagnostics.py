@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binomtest
 
-from headstart.baselines.tfidf import ClassicalModel, train_classical
+from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset
 from headstart.data.decontamination import seen_before
@@ -30,7 +30,7 @@ LITTLE_BETTER = 0.25  # of the way from the majority class's accuracy to 1
 class Baseline:
     """TF-IDF and a linear SVM, trained on the same texts, with its validation score."""
 
-    model: ClassicalModel
+    model: TfidfModel
     score: Score
 
 
@@ -39,7 +39,7 @@ def train_baseline(dataset: Dataset, seed: int) -> Baseline | None:
     step = max(1, -(-len(dataset.train) // BASELINE_TEXTS))
     texts, targets = dataset.texts("train")[::step], dataset.targets("train")[::step]
     try:
-        model = train_classical(texts, targets, seed=seed, classes=len(dataset.classes))
+        model = train_tfidf(texts, targets, seed=seed, classes=len(dataset.classes))
     except DataError:
         return None
     found = model.predict_probabilities(dataset.texts("valid"))
@@ -88,7 +88,7 @@ def warn_of_undertraining(
     chosen = _sample(np.array(task.dataset.targets("train")))
     truth = np.array(task.dataset.targets("train"))[chosen]
     rows = [task.rows["train"][place] for place in chosen]
-    found = predict_probabilities(model, objective, rows, task.tokenizer, runtime, runtime.mark_tokens)
+    found = predict_probabilities(model, objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens)
     loss = METRICS["loss"](truth, found)
     shares = np.bincount(truth) / len(truth)
     guessing = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())

@@ -78,8 +78,8 @@ class Encoder:
     def vectors(self, rows: list[Row]) -> list[np.ndarray]:
         """Each row's vectors in float32, in the order given: (D,) pooled, or (T, D) for `token`."""
         found: list[np.ndarray] = [np.zeros(0)] * len(rows)
-        budget = self.batch_tokens or self.runtime.mark_tokens
-        padding = None if self.model.backbone.is_flat else self.runtime.mark_padding
+        budget = self.batch_tokens or self.runtime.eval_batch_tokens
+        padding = None if self.model.backbone.is_flat else self.runtime.eval_max_padding
         loader = TextLoader(rows, budget, shuffled=False, padding=padding)
         for numbers in loader.batches(0):
             hidden, real = self._read([rows[number] for number in numbers])

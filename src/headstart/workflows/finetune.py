@@ -20,8 +20,8 @@ from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.results import Score, Transfer, plain, with_nan
 from headstart.training.callbacks import Event, Note, Stage
-from headstart.training.distributed import joined
-from headstart.training.runtime import Runtime, start_runtime, stopping_gently
+from headstart.training.distributed import init_processes
+from headstart.training.runtime import Runtime, graceful_shutdown, start_runtime
 from headstart.workflows.classifier import (
     keeps_head,
     make_classifier,
@@ -108,9 +108,9 @@ def finetune(
         if teacher is not None or unlabelled:
             raise ConfigError("translators have no teachers here", hint="leave --teacher or --pair out")
         return train_translator(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
-    with joined() as processes:
+    with init_processes() as processes:
         listen = main_only(processes, on_event)
-        with processes.together():
+        with processes.raise_on_all():
             trained = None if base == SCRATCH else load_model(base)
             given = with_absolute_paths(settings)
             # A wrong setting is refused before the data is read, and what was read then decides the defaults.
@@ -144,7 +144,7 @@ def resume_finetune(
     if info.status == "finished":
         return read_finetuned(folder)
     trained = base_of(folder, info)
-    with runtime.processes.together():
+    with runtime.processes.raise_on_all():
         teaching = teaching_of(info.inputs)
     objective = make_objective(info.config.objective)
     return _run(folder, info.config, objective, info.inputs, trained, teaching, runtime, info, on_event)
@@ -246,7 +246,7 @@ def finetune_config(
     _check_objective(objective)
     facts = data or REFERENCE
     classes = facts.classes if data is not None or trained is None else trained.info.classes
-    settled = config.with_({"body": objective.settle(config.body).model_dump()})
+    settled = config.with_({"body": objective.resolve_backbone(config.body).model_dump()})
     reused = not is_control and keeps_head(settled, objective, classes, trained)
     alike = reused or (trained is not None and not trained.info.classes)
     if trained is not None and data is not None and not fits_recommendation(recommended, data, alike):
@@ -263,7 +263,7 @@ def finetune_config(
             defaults["training"]["evaluate_every"] = None  # its spacing is for the rule's own budget
     config = resolve("finetune", name, recommended, over, defaults=defaults)
     objective = make_objective(config.objective)
-    config = config.with_({"body": objective.settle(config.body).model_dump()})
+    config = config.with_({"body": objective.resolve_backbone(config.body).model_dump()})
     _check_reset(config)
     return fit_length(config, settings), objective
 
@@ -326,13 +326,13 @@ def _run(
     source: LabelledData | None = None,
 ) -> Finetuned:
     started, processes = time.time(), runtime.processes
-    with processes.together():
+    with processes.raise_on_all():
         source = source or LabelledData.load(inputs["data"], config, objective, teaching, on_event)
         dataset, fingerprint = source.dataset, source.fingerprint
-    processes.agree({"labelled texts": fingerprint}, "data")
+    processes.assert_equal({"labelled texts": fingerprint}, "data")
     if known is not None:
         tokenizer = folder.tokenizer(known)
-        with processes.together():
+        with processes.raise_on_all():
             if known.inputs["fingerprint"] != fingerprint:
                 raise RunError(
                     f"the data of {folder.path} has changed since the run began", hint="put the old rows back"
@@ -345,11 +345,11 @@ def _run(
         )
     if teaching is not None:
         dataset = teaching.add(dataset, source.pseudo_labelled, tokenizer, config, runtime, on_event)
-    with processes.together():
+    with processes.raise_on_all():
         check_dropout(tokenizer, dataset.texts("train"), config.training)
     task = make_task(dataset, tokenizer, config, on_event)
     tokens = sum(len(row.tokens) for row in task.rows["train"])
-    with processes.together():
+    with processes.raise_on_all():
         announce(config, runtime, tokenizer.size, len(task.classes), tokens, on_event)
     model, moved = make_classifier(config, objective, task, trained, runtime)
     inputs = {**inputs, "fingerprint": fingerprint}
@@ -361,22 +361,24 @@ def _run(
             on_event(Note(why))
     on_event(Note(f"{count_parameters(model):,} parameters; {len(dataset.train):,} texts to learn from"))
     asked = objective if teaching is None else teaching.objective(objective, config, runtime)
-    with stopping_gently() as stop:
+    with graceful_shutdown() as stop:
         is_new = info.transfer is None or not Transfer(**info.transfer).kept_head
         trainer = make_trainer(model, asked, task, config, runtime, on_event, stop, is_head_new=is_new)
         folder.train(trainer, known is not None, on_event)
     seen = folder.fingerprints()
-    marks = trainer.copy.read(
+    marks = trainer.strategy.read(
         lambda model: score_rows(model, objective, task, "valid", config, runtime, seen)
     )
     best = next(
         (p["epoch"] for p in trainer.state.curve if p["step"] == trainer.state.best_step), trainer.epochs_done
     )
     carried = Transfer(**info.transfer) if info.transfer else None
-    warnings = trainer.copy.read(lambda model: warn_of_undertraining(model, objective, task, config, runtime))
+    warnings = trainer.strategy.read(
+        lambda model: warn_of_undertraining(model, objective, task, config, runtime)
+    )
     baseline: Baseline | None = None
     comparison = ""
-    with processes.together():
+    with processes.raise_on_all():
         if processes.is_main:
             on_event(Stage("training the TF-IDF baseline"))
             baseline = train_baseline(source.dataset, config.training.seed)
@@ -430,7 +432,7 @@ def _begin(
         transfer=plain(moved) if moved is not None else None,
     )
     seen = [task.dataset.hashes("train"), *(each.train_fingerprints for each in (trained, teaching) if each)]
-    with runtime.processes.together():
+    with runtime.processes.raise_on_all():
         if runtime.processes.is_main:
             task.tokenizer.save(folder.path)
             folder.write_fingerprints(seen)

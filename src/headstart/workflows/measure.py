@@ -73,7 +73,7 @@ def measure_steps(
 ) -> Measured:
     """Train a fresh model for about `seconds` (three steps at least) on random tokens, and report."""
     objective = make_objective(config.objective)
-    body = objective.settle(config.body)
+    body = objective.resolve_backbone(config.body)
     config = config.with_({"body": body.model_dump(), "training": {"steps": 1_000_000, "save_minutes": None}})
     runtime = start_runtime(config.training)
     seed_everything(0)
@@ -81,7 +81,7 @@ def measure_steps(
     texts = MadeUp(
         vocabulary,
         batch,
-        length + objective.looks_past,
+        length + objective.lookahead,
         classes if objective.reads == "texts" else 0,
         (body.source_vocabulary or vocabulary) if objective.reads == "translations" else 0,
     )

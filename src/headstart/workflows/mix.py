@@ -60,11 +60,11 @@ def make_mixed_loader(
 def same_text(documents: list[Documents], processes: Processes) -> list[str]:
     """The fingerprints of the corpora, read once on each machine, where they must be those of the main process."""
     own: list[str] = []
-    with processes.together():
-        if processes.place.local_rank == 0:
+    with processes.raise_on_all():
+        if processes.info.local_rank == 0:
             own = [each.fingerprint for each in documents]
-    mains = json.loads(processes.from_main(lambda: json.dumps(own)))
-    with processes.together():
+    mains = json.loads(processes.broadcast(lambda: json.dumps(own)))
+    with processes.raise_on_all():
         if own and own != mains:
             raise DataError(
                 f"the corpus on {gethostname()} is not that of the main process",

@@ -81,7 +81,9 @@ def equal_budgets(
     costs = {}
     for name in objectives:
         config = resolve("pretrain", preset, _over(settings, {"objective": {"name": name}}))
-        config = config.with_({"body": make_objective(config.objective).settle(config.body).model_dump()})
+        config = config.with_(
+            {"body": make_objective(config.objective).resolve_backbone(config.body).model_dump()}
+        )
         costs[name] = count_flops(make_load(config, "cpu", "float32")).training
     first = costs[objectives[0]] * tokens
     return {name: round(first / cost) for name, cost in costs.items()}

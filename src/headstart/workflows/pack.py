@@ -186,7 +186,7 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
             f"the texts that {trained.name} was made of cannot be read here: {error}",
             hint="--measure DATA names others to measure the loss of storing on",
         ) from None
-    if len(valid) <= trained.objective.looks_past:
+    if len(valid) <= trained.objective.lookahead:
         raise RunError(f"{trained.name} had no held-out text", hint="--measure TEXT names some to measure on")
     marks = score_language(model, trained.objective, valid, config, trained.tokenizer, runtime, leaked=0)
     return "the held-out part of its texts", _numbers(marks)

@@ -98,7 +98,7 @@ def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:
     return resolve("finetune", preset, settings, defaults=finetune_defaults(REFERENCE, body, "scratch"))
 
 
-def check_room(plan: Plan, force: bool = False) -> None:
+def check_process_count(plan: Plan, force: bool = False) -> None:
     """Refuse a run that this machine has no memory for, unless forced; processes on a CPU share it."""
     if not force:
         shared = plan.cluster.gpus if plan.device.kind == "cpu" else 1
@@ -117,7 +117,7 @@ def announce(
 
     `tokens` are read in each epoch.
     """
-    place = runtime.processes.place
+    place = runtime.processes.info
     cluster = Cluster(place.local_count, max(1, place.count // place.local_count), sharded=runtime.is_sharded)
     device = this_machine(runtime.device.type)
     planned = make_plan(
@@ -131,7 +131,7 @@ def announce(
     )
     for line in planned.lines():
         on_event(Note(line))
-    check_room(planned, config.training.force)
+    check_process_count(planned, config.training.force)
 
 
 def part_of_cpu(device: Device, processes: int) -> Device:

@@ -23,9 +23,9 @@ from headstart.objectives.base import Objective
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.results import LanguageScore, Transfer, plain
 from headstart.training.callbacks import Event, Note
-from headstart.training.distributed import joined
-from headstart.training.evaluate import language_sums
-from headstart.training.runtime import Runtime, seed_everything, start_runtime, stopping_gently
+from headstart.training.distributed import init_processes
+from headstart.training.evaluate import loss_sums
+from headstart.training.runtime import Runtime, graceful_shutdown, seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.continued import (
     adaptation_defaults,
@@ -83,8 +83,8 @@ def pretrain(
     same tokenizer, whose answers count beside the true ones. From a base, with no preset named, the settings for a small
     corpus follow its size unless `adapts` is False. Under torchrun all processes train one base together.
     """
-    with joined() as processes:
-        with processes.together():
+    with init_processes() as processes:
+        with processes.raise_on_all():
             mix = portions(corpora)
             trained = None if base is None else load_model(base)
             teaching = make_teaching(teacher)
@@ -155,7 +155,9 @@ def pretrain_config(
     for name in ("reset_layers", "bpe_dropout", "cutoff"):
         if getattr(config.training, name):
             raise ConfigError(f"training.{name} is for fine-tuning", hint="leave it out when you pretrain")
-    return fit_length(config.with_({"body": objective.settle(config.body).model_dump()}), settings), objective
+    return fit_length(
+        config.with_({"body": objective.resolve_backbone(config.body).model_dump()}), settings
+    ), objective
 
 
 def resume_pretrain(
@@ -163,7 +165,7 @@ def resume_pretrain(
 ) -> Pretrained:
     """Go on with an unfinished run; the folder is held by the caller."""
     trained = base_of(folder, info)
-    with runtime.processes.together():
+    with runtime.processes.raise_on_all():
         teaching = teaching_of(info.inputs)
     objective = make_objective(info.config.objective)
     return _run(folder, info.config, info.inputs, objective, trained, teaching, runtime, info, on_event)
@@ -202,13 +204,13 @@ def _run(
 ) -> Pretrained:
     started, processes = time.time(), runtime.processes
     mix = [Portion(**each) for each in inputs.get("mix", [{"corpus": name} for name in inputs["corpora"]])]
-    with processes.together():
+    with processes.raise_on_all():
         documents = [each.open(config.data) for each in mix]
         never = apart_hashes(config.data.apart)
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
     fingerprints = same_text(documents, processes)
-    with processes.together():
+    with processes.raise_on_all():
         if known is not None and known.inputs["fingerprints"] != fingerprints:
             raise RunError(
                 f"the corpus of {folder.path} has changed since the run began", hint="put the old text back"
@@ -222,7 +224,7 @@ def _run(
         tokenizer = broadcast_tokenizer(
             processes, lambda: learn_tokenizer(config.tokenizer, others or documents, on_event, never)
         )
-    with processes.together():
+    with processes.raise_on_all():
         if teaching is not None:
             teaching.check(objective, config)
             teaching.check_student(tokenizer)
@@ -232,15 +234,15 @@ def _run(
                 hint="use causal-lm",
             )
     if not processes.is_alone:
-        with processes.together():
+        with processes.raise_on_all():
             for each in documents:
                 prepare_documents_share(each, tokenizer, processes.rank, processes.count, on_event)
-    parts = processes.in_order(lambda: [prepare_documents(each, tokenizer, on_event) for each in documents])
+    parts = processes.main_first(lambda: [prepare_documents(each, tokenizer, on_event) for each in documents])
     parts = without_repeats(parts, config.data, never, on_event)
     weights = [each.weight for each in mix]
     train = join([part.train for part in parts])
     valid = join([part.valid for part in parts])
-    with processes.together():
+    with processes.raise_on_all():
         _check_size(train, config)
         announce(config, runtime, tokenizer.size, 0, tokens_a_pass(parts, weights), on_event)
         loader = make_mixed_loader(
@@ -262,12 +264,12 @@ def _run(
         )
     )
     asked = objective if teaching is None else teaching.objective(objective, config, runtime)
-    with stopping_gently() as stop:
+    with graceful_shutdown() as stop:
         trainer = Trainer(model, asked, loader, tokenizer, config, runtime, marks, on_event, stop)
         folder.train(trainer, known is not None, on_event)
     score = None
     if marks is not None:
-        score = trainer.copy.read(
+        score = trainer.strategy.read(
             lambda model: score_language(model, objective, valid, config, tokenizer, runtime, leaked=0)
         )
     finished = Pretrained(
@@ -312,7 +314,7 @@ def _begin(
     seen = [part.hashes() for part in parts] + [
         each.train_fingerprints for each in (trained, teaching) if each
     ]
-    with runtime.processes.together():
+    with runtime.processes.raise_on_all():
         if runtime.processes.is_main:
             tokenizer.save(folder.path)
             folder.write_fingerprints(seen)
@@ -340,23 +342,23 @@ def make_loader(
             stream, unit, tokenizer, training.length, training.batch_tokens, training.seed, shuffled=shuffled
         )
     return BlockLoader(
-        stream, training.length, training.batch_tokens, training.seed, objective.looks_past, shuffled=shuffled
+        stream, training.length, training.batch_tokens, training.seed, objective.lookahead, shuffled=shuffled
     )
 
 
 def valid_marks(
-    valid: TokenStream, config: RunConfig, objective: Objective, alphabet: Tokenizer, runtime: Runtime
+    valid: TokenStream, config: RunConfig, objective: Objective, vocabulary: Tokenizer, runtime: Runtime
 ) -> Callable[[Model], Evaluation] | None:
     """How to mark a model on held-out text; None when there is none."""
-    if len(valid) <= objective.looks_past:
+    if len(valid) <= objective.lookahead:
         return None
     try:
-        loader = make_loader(valid, config, objective, alphabet, shuffled=False)
+        loader = make_loader(valid, config, objective, vocabulary, shuffled=False)
     except DataError:  # the held-out part is too small to make pairs of
         return None
 
     def marks(model: Model) -> Evaluation:
-        sums = language_sums(model, objective, loader, alphabet, runtime, MARKED_BATCHES)
+        sums = loss_sums(model, objective, loader, vocabulary, runtime, MARKED_BATCHES)
         loss = sum(total / max(1, count) for total, count, _ in sums.values())
         values = {"loss": loss}
         for name, (total, count, correct) in sums.items():
@@ -375,13 +377,13 @@ def score_language(
     objective: Objective,
     stream: TokenStream,
     config: RunConfig,
-    alphabet: Tokenizer,
+    vocabulary: Tokenizer,
     runtime: Runtime,
     leaked: int,
 ) -> LanguageScore:
     """How well a language model predicts a whole stream of text."""
-    loader = make_loader(stream, config, objective, alphabet, shuffled=False)
-    sums = language_sums(model, objective, loader, alphabet, runtime)
+    loader = make_loader(stream, config, objective, vocabulary, shuffled=False)
+    sums = loss_sums(model, objective, loader, vocabulary, runtime)
     total, count, correct = sums.get("lm") or next(iter(sums.values()))
     loss = total / max(1, count)
     predicts_all = objective.name == "causal-lm"

@@ -40,7 +40,7 @@ from headstart.inference.loaded_model import RECIPE, LoadedModel, RunInfo, load_
 from headstart.pretrained import shipped_bases
 from headstart.quantization import FORMS, compact
 from headstart.training.callbacks import Event, Note
-from headstart.training.launch import need_alone
+from headstart.training.launch import require_single_process
 from headstart.workflows.finetune import Finetuned, finetune, finetune_config, read_finetuned
 from headstart.workflows.pretrain import (
     Pretrained,
@@ -452,7 +452,7 @@ def run_recipe(
 
     Given again, the same command resumes where it stopped, also with a run folder that was copied from elsewhere.
     """
-    need_alone("a recipe")
+    require_single_process("a recipe")
     if not 0 < scale < math.inf:
         raise ConfigError(f"a budget times {scale:g} trains nothing", hint="--scale 0.1 is a tenth of it")
     given: Settings = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from headstart.inference.loaded_model import RunInfo
 from headstart.results import Comparison
 from headstart.training.callbacks import Event
-from headstart.training.distributed import joined
+from headstart.training.distributed import init_processes
 from headstart.training.runtime import Runtime, start_runtime
 from headstart.workflows.compare import is_comparison, resume_compare
 from headstart.workflows.finetune import Finetuned, resume_finetune
@@ -37,13 +37,13 @@ def resume_run(
     run: str | Path, on_event: Callable[[Event], None] = lambda event: None
 ) -> Pretrained | Finetuned | FinishedTranslator | None:
     """The outcome of a single training, once it is finished; None when it was finished before."""
-    with joined() as processes:
+    with init_processes() as processes:
         folder = RunDir.open(Path(run), processes)
-        with folder, processes.minding():
+        with folder, processes.peer_errors():
             info = folder.info()
             if info.status == "finished":
                 return None
-            with processes.together():
+            with processes.raise_on_all():
                 runtime = start_runtime(info.config.training, processes)
             return _go_on(folder, info, runtime, main_only(processes, on_event))
 

@@ -46,7 +46,7 @@ from headstart.quantization import WEIGHTS_FILE
 from headstart.results import Provenance, Transfer
 from headstart.training.callbacks import Event
 from headstart.training.distributed import ALONE, Processes
-from headstart.training.launch import Place
+from headstart.training.launch import RankInfo
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Trainer
 from headstart.workflows.loggers import RunLog, TensorBoardLog
@@ -180,7 +180,7 @@ class RunDir:
     def create(path: Path, processes: Processes = ALONE) -> "RunDir":
         """A new, empty run directory; an existing one is never touched."""
         run_dir = RunDir(path, processes)
-        processes.from_main(run_dir._lock.create)
+        processes.broadcast(run_dir._lock.create)
         return run_dir
 
     @staticmethod
@@ -191,11 +191,11 @@ class RunDir:
             check_is_run(path)
             return ""
 
-        processes.from_main(check)
+        processes.broadcast(check)
         return RunDir(path, processes)
 
     def __enter__(self) -> "RunDir":
-        self.processes.from_main(self._lock.acquire)
+        self.processes.broadcast(self._lock.acquire)
         return self
 
     def __exit__(
@@ -215,7 +215,7 @@ class RunDir:
 
     def info(self) -> RunInfo:
         """The contents of run.json."""
-        found = self.processes.from_main(lambda: json.dumps(RunInfo.read(self.path).to_dict()))
+        found = self.processes.broadcast(lambda: json.dumps(RunInfo.read(self.path).to_dict()))
         return RunInfo.from_dict(json.loads(found), str(self.path / RUN_INFO))
 
     def write_fingerprints(self, fingerprints: Sequence[np.ndarray]) -> None:
@@ -251,14 +251,14 @@ class RunDir:
     def save_state(self, trainer: Trainer) -> None:
         """Write a checkpoint from which training continues bit for bit, in any number of processes."""
         parts = trainer.parts()
-        with self.processes.together():
+        with self.processes.raise_on_all():
             if self.processes.is_main:
                 save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
 
     def load_state(self, trainer: Trainer) -> None:
         """Load the newest complete checkpoint, if there is one."""
         found = load_checkpoint(self.checkpoints) if self.processes.is_main else None
-        state = self.processes.from_main(lambda: json.dumps(found[1] if found else None))
+        state = self.processes.broadcast(lambda: json.dumps(found[1] if found else None))
         if state != "null":
             trainer.load(found[0] if found else None, json.loads(state))
 
@@ -267,7 +267,7 @@ class RunDir:
         if is_resumed:
             self.load_state(trainer)
         logs: list[RunLog | TensorBoardLog] = []
-        with self.processes.together():
+        with self.processes.raise_on_all():
             if self.processes.is_main:
                 log = RunLog(self.path / "log.jsonl", trainer.state.step)
                 logs.append(log)
@@ -280,7 +280,7 @@ class RunDir:
             on_event(event)
 
         def save() -> None:
-            with self.processes.together():
+            with self.processes.raise_on_all():
                 if self.processes.is_main:
                     log.sync()  # a checkpoint never outlives the log up to it
             self.save_state(trainer)
@@ -298,8 +298,8 @@ class RunDir:
 
     def finish(self, info: RunInfo, trainer: Trainer, result: dict[str, Any]) -> None:
         """Write weights and result, set the status to finished, and remove the training state."""
-        weights = trainer.copy.whole(trainer.model.state_dict())
-        with self.processes.together():
+        weights = trainer.strategy.whole(trainer.model.state_dict())
+        with self.processes.raise_on_all():
             if self.processes.is_main:
                 self._finish(info, weights, result)
 
@@ -318,7 +318,7 @@ class RunDir:
 
     def result(self) -> dict[str, Any]:
         """The contents of result.json of a finished run."""
-        return json.loads(self.processes.from_main(lambda: (self.path / "result.json").read_text("utf-8")))
+        return json.loads(self.processes.broadcast(lambda: (self.path / "result.json").read_text("utf-8")))
 
 
 def broadcast_tokenizer(processes: Processes, make: Callable[[], Tokenizer]) -> Tokenizer:
@@ -332,7 +332,7 @@ def broadcast_tokenizer(processes: Processes, make: Callable[[], Tokenizer]) -> 
         files = made[0].engine.files().items()
         return json.dumps({name: b64encode(content).decode("ascii") for name, content in files})
 
-    sent = processes.from_main(packed)
+    sent = processes.broadcast(packed)
     if made:
         return made[0]
     with TemporaryDirectory() as folder:
@@ -361,17 +361,17 @@ def start_run(
     processes = runtime.processes
     versions = {name: metadata.version(name) for name in ("headstart", "torch")}
     start = "" if base is None else content_hash(base.info.to_dict())
-    processes.agree({**config.model_dump(), "base": start, "version of": versions})
-    found = processes.from_main(lambda: _own_run(path, config, inputs, processes.place))
+    processes.assert_equal({**config.model_dump(), "base": start, "version of": versions})
+    found = processes.broadcast(lambda: _own_run(path, config, inputs, processes.info))
     run_dir = RunDir(path, processes) if found else RunDir.create(path, processes)
     known = RunInfo.from_dict(json.loads(found), str(path)) if found else None
-    with run_dir, processes.minding():
+    with run_dir, processes.peer_errors():
         yield run_dir, known
 
 
-def _own_run(path: Path, config: RunConfig, inputs: dict[str, Any], place: Place) -> str:
+def _own_run(path: Path, config: RunConfig, inputs: dict[str, Any], place: RankInfo) -> str:
     """The description of the run in `path` if it is the one that would start here and may be resumed; else empty."""
-    if not place.may_take_up or not (path / RUN_INFO).is_file():
+    if not place.may_resume or not (path / RUN_INFO).is_file():
         return ""
     info = RunInfo.read(path)
     # A translator's second vocabulary is as large as its tokenizer became; the settings do not contain it.
@@ -388,8 +388,8 @@ def base_of(run_dir: RunDir, info: RunInfo) -> LoadedModel | None:
     base, processes = info.inputs.get("base", SCRATCH), run_dir.processes
     if base == SCRATCH:
         return None
-    has_state = processes.from_main(lambda: str(has_checkpoint(run_dir.checkpoints))) == "True"
-    with processes.together():
+    has_state = processes.broadcast(lambda: str(has_checkpoint(run_dir.checkpoints))) == "True"
+    with processes.raise_on_all():
         return None if has_state else load_model(base)
 
 

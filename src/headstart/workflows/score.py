@@ -120,7 +120,12 @@ class Voter:
         trained, length, keep = self.trained, self.config.training.length, self.config.data.keep
         rows = encode_rows(trained.tokenizer, examples, None, length, keep)
         return predict_probabilities(
-            self.model, trained.objective, rows, trained.tokenizer, self.runtime, self.runtime.mark_tokens
+            self.model,
+            trained.objective,
+            rows,
+            trained.tokenizer,
+            self.runtime,
+            self.runtime.eval_batch_tokens,
         )
 
 
@@ -152,7 +157,7 @@ def _evaluate_language(trained: LoadedModel, data: str, config: RunConfig) -> La
     runtime = start_runtime(config.training)
     corpus = prepare_documents(open_for_scoring(data, config.data), trained.tokenizer, lambda event: None)
     stream = join([corpus.train, corpus.valid])
-    if len(stream) <= trained.objective.looks_past:
+    if len(stream) <= trained.objective.lookahead:
         raise DataError(f"{data} holds almost no text", hint="give more or longer documents")
     leaked = int(seen_before(corpus.hashes(), trained.train_fingerprints).sum())
     model = trained.model().to(runtime.device)

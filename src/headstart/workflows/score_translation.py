@@ -21,7 +21,7 @@ from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
 from headstart.objectives.base import Objective
 from headstart.results import TranslationScore, TranslationTest
-from headstart.training.evaluate import language_sums
+from headstart.training.evaluate import loss_sums
 from headstart.training.runtime import Runtime, start_runtime
 from headstart.workflows.decoding import at_once, write_translations
 from headstart.workflows.translation_task import TranslationTask, encode_pairs
@@ -109,11 +109,11 @@ def _mark(
 
 
 def mark_losses(
-    model: Model, objective: Objective, rows: Sequence[Row], alphabet: Tokenizer, runtime: Runtime
+    model: Model, objective: Objective, rows: Sequence[Row], vocabulary: Tokenizer, runtime: Runtime
 ) -> tuple[float, float]:
     """The loss (nats a token, without smoothing) and the share of right tokens, each with the true ones before it."""
     loader = TextLoader(rows, at_once(runtime), shuffled=False)
-    total, count, correct = language_sums(model, objective, loader, alphabet, runtime)["lm"]
+    total, count, correct = loss_sums(model, objective, loader, vocabulary, runtime)["lm"]
     return total / max(1, count), correct / max(1, count)
 
 

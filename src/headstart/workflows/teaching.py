@@ -16,7 +16,7 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives.base import Objective
-from headstart.objectives.distillation import TAUGHT, Lesson, can_teach, taught
+from headstart.objectives.distillation import DISTILLED, Distillation, can_teach, distill
 from headstart.pretrained import shipped_bases
 from headstart.training.callbacks import Event, Note
 from headstart.training.distributed import ALONE
@@ -50,7 +50,7 @@ class Teaching:
 
     def check(self, objective: Objective, config: RunConfig, classes: Sequence[str] | None = None) -> None:
         """Refuse teachers that cannot answer what the student is asked."""
-        if type(objective) not in TAUGHT:
+        if type(objective) not in DISTILLED:
             raise ConfigError(
                 f"nobody teaches {objective.name}", hint="masked-lm, causal-lm and classify can be taught"
             )
@@ -92,7 +92,7 @@ class Teaching:
         for model in models:
             model.requires_grad_(False)
         training = config.training
-        return taught(objective, Lesson(models, training.teacher_share, training.teacher_temperature))
+        return distill(objective, Distillation(models, training.teacher_share, training.teacher_temperature))
 
     def texts(self, dataset: Dataset, objective: Objective, config: RunConfig) -> list[str]:
         """The texts without labels, each once, and none that the dataset has or that is set apart."""
@@ -118,7 +118,7 @@ class Teaching:
         on_event: Callable[[Event], None],
     ) -> Dataset:
         """The dataset with the texts among those to learn from, under the labels that the teachers hold most likely."""
-        with runtime.processes.together():
+        with runtime.processes.raise_on_all():
             self.check_student(tokenizer)
         if not texts:
             return dataset
@@ -132,7 +132,7 @@ class Teaching:
                 rows,
                 tokenizer,
                 alone,
-                alone.mark_tokens,
+                alone.eval_batch_tokens,
             )
             for teacher in self.teachers
         ]

@@ -20,12 +20,12 @@ from headstart.evaluation.translation_metrics import score_translations
 from headstart.inference.loaded_model import SOURCE_TOKENIZER, LoadedModel, RunInfo, load_model
 from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives import make_objective
-from headstart.objectives.seq2seq import Translate
+from headstart.objectives.seq2seq import Seq2Seq
 from headstart.results import Transfer, TranslationScore, plain
 from headstart.training.callbacks import Event, Note
-from headstart.training.distributed import Processes, joined
+from headstart.training.distributed import Processes, init_processes
 from headstart.training.evaluate import marked_places
-from headstart.training.runtime import Runtime, StopWish, seed_everything, start_runtime, stopping_gently
+from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.decoding import write_translations
 from headstart.workflows.plan import announce, no_parts
@@ -78,8 +78,8 @@ def train_translator(
 
     Under torchrun all its processes train one translator together.
     """
-    with joined() as processes:
-        with processes.together():
+    with init_processes() as processes:
+        with processes.raise_on_all():
             trained = None if base == SCRATCH else load_model(base)
             config, _ = translator_config(trained, preset, settings or {})
             languages = parse_pair(pair)
@@ -133,10 +133,10 @@ def _run(
     config = config.with_(
         {"body": {"source_vocabulary": None if task.is_shared else task.source_tokenizer.size}}
     )
-    with runtime.processes.together():
+    with runtime.processes.raise_on_all():
         announce(config, runtime, task.tokenizer.size, 0, task.tokens, on_event)
     objective = make_objective(config.objective)
-    assert isinstance(objective, Translate)
+    assert isinstance(objective, Seq2Seq)
     model, moved = _build(config, objective, task, trained)
     inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
     inputs |= {"pair": "-".join(task.text.pair), "fingerprint": fingerprint}
@@ -144,7 +144,7 @@ def _run(
     runtime.processes.start(runtime.device, config.training.timeout)
     if moved is not None:
         on_event(Note(f"from {base}: {moved.summary()}"))
-    with stopping_gently() as stop:
+    with graceful_shutdown() as stop:
         trainer = make_translation_trainer(model, objective, task, config, runtime, on_event, stop)
         share = padding_share(trainer.loader)
         on_event(
@@ -155,7 +155,7 @@ def _run(
         )
         folder.train(trainer, known is not None, on_event)
     seen = folder.fingerprints()
-    score, _ = trainer.copy.read(
+    score, _ = trainer.strategy.read(
         lambda model: mark_translations(
             model, objective, task, "valid", runtime, seen, measures=("bleu", "chrf")
         )
@@ -199,22 +199,22 @@ def _prepare(
     on_event: Callable[[Event], None],
 ) -> tuple[TranslationTask, str]:
     """The pairs as tokens, the same on every process, and the fingerprint of the pairs as they were read."""
-    with processes.together():
+    with processes.raise_on_all():
         text = load_pairs(data, pair, config, on_event)
     fingerprint = pairs_fingerprint(text)
-    processes.agree({"pairs": fingerprint}, "data")
+    processes.assert_equal({"pairs": fingerprint}, "data")
     if known is None:
         tokenizers = _same_tokenizers(processes, lambda: choose_tokenizers(config, text, trained, on_event))
     else:
         own = folder.tokenizer(known)
         tokenizers = own, folder.source_tokenizer(known) or own
-        with processes.together():
+        with processes.raise_on_all():
             if known.inputs["fingerprint"] != fingerprint:
                 raise RunError(
                     f"the data of {folder.path} has changed since the run began",
                     hint="put the old pairs back",
                 )
-    with processes.together():
+    with processes.raise_on_all():
         task = make_translation_task(text, tokenizers, config, on_event)
     return task, fingerprint
 
@@ -230,13 +230,13 @@ def _same_tokenizers(
         return chosen[0]
 
     own = broadcast_tokenizer(processes, first)
-    if processes.from_main(lambda: str(chosen[0] is chosen[1])) == "True":
+    if processes.broadcast(lambda: str(chosen[0] is chosen[1])) == "True":
         return own, own
     return own, broadcast_tokenizer(processes, lambda: chosen[1])
 
 
 def _build(
-    config: RunConfig, objective: Translate, task: TranslationTask, trained: LoadedModel | None
+    config: RunConfig, objective: Seq2Seq, task: TranslationTask, trained: LoadedModel | None
 ) -> tuple[Model, Transfer | None]:
     """A translator with the base's layers in it, and the account of what crossed; all fresh without a base."""
     seed_everything(config.training.seed, 0, 3)
@@ -268,7 +268,7 @@ def _begin(
         source_tokenizer_fingerprint="" if task.is_shared else task.source_tokenizer.fingerprint,
     )
     seen = hashes(task.text.sources("train"))
-    with runtime.processes.together():
+    with runtime.processes.raise_on_all():
         if runtime.processes.is_main:
             task.tokenizer.save(folder.path)
             if not task.is_shared:
@@ -280,12 +280,12 @@ def _begin(
 
 def make_translation_trainer(
     model: Model,
-    objective: Translate,
+    objective: Seq2Seq,
     task: TranslationTask,
     config: RunConfig,
     runtime: Runtime,
     on_event: Callable[[Event], None] = lambda event: None,
-    stop: StopWish | None = None,
+    stop: StopSignal | None = None,
 ) -> Trainer:
     """A trainer over the pairs to learn from that marks itself on those to tune on, by loss and by real decoding."""
     training = config.training

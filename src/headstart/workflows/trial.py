@@ -14,7 +14,7 @@ from headstart.atomic_io import content_hash, write_json
 from headstart.config import RunConfig, merge
 from headstart.errors import ConfigError, Diverged
 from headstart.training.callbacks import Evaluated, Event
-from headstart.training.runtime import StopWish, seed_for, start_runtime
+from headstart.training.runtime import StopSignal, seed_for, start_runtime
 from headstart.workflows.arms import Encoder, Part
 from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
@@ -174,7 +174,7 @@ class _Way:
         self.earlier = content["seconds"]
 
 
-def run_trial(job: Job, history: list[Trial], stop: StopWish) -> Trial:
+def run_trial(job: Job, history: list[Trial], stop: StopSignal) -> Trial:
     """The next trial, run; the first one takes the settings as they stand, and one that was begun goes on."""
     study = _study(job, history)
     if not history:
@@ -220,7 +220,7 @@ def _fit(
     number: int,
     asked: "Asked",
     way: _Way,
-    stop: StopWish,
+    stop: StopSignal,
 ) -> float:
     """The mark of one model after its last epoch; raises _GivenUp when the pruner has seen enough."""
     part = job.parts[number]

@@ -21,8 +21,8 @@ from headstart.errors import ConfigError, RunError, Stopped, pick
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.results import Provenance, plain
 from headstart.training.callbacks import Event, Note, Stage
-from headstart.training.launch import need_alone
-from headstart.training.runtime import StopWish, start_runtime, stopping_gently
+from headstart.training.launch import require_single_process
+from headstart.training.runtime import StopSignal, graceful_shutdown, start_runtime
 from headstart.workflows.arms import Encoder, Part, fold_parts, whole_part
 from headstart.workflows.conclude import Plan
 from headstart.workflows.finetune import finetune_config, uses_recommendation
@@ -80,7 +80,7 @@ def tune(
 
     Called again with the same arguments, it goes on with the trials that are there.
     """
-    need_alone("a search")
+    require_single_process("a search")
     _need_optuna()
     pick(METRICS, metric, "metric to tune by")
     pick(PRUNERS, prune, "way to prune")
@@ -110,7 +110,7 @@ def is_search(path: Path) -> bool:
 
 def resume_tune(path: Path, on_event: Callable[[Event], None]) -> Tuned | None:
     """Go on with a search; None when it was finished before."""
-    need_alone("a search")
+    require_single_process("a search")
     _need_optuna()
     if (path / "result.json").exists():
         return None
@@ -153,7 +153,7 @@ def _run(
     for line in _announcement(config, rows):
         on_event(Note(line))
     try:
-        with stopping_gently() as stop:
+        with graceful_shutdown() as stop:
             _search(job, budget, stop)
     except Stopped as stopped:
         stopped.again = f"headstart resume {shlex.quote(str(path))}"
@@ -227,7 +227,7 @@ def _begin(
     return content
 
 
-def _search(job: Job, budget: dict[str, Any], stop: StopWish) -> None:
+def _search(job: Job, budget: dict[str, Any], stop: StopSignal) -> None:
     """Trials until the budget is spent; one that is under way when the minutes are over is finished."""
     most = budget["trials"] or (TRIALS if budget["minutes"] is None else None)
     while True:

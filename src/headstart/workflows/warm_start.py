@@ -14,7 +14,7 @@ from headstart.errors import ConfigError
 from headstart.inference.loaded_model import LoadedModel
 from headstart.models.model import Model, transfer
 from headstart.objectives import make_objective
-from headstart.objectives.seq2seq import Translate
+from headstart.objectives.seq2seq import Seq2Seq
 from headstart.results import Transfer
 from headstart.workflows.pretrain import fit_length
 from headstart.workflows.tokenizers import check_tokenizer
@@ -72,13 +72,13 @@ def translator_config(
     preset: str | None,
     settings: Mapping[str, Any],
     data: PairFacts | None = None,
-) -> tuple[RunConfig, Translate]:
+) -> tuple[RunConfig, Seq2Seq]:
     """The run's settings; a base brings the shape of its body, and its tokenizer.
 
     Around a base, with no preset named, the budget and the learning rate follow the `data` once it is read.
     """
     _refuse_label_settings(settings)
-    asked = {"objective": {"name": settings.get("objective", {}).get("name", Translate.name)}}
+    asked = {"objective": {"name": settings.get("objective", {}).get("name", Seq2Seq.name)}}
     wanted = merge(asked, settings)
     if trained is not None:
         wanted = merge(wanted, _from_base(trained, preset, settings))
@@ -87,7 +87,7 @@ def translator_config(
         defaults = warm_start_defaults(data, trained.info.config.body)
     config = resolve("finetune", preset or PRESET, defaults, wanted)
     objective = make_objective(config.objective)
-    if not isinstance(objective, Translate):
+    if not isinstance(objective, Seq2Seq):
         raise ConfigError(
             f"{objective.name} reads no translations",
             hint="leave --pair out, or set objective.name=translate",
@@ -102,7 +102,7 @@ def translator_config(
             "the head of this translator is its token table, so with a frozen body nothing could learn",
             hint="leave training.freeze and training.unfreeze_every out, or set body.tied=false",
         )
-    config = config.with_({"body": objective.settle(config.body).model_dump()})
+    config = config.with_({"body": objective.resolve_backbone(config.body).model_dump()})
     return fit_length(config, settings), objective
 
 
