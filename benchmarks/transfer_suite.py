@@ -376,10 +376,8 @@ def fine_tuned(task: Task) -> Predict:
     settings = {"training": training, "data": {"labels": task.cell.labels}}
     part = task.cell.text_set.part(task.cell.seed)
     result = hs.finetune(task.base, str(part), task.out, settings=settings)
-    baseline = getattr(result, "baseline", None)
-    task.details["warnings"] = [str(each) for each in getattr(result, "warnings", [])]
-    task.details["baseline"] = getattr(baseline, "accuracy", baseline)  # on the validation texts
-    task.details["classifier"] = getattr(result, "classifier", "network")
+    task.details["warnings"] = result.warnings
+    task.details["baseline"] = result.baseline and result.baseline.accuracy  # on the validation texts
     task.details["valid_accuracy"] = result.score.accuracy
     task.details["valid_curve"] = [
         round(point["accuracy"], 4) for point in result.curve if "accuracy" in point

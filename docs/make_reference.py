@@ -43,12 +43,12 @@ def settings_page() -> str:
         fields = dataclasses.fields(kind)
         lines += [f"- `objective.{field.name}` = `{field.default}`" for field in fields] or ["No settings."]
         lines.append("")
-    from headstart.serving.bounds import Bounds
+    from headstart.serving.limits import Limits
 
-    lines += ["## Bounds of headstart serve", "", "`headstart serve --set bounds.KEY=VALUE` changes one.", ""]
+    lines += ["## Limits of headstart serve", "", "`headstart serve --set limits.KEY=VALUE` changes one.", ""]
     lines += ["| key | default | meaning |", "|---|---|---|"]
-    for key, inner in Bounds.model_fields.items():
-        lines.append(f"| `bounds.{key}` | `{inner.default}` | {inner.description} |")
+    for key, inner in Limits.model_fields.items():
+        lines.append(f"| `limits.{key}` | `{inner.default}` | {inner.description} |")
     lines += ["", "## Presets", ""]
     for name in config.preset_names():
         lines += [

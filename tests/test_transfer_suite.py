@@ -48,7 +48,12 @@ def trainers(monkeypatch):
     def finetune(base, folder, out, *, settings):
         calls.append(("finetune", base, settings))
         Path(out).mkdir(parents=True)
-        return SimpleNamespace(warnings=["below the baseline"], baseline=SimpleNamespace(accuracy=0.75))
+        return SimpleNamespace(
+            warnings=["below the baseline"],
+            baseline=SimpleNamespace(accuracy=0.75),
+            score=SimpleNamespace(accuracy=0.7),
+            curve=[{"step": 1, "accuracy": 0.7}],
+        )
 
     def pretrain(corpora, out, *, base, settings):
         calls.append(("pretrain", base, Path(corpora[0]).read_text("utf-8").splitlines()))
@@ -57,7 +62,9 @@ def trainers(monkeypatch):
 
     info = SimpleNamespace(config=SimpleNamespace(model_dump=lambda: {"training": {"epochs": 3}}))
     rows = lambda run, path: (("good", 1.0, line) for line in Path(path).read_text("utf-8").splitlines())
-    loaded = lambda name, with_weights=True: SimpleNamespace(info=info, seen=np.zeros(0, np.uint64))
+    loaded = lambda name, with_weights=True: SimpleNamespace(
+        info=info, train_fingerprints=np.zeros(0, np.uint64)
+    )
     for name, fake in (
         ("finetune", finetune),
         ("pretrain", pretrain),

@@ -105,4 +105,4 @@ def test_the_plan_says_whether_it_counts_on_compiled_steps():
 def test_the_list_of_devices_says_where_steps_are_compiled():
     done = call("plan", "--preset", "small", "--tokens", 10**9, "--set", "training.compile=true")
     assert "GPUs from Volta on" in done.stdout
-    assert "they are counted as plain" in done.stdout  # on the CPU that tests run on
+    assert "plain elsewhere" in " ".join(done.stdout.split())

@@ -103,7 +103,7 @@ def test_run_and_base_keep_them_and_the_stages_do_not(world):
 
 def test_the_card_shows_it(world):
     card = (world / "bases" / "recommending" / "card.md").read_text()
-    part = card.split("## Fine-tuning it")[1].split("\n## ")[0]
+    part = card.split("## Fine-tuning")[1].split("\n## ")[0]
     assert "headstart finetune recommending DATA" in part
     for words in ("[optimizer]", "learning_rate = 0.004", 'pooling = "max"'):
         assert words in part

@@ -43,15 +43,15 @@ def test_a_run_holds_its_pair_its_vocabularies_and_its_marks(world, name):
     content = json.loads((world / name / "run.json").read_text())
     assert content["pair"] == ["src", "trg"]
     assert content["settings"]["body"]["kind"] == "encoder-decoder"
-    assert open_tokenizer(world / name / "tokenizer.json").fingerprint == content["fingerprint"]
+    assert open_tokenizer(world / name / "tokenizer.json").fingerprint == content["tokenizer_fingerprint"]
     own = world / name / "source-tokenizer.json"
     if name == "one":
         assert not own.exists()
-        assert content["source_fingerprint"] == ""
+        assert content["source_tokenizer_fingerprint"] == ""
         assert content["settings"]["body"]["source_vocabulary"] is None
     else:
         source = open_tokenizer(own)
-        assert source.fingerprint == content["source_fingerprint"]
+        assert source.fingerprint == content["source_tokenizer_fingerprint"]
         assert content["settings"]["body"]["source_vocabulary"] == source.size
         assert set("0123456789") & set(source.pieces(range(source.size)))
         assert not set("0123456789") & set(open_tokenizer(world / name / "tokenizer.json").pieces(range(30)))

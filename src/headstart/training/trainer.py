@@ -130,15 +130,15 @@ class State:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; infinity is kept as None."""
         content = asdict(self)
-        content["best_rank"] = None if math.isinf(self.best_value) else self.best_value
+        content["best_value"] = None if math.isinf(self.best_value) else self.best_value
         return content
 
     @staticmethod
     def from_dict(content: dict[str, Any]) -> "State":
         """What `to_dict` gave, also by way of a file, where what is not finite is None."""
-        best = content["best_rank"]
+        best = content["best_value"]
         curve = [{name: math.nan if v is None else v for name, v in p.items()} for p in content["curve"]]
-        return State(**{**content, "best_rank": -math.inf if best is None else best, "curve": curve})
+        return State(**{**content, "best_value": -math.inf if best is None else best, "curve": curve})
 
 
 def sum_of_means(losses: Mapping[str, Loss], whole: Mapping[str, int]) -> Tensor:
