@@ -29,7 +29,7 @@ from headstart.inference.loaded_model import (
 )
 from headstart.pretrained import BASE, CHECKSUMS
 from headstart.quantization import FORMS, as_stored, store_weights, stored_bytes
-from headstart.reports.model_card import render_model_card
+from headstart.reports.pages import render_model_card
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.runtime import start_runtime
 from headstart.workflows.classifier import score_rows
