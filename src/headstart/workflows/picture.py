@@ -21,7 +21,10 @@ from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.attention import TRANSLATOR_TYPES, AttentionMaps, attention_maps, translation_maps
 from headstart.evaluation.head_ablation import GroupedLoss, HeadAblation, measure_head_ablation
 from headstart.generation.beam import Beam
+from headstart.inference.classify import encode_rows
+from headstart.inference.embed import plain_batch
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
+from headstart.inference.translate import write_translations
 from headstart.models.embedding import Embedding
 from headstart.models.model import Model
 from headstart.plots.heatmaps import draw_attention, draw_head_ablation
@@ -32,9 +35,6 @@ from headstart.reports.pages import render_attention, render_figure
 from headstart.training.callbacks import Event, Stage
 from headstart.training.evaluate import EVALUATION_SEED
 from headstart.training.runtime import Runtime, generator_for, start_runtime
-from headstart.workflows.decoding import write_translations
-from headstart.workflows.embed import plain_batch
-from headstart.workflows.labelled import encode_rows
 
 KINDS = (".png", ".svg", ".html")
 PART = 4  # texts whose loss is summed before parts are compared
