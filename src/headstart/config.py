@@ -28,7 +28,7 @@ class Section(BaseModel):
 class BodyConfig(Section):
     """The shape of a body."""
 
-    kind: str = Field("auto", description="a row of BODIES; auto = what the objective needs")
+    kind: str = Field("auto", description="a row of BACKBONES; auto = what the objective needs")
     layers: int = Field(4, ge=1, le=1000, description="blocks")
     decoder_layers: int | None = Field(
         None, ge=1, description="blocks of an encoder-decoder's decoder; none = as many as `layers`"

@@ -13,7 +13,7 @@ from headstart.objectives import make_objective
 from tests.helpers.tiny_models import tiny_config
 from tests.interchange.stock import BERT_LIKE, GPT2_LIKE, MODERN, make_parcel
 
-BODIES = {
+BACKBONES = {
     "llama": {"kind": "causal"},
     "eurobert": {"kind": "bidirectional", "biases": True, "key_value_heads": 1},
     "bert": {"kind": "bidirectional", **BERT_LIKE},
@@ -39,7 +39,7 @@ def test_every_setting_of_the_body_is_wanted_carried_or_without_effect(layout):
 
 @pytest.mark.parametrize("layout", HOMES, ids=lambda layout: layout.name)
 def test_weights_go_there_and_come_back(layout):
-    body = tiny_config(**BODIES[layout.model_type], layers=3)
+    body = tiny_config(**BACKBONES[layout.model_type], layers=3)
     assert layout.mismatches(body) == []
     torch.manual_seed(0)
     model = build_model(body, 40, {"lm": HeadSpec("lm", 40)})

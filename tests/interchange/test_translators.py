@@ -9,16 +9,16 @@ import torch
 from headstart.config import TokenizerConfig
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import RunError
-from headstart.generation.beam import Beam, beam_search
-from headstart.generation.decode import Rules
+from headstart.generation.beam_search import Beam, beam_search
+from headstart.generation.generate import Rules
 from headstart.generation.reader import ModelReader, sources
 from headstart.interchange.ctranslate2 import write_ctranslate2
 from headstart.interchange.marian import KIND, rules, turned
 from headstart.interchange.onnx import write_onnx
 from headstart.interchange.parcel import Parcel
 from headstart.interchange.transformers import write_transformers
-from headstart.models.embedding import sinusoids
 from headstart.models.model import build_model
+from headstart.models.transformer import sinusoids
 from headstart.objectives.seq2seq import Seq2Seq
 from tests.interchange.stock import SIZE, TEXTS, make_parcel, stir
 

@@ -17,8 +17,8 @@ from headstart.data.samplers import TextLoader
 from headstart.data.text_io import TABLE_KINDS, kind_of, open_text
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, HeadstartError, RunError
-from headstart.generation.beam import Beam, Hypothesis, beam_search
-from headstart.generation.decode import Rules, Text, decode
+from headstart.generation.beam_search import Beam, Hypothesis, beam_search
+from headstart.generation.generate import Rules, Text, decode
 from headstart.generation.reader import ModelReader, Reader, sources
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model

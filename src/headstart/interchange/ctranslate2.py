@@ -25,7 +25,7 @@ from headstart.interchange.translators import (
     scores,
     target_folder,
 )
-from headstart.models.bodies import EncoderDecoderBody
+from headstart.models.backbones import EncoderDecoderBackbone
 from headstart.models.heads import LanguageHead
 
 KIND = "CTranslate2 model"
@@ -67,7 +67,7 @@ def _describe(parcel: Parcel, folder: Path) -> Any:
     from ctranslate2.specs import Activation, TransformerSpec
 
     body, head = parcel.model.backbone, parcel.model.heads["lm"]
-    assert isinstance(body, EncoderDecoderBody)
+    assert isinstance(body, EncoderDecoderBackbone)
     assert isinstance(head, LanguageHead)
     spec = TransformerSpec.from_config(
         (len(body.encoder.blocks), len(body.decoder.blocks)),

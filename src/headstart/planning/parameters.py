@@ -262,10 +262,10 @@ def _built_body(body: BodyConfig, vocabulary: int) -> list[Block]:
     import torch
 
     from headstart.errors import pick
-    from headstart.models.bodies import BODIES
+    from headstart.models import BACKBONES
 
     with torch.device("meta"):
-        built = pick(BODIES, body.kind, "body")(body, vocabulary)
+        built = pick(BACKBONES, body.kind, "body")(body, vocabulary)
     return [_counted(name.replace("_", " "), part) for name, part in built.named_children()]
 
 

@@ -18,7 +18,8 @@ from headstart.batch import Batch
 from headstart.config import BodyConfig
 from headstart.errors import ConfigError
 from headstart.evaluation.attention import attention_mask
-from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import EncoderDecoderBackbone, TransformerBackbone
 from headstart.plots.heatmaps import draw_heatmap, label_axis
 from headstart.plots.style import FAINT, INK, PALETTE, STYLE
 
@@ -115,8 +116,8 @@ def prefix(length: int, prompt: int) -> Mask:
 
 def cross(queries: int, keys: int, real: int) -> Mask:
     """The cross-attention mask of a decoder for `keys` source tokens, of which `real` are not padding."""
-    body = BODIES["encoder-decoder"](_smallest_config("encoder-decoder", max(queries, keys)), 1)
-    assert isinstance(body, EncoderDecoderBody)
+    body = BACKBONES["encoder-decoder"](_smallest_config("encoder-decoder", max(queries, keys)), 1)
+    assert isinstance(body, EncoderDecoderBackbone)
     tokens, source = (torch.zeros(1, length, dtype=torch.long) for length in (queries, keys))
     batch = Batch(tokens, tokens == 0, source=source, source_real=torch.arange(keys)[None, :] < real)
     mask = body.encode(batch)[0][2]
@@ -133,8 +134,8 @@ def _padding_groups(length: int, real: int) -> tuple[str, ...]:
 
 def _model_mask(kind: str, length: int, real: int) -> np.ndarray:
     """The mask that a model applies to a text of `real` tokens padded to `length`."""
-    body = BODIES[kind](_smallest_config(kind, length), 1)
-    assert isinstance(body, TransformerBody)
+    body = BACKBONES[kind](_smallest_config(kind, length), 1)
+    assert isinstance(body, TransformerBackbone)
     batch = Batch(torch.zeros(1, length, dtype=torch.long), torch.arange(length)[None, :] < real)
     return attention_mask(body, batch)
 

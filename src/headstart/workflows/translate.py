@@ -20,7 +20,7 @@ from headstart.data.samplers import TextLoader, padding_share
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 from headstart.evaluation.translation_metrics import MEASURES, score_translations
-from headstart.generation.beam import Beam
+from headstart.generation.beam_search import Beam
 from headstart.inference.loaded_model import SOURCE_TOKENIZER, LoadedModel, RunInfo, load_model
 from headstart.inference.translate import batch_tokens, write_translations
 from headstart.models.model import Model, build_model, count_parameters
