@@ -36,17 +36,17 @@ def audit(
                     hint="the columns of a parallel table are called by their languages",
                 )
         found = inspect_parallel(data, pair, length=length, settings=call.settings)
-    call.show(found, lambda found: _show_audit(found.to_dict(), pair is not None))
+    call.show(found, lambda found: _show_audit(found.to_dict()))
 
 
-def _show_audit(found: dict[str, Any], is_parallel: bool) -> None:
+def _show_audit(found: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from headstart.reports.tables import audit_lines, audit_tables, parallel_tables
+    from headstart.reports.tables import audit_lines, audit_tables, terminal_table
 
     console = Console()
-    for part in (parallel_tables if is_parallel else audit_tables)(found):
-        console.print(part)
+    for table in audit_tables(found):
+        console.print(terminal_table(table))
     for line in audit_lines(found):
         console.print(line, highlight=False)
 

@@ -41,7 +41,7 @@ def evaluate(
     ),
 ) -> None:
     """Score a run on DATA: the test split of a folder, else its valid split; all of a single file."""
-    from headstart.workflows.score import evaluate as score
+    from headstart.workflows.evaluate import evaluate as score
 
     call.show(score(run, data, settings=call.settings, beam=beam, against=against), show_score)
 
@@ -49,7 +49,7 @@ def evaluate(
 def show_score(result: Any) -> None:
     """A score in words, with the leak-free one when there is leakage."""
     from headstart.results import Score, TranslationScore
-    from headstart.workflows.score_translation import TranslationDuel
+    from headstart.workflows.evaluate import TranslationComparison
 
     if result.skipped:
         print(f"{result.skipped} rows could not be used and are not counted (--strict names the first)")
@@ -67,7 +67,7 @@ def show_score(result: Any) -> None:
             )
     elif isinstance(result, TranslationScore):
         _show_translations(result)
-    elif isinstance(result, TranslationDuel):
+    elif isinstance(result, TranslationComparison):
         _show_translations(result.score)
         _show_translations(result.against)
         for test in result.tests:
@@ -125,7 +125,7 @@ def predict(
     """Print label, probability and text for every text, one a line, in order."""
     import json
 
-    from headstart.workflows.score import predict as answer
+    from headstart.inference.classify import predict as answer
 
     for label, probability, text in answer(run, file, engine=engine, settings=call.settings):
         if call.as_json:
@@ -169,8 +169,8 @@ def generate(
 
     With - every line of standard input is a prompt, and each of its texts is one line. --json prints an object a text.
     """
-    from headstart.workflows.generate import Request, generate_lines, open_writer
-    from headstart.workflows.generate import generate as write
+    from headstart.inference.generate import Request, generate_lines, open_writer
+    from headstart.inference.generate import generate as write
 
     request = Request(
         tokens,
@@ -251,15 +251,15 @@ def translate(
     """
     from headstart.atomic_io import write_with
     from headstart.cli.progress import Listener
+    from headstart.inference import translate as inference
     from headstart.training.callbacks import Stage
-    from headstart.workflows import translating
 
-    translator = translating.open_translator(run, call.settings)
-    lines = translating.read_sources(file, translator.data)
-    at_once = 1 if file == "-" and sys.stdin.isatty() else translating.AT_ONCE
-    found = translating.translate(
+    translator = inference.open_translator(run, call.settings)
+    lines = inference.read_sources(file, translator.data)
+    chunk_lines = 1 if file == "-" and sys.stdin.isatty() else inference.CHUNK_LINES
+    found = inference.translate(
         translator, lines, beam=beam, n_best=n_best, length_penalty=length_penalty, max_length=max_length,
-        at_once=at_once, scored=scores or call.as_json,
+        chunk_lines=chunk_lines, scored=scores or call.as_json,
     )  # fmt: skip
     sources, texts = _CutLines(), _CutLines()
 
@@ -338,8 +338,8 @@ def embed(
     With --pool token every token has a vector; OUT.offsets.npy holds where each text starts, OUT.pieces.jsonl its
     tokens.
     """
+    from headstart.inference.embed import embed as write
     from headstart.training.callbacks import Stage
-    from headstart.workflows.embed import embed as write
 
     with call.progress() as listener:
         found = write(
@@ -351,7 +351,7 @@ def embed(
 
 def _show_vectors(found: Any) -> None:
     print(f"{found.vectors:,} vectors of {found.width} numbers for {found.texts:,} texts in {found.path}")
-    for path in found.beside:
+    for path in found.extra_files:
         print(f"beside: {path}")
     if found.cut:
         print(f"{found.cut:,} texts were longer than {found.length} tokens and were cut: --length reads more")
@@ -371,7 +371,7 @@ def search(
     pool: str = POOL,
 ) -> None:
     """Print the texts of FILE nearest to QUERY by cosine, each with its number in the file."""
-    from headstart.workflows.embed import nearest_texts
+    from headstart.inference.embed import nearest_texts
 
     call.show(nearest_texts(run, file, query, top=top, pool=pool, settings=call.settings), _show_neighbours)
 

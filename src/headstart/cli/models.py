@@ -46,7 +46,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 def _show_models(rows: list[dict[str, Any]]) -> None:
     from headstart.pretrained import FOLDERS
-    from headstart.reports.model_card import format_benchmark
+    from headstart.reports.formatting import format_benchmark
 
     if not rows:
         print("no bases come with this version of headstart")
