@@ -11,7 +11,7 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import PairedTest, Result
 
 from headstart.data.parallel import language_key
 from headstart.errors import ConfigError, DataError, pick
@@ -193,7 +193,10 @@ def _p_value(
     first, second, truths = (measure.prepare(texts, language) for texts in (baseline, system, references))
     systems = [("baseline", first), ("system", second)]
     _, table = PairedTest(systems, {"measure": metric}, [truths], "ar", n_samples=SHUFFLES)()
-    return next(float(rows[1].p_value) for name, rows in table.items() if name != "System")
+    (result,) = (rows[1] for name, rows in table.items() if name != "System")
+    assert isinstance(result, Result)
+    assert result.p_value is not None
+    return float(result.p_value)
 
 
 def _bootstrap_scores(metric: Any, sides: Sequence[np.ndarray]) -> np.ndarray:
