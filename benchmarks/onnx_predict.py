@@ -21,7 +21,7 @@ from headstart.data.datasets import load_dataset
 from headstart.inference.loaded_model import load_model
 from headstart.results import Provenance
 from headstart.training.runtime import start_runtime
-from headstart.workflows.export import export
+from headstart.workflows.convert import export
 from headstart.workflows.finetune import finetune
 from headstart.workflows.run_dir import collect_provenance
 from headstart.workflows.score import predict

@@ -21,7 +21,7 @@ def export(
     Tokens and answers are compared on texts of many languages; a folder that differs is not left behind.
     """
     from headstart.cli.listener import print_json
-    from headstart.workflows.export import export as write
+    from headstart.workflows.convert import export as write
 
     result = write(run, to, out, int8=int8)
     if as_json:

@@ -18,7 +18,7 @@ def import_(
 ) -> None:
     """Take in a BERT, RoBERTa, CamemBERT, ModernBERT, EuroBERT, GPT-2 or Llama as a base."""
     from headstart.cli.listener import print_json
-    from headstart.workflows.import_ import import_model
+    from headstart.workflows.convert import import_model
 
     result = import_model(folder, out)
     if as_json:

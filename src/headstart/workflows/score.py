@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headstart.config import DataConfig, RunConfig, parse
+from headstart.convert.onnx import GRAPH, OnnxClassifier
 from headstart.data.dataset import Dataset, Example
 from headstart.data.datasets import load_for_scoring, load_texts
 from headstart.data.decontamination import seen_before
@@ -17,7 +18,6 @@ from headstart.data.token_stream import join
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.metrics import score
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
-from headstart.interchange.onnx import GRAPH, OnnxClassifier
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime

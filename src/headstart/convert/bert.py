@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from headstart.config import BodyConfig
+from headstart.convert.hf_config import Reader
+from headstart.convert.weight_map import Layout, Rule, Settings, Twin, Weights, layer
 from headstart.errors import RunError
-from headstart.interchange.layout import Layout, Rule, Settings, Twin, Weights, layer
-from headstart.interchange.reader import Reader
 
 BENDS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
 NAMES = {"gelu": "gelu", "relu": "relu", "gelu-tanh": "gelu_new"}

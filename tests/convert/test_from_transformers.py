@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from headstart.batch import Batch
+from headstart.convert.parity import SAMPLES
 from headstart.inference.loaded_model import load_model
-from headstart.interchange.parcel import SAMPLES
-from headstart.workflows.import_ import import_model
-from tests.interchange.stock import SIZE, TOKENIZERS, save_stock
+from headstart.workflows.convert import import_model
+from tests.convert.hf_models import SIZE, TOKENIZERS, save_stock
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
 

@@ -9,12 +9,12 @@ import torch
 
 from headstart.atomic_io import write_folder
 from headstart.batch import Batch, pad
+from headstart.convert import to_transformers as exporter
+from headstart.convert.from_transformers import open_folder
+from headstart.convert.parity import SAMPLES, SPECIALS
+from headstart.convert.to_transformers import write_transformers
 from headstart.errors import RunError
-from headstart.interchange import transformers as exporter
-from headstart.interchange.arrival import open_folder
-from headstart.interchange.parcel import SAMPLES, SPECIALS
-from headstart.interchange.transformers import write_transformers
-from tests.interchange.stock import BERT_LIKE, GPT2_LIKE, MODERN, make_parcel
+from tests.convert.hf_models import BERT_LIKE, GPT2_LIKE, MODERN, make_parcel
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
 

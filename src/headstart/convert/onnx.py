@@ -14,10 +14,7 @@ from torch import Tensor, nn
 
 from headstart.atomic_io import write_json
 from headstart.batch import Batch, Row, pad
-from headstart.data.samplers import TextLoader
-from headstart.data.tokenizer import Tokenizer
-from headstart.errors import RunError
-from headstart.interchange.parcel import (
+from headstart.convert.parity import (
     SAMPLES,
     Parcel,
     Reading,
@@ -28,7 +25,10 @@ from headstart.interchange.parcel import (
     refuse_if_apart,
     refuse_other_tokens,
 )
-from headstart.interchange.tokenizer_files import leave
+from headstart.convert.tokenizers import leave
+from headstart.data.samplers import TextLoader
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import RunError
 
 GRAPH, ABOUT, FORMAT = "model.onnx", "headstart.json", 1
 LARGEST = 1_900_000_000  # bytes of weights inside one file; protocol buffers end at 2 GiB

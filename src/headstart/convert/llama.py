@@ -4,9 +4,9 @@ from functools import partial
 from typing import Any
 
 from headstart.config import BodyConfig
+from headstart.convert.hf_config import Reader
+from headstart.convert.weight_map import Layout, Rule, Settings, Twin, Weights, layer, prefixed
 from headstart.errors import RunError
-from headstart.interchange.layout import Layout, Rule, Settings, Twin, Weights, layer, prefixed
-from headstart.interchange.reader import Reader
 
 GATES = {"silu": "swiglu", "gelu": "geglu"}
 WANTS: dict[str, tuple[Any, ...]] = {

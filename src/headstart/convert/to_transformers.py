@@ -8,14 +8,12 @@ from typing import Any
 import torch
 
 from headstart.checkpoint import save_weights
-from headstart.errors import RunError
-from headstart.interchange.bert import BERT
-from headstart.interchange.gpt2 import GPT2
-from headstart.interchange.layout import Layout, Settings, Twin, find_home, scatter
-from headstart.interchange.llama import EUROBERT, LLAMA
-from headstart.interchange.marian import write_marian
-from headstart.interchange.modernbert import MODERNBERT
-from headstart.interchange.parcel import (
+from headstart.convert.bert import BERT
+from headstart.convert.gpt2 import GPT2
+from headstart.convert.llama import EUROBERT, LLAMA
+from headstart.convert.marian import write_marian
+from headstart.convert.modernbert import MODERNBERT
+from headstart.convert.parity import (
     SAMPLES,
     SPECIALS,
     Parcel,
@@ -26,7 +24,9 @@ from headstart.interchange.parcel import (
     refuse_if_apart,
     refuse_other_tokens,
 )
-from headstart.interchange.tokenizer_files import SIDES, leave
+from headstart.convert.tokenizers import SIDES, leave
+from headstart.convert.weight_map import Layout, Settings, Twin, find_home, scatter
+from headstart.errors import RunError
 
 HOMES = (LLAMA, EUROBERT, BERT, MODERNBERT, GPT2)
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from headstart.atomic_io import write_folder
+from headstart.convert import onnx as exporter
+from headstart.convert.onnx import GRAPH, OnnxClassifier, open_session, write_onnx
 from headstart.errors import HeadstartError
-from headstart.interchange import onnx as exporter
-from headstart.interchange.onnx import GRAPH, OnnxClassifier, open_session, write_onnx
-from headstart.workflows.export import export
+from headstart.workflows.convert import export
 from headstart.workflows.finetune import finetune
 from headstart.workflows.score import predict
+from tests.convert.hf_models import BERT_LIKE, MODERN, make_parcel
 from tests.helpers.datasets import QUICK, write_labelled
 from tests.helpers.tiny_models import SHAPES
-from tests.interchange.stock import BERT_LIKE, MODERN, make_parcel
 
 VARIANTS = [
     {"objective": "causal-lm", "qk_norm": True, "key_value_heads": 2},
@@ -44,9 +44,7 @@ def test_the_graph_gives_the_same_answers_at_any_batch_and_length(words, tmp_pat
             wanted = parcel.answers(tokens, real, segments)[name]
             gap = (wanted - torch.from_numpy(said)).abs()
             assert float((gap[real] if wanted.shape[:2] == real.shape else gap).max()) < 1e-4
-    assert (
-        b"/interchange/onnx.py" not in (tmp_path / GRAPH).read_bytes()
-    )  # nothing of the machine it was made on
+    assert b"/convert/onnx.py" not in (tmp_path / GRAPH).read_bytes()  # nothing of the machine it was made on
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 from typing import Any
 
 from headstart.config import BodyConfig
+from headstart.convert.hf_config import Reader
+from headstart.convert.llama import rotary_base
+from headstart.convert.weight_map import Layout, Rule, Settings, Twin, Weights, layer, prefixed
 from headstart.errors import RunError
-from headstart.interchange.layout import Layout, Rule, Settings, Twin, Weights, layer, prefixed
-from headstart.interchange.llama import rotary_base
-from headstart.interchange.reader import Reader
 
 FAR, NEAR = "full_attention", "sliding_attention"
 GATES = {"gelu": "geglu", "silu": "swiglu"}

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from headstart.config import BodyConfig, resolve
+from headstart.convert.from_transformers import LAYOUTS
+from headstart.convert.to_transformers import HOMES
+from headstart.convert.weight_map import find_home, gather, scatter
 from headstart.errors import RunError
-from headstart.interchange.arrival import LAYOUTS
-from headstart.interchange.layout import find_home, gather, scatter
-from headstart.interchange.transformers import HOMES
 from headstart.models.model import HeadSpec, build_model
 from headstart.objectives import make_objective
+from tests.convert.hf_models import BERT_LIKE, GPT2_LIKE, MODERN, make_parcel
 from tests.helpers.tiny_models import tiny_config
-from tests.interchange.stock import BERT_LIKE, GPT2_LIKE, MODERN, make_parcel
 
 BODIES = {
     "llama": {"kind": "causal"},

@@ -4,8 +4,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headstart.config import BodyConfig, TokenizerConfig
+from headstart.convert.parity import SAMPLES, Parcel
 from headstart.data.tokenizer import train_tokenizer
-from headstart.interchange.parcel import SAMPLES, Parcel
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
 from headstart.objectives.base import make

@@ -11,15 +11,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from headstart.config import BodyConfig, parse
+from headstart.convert import tokenizers
+from headstart.convert.bert import BERT, CAMEMBERT, ROBERTA, XLM_ROBERTA
+from headstart.convert.gpt2 import GPT2
+from headstart.convert.hf_config import Reader
+from headstart.convert.llama import EUROBERT, LLAMA
+from headstart.convert.modernbert import MODERNBERT
+from headstart.convert.weight_map import Layout, Rule, Weights, gather, unmet
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, nearest
-from headstart.interchange import tokenizer_files
-from headstart.interchange.bert import BERT, CAMEMBERT, ROBERTA, XLM_ROBERTA
-from headstart.interchange.gpt2 import GPT2
-from headstart.interchange.layout import Layout, Rule, Weights, gather, unmet
-from headstart.interchange.llama import EUROBERT, LLAMA
-from headstart.interchange.modernbert import MODERNBERT
-from headstart.interchange.reader import Reader
 from headstart.models.model import HeadSpec, build_model
 
 LAYOUTS: dict[str, Layout] = {
@@ -79,7 +79,7 @@ def open_folder(folder: Path) -> Arrival:
         vocabulary=vocabulary,
         weights=ours,
         has_scores=scores is not None,
-        tokenizer=tokenizer_files.arrive(folder, reader, vocabulary),
+        tokenizer=tokenizers.arrive(folder, reader, vocabulary),
         left=_left(rules, theirs, reader),
     )
 

@@ -7,15 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headstart.convert.llama import LLAMA
+from headstart.convert.weight_map import scatter
 from headstart.errors import HeadstartError
 from headstart.inference.loaded_model import load_model
-from headstart.interchange.layout import scatter
-from headstart.interchange.llama import LLAMA
 from headstart.models.model import HeadSpec, build_model
-from headstart.workflows.export import export
-from headstart.workflows.import_ import import_model
+from headstart.workflows.convert import export, import_model
+from tests.convert.hf_models import LLAMA_TOKENS, byte_pairs
 from tests.helpers.tiny_models import tiny_config
-from tests.interchange.stock import LLAMA_TOKENS, byte_pairs
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from headstart.atomic_io import write_json, write_text
+from headstart.convert.hf_config import Reader
 from headstart.data.tokenizer import FILE, NAMES, Tokenizer, tokenizer_of
 from headstart.errors import HeadstartError, RunError
-from headstart.interchange.reader import Reader
 
 CONFIG = "tokenizer_config.json"
 # Which of their special tokens plays which part here, the first that is named.

@@ -3,9 +3,9 @@
 from typing import Any
 
 from headstart.config import BodyConfig
-from headstart.interchange.bert import BENDS, NAMES
-from headstart.interchange.layout import Layout, Rule, Settings, Twin, Weights, layer, prefixed
-from headstart.interchange.reader import Reader
+from headstart.convert.bert import BENDS, NAMES
+from headstart.convert.hf_config import Reader
+from headstart.convert.weight_map import Layout, Rule, Settings, Twin, Weights, layer, prefixed
 
 WANTS: dict[str, tuple[Any, ...]] = {
     "kind": ("causal",),

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from headstart.config import TokenizerConfig
+from headstart.convert.ctranslate2 import write_ctranslate2
+from headstart.convert.marian import KIND, rules, turned
+from headstart.convert.onnx import write_onnx
+from headstart.convert.parity import Parcel
+from headstart.convert.to_transformers import write_transformers
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import RunError
 from headstart.generation.beam import Beam, beam_search
 from headstart.generation.decode import Rules
 from headstart.generation.reader import ModelReader, sources
-from headstart.interchange.ctranslate2 import write_ctranslate2
-from headstart.interchange.marian import KIND, rules, turned
-from headstart.interchange.onnx import write_onnx
-from headstart.interchange.parcel import Parcel
-from headstart.interchange.transformers import write_transformers
 from headstart.models.embedding import sinusoids
 from headstart.models.model import build_model
 from headstart.objectives.seq2seq import Seq2Seq
-from tests.interchange.stock import SIZE, TEXTS, make_parcel, stir
+from tests.convert.hf_models import SIZE, TEXTS, make_parcel, stir
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
 

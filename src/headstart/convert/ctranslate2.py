@@ -13,18 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from headstart.batch import pad
-from headstart.errors import RunError
-from headstart.interchange.parcel import Parcel, Written, largest_difference, need, refuse_if_apart
-from headstart.interchange.translators import (
+from headstart.convert.parity import (
     Pair,
+    Parcel,
+    Written,
     compare_tokens,
+    largest_difference,
     leave_tokenizers,
+    need,
     pairs,
     pieces,
+    refuse_if_apart,
     refuse_misfit,
     scores,
     target_folder,
 )
+from headstart.errors import RunError
 from headstart.models.bodies import EncoderDecoderBody
 from headstart.models.heads import LanguageHead
 

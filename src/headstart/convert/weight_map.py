@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headstart.config import BodyConfig
+from headstart.convert.hf_config import Reader
 from headstart.errors import RunError
-from headstart.interchange.reader import Reader
 from headstart.models.model import HeadSpec
 
 Settings = dict[str, Any]

@@ -13,18 +13,21 @@ from torch import Tensor
 from headstart.atomic_io import write_json
 from headstart.checkpoint import save_weights
 from headstart.config import BodyConfig
-from headstart.errors import RunError
-from headstart.interchange.bert import NAMES
-from headstart.interchange.layout import Rule, Settings, Weights, layer, scatter
-from headstart.interchange.parcel import Parcel, Written, largest_difference, refuse_if_apart
-from headstart.interchange.translators import (
+from headstart.convert.bert import NAMES
+from headstart.convert.parity import (
     TARGET,
+    Parcel,
+    Written,
     compare_tokens,
+    largest_difference,
     leave_tokenizers,
     pairs,
+    refuse_if_apart,
     refuse_misfit,
     scores,
 )
+from headstart.convert.weight_map import Rule, Settings, Weights, layer, scatter
+from headstart.errors import RunError
 
 KIND, DOOR = "MarianMTModel", "AutoModelForSeq2SeqLM"
 WANTS: dict[str, tuple[Any, ...]] = {
