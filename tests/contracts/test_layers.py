@@ -86,7 +86,7 @@ def test_weights_are_never_unpickled():
         "import headstart.serving.schema, headstart.playground",
         "from headstart.cli.app import app; from typer.testing import CliRunner; CliRunner().invoke(app, ['--help'])",
         "from headstart.cli.app import app; from typer.testing import CliRunner; "
-        "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'data', 'export', 'import')]",
+        "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'audit', 'export', 'import')]",
     ],
 )
 def test_light_doors_load_without_torch(code):

@@ -15,7 +15,7 @@ SUFFIXES = {".py", ".js", ".css", ".html", ".md", ".toml", ".sh"}
 
 # word -> (what to write instead, how often the word may still occur)
 WORDS = {
-    "arrival": ("from_transformers", 31),
+    "arrival": ("from_transformers", 27),
     "asked": ("label_positions, or another verb", 433),
     "asking": ("q_proj, or another verb", 16),
     "begun": ("started", 62),
@@ -38,9 +38,9 @@ WORDS = {
     "narrow": ("down_proj", 33),
     "opinions": ("teacher log-probabilities", 41),
     "outward": ("out_proj", 7),
-    "parcel": ("export bundle", 353),
+    "parcel": ("export bundle", 340),
     "placed": ("put, located", 4),
-    "places": ("positions, indices", 364),
+    "places": ("positions, indices", 363),
     "push": ("perturbation, add", 21),
     "pushed": ("perturbed, added", 0),
     "pushes": ("perturbations", 3),

@@ -149,14 +149,14 @@ def folder(tmp_path):
 
 
 def test_the_command_audits_parallel_text(folder):
-    code, said, _ = call("data", folder, "--pair", "en-de")
+    code, said, _ = call("audit", folder, "--pair", "en-de")
     assert code == 0
     assert "characters of de for one of en" in said
     assert "tokens" not in said
 
 
 def test_tokens_are_counted_where_a_tokenizer_is_given(folder):
-    code, said, _ = call("data", folder, "--pair", "en-de", "--tokenizer", "characters", "--length", "9", "--json")  # fmt: skip
+    code, said, _ = call("audit", folder, "--pair", "en-de", "--tokenizer", "characters", "--length", "9", "--json")  # fmt: skip
     found = json.loads(said)
     assert code == 0
     side = found["splits"]["train"]["sides"]["de"]
@@ -179,7 +179,7 @@ def test_tokens_are_counted_where_a_tokenizer_is_given(folder):
     ],
 )
 def test_a_wrong_word_is_answered_with_a_sentence_and_a_hint(folder, words, said):
-    code, problem, hint = call("data", folder, *words)
+    code, problem, hint = call("audit", folder, *words)
     assert code == 2
     assert said in problem
     assert hint

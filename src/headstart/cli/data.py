@@ -1,4 +1,4 @@
-"""headstart data."""
+"""headstart audit."""
 
 from typing import Annotated, Any
 
@@ -7,7 +7,7 @@ import typer
 from headstart.cli import options as o
 
 
-def data(
+def audit(
     data: Annotated[
         str, typer.Argument(help="A table, a folder of train/valid/test tables, or a built-in name.")
     ],

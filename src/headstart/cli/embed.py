@@ -1,4 +1,4 @@
-"""headstart embed and headstart nearest."""
+"""headstart embed and headstart search."""
 
 import sys
 from pathlib import Path
@@ -58,7 +58,7 @@ def embed(
         print(f"{found.cut:,} texts were longer than {found.length} tokens and were cut: --length reads more")
 
 
-def nearest(
+def search(
     run: Run,
     file: Texts,
     query: Annotated[str, typer.Argument(help="The text to find neighbours of, in quotes.")],
