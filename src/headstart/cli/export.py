@@ -41,6 +41,6 @@ def export(
     for note in result.notes:
         print(f"note: {note}")
     if to == "transformers":
-        print(f"load it: transformers.{found['door']}.from_pretrained({str(result.path)!r})")
+        print(f"load it: transformers.{found['auto_class']}.from_pretrained({str(result.path)!r})")
     if to == "ctranslate2":
-        print(f"load it: {found['door']}({str(result.path)!r})")
+        print(f"load it: {found['auto_class']}({str(result.path)!r})")

@@ -1,221 +1,187 @@
-"""BERT (Devlin et al., 2018), and what reads as it does once its positions are counted from 0: RoBERTa and its like."""
+"""BERT (Devlin et al., 2018), and RoBERTa and its variants, which equal it once positions are counted from 0."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from headstart.config import BodyConfig
-from headstart.convert.hf_config import Reader
-from headstart.convert.weight_map import Layout, Rule, Settings, Twin, Weights, layer
+from headstart.convert.hf_config import HFConfig
+from headstart.convert.weight_map import ConfigKey, HFClass, ModelFamily, Settings, Weights
 from headstart.errors import RunError
 
-BENDS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
-NAMES = {"gelu": "gelu", "relu": "relu", "gelu-tanh": "gelu_new"}
-PLACES, KINDS = "bert.embeddings.position_embeddings.weight", "bert.embeddings.token_type_embeddings.weight"
-POOLER = ("backbone.pooler.weight", "backbone.pooler.bias")
-
-WANTS: dict[str, tuple[Any, ...]] = {
-    "kind": ("bidirectional",),
-    "positions": ("learned",),
-    "norm": ("layer",),
-    "norm_first": (False,),
-    "first_norm": (True,),
-    "activation": tuple(NAMES),
-    "biases": (True,),
-    "qk_norm": (False,),
-    "scale_embedding": (False,),
-    "embedding_norm": (True,),
-    "key_value_heads": (None,),
-    "window": (None,),
+ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
+POSITIONS = "bert.embeddings.position_embeddings.weight"
+TOKEN_TYPES = "bert.embeddings.token_type_embeddings.weight"
+HEAD = "cls.predictions.transform.dense.weight"
+LM_HEAD = {
+    "heads.lm.transform.dense": "cls.predictions.transform.dense",
+    "heads.lm.transform.norm": "cls.predictions.transform.LayerNorm",
+    "heads.lm": "cls.predictions",
 }
-CARRIES = (
-    "layers", "width", "attention_heads", "feed_forward", "max_length", "segments", "pooler", "norm_epsilon",
-)  # fmt: skip
+PAIR_HEAD = {"heads.pair.classifier": "cls.seq_relationship"}
+LM_SUPPORTED = {"lm_transform": (True,), "tied": (True,), "has_head_biases": (True,)}
 
 
-def rules(body: BodyConfig) -> list[Rule]:
-    """The weights of a body."""
-    found = [
-        Rule("backbone.embedding.token_embedding.weight", ("bert.embeddings.word_embeddings.weight",)),
-        Rule("backbone.embedding.position_embedding.weight", (PLACES,)),
-        *([Rule("backbone.embedding.token_type_embedding.weight", (KINDS,))] if body.segments else []),
-        *layer("backbone.embedding.norm", "bert.embeddings.LayerNorm", bias=True),
-        *(layer("backbone.pooler", "bert.pooler.dense", bias=True) if body.pooler else []),
-    ]
-    for number in range(body.layers):
-        ours, theirs = f"backbone.stack.blocks.{number}", f"bert.encoder.layer.{number}"
-        projections = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
-        found += [
-            *layer(f"{ours}.attention.qkv_proj", *projections, bias=True, rows=3 * (body.width,)),
-            *layer(f"{ours}.attention.out_proj", f"{theirs}.attention.output.dense", bias=True),
-            *layer(f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm", bias=True),
-            *layer(f"{ours}.feed_forward.up_proj", f"{theirs}.intermediate.dense", bias=True),
-            *layer(f"{ours}.feed_forward.down_proj", f"{theirs}.output.dense", bias=True),
-            *layer(f"{ours}.feed_forward_norm", f"{theirs}.output.LayerNorm", bias=True),
-        ]
-    return found
-
-
-def scores(body: BodyConfig) -> list[Rule]:
-    """The weights of the language-model head, which reads the token table."""
-    return [
-        *layer("heads.lm.transform.dense", "cls.predictions.transform.dense", bias=True),
-        *layer("heads.lm.transform.norm", "cls.predictions.transform.LayerNorm", bias=True),
-        Rule("heads.lm.bias", ("cls.predictions.bias",)),
-    ]
-
-
-def follows(body: BodyConfig) -> list[Rule]:
-    """The weights of the pair head."""
-    return layer("heads.pair.classifier", "cls.seq_relationship", bias=True)
-
-
-def config(body: BodyConfig) -> Settings:
-    """What config.json says of a body."""
+def read(config: HFConfig, weights: Weights) -> Settings:
+    """The settings that the weights decide."""
+    config.require("position_embedding_type", ("absolute",), "absolute")
+    config.require("is_decoder", (False,), False)
+    config.require("add_cross_attention", (False,), False)
+    if HEAD in weights:
+        config.require("tie_word_embeddings", (True,), True)
+    token_types = config.integer("type_vocab_size", 2)
+    if token_types > 2:
+        raise RunError(f"{config.source} has {token_types} token types", hint="headstart supports two")
     return {
-        "hidden_size": body.width,
-        "num_hidden_layers": body.layers,
-        "num_attention_heads": body.attention_heads,
-        "intermediate_size": body.feed_forward,
-        "hidden_act": NAMES[body.activation],
-        "hidden_dropout_prob": body.dropout,
-        "attention_probs_dropout_prob": body.attention_dropout,
-        "max_position_embeddings": body.max_length,
-        "type_vocab_size": 2 if body.segments else 1,
-        "layer_norm_eps": body.norm_epsilon,
-        "tie_word_embeddings": True,
+        "tied": True,
+        "lm_transform": HEAD in weights,
+        "pooler": "bert.pooler.dense.weight" in weights,
+        "segments": token_types == 2,
     }
 
 
-def extra(body: BodyConfig) -> Weights:
-    """A body that tells no segments apart adds nothing for them."""
-    return {} if body.segments else {KINDS: torch.zeros(1, body.width)}
+def write(body: BodyConfig) -> Settings:
+    """What config.json says about token types and tied embeddings."""
+    return {"type_vocab_size": 2 if body.segments else 1, "tie_word_embeddings": True}
 
 
-def _tidy(weights: Weights, prefix: str) -> Weights:
-    """Weights under BERT's present names: with its prefix, and without the names of its first days."""
+def rename(config: HFConfig, weights: Weights, prefix: str = "bert.") -> Weights:
+    """Weights under the present names: with the prefix, and without the names of the first releases."""
     renamed = {}
     for name, weight in weights.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         if name.startswith(("embeddings.", "encoder.", "pooler.")):
             name = f"bert.{name}"
         renamed[f"bert.{name.removeprefix(prefix)}" if name.startswith(prefix) else name] = weight
+    if config.get("type_vocab_size") == 1 and POSITIONS in renamed and TOKEN_TYPES in renamed:
+        # one token type adds the same vector to every token: a part of its position
+        renamed[POSITIONS] = renamed[POSITIONS] + renamed.pop(TOKEN_TYPES)[:1]
     return renamed
 
 
-def arrive(reader: Reader, weights: Weights) -> tuple[Settings, Weights]:
-    """A body in our words."""
-    reader.must("position_embedding_type", ("absolute",), "absolute")
-    reader.must("is_decoder", (False,), False)
-    reader.must("add_cross_attention", (False,), False)
-    weights = _tidy(weights, "bert.")
-    has_scores = "cls.predictions.transform.dense.weight" in weights
-    if has_scores:
-        reader.must("tie_word_embeddings", (True,), True)
-    kinds = reader.whole("type_vocab_size", 2)
-    if kinds > 2:
-        raise RunError(
-            f"{reader.where} tells {kinds} kinds of segments apart", hint="a body here knows two at most"
-        )
-    if (
-        kinds == 1 and PLACES in weights and KINDS in weights
-    ):  # the same vector for every token: part of its place
-        weights[PLACES] = weights[PLACES] + weights.pop(KINDS)[:1]
-    settings = {
-        "kind": "bidirectional",
-        "layers": reader.whole("num_hidden_layers"),
-        "width": reader.whole("hidden_size"),
-        "attention_heads": reader.whole("num_attention_heads"),
-        "feed_forward": reader.whole("intermediate_size"),
-        "positions": "learned",
-        "norm": "layer",
-        "norm_first": False,
-        "norm_epsilon": reader.number("layer_norm_eps", 1e-12),
-        "activation": reader.choice("hidden_act", BENDS, "gelu"),
-        "biases": True,
-        "tied": True,
-        "segments": kinds == 2,
-        "embedding_norm": True,
-        "pooler": "bert.pooler.dense.weight" in weights,
-        "dropout": reader.number("hidden_dropout_prob", 0.1),
-        "attention_dropout": reader.number("attention_probs_dropout_prob", 0.1),
-        "max_length": reader.whole("max_position_embeddings", 512),
-        "lm_transform": has_scores,
-    }
-    return settings, weights
+BERT = ModelFamily(
+    name="BERT",
+    model_type="bert",
+    train_flags="--preset bert",
+    supported={
+        "kind": ("bidirectional",),
+        "positions": ("learned",),
+        "norm": ("layer",),
+        "norm_first": (False,),
+        "first_norm": (True,),
+        "activation": ("gelu", "relu", "gelu-tanh"),
+        "biases": (True,),
+        "qk_norm": (False,),
+        "scale_embedding": (False,),
+        "embedding_norm": (True,),
+        "key_value_heads": (None,),
+        "window": (None,),
+    },
+    keys={
+        "layers": ConfigKey("num_hidden_layers"),
+        "width": ConfigKey("hidden_size"),
+        "attention_heads": ConfigKey("num_attention_heads"),
+        "feed_forward": ConfigKey("intermediate_size"),
+        "activation": ConfigKey("hidden_act", default="gelu", values=ACTIVATIONS),
+        "dropout": ConfigKey("hidden_dropout_prob", default=0.1),
+        "attention_dropout": ConfigKey("attention_probs_dropout_prob", default=0.1),
+        "max_length": ConfigKey("max_position_embeddings", default=512),
+        "norm_epsilon": ConfigKey("layer_norm_eps", default=1e-12),
+    },
+    other_keys=("segments", "pooler"),
+    modules={
+        "backbone.embedding.token_embedding": "bert.embeddings.word_embeddings",
+        "backbone.embedding.position_embedding": "bert.embeddings.position_embeddings",
+        "backbone.embedding.token_type_embedding": "bert.embeddings.token_type_embeddings",
+        "backbone.embedding.norm": "bert.embeddings.LayerNorm",
+        "backbone.pooler": "bert.pooler.dense",
+        "backbone.stack.blocks.{}.attention.qkv_proj": (
+            "bert.encoder.layer.{}.attention.self.query",
+            "bert.encoder.layer.{}.attention.self.key",
+            "bert.encoder.layer.{}.attention.self.value",
+        ),
+        "backbone.stack.blocks.{}.attention.out_proj": "bert.encoder.layer.{}.attention.output.dense",
+        "backbone.stack.blocks.{}.attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
+        "backbone.stack.blocks.{}.feed_forward.up_proj": "bert.encoder.layer.{}.intermediate.dense",
+        "backbone.stack.blocks.{}.feed_forward.down_proj": "bert.encoder.layer.{}.output.dense",
+        "backbone.stack.blocks.{}.feed_forward_norm": "bert.encoder.layer.{}.output.LayerNorm",
+    },
+    classes={
+        (): HFClass("BertModel", "AutoModel"),
+        ("lm",): HFClass(
+            "BertForMaskedLM",
+            "AutoModelForMaskedLM",
+            outputs={"lm": "logits"},
+            modules=LM_HEAD,
+            supported=LM_SUPPORTED,
+            unused=("backbone.pooler.weight", "backbone.pooler.bias"),
+        ),
+        ("pair",): HFClass(
+            "BertForNextSentencePrediction",
+            "AutoModelForNextSentencePrediction",
+            outputs={"pair": "logits"},
+            modules=PAIR_HEAD,
+            supported={"pooler": (True,)},
+        ),
+        ("lm", "pair"): HFClass(
+            "BertForPreTraining",
+            "AutoModelForPreTraining",
+            outputs={"lm": "prediction_logits", "pair": "seq_relationship_logits"},
+            modules=LM_HEAD | PAIR_HEAD,
+            supported={**LM_SUPPORTED, "pooler": (True,)},
+        ),
+        ("class",): HFClass(
+            "BertForSequenceClassification",
+            "AutoModelForSequenceClassification",
+            outputs={"class": "logits"},
+            modules={"heads.class.classifier": "classifier"},
+            supported={"has_head_biases": (True,)},
+            head_supported={"pooling": ("pooler",), "projection": ("linear",)},
+            config=lambda spec: {"classifier_dropout": float(spec.settings.get("dropout", 0.0))},
+        ),
+    },
+    read=read,
+    write=write,
+    rename=rename,
+    extra_weights=lambda body: {} if body.segments else {TOKEN_TYPES: torch.zeros(1, body.width)},
+)
 
 
-def arrive_roberta(reader: Reader, weights: Weights) -> tuple[Settings, Weights]:
-    """A RoBERTa in BERT's words: its positions start after the padding token's number."""
-    names = {
+# --- RoBERTa
+
+
+def _num_reserved(config: HFConfig) -> int:
+    """RoBERTa counts positions from the one after the padding token's id."""
+    return int(config.number("pad_token_id", 1)) + 1
+
+
+def read_roberta(config: HFConfig, weights: Weights) -> Settings:
+    """The settings that the weights decide, and the number of positions."""
+    if HEAD in weights:  # the head of RoBERTa is a GELU, whatever the backbone's activation
+        config.require("hidden_act", ("gelu",), "gelu")
+    max_length = config.integer("max_position_embeddings", 512) - _num_reserved(config)
+    return {**read(config, weights), "max_length": max_length}
+
+
+def rename_roberta(config: HFConfig, weights: Weights) -> Weights:
+    """Weights under BERT's names."""
+    prefixes = {
         "lm_head.dense.": "cls.predictions.transform.dense.",
         "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
         "lm_head.bias": "cls.predictions.bias",
         "lm_head.decoder.": "cls.predictions.decoder.",
     }
     renamed = {}
-    for name, weight in _tidy(weights, "roberta.").items():
-        begin = next((old for old in names if name.startswith(old)), "")
-        renamed[names[begin] + name.removeprefix(begin) if begin else name] = weight
+    for name, weight in rename(config, weights, "roberta.").items():
+        prefix = next((old for old in prefixes if name.startswith(old)), "")
+        renamed[prefixes.get(prefix, "") + name.removeprefix(prefix)] = weight
     if "cls.predictions.decoder.bias" in renamed:  # the same weight under two names
         renamed.setdefault("cls.predictions.bias", renamed["cls.predictions.decoder.bias"])
-    first = int(reader.number("pad_token_id", 1)) + 1
-    if PLACES in renamed:
-        renamed[PLACES] = renamed[PLACES][first:]
-    if (
-        "cls.predictions.transform.dense.weight" in renamed
-    ):  # its head is GELU's, whatever the body's activation
-        reader.must("hidden_act", ("gelu",), "gelu")
-    settings, renamed = arrive(reader, renamed)
-    return {**settings, "max_length": settings["max_length"] - first}, renamed
+    if POSITIONS in renamed:
+        renamed[POSITIONS] = renamed[POSITIONS][_num_reserved(config) :]
+    return renamed
 
 
-BERT = Layout(
-    name="BERT",
-    model_type="bert",
-    trained_by="--preset bert",
-    wants=WANTS,
-    carries=CARRIES,
-    twins={
-        (): Twin("BertModel", "AutoModel", {}),
-        ("lm",): Twin(
-            "BertForMaskedLM",
-            "AutoModelForMaskedLM",
-            {"lm": "logits"},
-            scores,
-            {"lm_transform": (True,), "tied": (True,), "has_head_biases": (True,)},
-            leaves=POOLER,
-        ),
-        ("pair",): Twin(
-            "BertForNextSentencePrediction",
-            "AutoModelForNextSentencePrediction",
-            {"pair": "logits"},
-            follows,
-            {"pooler": (True,)},
-        ),
-        ("lm", "pair"): Twin(
-            "BertForPreTraining",
-            "AutoModelForPreTraining",
-            {"lm": "prediction_logits", "pair": "seq_relationship_logits"},
-            lambda body: [*scores(body), *follows(body)],
-            {"lm_transform": (True,), "tied": (True,), "has_head_biases": (True,), "pooler": (True,)},
-        ),
-        ("class",): Twin(
-            "BertForSequenceClassification",
-            "AutoModelForSequenceClassification",
-            {"class": "logits"},
-            lambda body: layer("heads.class.classifier", "classifier", bias=True),
-            {"has_head_biases": (True,)},
-            {"pooling": ("pooler",), "projection": ("linear",)},
-            lambda spec: {"classifier_dropout": float(spec.settings.get("dropout", 0.0))},
-        ),
-    },
-    rules=rules,
-    config=config,
-    arrive=arrive,
-    extra=extra,
-)
-ROBERTA = replace(BERT, name="RoBERTa", model_type="roberta", arrive=arrive_roberta)
+ROBERTA = replace(BERT, name="RoBERTa", model_type="roberta", read=read_roberta, rename=rename_roberta)
 CAMEMBERT = replace(ROBERTA, name="CamemBERT", model_type="camembert")
 XLM_ROBERTA = replace(ROBERTA, name="XLM-RoBERTa", model_type="xlm-roberta")

@@ -1,7 +1,7 @@
-"""A translator for CTranslate2 (Klein et al., 2020), described in that library's own words.
+"""Export of a translator to CTranslate2 (Klein et al., 2020).
 
-Its converter for Marian starts every translation from a vector of zeros and drops the last token of the vocabulary, as the
-Marian toolkit's models want it; ours start from a token. So the model is described here, layer by layer.
+CTranslate2's own converter for Marian starts every translation from a zero vector and drops the last token of the
+vocabulary, as models of the Marian toolkit need it. Ours start from a token, so the model is described layer by layer.
 """
 
 from dataclasses import replace
@@ -12,172 +12,153 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headstart.batch import pad
-from headstart.convert.parity import (
-    Pair,
-    Parcel,
-    Written,
-    compare_tokens,
-    largest_difference,
-    leave_tokenizers,
-    need,
-    pairs,
-    pieces,
-    refuse_if_apart,
-    refuse_misfit,
-    scores,
-    target_folder,
+from headstart.batch import Batch, pad
+from headstart.convert.marian import TRANSLATOR
+from headstart.convert.parity import ExportBundle, ParityReport, require_package
+from headstart.convert.to_transformers import check_translator
+from headstart.convert.tokenizers import (
+    compare_translator_tokenizers,
+    save_translator_tokenizers,
+    translator_tokenizers,
 )
+from headstart.convert.weight_map import Supported
+from headstart.data.tokenizer import FILE
 from headstart.errors import RunError
 from headstart.models.bodies import EncoderDecoderBody
 from headstart.models.heads import LanguageHead
 
-KIND = "CTranslate2 model"
-BENDS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh"}
-WANTS: dict[str, tuple[Any, ...]] = {
-    "positions": ("sinusoidal", "learned"),
-    "norm": ("layer",),
-    "norm_epsilon": (1e-5,),
-    "activation": tuple(BENDS),
-    "biases": (True,),
-    "qk_norm": (False,),
-    "segments": (False,),
-    "embedding_norm": (False,),
-    "lm_transform": (False,),
-    "window": (None,),
-    "key_value_heads": (None,),
-}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh"}
+SUPPORTED: Supported = {**TRANSLATOR, "positions": ("sinusoidal", "learned")}
 
 
-def write_ctranslate2(parcel: Parcel, folder: Path) -> Written:
-    """Fill `folder` with model and tokenizer, run it, and compare the probabilities of texts."""
-    need("ctranslate2", "ctranslate2", "an export to ctranslate2")
-    need("transformers", "transformers", "its tokenizer")
-    if parcel.body.kind != "encoder-decoder":
+def write_ctranslate2(bundle: ExportBundle, folder: Path) -> ParityReport:
+    """Fill `folder` with model and tokenizers, run it, and compare the probabilities of texts."""
+    require_package("ctranslate2", "ctranslate2", "an export to ctranslate2")
+    require_package("transformers", "transformers", "its tokenizer")
+    if not bundle.is_translator:
         raise RunError(
-            f"translators leave for CTranslate2, and this is a {parcel.body.kind} model",
+            f"only translators can be exported to CTranslate2, and this is a {bundle.config.kind} model",
             hint="use --to transformers, or --to onnx",
         )
-    refuse_misfit(parcel, WANTS, "CTranslate2")
-    leave_tokenizers(parcel, folder)
-    _describe(parcel, folder).save(str(folder))
-    texts = compare_tokens(parcel, folder)
-    largest, numbers = _compare(parcel, folder)
-    return Written(KIND, texts, largest, numbers, [], {"door": "ctranslate2.Translator"})
+    check_translator(bundle, SUPPORTED, "CTranslate2")
+    save_translator_tokenizers(bundle, folder)
+    source, target = _vocabularies(bundle, folder)
+    spec = _model_spec(bundle)
+    spec.register_source_vocabulary(source)
+    spec.register_target_vocabulary(target)
+    spec.config.bos_token = spec.config.decoder_start_token = target[bundle.tokenizer.first]
+    spec.config.eos_token = target[bundle.tokenizer.last]
+    spec.config.unk_token = target[bundle.tokenizer.unknown]
+    spec.validate()
+    spec.optimize()
+    spec.save(str(folder))
+    return _compare(bundle, folder, source, target)
 
 
-def _describe(parcel: Parcel, folder: Path) -> Any:
-    """The model as CTranslate2's specification."""
+def _vocabularies(bundle: ExportBundle, folder: Path) -> tuple[list[str], list[str]]:
+    """The tokens of the source and of the target, as the exported tokenizers name them."""
+    from tokenizers import Tokenizer
+
+    found = []
+    for path, tokenizer in translator_tokenizers(bundle, folder).items():
+        engine = Tokenizer.from_file(str(path / FILE))
+        found.append([engine.id_to_token(index) or f"<unused {index}>" for index in range(tokenizer.size)])
+    return found[0], found[-1]
+
+
+def _model_spec(bundle: ExportBundle) -> Any:
+    """The model as CTranslate2 describes it."""
     from ctranslate2.specs import Activation, TransformerSpec
 
-    body, head = parcel.model.backbone, parcel.model.heads["lm"]
+    body, head = bundle.model.backbone, bundle.model.heads["lm"]
     assert isinstance(body, EncoderDecoderBody)
     assert isinstance(head, LanguageHead)
     spec = TransformerSpec.from_config(
         (len(body.encoder.blocks), len(body.decoder.blocks)),
         body.config.attention_heads,
         pre_norm=body.config.norm_first,
-        activation=getattr(Activation, BENDS[body.config.activation]),
+        activation=getattr(Activation, ACTIVATIONS[body.config.activation]),
     )
-    source = body.source_embedding or body.embedding
-    for side, stack, table in (
-        (spec.encoder, body.encoder, source),
+    for side, stack, embedding in (
+        (spec.encoder, body.encoder, body.source_embedding or body.embedding),
         (spec.decoder, body.decoder, body.embedding),
     ):
-        side.scale_embeddings = float(table.scale)
+        side.scale_embeddings = float(embedding.scale)
         side.position_encodings.encodings = _numbers(
-            table.waves[: body.config.max_length]
-            if table.position_embedding is None
-            else table.position_embedding.weight
+            embedding.waves[: body.config.max_length]
+            if embedding.position_embedding is None
+            else embedding.position_embedding.weight
         )
         embeddings = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
-        embeddings.weight = _numbers(table.token_embedding.weight)
+        embeddings.weight = _numbers(embedding.token_embedding.weight)
         if body.config.norm_first:
-            _norm(side.layer_norm, stack.final_norm)
-        for part, block in zip(side.layer, stack.blocks, strict=True):
-            _block(part, block)
+            _set_norm(side.layer_norm, stack.final_norm)
+        for layer, block in zip(side.layer, stack.blocks, strict=True):
+            _set_block(layer, block)
     weight, bias = head.projection(body.table)
     spec.decoder.projection.weight = _numbers(weight)
     if bias is not None:
         spec.decoder.projection.bias = _numbers(bias)
-    _words(spec, parcel, folder)
-    spec.validate()
-    spec.optimize()
     return spec
-
-
-def _words(spec: Any, parcel: Parcel, folder: Path) -> None:
-    """Vocabularies and special tokens; a source is framed by its tokenizer, not by CTranslate2."""
-    target = pieces(parcel.tokenizer, target_folder(parcel, folder))
-    spec.register_source_vocabulary(pieces(parcel.sources, folder))
-    spec.register_target_vocabulary(target)
-    spec.config.bos_token = spec.config.decoder_start_token = target[parcel.tokenizer.first]
-    spec.config.eos_token = target[parcel.tokenizer.last]
-    spec.config.unk_token = target[parcel.tokenizer.unknown]
 
 
 def _numbers(weight: Tensor) -> np.ndarray:
     return weight.detach().float().contiguous().numpy()
 
 
-def _linear(spec: Any, map_: Any) -> None:
-    spec.weight, spec.bias = _numbers(map_.weight), _numbers(map_.bias)
+def _set_linear(spec: Any, linear: Any) -> None:
+    spec.weight, spec.bias = _numbers(linear.weight), _numbers(linear.bias)
 
 
-def _norm(spec: Any, norm: nn.Module) -> None:
+def _set_norm(spec: Any, norm: nn.Module) -> None:
     assert isinstance(norm, nn.LayerNorm)
     spec.gamma, spec.beta = _numbers(norm.weight), _numbers(norm.bias)
 
 
-def _block(spec: Any, block: Any) -> None:
-    """One layer: queries, keys and values are one map there too, in the same order."""
-    _linear(spec.self_attention.linear[0], block.attention.qkv_proj)
-    _linear(spec.self_attention.linear[1], block.attention.out_proj)
-    _norm(spec.self_attention.layer_norm, block.attention_norm)
+def _set_block(spec: Any, block: Any) -> None:
+    """One layer: queries, keys and values are one linear layer there too, in the same order."""
+    _set_linear(spec.self_attention.linear[0], block.attention.qkv_proj)
+    _set_linear(spec.self_attention.linear[1], block.attention.out_proj)
+    _set_norm(spec.self_attention.layer_norm, block.attention_norm)
     if block.cross_attention is not None:
-        _linear(spec.attention.linear[0], block.cross_attention.q_proj)
-        _linear(spec.attention.linear[1], block.cross_attention.kv_proj)
-        _linear(spec.attention.linear[2], block.cross_attention.out_proj)
-        _norm(spec.attention.layer_norm, block.cross_attention_norm)
-    _linear(spec.ffn.linear_0, block.feed_forward.up_proj)
-    _linear(spec.ffn.linear_1, block.feed_forward.down_proj)
-    _norm(spec.ffn.layer_norm, block.feed_forward_norm)
+        for linear, name in zip(spec.attention.linear, ("q_proj", "kv_proj", "out_proj"), strict=True):
+            _set_linear(linear, getattr(block.cross_attention, name))
+        _set_norm(spec.attention.layer_norm, block.cross_attention_norm)
+    _set_linear(spec.ffn.linear_0, block.feed_forward.up_proj)
+    _set_linear(spec.ffn.linear_1, block.feed_forward.down_proj)
+    _set_norm(spec.ffn.layer_norm, block.feed_forward_norm)
 
 
-def _compare(parcel: Parcel, folder: Path) -> tuple[float, int]:
-    """The largest difference of a token's log-probability, and how many were compared."""
+def _compare(bundle: ExportBundle, folder: Path, source: list[str], target: list[str]) -> ParityReport:
+    """Compare the log-probability of each token of target texts."""
     import ctranslate2
 
+    texts = compare_translator_tokenizers(bundle, folder)
+    report = ParityReport("CTranslate2 model", texts, details={"auto_class": "ctranslate2.Translator"})
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
-    read, written = pieces(parcel.sources, folder), pieces(parcel.tokenizer, target_folder(parcel, folder))
-    largest, numbers = 0.0, 0
-    for pair in pairs(parcel):
-        rows = [_inner(parcel, row[real]) for row, real in zip(pair.tokens, pair.real, strict=True)]
-        sources = [
-            [read[token] for token in row[real]]
-            for row, real in zip(pair.source, pair.source_real, strict=True)
+    specials = (bundle.tokenizer.first, bundle.tokenizer.last)  # which CTranslate2 adds
+    for batch in bundle.batches():
+        assert batch.source is not None
+        assert batch.source_real is not None
+        rows = [
+            [token for token in row[mask].tolist() if token not in specials]
+            for row, mask in zip(batch.tokens, batch.real, strict=True)
         ]
-        found = translator.score_batch(
-            sources, [[written[token] for token in row] for row in rows], max_input_length=0
-        )
-        ours = _log_probabilities(parcel, pair, rows)
-        theirs = torch.tensor([mark for each in found for mark in each.log_probs])
-        gap = largest_difference(ours, theirs, torch.ones(1))
-        refuse_if_apart(gap, ours, KIND)
-        largest, numbers = max(largest, gap), numbers + ours.numel()
-    return largest, numbers
+        sources = [
+            [source[token] for token in row[mask]]
+            for row, mask in zip(batch.source, batch.source_real, strict=True)
+        ]
+        targets = [[target[token] for token in row] for row in rows]
+        scored = translator.score_batch(sources, targets, max_input_length=0)
+        theirs = torch.tensor([value for each in scored for value in each.log_probs])
+        report.compare(_log_probabilities(bundle, batch, rows), theirs)
+    return report
 
 
-def _inner(parcel: Parcel, row: Tensor) -> list[int]:
-    """A sample without the tokens that frame it, which CTranslate2 adds by itself."""
-    frame = (parcel.tokenizer.first, parcel.tokenizer.last)
-    return [token for token in row.tolist() if token not in frame]
-
-
-def _log_probabilities(parcel: Parcel, pair: Pair, rows: list[list[int]]) -> Tensor:
-    """The run's log-probabilities (N,) of each text's tokens and of its end, one text after the other."""
-    first, last = parcel.tokenizer.first, parcel.tokenizer.last
-    tokens, real = pad([torch.tensor([first, *row]) for row in rows], parcel.tokenizer.padding)
-    labels, _ = pad([torch.tensor([*row, last]) for row in rows], parcel.tokenizer.padding)
-    said = scores(parcel, replace(pair, tokens=tokens, real=real)).log_softmax(dim=-1)  # (B, T, V)
-    return said.gather(2, labels[:, :, None])[:, :, 0][real]
+def _log_probabilities(bundle: ExportBundle, batch: Batch, rows: list[list[int]]) -> Tensor:
+    """The run's log-probability (N,) of each token of the rows and of the end after them."""
+    first, last, padding = bundle.tokenizer.first, bundle.tokenizer.last, bundle.tokenizer.padding
+    tokens, mask = pad([np.array([first, *row]) for row in rows], padding)
+    labels, _ = pad([np.array([*row, last]) for row in rows], padding)
+    logits = bundle.outputs(replace(batch, tokens=tokens, real=mask))["lm"]  # (B, T, V)
+    return logits.log_softmax(dim=-1).gather(2, labels[:, :, None])[:, :, 0][mask]

@@ -1,119 +1,127 @@
-"""A folder of `transformers` as a model of ours: config, weights and tokenizer, each refused by name if it has no twin."""
+"""Import of a folder of transformers: config, weights and tokenizer. What is not supported is named."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from headstart.config import BodyConfig, parse
-from headstart.convert import tokenizers
-from headstart.convert.bert import BERT, CAMEMBERT, ROBERTA, XLM_ROBERTA
-from headstart.convert.gpt2 import GPT2
-from headstart.convert.hf_config import Reader
-from headstart.convert.llama import EUROBERT, LLAMA
-from headstart.convert.modernbert import MODERNBERT
-from headstart.convert.weight_map import Layout, Rule, Weights, gather, unmet
+from headstart.convert import FAMILIES
+from headstart.convert.hf_config import HFConfig
+from headstart.convert.tokenizers import load_tokenizer
+from headstart.convert.weight_map import WeightRule, Weights, import_weights, unsupported, weight_rules
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, nearest
 from headstart.models.model import HeadSpec, build_model
 
-LAYOUTS: dict[str, Layout] = {
-    layout.model_type: layout
-    for layout in (BERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, MODERNBERT, EUROBERT, GPT2, LLAMA)
-}
 WEIGHTS = "model.safetensors"
-CONSTANTS = ("position_ids", ".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # kept by old versions
-TABLES = ("lm_head.weight", "cls.predictions.decoder.weight", "decoder.weight")  # of a language-model head
-TWICE = (*TABLES, "cls.predictions.decoder.bias")  # weights that old versions saved under two names
-SCORING = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForPreTraining")  # classes with such a head
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+CONSTANTS = (
+    "position_ids",
+    ".attn.bias",
+    ".attn.masked_bias",
+    "rotary_emb.inv_freq",
+)  # saved by old versions
+TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "decoder.weight")  # copies of the embedding
+DUPLICATES = (*TIED, "cls.predictions.decoder.bias")  # which old versions save under two names
+LM_CLASSES = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForPreTraining")
+FOREIGN = "config.json and the weights do not belong together"
+NO_MODEL = "name a folder of `save_pretrained`"
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """A model that came in."""
+class ImportedModel:
+    """A model of transformers as ours."""
 
-    layout: str  # "BERT"
-    body: BodyConfig
-    vocabulary: int
+    family: str  # "BERT"
+    config: BodyConfig
+    vocab_size: int
     weights: Weights  # under our names
-    has_scores: bool  # whether its language-model head came along
+    has_lm_head: bool
     tokenizer: Tokenizer
-    left: dict[str, int]  # weights that stay behind: the heads of other tasks
+    dropped: dict[str, int]  # weights of other heads, and their sizes
 
 
-def open_folder(folder: Path) -> Arrival:
+def load_transformers(folder: Path) -> ImportedModel:
     """The model in a folder of `save_pretrained`."""
-    if not folder.is_dir():
-        beside = (
-            [item.name for item in folder.parent.iterdir() if item.is_dir()] if folder.parent.is_dir() else []
+    _check_folder(folder)
+    config = HFConfig.load(folder / "config.json")
+    model_type = str(config.get("model_type", ""))
+    if model_type not in FAMILIES:
+        problem = (
+            f"has the model_type {model_type!r}, which cannot be imported"
+            if model_type
+            else "names no model_type"
         )
-        near = nearest(folder.name, beside) if beside else "name a folder of `save_pretrained`"
-        raise RunError(f"there is no folder {folder}", hint=near)
+        raise RunError(f"{config.source} {problem}", hint=nearest(model_type, FAMILIES))
+    if config.get("quantization_config"):
+        raise RunError(f"{config.source} says that the weights are quantised", hint="use the original model")
+    family = FAMILIES[model_type]
+    theirs = family.rename(config, _read_weights(folder))
+    body = parse(BodyConfig, family.read_settings(config, theirs), config.source)
+    vocab_size = config.integer("vocab_size")
+    with torch.device("meta"):
+        model = build_model(body, vocab_size, {"lm": HeadSpec("lm", vocab_size)}).state_dict()
+    lm_class = family.classes["lm",]
+    rules = weight_rules(family.modules, model, body, family.transpose)
+    head_rules = weight_rules(lm_class.modules, model, body)
+    has_lm_head = (
+        not unsupported(lm_class.supported, body)
+        and all(name in theirs for rule in head_rules for name in rule.theirs)
+        # a tied head without a bias has no weights of its own
+        and (
+            bool(head_rules)
+            or any(str(name).endswith(LM_CLASSES) for name in config.get("architectures", []))
+        )
+    )
+    rules += head_rules if has_lm_head else []
+    weights = import_weights(rules, theirs)
+    _check_weights(weights, rules, model, has_lm_head)
+    if has_lm_head and body.tied:
+        _check_tied(weights["backbone.embedding.token_embedding.weight"], theirs)
+    return ImportedModel(
+        family=family.name,
+        config=body,
+        vocab_size=vocab_size,
+        weights=weights,
+        has_lm_head=has_lm_head,
+        tokenizer=load_tokenizer(folder, config, vocab_size),
+        dropped=_dropped(rules, theirs, config),
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        parent = folder.parent
+        others = [item.name for item in parent.iterdir() if item.is_dir()] if parent.is_dir() else []
+        raise RunError(
+            f"there is no folder {folder}", hint=nearest(folder.name, others) if others else NO_MODEL
+        )
     if (folder / "run.json").is_file():
         raise RunError(f"{folder} is a run of headstart already", hint="use it as it is")
     if not (folder / "config.json").is_file():
-        raise RunError(f"{folder} holds no config.json", hint="name a folder of `save_pretrained`")
-    reader = Reader.open(folder / "config.json")
-    layout = _layout(reader)
-    if reader.get("quantization_config"):
-        raise RunError(
-            f"{reader.where} says that the weights are quantised", hint="take the model in its full precision"
-        )
-    settings, theirs = layout.arrive(reader, _read_weights(folder))
-    body = parse(BodyConfig, settings, reader.where)
-    vocabulary = reader.whole("vocab_size")
-    scores = _scores(layout, body, theirs, reader)
-    rules = [*layout.rules(body), *(scores or [])]
-    ours = gather(rules, theirs)
-    _check_shapes(ours, rules, body, vocabulary, scores is not None)
-    if scores is not None and body.tied:
-        _check_tied(ours["backbone.embedding.token_embedding.weight"], theirs)
-    return Arrival(
-        layout=layout.name,
-        body=body,
-        vocabulary=vocabulary,
-        weights=ours,
-        has_scores=scores is not None,
-        tokenizer=tokenizers.arrive(folder, reader, vocabulary),
-        left=_left(rules, theirs, reader),
-    )
-
-
-def _layout(reader: Reader) -> Layout:
-    kind = str(reader.get("model_type", ""))
-    if kind in LAYOUTS:
-        return LAYOUTS[kind]
-    raise RunError(
-        f"{reader.where} is of the layout {kind!r}, which headstart cannot take in"
-        if kind
-        else f"{reader.where} names no model_type",
-        hint=nearest(kind, LAYOUTS),
-    )
+        raise RunError(f"{folder} holds no config.json", hint=NO_MODEL)
 
 
 def _read_weights(folder: Path) -> Weights:
-    """All weights of a folder in float32, whether in one file or in several; pickles are never opened."""
+    """All weights of a folder in float32, from one file or several; pickles are never opened."""
     index = folder / f"{WEIGHTS}.index.json"
     if (folder / WEIGHTS).is_file():
         names = [WEIGHTS]
     elif index.is_file():
-        names = sorted({str(name) for name in Reader.open(index).get("weight_map", {}).values()})
+        names = sorted({str(name) for name in HFConfig.load(index).get("weight_map", {}).values()})
     else:
-        pickled = sorted(
-            path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern)
-        )
-        if pickled:
+        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+        if pickles:
             raise RunError(
-                f"{folder} holds its weights as {pickled[0]}, a pickle, which could run any code when it is opened",
-                hint=f"if you trust it, turn it into safetensors: `AutoModel.from_pretrained({str(folder)!r})"
+                f"{folder} holds its weights as {pickles[0]}, a pickle, which can run any code when it is opened",
+                hint=f"if you trust it, convert it to safetensors: `AutoModel.from_pretrained({str(folder)!r})"
                 f".save_pretrained(NEW)` of transformers",
             )
-        raise RunError(f"{folder} holds no {WEIGHTS}", hint="name a folder of `save_pretrained`")
+        raise RunError(f"{folder} holds no {WEIGHTS}", hint=NO_MODEL)
     found: Weights = {}
     for name in names:
         try:
@@ -130,50 +138,31 @@ def _read_weights(folder: Path) -> Weights:
     }
 
 
-def _scores(layout: Layout, body: BodyConfig, theirs: Weights, reader: Reader) -> list[Rule] | None:
-    """The rules of the language-model head, or None when the folder has none."""
-    twin = layout.twins[("lm",)]
-    rules = twin.rules(body)
-    if unmet(twin.body, body) or any(name not in theirs for rule in rules for name in rule.theirs):
-        return None
-    classes: list[Any] = reader.get("architectures", [])  # a tied head without a bias has no weights to go by
-    return rules if rules or any(str(name).endswith(SCORING) for name in classes) else None
-
-
-def _check_shapes(
-    ours: Weights, rules: list[Rule], body: BodyConfig, vocabulary: int, has_scores: bool
-) -> None:
-    with torch.device("meta"):
-        model = build_model(body, vocabulary, {"lm": HeadSpec("lm", vocabulary)} if has_scores else {})
-    wanted = model.state_dict()
-    assert set(wanted) == set(ours), set(wanted) ^ set(ours)
+def _check_weights(weights: Weights, rules: list[WeightRule], model: Weights, has_lm_head: bool) -> None:
+    expected = {name for name in model if has_lm_head or not name.startswith("heads.")}
+    assert expected == set(weights), expected ^ set(weights)
     for rule in rules:
-        if wanted[rule.ours].shape != ours[rule.ours].shape:
+        shape, found = tuple(model[rule.ours].shape), tuple(weights[rule.ours].shape)
+        if shape != found:
+            names = " and ".join(rule.theirs)
+            raise RunError(f"config.json asks for the shape {shape}, and {names} has {found}", hint=FOREIGN)
+
+
+def _check_tied(embedding: torch.Tensor, theirs: Weights) -> None:
+    for name in TIED:
+        if name in theirs and not torch.equal(theirs[name], embedding):
             raise RunError(
-                f"config.json asks for {tuple(wanted[rule.ours].shape)} numbers and {', '.join(rule.theirs)} "
-                f"{'hold' if len(rule.theirs) > 1 else 'holds'} {tuple(ours[rule.ours].shape)}",
-                hint="config.json and the weights do not belong together",
+                f"config.json ties the language-model head to the embedding, and {name} differs from it",
+                hint="set tie_word_embeddings to false in config.json if the head has weights of its own",
             )
 
 
-def _check_tied(table: Tensor, theirs: Weights) -> None:
-    for name in TABLES:
-        if name in theirs and not torch.equal(theirs[name], table):
-            raise RunError(
-                f"config.json ties the token scores to the token table, and {name} holds other numbers",
-                hint="set tie_word_embeddings to false in config.json if the scores have their own table",
-            )
-
-
-def _left(rules: list[Rule], theirs: Weights, reader: Reader) -> dict[str, int]:
-    """The weights that nothing here is made of; a layer that config.json does not count is refused."""
+def _dropped(rules: list[WeightRule], theirs: Weights, config: HFConfig) -> dict[str, int]:
+    """The weights that are not imported; a layer that config.json does not count is an error."""
     used = {name for rule in rules for name in rule.theirs}
-    shapes = {re.sub(r"\.\d+\.", ".#.", name) for name in used if re.search(r"\.\d+\.", name)}
-    left = {name: weight.numel() for name, weight in theirs.items() if name not in used and name not in TWICE}
-    for name in left:
-        if re.sub(r"\.\d+\.", ".#.", name) in shapes:
-            raise RunError(
-                f"the weights hold {name}, a layer more than {reader.where} counts",
-                hint="config.json and the weights do not belong together",
-            )
-    return left
+    patterns = {re.sub(r"\.\d+\.", ".#.", name) for name in used if re.search(r"\.\d+\.", name)}
+    dropped = {name: weight.numel() for name, weight in theirs.items() if name not in used | set(DUPLICATES)}
+    for name in dropped:
+        if re.sub(r"\.\d+\.", ".#.", name) in patterns:
+            raise RunError(f"the weights hold {name}, a layer more than {config.source} counts", hint=FOREIGN)
+    return dropped

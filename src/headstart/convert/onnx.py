@@ -1,6 +1,7 @@
-"""A run as an ONNX graph of any batch and length, checked by onnxruntime; and the reader of such a folder."""
+"""Export as an ONNX graph for batches of any size and length, and the classifier that onnxruntime runs from it."""
 
 import json
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,32 +17,29 @@ from headstart.atomic_io import write_json
 from headstart.batch import Batch, Row, pad
 from headstart.convert.parity import (
     SAMPLES,
-    Parcel,
-    Reading,
-    Written,
+    ExportBundle,
+    ParityReport,
+    check_tokens,
     largest_difference,
-    need,
-    readings,
-    refuse_if_apart,
-    refuse_other_tokens,
+    require_package,
 )
-from headstart.convert.tokenizers import leave
+from headstart.convert.tokenizers import save_tokenizer
 from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 
-GRAPH, ABOUT, FORMAT = "model.onnx", "headstart.json", 1
-LARGEST = 1_900_000_000  # bytes of weights inside one file; protocol buffers end at 2 GiB
+GRAPH, DESCRIPTION, FORMAT = "model.onnx", "headstart.json", 2
+MAX_BYTES = 1_900_000_000  # of weights inside one file; a protocol buffer holds 2 GiB
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class _Graph(nn.Module):
-    """The model as a function of tensors alone."""
+    """The model as a function of tensors."""
 
-    def __init__(self, parcel: Parcel):
+    def __init__(self, bundle: ExportBundle):
         super().__init__()
-        self.backbone = parcel.model.backbone
-        self.heads = nn.ModuleList(parcel.model.heads[name] for name in parcel.heads)
+        self.backbone = bundle.model.backbone
+        self.heads = nn.ModuleList(bundle.model.heads[name] for name in bundle.heads)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -51,91 +49,86 @@ class _Graph(nn.Module):
         return tuple(head(hidden, batch, self.backbone) for head in self.heads) or (hidden,)
 
 
-def output_names(parcel: Parcel) -> dict[str, str]:
-    """What each answer is called in the graph."""
-    names = list(parcel.heads)
+def write_onnx(bundle: ExportBundle, folder: Path, int8: bool = False) -> ParityReport:
+    """Fill `folder` with graph, tokenizer and labels, run it, and compare."""
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        require_package(package, "onnx", "an export to onnx")
+    if bundle.config.kind == "bi-lstm":
+        raise RunError(
+            "an ONNX graph of any length cannot skip padding as a bi-lstm does",
+            hint="export a Transformer or a cnn",
+        )
+    if bundle.is_translator:
+        raise RunError(
+            "a translator reads two texts, and an ONNX graph here reads one",
+            hint="use --to transformers, or --to ctranslate2",
+        )
+    outputs = _output_names(bundle)
+    _write_graph(bundle, folder / GRAPH, list(outputs.values()))
+    _save_tokenizer(bundle, folder)
+    description = {
+        "format": FORMAT,
+        "classes": bundle.classes,
+        "max_length": bundle.max_length,
+        "truncation_side": bundle.truncation_side,
+        "outputs": outputs,
+        "int8": int8,
+    }
+    write_json(folder / DESCRIPTION, description)
+    report = _compare(bundle, folder, list(outputs))
+    if int8:
+        _quantize(folder / GRAPH)
+        report.details = _compare_int8(bundle, folder, list(outputs))
+    num_bytes = sum(file.stat().st_size for file in folder.glob(f"{GRAPH}*"))
+    report.details |= {"bytes": num_bytes, "int8": int8}
+    return report
+
+
+def _output_names(bundle: ExportBundle) -> dict[str, str]:
+    """The name of each output in the graph."""
+    names = list(bundle.heads)
     if len(names) == 1:
         return {names[0]: "logits"}
     return {name: f"{name}_logits" for name in names} or {"hidden": "last_hidden_state"}
 
 
-def write_onnx(parcel: Parcel, folder: Path, int8: bool = False) -> Written:
-    """Fill `folder` with graph, tokenizer and labels, run it, and compare."""
-    for package in ("onnx", "onnxruntime", "onnxscript"):
-        need(package, "onnx", "an export to onnx")
-    if parcel.body.kind == "bi-lstm":
-        raise RunError(
-            "a bi-lstm skips padding step by step, which an ONNX graph of any length cannot say",
-            hint="export a Transformer or a cnn",
-        )
-    if parcel.body.kind == "encoder-decoder":
-        raise RunError(
-            "a translator reads two texts, and an ONNX graph here reads one",
-            hint="use --to transformers, or --to ctranslate2",
-        )
-    names = output_names(parcel)
-    _write_graph(parcel, folder / GRAPH, list(names.values()))
-    _write_tokenizer(parcel, folder)
-    about = {
-        "format": FORMAT,
-        "classes": parcel.classes,
-        "length": parcel.length,
-        "keep": parcel.keep,
-        "outputs": names,
-        "int8": int8,
-    }
-    write_json(folder / ABOUT, about)
-    texts = _compare_tokens(parcel, folder)
-    largest, numbers = _compare(parcel, folder, names)
-    details: dict[str, Any] = {"bytes": _bytes(folder), "int8": int8}
-    if int8:
-        _quantize(folder / GRAPH)
-        details |= _compare_int8(parcel, folder, names) | {"bytes": _bytes(folder)}
-    return Written("ONNX graph", texts, largest, numbers, details=details)
-
-
-def _write_tokenizer(parcel: Parcel, folder: Path) -> None:
-    """The run's tokenizer, which also frames texts by itself where its format can say so."""
-    parcel.tokenizer.save(folder)
-    if parcel.tokenizer.kind != "lab":
-        leave(
-            parcel.tokenizer,
+def _save_tokenizer(bundle: ExportBundle, folder: Path) -> None:
+    """The run's tokenizer; where the format allows it, with the special tokens that it adds."""
+    bundle.tokenizer.save(folder)
+    if bundle.tokenizer.kind != "lab":
+        save_tokenizer(
+            bundle.tokenizer,
             folder,
-            length=parcel.length,
-            keep=parcel.keep,
-            closes=not (parcel.body.kind == "causal" and "lm" in parcel.heads),
-            has_segments=parcel.body.segments,
-            reads_specials="lm" in parcel.heads,
-            own_padding=False,
+            max_length=bundle.max_length,
+            keep=bundle.truncation_side,
+            adds_last=not (bundle.config.kind == "causal" and "lm" in bundle.heads),
+            has_segments=bundle.config.segments,
+            parses_specials="lm" in bundle.heads,
         )
 
 
-def _bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob(f"{GRAPH}*"))
-
-
-def _write_graph(parcel: Parcel, path: Path, outputs: list[str]) -> None:
+def _write_graph(bundle: ExportBundle, path: Path, outputs: list[str]) -> None:
     from torch.export import Dim
 
-    has_segments = parcel.body.segments
-    example = torch.full((2, 3), parcel.tokenizer.unknown)
-    given = (example, torch.ones_like(example), *((torch.zeros_like(example),) if has_segments else ()))
-    sizes = {0: Dim("batch"), 1: Dim("length", min=2, max=parcel.body.max_length)}
-    weight = sum(each.numel() * each.element_size() for each in parcel.model.parameters())
+    example = torch.full((2, 3), bundle.tokenizer.unknown)
+    token_types = (torch.zeros_like(example),) if bundle.config.segments else ()
+    inputs = (example, torch.ones_like(example), *token_types)
+    sizes = {0: Dim("batch"), 1: Dim("length", min=2, max=bundle.config.max_length)}
+    num_bytes = sum(each.numel() * each.element_size() for each in bundle.model.parameters())
     with _quiet():
         program = torch.onnx.export(
-            _Graph(parcel).eval(),
-            given,
+            _Graph(bundle).eval(),
+            inputs,
             dynamo=True,
             verbose=False,
-            input_names=list(INPUTS[: len(given)]),
+            input_names=list(INPUTS[: len(inputs)]),
             output_names=outputs,
-            dynamic_shapes=tuple(dict(sizes) for _ in given),
+            dynamic_shapes=tuple(dict(sizes) for _ in inputs),
         )
         assert program is not None
-        for node in program.model.graph.all_nodes():  # where in our code each one comes from, by path
+        for node in program.model.graph.all_nodes():  # the paths of our source files
             node.metadata_props.clear()
-        program.save(str(path), external_data=weight > LARGEST)
+        program.save(str(path), external_data=num_bytes > MAX_BYTES)
 
 
 def _quantize(path: Path) -> None:
@@ -144,80 +137,72 @@ def _quantize(path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     graph = onnx.load(path)
-    del graph.graph.value_info[:]  # shapes of what is about to change, which would contradict the new ones
+    del graph.graph.value_info[:]  # shapes that would contradict the new ones
     files = list(path.parent.glob(f"{path.name}*"))
-    is_large = len(files) > 1
     for file in files:
         file.unlink()
     with _quiet():
         quantize_dynamic(
-            graph, path, weight_type=QuantType.QInt8, per_channel=True, use_external_data_format=is_large
+            graph,
+            path,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            use_external_data_format=len(files) > 1,
         )
 
 
 def open_session(path: Path) -> Any:
     """A graph, ready to run on the CPU."""
-    runtime = need("onnxruntime", "onnx", "--engine onnx")
+    runtime = require_package("onnxruntime", "onnx", "--engine onnx")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )  # threads that wait must not burn cores
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting threads burn no cores
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no common parent
         raise RunError(f"{path} cannot be read: {error}", hint="export the run again") from None
 
 
-def _run(session: Any, reading: Reading) -> list[np.ndarray]:
-    given = {
-        "input_ids": reading.tokens.numpy(),
-        "attention_mask": reading.real.long().numpy(),
-        "token_type_ids": None if reading.segments is None else reading.segments.numpy(),
-    }
-    return session.run(None, {each.name: given[each.name] for each in session.get_inputs()})
+def _run_session(session: Any, batch: Batch) -> list[Tensor]:
+    segments = torch.zeros_like(batch.tokens) if batch.segments is None else batch.segments
+    values = dict(zip(INPUTS, (batch.tokens, batch.real.long(), segments), strict=True))
+    inputs = {each.name: values[each.name].numpy() for each in session.get_inputs()}
+    return [torch.from_numpy(output) for output in session.run(None, inputs)]
 
 
-def _compare_tokens(parcel: Parcel, folder: Path) -> int:
-    """How many samples become the same tokens by the tokenizer beside the graph, which must be all."""
-    beside = Tokenizer.load(folder)
-    for text, ours, theirs in zip(
-        SAMPLES, parcel.tokenizer.encode(SAMPLES), beside.encode(SAMPLES), strict=True
+def _compare(bundle: ExportBundle, folder: Path, heads: list[str]) -> ParityReport:
+    """Compare the tokens of every sample and the outputs of the graph with those of the run."""
+    exported = Tokenizer.load(folder)
+    for text, *encoded in zip(
+        SAMPLES, bundle.tokenizer.encode(SAMPLES), exported.encode(SAMPLES), strict=True
     ):
-        frames = [
-            each.frame(ids, parcel.length, parcel.keep)
-            for each, ids in ((parcel.tokenizer, ours), (beside, theirs))
-        ]
-        refuse_other_tokens(text, frames[0].tolist(), frames[1].tolist())
-    return len(SAMPLES)
+        ours, theirs = (
+            tokenizer.frame(ids, bundle.max_length, bundle.truncation_side).tolist()
+            for tokenizer, ids in zip((bundle.tokenizer, exported), encoded, strict=True)
+        )
+        check_tokens(text, ours, theirs)
+    report, session = ParityReport("ONNX graph", len(SAMPLES)), open_session(folder / GRAPH)
+    for batch in bundle.batches():
+        outputs = bundle.outputs(batch)
+        for head, output in zip(heads, _run_session(session, batch), strict=True):
+            report.compare(outputs[head], output, batch.real)
+    return report
 
 
-def _compare(parcel: Parcel, folder: Path, names: dict[str, str]) -> tuple[float, int]:
-    """The largest difference between the graph's answers and the run's, which must be the same."""
-    session, largest, numbers = open_session(folder / GRAPH), 0.0, 0
-    for reading in readings(parcel):
-        ours = parcel.answers(reading.tokens, reading.real, reading.segments)
-        for name, said in zip(names, _run(session, reading), strict=True):
-            gap = largest_difference(ours[name], torch.from_numpy(said), reading.real)
-            refuse_if_apart(gap, ours[name], "the ONNX graph")
-            largest, numbers = max(largest, gap), numbers + said.size
-    return largest, numbers
-
-
-def _compare_int8(parcel: Parcel, folder: Path, names: dict[str, str]) -> dict[str, Any]:
-    """How often the graph of 8 bits chooses as the run does on the samples, and the largest difference there."""
-    session, reading = open_session(folder / GRAPH), readings(parcel)[0]
-    ours = parcel.answers(reading.tokens, reading.real, reading.segments)
-    agreed = chosen = 0
-    largest = 0.0
-    for name, said in zip(names, _run(session, reading), strict=True):
-        wanted, found = ours[name], torch.from_numpy(said)
-        largest = max(largest, largest_difference(wanted, found, reading.real))
-        if wanted.shape[:2] == reading.real.shape and wanted.ndim > 2:
-            wanted, found = wanted[reading.real], found[reading.real]
-        same = (wanted > 0) == (found > 0) if wanted.ndim < 2 else wanted.argmax(-1) == found.argmax(-1)
-        agreed, chosen = agreed + int(same.sum()), chosen + same.numel()
-    return {"int8_difference": largest, "int8_agreed": agreed, "int8_choices": chosen}
+def _compare_int8(bundle: ExportBundle, folder: Path, heads: list[str]) -> dict[str, Any]:
+    """How often the graph of 8 bits predicts what the run predicts for the samples, and the largest difference."""
+    session, batch = open_session(folder / GRAPH), bundle.batches()[0]
+    outputs = bundle.outputs(batch)
+    num_equal = num_choices = 0
+    difference = 0.0
+    for head, theirs in zip(heads, _run_session(session, batch), strict=True):
+        ours = outputs[head]
+        difference = max(difference, largest_difference(ours, theirs, batch.real))
+        if ours.shape[:2] == batch.real.shape and ours.ndim > 2:
+            ours, theirs = ours[batch.real], theirs[batch.real]
+        equal = (ours > 0) == (theirs > 0) if ours.ndim < 2 else ours.argmax(-1) == theirs.argmax(-1)
+        num_equal, num_choices = num_equal + int(equal.sum()), num_choices + equal.numel()
+    return {"int8_difference": difference, "int8_agreed": num_equal, "int8_choices": num_choices}
 
 
 @dataclass(frozen=True)
@@ -227,58 +212,50 @@ class OnnxClassifier:
     session: Any
     tokenizer: Tokenizer
     classes: list[str]
-    length: int
-    keep: str
+    max_length: int
+    truncation_side: str
 
-    @staticmethod
-    def open(folder: Path) -> "OnnxClassifier":
+    @classmethod
+    def open(cls, folder: Path) -> "OnnxClassifier":
         """The classifier in a folder that `headstart export --to onnx` wrote."""
-        if not (folder / GRAPH).is_file() or not (folder / ABOUT).is_file():
+        if not (folder / GRAPH).is_file() or not (folder / DESCRIPTION).is_file():
             is_run = (folder / "run.json").is_file()
-            hint = (
-                f"`headstart export {folder} --to onnx --out DIR` first, and give DIR"
-                if is_run
-                else "check the path"
+            hint = f"`headstart export {folder} --to onnx --out DIR` first, and give DIR"
+            raise RunError(
+                f"{folder} holds no {GRAPH} with its {DESCRIPTION}", hint=hint if is_run else "check the path"
             )
-            raise RunError(f"{folder} holds no {GRAPH} with its {ABOUT}", hint=hint)
         try:
-            about = json.loads((folder / ABOUT).read_text("utf-8"))
-            if about["format"] > FORMAT:
-                raise RunError(
-                    f"{folder} was written by a newer headstart", hint="upgrade headstart to read it"
-                )
-            classes, length, keep = list(about["classes"]), int(about["length"]), str(about["keep"])
+            content = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+            is_known = content["format"] == FORMAT
+            classes, max_length = list(content["classes"]), int(content["max_length"])
+            truncation_side = str(content["truncation_side"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"{folder / ABOUT} cannot be read: {error!r}", hint="export the run again"
+                f"{folder / DESCRIPTION} cannot be read: {error!r}", hint="export the run again"
             ) from None
+        if not is_known:
+            raise RunError(f"{folder} was written by another version", hint="export the run again")
         if not classes:
             raise RunError(f"{folder} is a language model and names no classes", hint="export a classifier")
-        return OnnxClassifier(open_session(folder / GRAPH), Tokenizer.load(folder), classes, length, keep)
+        return cls(open_session(folder / GRAPH), Tokenizer.load(folder), classes, max_length, truncation_side)
 
     def probabilities(self, rows: Sequence[Row], batch_tokens: int) -> np.ndarray:
         """The probability of every class (N, C) for each text, in the order given."""
         found = np.zeros((len(rows), len(self.classes)))
         for numbers in TextLoader(rows, batch_tokens, shuffled=False).batches(0):
-            tokens, real = pad(
-                [torch.from_numpy(rows[number].tokens).long() for number in numbers], self.tokenizer.padding
-            )
-            (scores,) = _run(self.session, Reading(tokens, real, torch.zeros_like(tokens)))
-            powers = np.exp(scores - scores.max(axis=-1, keepdims=True))  # (B, C)
-            found[numbers] = powers / powers.sum(axis=-1, keepdims=True)
+            batch = Batch(*pad([rows[number].tokens for number in numbers], self.tokenizer.padding))
+            found[numbers] = _run_session(self.session, batch)[0].softmax(dim=-1).numpy()
         return found
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No advice from the exporters meanwhile."""
-    import logging
-
-    old = logging.root.manager.disable
+    """Turn off the warnings of the exporters."""
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(old)
+        logging.disable(level)

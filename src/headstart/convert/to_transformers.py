@@ -1,210 +1,227 @@
-"""A run as a folder that `transformers` loads as one of its own models, checked before it is shown."""
+"""Export as a model of transformers, which is loaded and compared before it is shown."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from headstart.atomic_io import write_json
+from headstart.batch import Batch
 from headstart.checkpoint import save_weights
-from headstart.convert.bert import BERT
-from headstart.convert.gpt2 import GPT2
-from headstart.convert.llama import EUROBERT, LLAMA
-from headstart.convert.marian import write_marian
-from headstart.convert.modernbert import MODERNBERT
+from headstart.convert import FAMILIES, marian
 from headstart.convert.parity import (
+    BUG,
     SAMPLES,
     SPECIALS,
-    Parcel,
-    Written,
-    largest_difference,
-    need,
-    readings,
-    refuse_if_apart,
-    refuse_other_tokens,
+    ExportBundle,
+    ParityReport,
+    check_tokens,
+    require_package,
 )
-from headstart.convert.tokenizers import SIDES, leave
-from headstart.convert.weight_map import Layout, Settings, Twin, find_home, scatter
+from headstart.convert.tokenizers import (
+    TARGET,
+    TRUNCATION_SIDES,
+    compare_translator_tokenizers,
+    save_tokenizer,
+    save_translator_tokenizers,
+)
+from headstart.convert.weight_map import (
+    HFClass,
+    ModelFamily,
+    Settings,
+    Supported,
+    export_weights,
+    find_class,
+    unsupported,
+    weight_rules,
+)
 from headstart.errors import RunError
 
-HOMES = (LLAMA, EUROBERT, BERT, MODERNBERT, GPT2)
+EMBEDDING = "backbone.embedding.token_embedding.weight"
 
 
-def write_transformers(parcel: Parcel, folder: Path) -> Written:
-    """Fill `folder` with config, weights and tokenizer, load them as a stranger would, and compare."""
-    need("transformers", "transformers", "an export to transformers")
-    if parcel.body.kind == "encoder-decoder":
+def write_transformers(bundle: ExportBundle, folder: Path) -> ParityReport:
+    """Fill `folder` with config, weights and tokenizer, load them with transformers, and compare."""
+    require_package("transformers", "transformers", "an export to transformers")
+    if bundle.is_translator:
+        check_translator(bundle, marian.SUPPORTED, marian.MARIAN.name)
         with _quiet():
-            return write_marian(parcel, folder)
-    layout, twin = find_home(HOMES, parcel.body, parcel.heads)
-    padding = leave(
-        parcel.tokenizer,
-        folder,
-        length=parcel.length,
-        keep=parcel.keep,
-        closes=not _goes_on(twin),
-        has_segments=parcel.body.segments,
-        reads_specials="lm" in parcel.heads,
-        own_padding=_pools_by_padding(parcel),
-    )
+            return _write_translator(bundle, folder)
+    family, target = find_class(list(FAMILIES.values()), bundle.config, bundle.heads)
     with _quiet():
-        _write_model(parcel, layout, twin, padding, folder)
-        return _checked(parcel, twin, folder)
+        return _write_family(bundle, family, target, folder)
 
 
-def _goes_on(twin: Twin) -> bool:
-    """Whether the model goes on with a text, which then must not be closed."""
-    return twin.door == "AutoModelForCausalLM"
+def check_translator(bundle: ExportBundle, supported: Supported, name: str) -> None:
+    """Refuse settings that are not supported."""
+    if differing := unsupported(supported, bundle.config):
+        raise RunError(
+            f"{name} has no {', '.join(differing)}",
+            hint="the presets translate-tiny, translate-small and vaswani-base train translators that can be exported",
+        )
 
 
-def _pools_by_padding(parcel: Parcel) -> bool:
-    """Whether the stock class finds the last token of a text as the last one that is not padding."""
-    return parcel.body.kind == "causal" and "class" in parcel.heads
+def _write_translator(bundle: ExportBundle, folder: Path) -> ParityReport:
+    save_translator_tokenizers(bundle, folder)
+    weights, is_shared = marian.marian_weights(bundle)
+    settings = marian.marian_config(bundle, is_shared) | marian.special_token_ids(bundle)
+    _save_model(folder, "marian", marian.MARIAN, settings, weights)
+    write_json(folder / "generation_config.json", marian.generation_config(bundle))
+    texts = compare_translator_tokenizers(bundle, folder)
+    report = _compare(bundle, marian.MARIAN, folder, texts, bundle.tokenizer.padding)
+    report.notes.append(
+        "beam search in transformers divides by length ** length_penalty, a length penalty that headstart does not have"
+    )
+    if bundle.source_tokenizer is not None:
+        report.notes.append(f"the tokenizer is the source's; the target's tokenizer is in {TARGET}/")
+    return report
 
 
-def _write_model(parcel: Parcel, layout: Layout, twin: Twin, padding: int, folder: Path) -> None:
-    from transformers import AutoConfig
-
-    weights = parcel.model.state_dict()
+def _write_family(bundle: ExportBundle, family: ModelFamily, target: HFClass, folder: Path) -> ParityReport:
+    tokenizer, is_prompt = bundle.tokenizer, target.auto_class == "AutoModelForCausalLM"
+    padding = save_tokenizer(
+        tokenizer,
+        folder,
+        max_length=bundle.max_length,
+        keep=bundle.truncation_side,
+        adds_last=not is_prompt,
+        has_segments=bundle.config.segments,
+        parses_specials="lm" in bundle.heads,
+        own_padding=_pools_last_token(bundle),
+    )
+    ours = bundle.model.state_dict()
     rules = [
         rule
-        for rule in (*layout.rules(parcel.body), *twin.rules(parcel.body))
-        if rule.ours not in twin.leaves
+        for rule in weight_rules({**family.modules, **target.modules}, ours, bundle.config, family.transpose)
+        if rule.ours not in target.unused
     ]
-    unused = set(weights) - {rule.ours for rule in rules} - set(twin.leaves)
-    assert not unused, f"{layout.name} has no place for {sorted(unused)}"
-    theirs = {**scatter(rules, weights), **layout.extra(parcel.body)}
-    table = next(rule.theirs[0] for rule in rules if rule.ours == "backbone.embedding.token_embedding.weight")
-    rows = max(len(theirs[table]), padding + 1)
-    if rows > len(theirs[table]):  # a padding token of its own
-        theirs[table] = torch.nn.functional.pad(theirs[table], (0, 0, 0, rows - len(theirs[table])))
-    settings = {
-        **layout.config(parcel.body),
-        **_settings(parcel, twin, padding),
-        "vocab_size": rows,
-        "architectures": [twin.name],
-        "dtype": "float32",
-    }
-    AutoConfig.for_model(layout.model_type, **settings).save_pretrained(folder)
-    save_weights(folder / "model.safetensors", theirs, {"format": "pt"})
-
-
-def _settings(parcel: Parcel, twin: Twin, padding: int) -> Settings:
-    """What config.json says of tokens and classes."""
-    tokenizer = parcel.tokenizer
+    dropped = [name for name in ours if name in target.unused]
+    unknown = set(ours) - {rule.ours for rule in rules} - set(dropped)
+    assert not unknown, f"{family.name} has no place for {sorted(unknown)}"
+    weights = export_weights(rules, ours) | family.extra_weights(bundle.config)
+    embedding = next(rule.theirs[0] for rule in rules if rule.ours == EMBEDDING)
+    missing = max(0, padding + 1 - tokenizer.size)  # a padding token of its own
+    weights[embedding] = torch.nn.functional.pad(weights[embedding], (0, 0, 0, missing))
     settings: Settings = {
+        **family.write_settings(bundle.config),
+        "vocab_size": tokenizer.size + missing,
+        "dtype": "float32",
         "pad_token_id": padding,
-        "bos_token_id": tokenizer.first,
-        "eos_token_id": tokenizer.last,
+        **dict.fromkeys(("bos_token_id", "cls_token_id"), tokenizer.first),
+        **dict.fromkeys(("eos_token_id", "sep_token_id"), tokenizer.last),
+        **({} if tokenizer.mask is None else {"mask_token_id": tokenizer.mask}),
     }
-    if tokenizer.mask is not None:
-        settings["mask_token_id"] = tokenizer.mask
-    settings |= {"cls_token_id": tokenizer.first, "sep_token_id": tokenizer.last}
-    spec = parcel.heads.get("class")
-    if spec is None:
-        return settings
-    labels = {"id2label": dict(enumerate(parcel.classes)), "problem_type": "single_label_classification"}
-    return {
-        **settings,
-        **labels,
-        "label2id": {name: at for at, name in enumerate(parcel.classes)},
-        **twin.config(spec),
-    }
-
-
-def _checked(parcel: Parcel, twin: Twin, folder: Path) -> Written:
-    """Load the folder by its front door and compare tokens and answers."""
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    texts = _compare_tokens(parcel, tokenizer, closes=not _goes_on(twin))
-    door = getattr(transformers, twin.door)
-    model, report = door.from_pretrained(
-        folder, local_files_only=True, output_loading_info=True, dtype=torch.float32
-    )
-    faults = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
-    if faults or type(model).__name__ != twin.name:
-        raise RunError(
-            f"transformers read {type(model).__name__} and could not place {', '.join(map(str, faults)) or 'nothing'}",
-            hint="this is a fault of headstart's: please tell its authors",
+    if "class" in bundle.heads:
+        settings |= {
+            "id2label": dict(enumerate(bundle.classes)),
+            "label2id": {name: index for index, name in enumerate(bundle.classes)},
+            "problem_type": "single_label_classification",
+            **target.config(bundle.heads["class"]),
+        }
+    _save_model(folder, family.model_type, target, settings, weights)
+    report = _compare(bundle, target, folder, _compare_tokens(bundle, folder, is_prompt), padding)
+    if bundle.truncation_side not in TRUNCATION_SIDES:
+        report.notes.append(
+            f"transformers truncates at one side: of texts over {bundle.max_length} tokens, it reads the start "
+            "instead of both ends"
         )
-    largest, numbers = _compare_answers(parcel, twin, model.eval(), tokenizer.pad_token_id)
-    return Written(twin.name, texts, largest, numbers, _notes(parcel, twin), {"door": twin.door})
+    if dropped:
+        report.notes.append(f"{target.name} has no place for {', '.join(dropped)}")
+    if "lm" in bundle.heads:
+        report.notes.append("a special token such as the mask is read as that token inside a text")
+    return report
 
 
-def _compare_tokens(parcel: Parcel, tokenizer: Any, closes: bool) -> int:
-    """How many samples become the same tokens on both sides, which must be all."""
-    reads_specials = "lm" in parcel.heads
-    texts = [text for text in SAMPLES if not (reads_specials and text == SPECIALS)]
-    keep = parcel.keep if parcel.keep in SIDES else "start"
-    for text, ids in zip(texts, parcel.tokenizer.encode(texts), strict=True):
-        open_ended = 0 if closes else 1
-        wanted = parcel.tokenizer.frame(ids, parcel.length + open_ended, keep).tolist()
-        refuse_other_tokens(
-            text, wanted[: len(wanted) - open_ended], tokenizer(text, truncation=True)["input_ids"]
-        )
-    if "pair" in parcel.heads:
+def _pools_last_token(bundle: ExportBundle) -> bool:
+    """Whether the class pools the last token that is not padding, by its id."""
+    return bundle.config.kind == "causal" and "class" in bundle.heads
+
+
+def _save_model(folder: Path, model_type: str, target: HFClass, settings: Settings, weights: Any) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(model_type, **settings, architectures=[target.name])
+    config.save_pretrained(folder)
+    save_weights(folder / "model.safetensors", weights, {"format": "pt"})
+
+
+def _compare_tokens(bundle: ExportBundle, folder: Path, is_prompt: bool) -> int:
+    """The number of samples with the same tokens in both libraries; any other tokens are an error."""
+    from transformers import AutoTokenizer
+
+    exported = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    texts = [text for text in SAMPLES if not ("lm" in bundle.heads and text == SPECIALS)]
+    keep = bundle.truncation_side if bundle.truncation_side in TRUNCATION_SIDES else "start"
+    num_open = int(is_prompt)  # a prompt has no last token
+    for text, ids in zip(texts, bundle.tokenizer.encode(texts), strict=True):
+        tokens = bundle.tokenizer.frame(ids, bundle.max_length + num_open, keep).tolist()
+        check_tokens(text, tokens[: len(tokens) - num_open], exported(text, truncation=True)["input_ids"])
+    if "pair" in bundle.heads:
         first, second = SAMPLES[2], SAMPLES[3]
-        one, two = (ids.tolist() for ids in parcel.tokenizer.encode([first, second]))
-        start, end = parcel.tokenizer.first, parcel.tokenizer.last
-        found = tokenizer(first, second)
-        refuse_other_tokens(first, [start, *one, end, *two, end], found["input_ids"])
-        refuse_other_tokens(first, [0] * (len(one) + 2) + [1] * (len(two) + 1), found["token_type_ids"])
+        one, two = (ids.tolist() for ids in bundle.tokenizer.encode([first, second]))
+        start, end = bundle.tokenizer.first, bundle.tokenizer.last
+        found = exported(first, second)
+        check_tokens(first, [start, *one, end, *two, end], found["input_ids"])
+        check_tokens(first, [0] * (len(one) + 2) + [1] * (len(two) + 1), found["token_type_ids"])
     return len(texts)
 
 
 @torch.inference_mode()
-def _compare_answers(parcel: Parcel, twin: Twin, model: Any, padding: int) -> tuple[float, int]:
-    """The largest difference of any answer, and how many numbers were compared."""
-    largest, numbers = 0.0, 0
-    for reading in readings(parcel):
-        tokens = reading.tokens
-        if _pools_by_padding(parcel):  # the stock class would take a padding token inside a text for its end
-            tokens = tokens.masked_fill(tokens == padding, (padding + 1) % parcel.tokenizer.size)
-        given = {
-            "input_ids": tokens.masked_fill(~reading.real, padding),
-            "attention_mask": reading.real.long(),
-        }
-        if reading.segments is not None:
-            given["token_type_ids"] = reading.segments
-        ours = parcel.answers(tokens, reading.real, reading.segments)
-        theirs = model(**given)
-        for name, said in ours.items():
-            field = "last_hidden_state" if name == "hidden" else twin.answers[name]
-            gap = largest_difference(said, theirs[field].float(), reading.real)
-            refuse_if_apart(gap, said, twin.name)
-            largest, numbers = max(largest, gap), numbers + said.numel()
-    return largest, numbers
+def _compare(bundle: ExportBundle, target: HFClass, folder: Path, texts: int, padding: int) -> ParityReport:
+    """Load the folder as any user of transformers does, and compare the outputs."""
+    import transformers
 
-
-def _notes(parcel: Parcel, twin: Twin) -> list[str]:
-    """What a user should know that is not in the folder's own words."""
-    notes = []
-    if parcel.keep not in SIDES:
-        notes.append(
-            f"transformers cuts long texts at one side: over {parcel.length} tokens, it keeps the start instead of both ends"
+    model, loading = getattr(transformers, target.auto_class).from_pretrained(
+        folder, local_files_only=True, output_loading_info=True, dtype=torch.float32
+    )
+    faults = [*loading["missing_keys"], *loading["unexpected_keys"], *loading["mismatched_keys"]]
+    if faults or type(model).__name__ != target.name:
+        raise RunError(
+            f"transformers loaded {type(model).__name__} and could not place "
+            f"{', '.join(map(str, faults)) or 'nothing'}",
+            hint=BUG,
         )
-    left = [name for name in parcel.model.state_dict() if name in twin.leaves]
-    if left:
-        notes.append(f"{twin.name} has no place for {', '.join(left)}")
-    if "lm" in parcel.heads:
-        notes.append("special tokens such as the mask are read as such inside a text")
-    return notes
+    report = ParityReport(target.name, texts, details={"auto_class": target.auto_class})
+    for each in bundle.batches():
+        batch = each
+        if _pools_last_token(bundle):  # the class would take a padding token inside a text for its end
+            batch = replace(
+                each,
+                tokens=each.tokens.masked_fill(each.tokens == padding, (padding + 1) % bundle.tokenizer.size),
+            )
+        theirs = model.eval()(**_inputs(batch, padding))
+        for name, logits in bundle.outputs(batch).items():
+            output = "last_hidden_state" if name == "hidden" else target.outputs[name]
+            report.compare(logits, theirs[output].float(), batch.real)
+    return report
+
+
+def _inputs(batch: Batch, padding: int) -> dict[str, torch.Tensor]:
+    if batch.source is not None and batch.source_real is not None:
+        return {
+            "input_ids": batch.source,
+            "attention_mask": batch.source_real.long(),
+            "decoder_input_ids": batch.tokens,
+        }
+    token_types = {} if batch.segments is None else {"token_type_ids": batch.segments}
+    tokens = batch.tokens.masked_fill(~batch.real, padding)
+    return {"input_ids": tokens, "attention_mask": batch.real.long(), **token_types}
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No bars and no advice from transformers meanwhile."""
+    """Turn off the progress bars and warnings of transformers."""
     from transformers.utils import logging
 
-    level = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
-        if bars:
+        if has_bars:
             logging.enable_progress_bar()

@@ -213,10 +213,10 @@ def _with_onnx(
             raise ConfigError(
                 f"an exported graph has no settings of {section!r} any more", hint="only data.* counts here"
             )
-    config = parse(DataConfig, {"keep": model.keep, **settings.get("data", {})})
+    config = parse(DataConfig, {"keep": model.truncation_side, **settings.get("data", {})})
 
     def answer(examples: Sequence[Example]) -> np.ndarray:
-        rows = encode_rows(model.tokenizer, examples, None, model.length, config.keep)
+        rows = encode_rows(model.tokenizer, examples, None, model.max_length, config.keep)
         return model.probabilities(rows, ONNX_TOKENS)
 
     return _predict(load_texts(path, config), model.classes, answer)
