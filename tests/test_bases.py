@@ -16,10 +16,10 @@ from headstart.data.dataset import hashes
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import LOW, seen_before
 from headstart.errors import HeadstartError
+from headstart.inference.classify import predict
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import check_base, describe_base, shipped_bases
 from headstart.workflows.finetune import finetune
-from headstart.workflows.score import predict
 
 pytestmark = pytest.mark.slow  # large files are read
 

@@ -106,6 +106,6 @@ def test_a_prediction_does_not_wait_for_what_it_does_not_use():
         "onnxruntime",
         "transformers",
     ]
-    code = "import headstart.workflows.score, sys"
+    code = "import headstart.inference.classify, sys"
     check = f"{code}; found = [name for name in {heavy} if name in sys.modules]; assert not found, found"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -8,9 +8,9 @@ from headstart.batch import Batch
 from headstart.convert import onnx as exporter
 from headstart.convert.onnx import GRAPH, OnnxClassifier, open_session, write_onnx
 from headstart.errors import HeadstartError
+from headstart.inference.classify import predict
 from headstart.workflows.convert import export
 from headstart.workflows.finetune import finetune
-from headstart.workflows.score import predict
 from tests.convert.hf_models import BERT_LIKE, MODERN, make_bundle
 from tests.helpers.datasets import QUICK, write_labelled
 from tests.helpers.tiny_models import SHAPES

@@ -13,11 +13,11 @@ from headstart.data.decontamination import seen_before
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
+from headstart.workflows.evaluate import evaluate
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pack import pack
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
-from headstart.workflows.score import evaluate
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other

@@ -50,7 +50,7 @@ def models(
         print("make one: headstart pretrain --recipe recipes/en-small.toml --data DATA --out RUN")
         print(f"a base packed with `headstart package` is found in the folder that {FOLDERS} names")
         return
-    from headstart.reports.model_card import format_benchmark
+    from headstart.reports.formatting import format_benchmark
 
     for row in rows:
         print(
