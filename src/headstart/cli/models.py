@@ -117,20 +117,20 @@ def import_(
     out: Path = OUT,
 ) -> None:
     """Import a BERT, RoBERTa, CamemBERT, ModernBERT, EuroBERT, GPT-2 or Llama as a base."""
-    from headstart.workflows.import_ import import_model
+    from headstart.workflows.convert import import_model
 
     call.show(import_model(folder, out), _show_import)
 
 
 def _show_import(result: Any) -> None:
     print(
-        f"base ready in {result.path}: a {result.kind} {result.layout} of {result.parameters:,} parameters, "
-        f"{result.vocabulary:,} tokens, texts of up to {result.length:,}"
+        f"base ready in {result.path}: a {result.kind} {result.family} of {result.parameters:,} parameters, "
+        f"{result.vocab_size:,} tokens, texts of up to {result.max_length:,}"
     )
-    if not result.has_scores:
+    if not result.has_lm_head:
         print("it has no language-model head: fine-tune or embed with it")
-    if result.left:
-        print(f"left behind, {sum(result.left.values()):,} weights: {', '.join(sorted(result.left))}")
+    if result.dropped:
+        print(f"not imported, {sum(result.dropped.values()):,} weights: {', '.join(sorted(result.dropped))}")
     print(f"next: headstart finetune {result.path} DATA --out RUN")
 
 
@@ -146,7 +146,7 @@ def export(
 
     Tokens and answers are compared on texts of many languages; a folder that differs is removed.
     """
-    from headstart.workflows.export import export as write
+    from headstart.workflows.convert import export as write
 
     call.show(write(run, to, out, int8=int8), lambda found: _show_export(found, int8))
 
@@ -166,9 +166,9 @@ def _show_export(result: Any, int8: bool) -> None:
     for note in result.notes:
         print(f"note: {note}")
     if result.kind == "transformers":
-        print(f"load it: transformers.{found['door']}.from_pretrained({str(result.path)!r})")
+        print(f"load it: transformers.{found['auto_class']}.from_pretrained({str(result.path)!r})")
     if result.kind == "ctranslate2":
-        print(f"load it: {found['door']}({str(result.path)!r})")
+        print(f"load it: {found['auto_class']}({str(result.path)!r})")
 
 
 @command("serve en-tiny", "serve mine=runs/mine en-fr-captions --port 8080", settings="--set")
