@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headstart.contrib.libreoffice import fetch as fetch
     from headstart.data.audit import inspect_data as inspect_data
     from headstart.data.audit import inspect_parallel as inspect_parallel
     from headstart.data.datasets import load_dataset as load_dataset
-    from headstart.data.libreoffice import fetch as fetch
     from headstart.data.parallel import load_parallel as load_parallel
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.inference.loaded_model import load_model as load_model
@@ -52,7 +52,7 @@ _PUBLIC = {
     "compare": "headstart.workflows.compare",
     "evaluate": "headstart.workflows.score",
     "export": "headstart.workflows.export",
-    "fetch": "headstart.data.libreoffice",
+    "fetch": "headstart.contrib.libreoffice",
     "finetune": "headstart.workflows.finetune",
     "generate": "headstart.workflows.generate",
     "import_model": "headstart.workflows.import_",

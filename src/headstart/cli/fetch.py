@@ -25,7 +25,7 @@ def fetch(
     quiet: o.Quiet = False,
 ) -> None:
     """Build parallel text for translation from freely licensed packages of Debian; apt is asked, root is not needed."""
-    from headstart.data.libreoffice import fetch as build
+    from headstart.contrib.libreoffice import fetch as build
 
     def on_stage(words: str) -> None:
         if not (quiet or as_json):
