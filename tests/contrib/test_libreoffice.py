@@ -128,7 +128,7 @@ def test_a_region_is_part_of_the_language(packages, tmp_path):
 
 
 def call(*words):
-    result = CliRunner().invoke(app, ["fetch", *(str(word) for word in words)])
+    result = CliRunner().invoke(app, ["download", *(str(word) for word in words)])
     if isinstance(result.exception, HeadstartError):
         return 2, str(result.exception), result.exception.hint
     assert result.exception is None, result.exception
@@ -148,7 +148,7 @@ def test_the_command_tells_what_it_made(packages, tmp_path):
     )
     assert code == 0
     assert "MPL-2.0" in said
-    assert f"headstart data {tmp_path / 'b'} --pair fr-en" in said
+    assert f"headstart audit {tmp_path / 'b'} --pair fr-en" in said
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import torch
 
 from headstart.atomic_io import write_folder
 from headstart.errors import HeadstartError
+from headstart.inference.classify import predict
 from headstart.interchange import onnx as exporter
 from headstart.interchange.onnx import GRAPH, OnnxClassifier, open_session, write_onnx
 from headstart.workflows.export import export
 from headstart.workflows.finetune import finetune
-from headstart.workflows.score import predict
 from tests.helpers.datasets import QUICK, write_labelled
 from tests.helpers.tiny_models import SHAPES
 from tests.interchange.stock import BERT_LIKE, MODERN, make_parcel

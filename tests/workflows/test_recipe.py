@@ -267,7 +267,7 @@ def test_a_head_goes_on_from_stage_to_stage_and_answers_when_it_is_packed(world,
     (world / "recipe.toml").write_text(text)
     run_small_recipe(world, "run")
     monkeypatch.chdir(world)
-    words = ["pack", "run", "--name", "reviews-model", "--out", "bases"]
+    words = ["package", "run", "--name", "reviews-model", "--out", "bases"]
     assert CliRunner().invoke(app, words).exit_code == 0
     target = ["texts/target.tsv", "--json"]
     for words in (

@@ -37,9 +37,9 @@ from headstart.training.launch import rank_info, require_single_process
 
 COMMANDS = (
     demo.demo,
-    data.data,
-    fetch.fetch,
-    prepare.prepare,
+    data.audit,
+    fetch.download,
+    prepare.tokenize,
     pretrain.pretrain,
     finetune.finetune,
     compare.compare,
@@ -50,13 +50,13 @@ COMMANDS = (
     translate.translate,
     resume.resume,
     embed.embed,
-    embed.nearest,
+    embed.search,
     plan.plan,
     complexity.complexity,
     export.export,
     import_.import_,
-    bases.bases,
-    bases.pack,
+    bases.models,
+    bases.package,
     serve.serve,
 )
 
@@ -83,7 +83,7 @@ app = typer.Typer(
 )
 for command in COMMANDS:
     app.command(command.__name__.strip("_"))(command)
-app.add_typer(picture.picture_app)
+app.add_typer(picture.plot_app)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,4 @@
-"""headstart bases and headstart pack."""
+"""headstart models and headstart package."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ import typer
 from headstart.cli import options as o
 
 
-def bases(
+def models(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show the card of this one.")] = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -48,9 +48,9 @@ def bases(
     if not rows:
         print("no bases come with this version of headstart")
         print("make one: headstart pretrain --recipe recipes/en-small.toml --data DATA --out RUN")
-        print(f"a base packed with `headstart pack` is found in the folder that {FOLDERS} names")
+        print(f"a base packed with `headstart package` is found in the folder that {FOLDERS} names")
         return
-    from headstart.reports.model_card import format_benchmark
+    from headstart.reports.formatting import format_benchmark
 
     for row in rows:
         print(
@@ -59,7 +59,7 @@ def bases(
         )
         for score in row["scores"]:
             print(f"  {format_benchmark(score)}")
-    print("use one by its name: headstart finetune NAME DATA --out RUN; its card: headstart bases NAME")
+    print("use one by its name: headstart finetune NAME DATA --out RUN; its card: headstart models NAME")
     translators = [row["name"] for row in rows if row["objective"] == "translate"]
     if translators:
         print(f"translators translate as they are: headstart translate {translators[0]} FILE")
@@ -69,7 +69,7 @@ def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
-def pack(
+def package(
     run: Annotated[str, typer.Argument(help="A finished run's folder.")],
     name: Annotated[str, typer.Option("--name", help="What the base is called, such as fr-small.")],
     out: Annotated[

@@ -1,4 +1,4 @@
-"""headstart data."""
+"""headstart audit."""
 
 from typing import Annotated, Any
 
@@ -7,7 +7,7 @@ import typer
 from headstart.cli import options as o
 
 
-def data(
+def audit(
     data: Annotated[
         str, typer.Argument(help="A table, a folder of train/valid/test tables, or a built-in name.")
     ],
@@ -54,11 +54,11 @@ def data(
         return
     from rich.console import Console
 
-    from headstart.reports.tables import audit_lines, audit_tables, parallel_tables
+    from headstart.reports.tables import audit_lines, audit_tables, terminal_table
 
     console = Console()
-    for part in (audit_tables if pair is None else parallel_tables)(found.to_dict()):
-        console.print(part)
+    for table in audit_tables(found.to_dict()):
+        console.print(terminal_table(table))
     for line in audit_lines(found.to_dict()):
         console.print(line, highlight=False)
 

@@ -1,4 +1,4 @@
-"""headstart embed and headstart nearest."""
+"""headstart embed and headstart search."""
 
 import sys
 from pathlib import Path
@@ -40,8 +40,8 @@ def embed(
     """
     settings = o.gather(None, assignments, data__text_column=text_column, training__length=length)
     from headstart.cli.listener import Listener, print_json
+    from headstart.inference.embed import embed as run_embed
     from headstart.training.callbacks import Stage
-    from headstart.workflows.embed import embed as run_embed
 
     with Listener(quiet or as_json) as listener:
         found = run_embed(
@@ -52,13 +52,13 @@ def embed(
         print_json(found)
         return
     print(f"{found.vectors:,} vectors of {found.width} numbers for {found.texts:,} texts in {found.path}")
-    for path in found.beside:
+    for path in found.extra_files:
         print(f"beside: {path}")
     if found.cut:
         print(f"{found.cut:,} texts were longer than {found.length} tokens and were cut: --length reads more")
 
 
-def nearest(
+def search(
     run: Run,
     file: Texts,
     query: Annotated[str, typer.Argument(help="The text to find neighbours of, in quotes.")],
@@ -74,7 +74,7 @@ def nearest(
     settings = o.gather(None, assignments, data__text_column=text_column, training__length=length)
     import json
 
-    from headstart.workflows.embed import nearest_texts
+    from headstart.inference.embed import nearest_texts
 
     found = nearest_texts(run, file, query, top=top, pool=pool, settings=settings)
     if as_json:

@@ -42,9 +42,9 @@ def evaluate(
         None, assignments, data__text_column=text_column, data__label_column=label_column, data__strict=strict
     )
     from headstart.cli.listener import print_json
-    from headstart.workflows.score import evaluate as mark
+    from headstart.workflows.evaluate import evaluate as run_evaluate
 
-    result = mark(run, data, settings=settings, beam=beam, against=against)
+    result = run_evaluate(run, data, settings=settings, beam=beam, against=against)
     if as_json:
         print_json(result)
     else:
@@ -54,7 +54,7 @@ def evaluate(
 def show_score(result: Any) -> None:
     """A score in words, with its leak-free twin when there is leakage."""
     from headstart.results import Score, TranslationScore
-    from headstart.workflows.score_translation import TranslationDuel
+    from headstart.workflows.evaluate import TranslationComparison
 
     if result.skipped:
         print(f"{result.skipped} rows could not be used and are not counted (--strict names the first)")
@@ -74,7 +74,7 @@ def show_score(result: Any) -> None:
     if isinstance(result, TranslationScore):
         _show_translations(result)
         return
-    if isinstance(result, TranslationDuel):
+    if isinstance(result, TranslationComparison):
         _show_translations(result.score)
         _show_translations(result.against)
         for test in result.tests:

@@ -1,4 +1,4 @@
-"""headstart fetch."""
+"""headstart download."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from headstart.cli import options as o
 
 
-def fetch(
+def download(
     name: Annotated[str, typer.Argument(help="A set of parallel text: libreoffice-help.")],
     pair: Annotated[
         str,
@@ -42,4 +42,4 @@ def fetch(
     print(f"{found.path}: {counts}")
     print(f"dropped: {dropped or 'nothing'}")
     print(f"licence: {found.licence}")
-    print(f"look at it: headstart data {found.path} --pair {'-'.join(found.pair)}")
+    print(f"look at it: headstart audit {found.path} --pair {'-'.join(found.pair)}")

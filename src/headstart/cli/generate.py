@@ -54,8 +54,8 @@ def generate(
     With - every line of standard input is a prompt, and each of its texts is one line. --json prints an object a text.
     """
     settings = o.gather(None, assignments)
-    from headstart.workflows.generate import Request, generate_lines, open_writer
-    from headstart.workflows.generate import generate as write
+    from headstart.inference.generate import Request, generate_lines, open_writer
+    from headstart.inference.generate import generate as write
 
     request = Request(
         tokens,

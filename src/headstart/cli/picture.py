@@ -1,4 +1,4 @@
-"""headstart picture: attention, masks, positions, heads."""
+"""headstart plot: attention, masks, positions, heads."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,8 +7,8 @@ import typer
 
 from headstart.cli import options as o
 
-picture_app = typer.Typer(
-    name="picture",
+plot_app = typer.Typer(
+    name="plot",
     help="Draw what a model does: where it looks, who may read whom, how order is told.",
     no_args_is_help=True,
 )
@@ -22,7 +22,7 @@ PictureOut = Annotated[
 ]
 
 
-@picture_app.command()
+@plot_app.command()
 def attention(
     run: Run,
     text: Annotated[str, typer.Argument(help="The text to read, in quotes.")],
@@ -69,7 +69,7 @@ def attention(
     _show(files)
 
 
-@picture_app.command()
+@plot_app.command()
 def masks(
     length: Annotated[int, typer.Option("--length", help="Tokens of the texts that are drawn.")] = 8,
     out: PictureOut = None,
@@ -88,7 +88,7 @@ def masks(
     _show(files)
 
 
-@picture_app.command()
+@plot_app.command()
 def positions(
     run: Annotated[
         str | None, typer.Argument(help="A run whose positions to draw; sinusoids alone without one.")
@@ -114,7 +114,7 @@ def positions(
     _show(files)
 
 
-@picture_app.command()
+@plot_app.command()
 def heads(
     run: Run,
     file: Annotated[

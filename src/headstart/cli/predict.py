@@ -30,7 +30,7 @@ def predict(
     settings = o.gather(None, assignments, data__text_column=text_column)
     import json
 
-    from headstart.workflows.score import predict as answer
+    from headstart.inference.classify import predict as answer
 
     for label, probability, text in answer(run, file, engine=engine, settings=settings):
         if as_json:

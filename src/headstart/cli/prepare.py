@@ -1,4 +1,4 @@
-"""headstart prepare."""
+"""headstart tokenize."""
 
 import json
 from typing import Annotated, Any
@@ -8,7 +8,7 @@ import typer
 from headstart.cli import options as o
 
 
-def prepare(
+def tokenize(
     corpora: Annotated[
         list[str], typer.Argument(metavar="CORPUS...", help="Text files, tables, folders or built-in names.")
     ],

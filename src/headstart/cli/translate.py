@@ -52,15 +52,15 @@ def translate(
     settings = o.gather(None, assignments, data__text_column=text_column)
     from headstart.atomic_io import write_with
     from headstart.cli.listener import Listener
+    from headstart.inference import translate as inference
     from headstart.training.callbacks import Stage
-    from headstart.workflows import translating
 
-    translator = translating.open_translator(run, settings)
-    lines = translating.read_sources(file, translator.data)
-    at_once = 1 if file == "-" and sys.stdin.isatty() else translating.AT_ONCE
-    found = translating.translate(
+    translator = inference.open_translator(run, settings)
+    lines = inference.read_sources(file, translator.data)
+    chunk_lines = 1 if file == "-" and sys.stdin.isatty() else inference.CHUNK_LINES
+    found = inference.translate(
         translator, lines, beam=beam, n_best=n_best, length_penalty=length_penalty, max_length=max_length,
-        at_once=at_once, scored=scores or as_json,
+        chunk_lines=chunk_lines, scored=scores or as_json,
     )  # fmt: skip
     cut = _Cut(translator.longest_source)
 

@@ -59,7 +59,7 @@ class Fetched:
         source, target = self.pair
         return f"""# {NAME}, {source} to {target}
 
-The help of LibreOffice, aligned by the ids of its paragraphs. Made by `headstart fetch {NAME} --pair {source}-{target} --out FOLDER`.
+The help of LibreOffice, aligned by the ids of its paragraphs. Made by `headstart download {NAME} --pair {source}-{target} --out FOLDER`.
 
 - pairs: {", ".join(f"{count:,} {split}" for split, count in self.counts.items())}
 - split by a hash of the {source} text; no text occurs twice in either language

@@ -17,13 +17,14 @@ from headstart.data.dataset import Dataset, Example
 from headstart.data.decontamination import seen_before
 from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.evaluation.metrics import score
+from headstart.inference.classify import encode_rows
 from headstart.results import CurvePoint, SeedResult, Transfer, plain
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import marked_places, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
 from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
-from headstart.workflows.labelled import Task, data_fingerprint, encode_rows
+from headstart.workflows.labelled import Task, data_fingerprint
 from headstart.workflows.run_dir import FitState
 
 DIGITS = 9  # of a probability on disk: enough for every float32

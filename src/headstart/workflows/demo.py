@@ -86,7 +86,7 @@ def _check(inputs: dict[str, Any]) -> None:
     if base not in shipped_bases() and not Path(base).exists():
         raise RunError(
             f"the demo sets the base {base} beside its own, and there is no base of that name here",
-            hint="`headstart bases` lists those that are here; HEADSTART_BASES names folders with more",
+            hint="`headstart models` lists those that are here; HEADSTART_BASES names folders with more",
         )
     finetune_config(load_model(base), None, merge(_settings(inputs), _shipped_settings(inputs)))
     training = {"epochs": inputs["epochs"], "seed": inputs["first_seed"]}

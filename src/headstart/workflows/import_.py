@@ -12,7 +12,7 @@ from headstart.checkpoint import save_weights
 from headstart.config import TrainingConfig, resolve
 from headstart.inference.loaded_model import RunInfo
 from headstart.interchange.arrival import Arrival, open_folder
-from headstart.reports.run import render_run
+from headstart.reports.pages import render_run
 from headstart.results import plain
 from headstart.training.runtime import start_runtime
 from headstart.workflows.run_dir import RunDir, collect_provenance

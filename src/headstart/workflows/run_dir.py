@@ -304,7 +304,7 @@ class RunDir:
                 self._finish(info, weights, result)
 
     def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
-        from headstart.reports.run import render_run  # needs matplotlib, which takes long to load
+        from headstart.reports.pages import render_run  # needs matplotlib, which takes long to load
 
         save_weights(self.path / WEIGHTS_FILE, weights)
         write_json(self.path / "result.json", result)

@@ -1,4 +1,4 @@
-"""Texts as vectors: written in order to a file of any size, compared, and looked at word by word."""
+"""Embeddings of texts and words, written to a file of any size or compared for semantic search."""
 
 import heapq
 import json
@@ -13,7 +13,6 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from headstart.atomic_io import write_with
 from headstart.batch import Batch, Row, pad
@@ -27,113 +26,109 @@ from headstart.models.heads import POOLINGS
 from headstart.models.model import Model
 from headstart.training.runtime import Runtime, start_runtime
 
-AT_ONCE = 256  # texts held in memory
+CHUNK_TEXTS = 256  # held in memory
 TOKEN = "token"
-# How the vectors of a text's tokens become one; `token` keeps them all.
+# How the vectors of a text's tokens are pooled into one; `token` writes them all.
 POOLS: dict[str, str] = {"cls": "first", "mean": "mean", "last": "last", TOKEN: ""}
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """Vectors on disk, one a text in the order of the file; with `token`, one a token."""
+    """Vectors on disk in the order of the texts: one per text, or one per token with the pool `token`."""
 
     path: Path
     pool: str
     texts: int
     vectors: int
     width: int
-    length: int  # tokens read of a text at most
+    length: int  # maximum number of tokens read of a text
     cut: int  # texts that were longer
     seconds: float
-    beside: list[Path] = field(default_factory=list)  # of `token`: where each text starts, and its tokens
+    extra_files: list[Path] = field(
+        default_factory=list
+    )  # of `token`: where each text starts, and its tokens
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A text of a file that is near the query."""
+    """A text of a file that is similar to the query."""
 
     cosine: float
-    line: int  # which text of the file it is, counted from 1
+    line: int  # number of the text in the file, counted from 1
     text: str
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A run that reads texts, in memory."""
+    """A model in memory that embeds texts."""
 
     model: Model
     tokenizer: Tokenizer
     config: RunConfig
     runtime: Runtime
     pool: str
-    batch_tokens: int = 0  # read together, padding included; 0 = as many as suit the device
+    batch_tokens: int = 0  # in one forward pass, padding included; 0 = as many as suit the device
 
     def rows(self, texts: list[str]) -> tuple[list[Row], int]:
-        """The texts as framed tokens, and how many of them were cut."""
+        """The texts as token ids with special tokens, and how many of them were truncated."""
         length, encoded = self.config.training.length, self.tokenizer.encode(texts)
         rows = [Row(self.tokenizer.frame(ids, length, self.config.data.keep)) for ids in encoded]
         return rows, sum(len(ids) + 2 > length for ids in encoded)
 
     @torch.inference_mode()
     def vectors(self, rows: list[Row]) -> list[np.ndarray]:
-        """Each row's vectors in float32, in the order given: (D,) pooled, or (T, D) for `token`."""
+        """Each row's vectors in float32, in order: (D,) pooled, or (T, D) for `token`."""
         found: list[np.ndarray] = [np.zeros(0)] * len(rows)
         budget = self.batch_tokens or self.runtime.eval_batch_tokens
         padding = None if self.model.backbone.is_flat else self.runtime.eval_max_padding
         loader = TextLoader(rows, budget, shuffled=False, padding=padding)
         for numbers in loader.batches(0):
-            hidden, real = self._read([rows[number] for number in numbers])
+            batch = plain_batch([rows[number] for number in numbers], self.tokenizer.padding)
+            batch = batch.to(self.runtime.device)
+            with self.runtime.autocast():
+                hidden = self.model.backbone(batch)  # (B, T, D)
+            hidden = hidden.float()
             if self.pool != TOKEN:
-                hidden = POOLINGS[POOLS[self.pool]](hidden, real)  # (B, D)
+                hidden = POOLINGS[POOLS[self.pool]](hidden, batch.real)  # (B, D)
             for number, vectors in zip(numbers, hidden.cpu().numpy(), strict=True):
                 found[number] = vectors[: len(rows[number].tokens)] if self.pool == TOKEN else vectors
         return found
 
-    def _read(self, rows: list[Row]) -> tuple[Tensor, Tensor]:
-        batch = plain_batch(rows, self.tokenizer.padding).to(self.runtime.device)
-        with self.runtime.autocast():
-            hidden = self.model.backbone(batch)  # (B, T, D)
-        return hidden.float(), batch.real
-
 
 def plain_batch(rows: list[Row], padding: int) -> Batch:
-    """Rows as a batch that is read and not asked about."""
+    """Rows as a batch without labels."""
     tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], padding)
     return Batch(tokens, real, is_full=bool(real.all()))
 
 
 def open_encoder(run: str, pool: str = "mean", settings: Mapping[str, Any] | None = None) -> Encoder:
-    """A base or a fine-tuned run, ready to read texts; `training.length` in `settings` is the most it reads of one."""
+    """The encoder of a base or a fine-tuned run; `training.length` in `settings` limits the tokens read of a text."""
     pick(POOLS, pool, "pool")
-    trained = load_model(run)
-    given = settings or {}
-    config = trained.info.config.with_({"training": {"length": usual_length(trained)}}).with_(given)
-    _check(trained, config, pool)
-    runtime = start_runtime(config.training)
-    return Encoder(trained.model().to(runtime.device), trained.tokenizer, config, runtime, pool)
-
-
-def usual_length(trained: LoadedModel) -> int:
-    """Tokens read of a text unless told: a classifier's own length, all that a base's positions can tell apart.
-
-    Turned positions carry a base past the blocks it was trained on; learned and added ones were not seen there.
-    """
-    config = trained.info.config
-    goes_on = config.body.positions in ("rotary", "none") and trained.objective.reads == "blocks"
-    return config.body.max_length if goes_on else config.training.length
-
-
-def _check(trained: LoadedModel, config: RunConfig, pool: str) -> None:
-    if config.training.length > config.body.max_length:
+    loaded = load_model(run)
+    config = loaded.info.config.with_({"training": {"length": usual_length(loaded)}}).with_(settings or {})
+    longest = config.body.max_length
+    if config.training.length > longest:
         raise ConfigError(
-            f"{trained.name} reads {config.body.max_length} tokens at most, not {config.training.length}",
-            hint=f"choose a --length of at most {config.body.max_length}",
+            f"{loaded.name} reads {longest} tokens at most, not {config.training.length}",
+            hint=f"choose a --length of at most {longest}",
         )
     if pool == "cls" and config.body.kind == "causal":
         raise ConfigError(
-            f"the first token of {trained.name} sees only itself, so --pool cls is the same for every text",
+            f"the first token of {loaded.name} sees only itself, so --pool cls is the same for every text",
             hint="use --pool mean, or --pool last: the last token of a causal model has seen the whole text",
         )
+    runtime = start_runtime(config.training)
+    return Encoder(loaded.model().to(runtime.device), loaded.tokenizer, config, runtime, pool)
+
+
+def usual_length(loaded: LoadedModel) -> int:
+    """The default maximum length of a text: a classifier's training length, or all positions of a base.
+
+    Rotary positions extrapolate past the blocks that a base was trained on; learned and sinusoidal ones do not.
+    """
+    config = loaded.info.config
+    extrapolates = config.body.positions in ("rotary", "none") and loaded.objective.reads == "blocks"
+    return config.body.max_length if extrapolates else config.training.length
 
 
 def embed(
@@ -153,24 +148,24 @@ def embed(
         )
     encoder = open_encoder(run, pool, settings)
     texts = load_texts(file, encoder.config.data)
-    beside = [path.with_suffix(".offsets.npy"), path.with_suffix(".pieces.jsonl")] if pool == TOKEN else []
+    extra = [path.with_suffix(".offsets.npy"), path.with_suffix(".pieces.jsonl")] if pool == TOKEN else []
     sums: dict[str, int] = {}
 
     def write(parts: list[Path]) -> None:
-        sums.update(_write(encoder, texts, parts, on_done))
+        sums.update(_write_vectors(encoder, texts, parts, on_done))
         if not sums["texts"]:
             raise DataError(f"{file} is empty", hint="give a file with one text a line, or a table of texts")
 
-    write_together([path, *beside], write)
+    write_together([path, *extra], write)
     width, length = encoder.config.body.width, encoder.config.training.length
     seconds = round(time.time() - started, 3)
-    return Embedded(path, pool, **sums, width=width, length=length, seconds=seconds, beside=beside)
+    return Embedded(path, pool, **sums, width=width, length=length, seconds=seconds, extra_files=extra)
 
 
-def _write(
+def _write_vectors(
     encoder: Encoder, texts: Iterator[str], parts: list[Path], on_done: Callable[[int], None]
 ) -> dict[str, int]:
-    """Fill the vectors file and, for `token`, the offsets and the pieces; give the counts."""
+    """Write the vectors and, for `token`, the offsets and the token strings; return the counts."""
     count = cut = 0
     with ExitStack() as stack:
         vectors = stack.enter_context(GrowingArray(parts[0], (encoder.config.body.width,), np.float32))
@@ -178,7 +173,7 @@ def _write(
         pieces = stack.enter_context(open(parts[2], "w", encoding="utf-8")) if parts[1:] else None
         if offsets is not None:
             offsets.append(np.zeros(1, np.int64))
-        while chunk := list(islice(texts, AT_ONCE)):
+        while chunk := list(islice(texts, CHUNK_TEXTS)):
             rows, were_cut = encoder.rows(chunk)
             found = encoder.vectors(rows)
             start = vectors.count
@@ -196,8 +191,10 @@ def text_vectors(
     run: str, texts: Iterable[str], *, pool: str = "mean", settings: Mapping[str, Any] | None = None
 ) -> np.ndarray:
     """The vectors (N, D) of texts in memory; for `token`, use `embed`."""
+    if isinstance(texts, str):
+        raise TypeError("texts must be a list of strings, not one string; write [text]")
     if pool == TOKEN:
-        raise ConfigError("token vectors of texts differ in number", hint="write them with `embed`")
+        raise ConfigError("texts differ in their number of token vectors", hint="write them with `embed`")
     encoder = open_encoder(run, pool, settings)
     rows, _ = encoder.rows(list(texts))
     return np.stack(encoder.vectors(rows)) if rows else np.zeros((0, encoder.config.body.width), np.float32)
@@ -212,18 +209,18 @@ def nearest_texts(
     pool: str = "mean",
     settings: Mapping[str, Any] | None = None,
 ) -> list[Neighbour]:
-    """The `top` texts of a file whose vectors point most nearly where the query's does, nearest first."""
+    """The `top` texts of a file with the highest cosine similarity to the query, best first."""
     if not query.strip():
         raise DataError("the query is empty", hint="give a text in quotes")
     if pool == TOKEN:
-        raise ConfigError("texts are compared by one vector each", hint="use --pool mean, cls or last")
+        raise ConfigError("a search compares one vector per text", hint="use --pool mean, cls or last")
     encoder = open_encoder(run, pool, settings)
     texts = load_texts(file, encoder.config.data)
-    aim = _directions(encoder, [query])[0]  # (D,)
+    direction = _directions(encoder, [query])[0]  # (D,)
     best: list[tuple[float, int, str]] = []
     count = 0
-    while chunk := list(islice(texts, AT_ONCE)):
-        for cosine, text in zip(_directions(encoder, chunk) @ aim, chunk, strict=True):
+    while chunk := list(islice(texts, CHUNK_TEXTS)):
+        for cosine, text in zip(_directions(encoder, chunk) @ direction, chunk, strict=True):
             count += 1
             if text.strip():
                 best.append((float(cosine), -count, text))
@@ -234,6 +231,7 @@ def nearest_texts(
 
 
 def _directions(encoder: Encoder, texts: list[str]) -> np.ndarray:
+    """Unit vectors (N, D)."""
     vectors = np.stack(encoder.vectors(encoder.rows(texts)[0]))  # (N, D)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
@@ -241,11 +239,11 @@ def _directions(encoder: Encoder, texts: list[str]) -> np.ndarray:
 def contextual_vectors(
     run: str, texts: Iterable[str], word: str, *, settings: Mapping[str, Any] | None = None
 ) -> np.ndarray:
-    """The vector (N, D) of `word` where it first stands in each text: the mean over its tokens."""
+    """The vector (N, D) of the first occurrence of `word` in each text: the mean over its tokens."""
     encoder = open_encoder(run, TOKEN, settings)
-    kept = list(texts)
-    rows, _ = encoder.rows(kept)
-    spans = [word_span(encoder.tokenizer, row, word, text) for row, text in zip(rows, kept, strict=True)]
+    given = list(texts)
+    rows, _ = encoder.rows(given)
+    spans = [word_span(encoder.tokenizer, row, word, text) for row, text in zip(rows, given, strict=True)]
     found = [
         vectors[start:end].mean(axis=0)
         for vectors, (start, end) in zip(encoder.vectors(rows), spans, strict=True)
@@ -254,24 +252,24 @@ def contextual_vectors(
 
 
 def word_span(tokenizer: Tokenizer, row: Row, word: str, text: str) -> tuple[int, int]:
-    """The first and one past the last token of a framed row that `word` is made of, whatever its case."""
+    """The token range of the first `word` in a row with special tokens; case is ignored."""
     ids = row.tokens[1:-1]
     whole = tokenizer.decode(ids)
-    place = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", whole, re.IGNORECASE) if word.strip() else None
-    if place is None:
+    match = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", whole, re.IGNORECASE) if word.strip() else None
+    if match is None:
         excerpt = text if len(text) <= 60 else f"{text[:59]}…"
         raise DataError(
-            f"{word!r} does not stand in {excerpt!r} as the model reads it",
-            hint="give a whole word that stands in every text, near enough to its start",
+            f"{word!r} does not occur in {excerpt!r} as the model reads it",
+            hint="give a whole word that occurs in every text, near its start",
         )
     ends = [len(tokenizer.decode(ids[: count + 1])) for count in range(len(ids))]
-    first = next(at for at, end in enumerate(ends) if end > place.start())
-    last = next(at for at, end in enumerate(ends) if end >= place.end())
+    first = next(at for at, end in enumerate(ends) if end > match.start())
+    last = next(at for at, end in enumerate(ends) if end >= match.end())
     return first + 1, last + 2  # one more for the token in front of the text
 
 
 class GrowingArray:
-    """A .npy file that rows are added to; its header is put right when it is closed."""
+    """A .npy file that grows by rows; its header is corrected when it is closed."""
 
     def __init__(self, path: Path, row: tuple[int, ...], kind: type[np.generic]):
         self.row, self.kind, self.count = row, np.dtype(kind), 0
@@ -302,7 +300,7 @@ class GrowingArray:
 
 
 def write_together(paths: list[Path], write: Callable[[list[Path]], None]) -> None:
-    """Let `write` fill a file beside each path, then sync and rename them all, the first of them last."""
+    """Let `write` fill a temporary file for each path, then sync and rename them all, the first path last."""
 
     def inner(left: list[Path], parts: list[Path]) -> None:
         if left:

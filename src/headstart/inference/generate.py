@@ -1,4 +1,4 @@
-"""Text from a causal language model: one that goes on with a prompt."""
+"""Generating text with a causal language model: continuations of prompts."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,53 +21,55 @@ from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.training.runtime import Runtime, start_runtime
 
-AT_ONCE = 256  # prompts held in memory
-BATCH_TOKENS = 8192  # of prompts and of what may follow, written at once
-TEMPERATURE, TOP_P = 0.8, 0.95  # unless told: what small models write most readably with
+CHUNK_PROMPTS = 256  # held in memory
+BATCH_TOKENS = 8192  # of prompts and their continuations, in one batch
+TEMPERATURE, TOP_P = 0.8, 0.95  # defaults: the most readable texts of small models
 
-OnText = Callable[[int, str], None]  # told the place of a text in the answer, and its next characters
+OnText = Callable[[int, str], None]  # called with the index of a text in the answer and its next characters
 
 
 @dataclass(frozen=True)
 class Request:
-    """How to write; None = as usual."""
+    """How to generate; None = the default."""
 
-    tokens: int = 100  # at most
-    count: int = 1  # texts for each prompt
+    tokens: int = 100  # maximum per text
+    count: int = 1  # texts per prompt
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
     seed: int = 0
-    greedy: bool = False  # the likeliest token, always
-    beam: int | None = None  # the width of a search for the most probable texts
-    length_penalty: float = 0.6  # of the search
+    greedy: bool = False  # always the most probable token
+    beam: int | None = None  # width of a beam search
+    length_penalty: float = 0.6  # of the beam search
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.count < 1:
-            raise ConfigError(f"{self.count} texts of {self.tokens} tokens is nothing", hint="1 is the least")
-        drawn = [
+            raise ConfigError(
+                f"{self.count} texts of {self.tokens} tokens cannot be generated", hint="1 is the least"
+            )
+        sampled = [
             name for name in ("temperature", "top_k", "top_p", "min_p") if getattr(self, name) is not None
         ]
         ways = [name for name, is_on in (("greedy", self.greedy), ("beam", self.beam is not None)) if is_on]
-        for name in [*ways[1:], *(drawn if ways else [])]:
+        for name in [*ways[1:], *(sampled if ways else [])]:
             raise ConfigError(
                 f"{ways[0]} and {name} exclude each other", hint=f"leave {ways[0]} out, or leave {name} out"
             )
         if self.beam is not None and self.repetition_penalty != 1:
-            raise ConfigError("a search has no repetition penalty", hint="leave one of the two out")
+            raise ConfigError("beam search has no repetition penalty", hint="leave one of the two out")
         if self.count > 1 and self.beam is None and self.sampling.is_greedy:
             raise ConfigError(
-                f"the likeliest text is one text, not {self.count}",
-                hint="draw them, or search for the best: --beam",
+                f"greedy search finds one text, not {self.count}",
+                hint="sample them, or search for the best: --beam",
             )
         assert self.sampling
         assert self.search or self.beam is None
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are drawn."""
+        """How tokens are sampled."""
         if self.greedy:
             return Sampling(temperature=0.0, repetition_penalty=self.repetition_penalty)
         return Sampling(
@@ -81,25 +83,25 @@ class Request:
 
     @property
     def search(self) -> Beam | None:
-        """How texts are searched for, if they are."""
+        """The beam search, if there is one."""
         return None if self.beam is None else Beam(self.beam, self.count, self.length_penalty)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a model wrote after a prompt."""
+    """The continuation of a prompt."""
 
     prompt: str
     text: str
-    tokens: int  # written, the end not counted
-    is_cut: bool  # True = the length ran out before the model ended the text
-    log_probability: float  # the model's, of the text and of its end unless it is cut
-    score: float  # what a search sorts by; without one, the log-probability
+    tokens: int  # of the text, without its end
+    is_cut: bool  # True = the text reached the length limit before its end
+    log_probability: float  # of the text, and of its end unless it is cut
+    score: float  # that a beam search sorts by; without one, the log-probability
 
 
 @dataclass(frozen=True)
 class Writer:
-    """A language model that can write, in memory."""
+    """A causal language model in memory that generates text."""
 
     reader: ModelReader
     tokenizer: Tokenizer
@@ -107,19 +109,19 @@ class Writer:
     name: str = ""
 
     def rules(self, most: int, least: int = 0) -> Rules:
-        """Texts of at most so many tokens, of which none but the end is special."""
+        """Rules for texts of at most `most` tokens, without special tokens but the end."""
         return Rules(self.tokenizer.last, most, least, self.banned)
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """Tokens that stand for no text."""
+        """Special tokens that are never generated."""
         return tuple(sorted(self.tokenizer.special_ids - {self.tokenizer.last}))
 
     def encode(self, texts: Sequence[str], first_number: int = 1) -> list[np.ndarray]:
-        """Prompts as tokens, each after `first`; one that leaves no position to write at is an error."""
+        """Prompts as token ids after the start token; one that leaves no position for a new token is an error."""
         for number, text in enumerate(texts, start=first_number):
             if not _is_whole(text):
-                raise DataError(f"prompt {number} is not UTF-8", hint="mend its encoding")
+                raise DataError(f"prompt {number} is not UTF-8", hint="correct its encoding")
         encoded = [np.concatenate([[self.tokenizer.first], ids]) for ids in self.tokenizer.encode(texts)]
         most = self.reader.positions
         for number, ids in enumerate(encoded, start=first_number):
@@ -132,31 +134,29 @@ class Writer:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a text has no half characters, as words of a command line in another encoding have."""
+    """Whether a text has no surrogates, which a command line in another encoding contains."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def open_writer(run: str | LoadedModel, settings: Mapping[str, Any] | None = None) -> Writer:
-    """A run that goes on with texts, ready to write; an error that says why for one that cannot."""
-    trained = load_model(run) if isinstance(run, str) else run
-    config = trained.info.config.with_(settings or {})
-    if isinstance(
-        trained.objective, CausalAndMasked
-    ):  # one body that learnt both: here it reads as it writes
+    """The causal language model in a run; a run that cannot generate text is an error."""
+    loaded = load_model(run) if isinstance(run, str) else run
+    config = loaded.info.config.with_(settings or {})
+    if isinstance(loaded.objective, CausalAndMasked):  # trained both ways: it generates as a causal model
         config = config.with_({"body": {"kind": "causal"}})
-    if trained.objective.reads == "translations":
+    if loaded.objective.reads == "translations":
         raise RunError(
-            f"{trained.name} is a translator: it writes for a source, not after a prompt",
-            hint=f"headstart translate {trained.name} FILE",
+            f"{loaded.name} is a translator: it writes for a source, not after a prompt",
+            hint=f"headstart translate {loaded.name} FILE",
         )
-    if config.body.kind != "causal" or trained.objective.reads == "texts":
+    if config.body.kind != "causal" or loaded.objective.reads == "texts":
         raise RunError(
-            f"{trained.name} was trained with {trained.objective.name} and cannot write text",
+            f"{loaded.name} was trained with {loaded.objective.name} and cannot write text",
             hint="a causal language model can: headstart pretrain CORPUS --objective causal-lm --out RUN",
         )
     runtime = start_runtime(config.training)
-    model = replace(trained, info=replace(trained.info, config=config)).model().to(runtime.device)
-    return Writer(ModelReader(model), trained.tokenizer, runtime, trained.name)
+    model = replace(loaded, info=replace(loaded.info, config=config)).model().to(runtime.device)
+    return Writer(ModelReader(model), loaded.tokenizer, runtime, loaded.name)
 
 
 def generate(
@@ -167,34 +167,34 @@ def generate(
     on_text: OnText | None = None,
     **how: Any,
 ) -> list[Completion]:
-    """Texts that go on with each prompt, those of one prompt together; `how` are the fields of a `Request`.
+    """Continuations of each prompt, those of one prompt together; `how` are the fields of a `Request`.
 
-    A prompt's texts depend on it, the seed and the request, never on the prompts beside it. `on_text` is told the
-    place of a text in the answer and its next characters, as soon as they are there.
+    A prompt's texts depend on the prompt, the seed and the request, never on other prompts. `on_text` gets the index
+    of a text in the answer and its next characters as soon as they are generated.
     """
     writer = open_writer(run, settings) if isinstance(run, str) else run
     given = [prompts] if isinstance(prompts, str) else list(prompts)
-    return _write(writer, given, 1, Request(**how), on_text)
+    return _complete(writer, given, 1, Request(**how), on_text)
 
 
 def generate_lines(writer: Writer, lines: Iterable[str], request: Request) -> Iterator[Completion]:
-    """What `generate` gives, for any number of prompts: some are read, written on and let go at a time."""
+    """The same as `generate` for any number of prompts, which are processed in chunks."""
     lines, number = iter(lines), 1
-    while chunk := list(islice(lines, AT_ONCE)):
-        yield from _write(writer, chunk, number, request)
+    while chunk := list(islice(lines, CHUNK_PROMPTS)):
+        yield from _complete(writer, chunk, number, request)
         number += len(chunk)
 
 
-def _write(
+def _complete(
     writer: Writer, texts: list[str], first_number: int, request: Request, on_text: OnText | None = None
 ) -> list[Completion]:
     encoded = writer.encode(texts, first_number)
     if request.search is None:
-        found = _drawn(writer, encoded, request, on_text)
+        found = _sample(writer, encoded, request, on_text)
     elif on_text is None:
-        found = _searched(writer, encoded, request, request.search)
+        found = _search(writer, encoded, request, request.search)
     else:
-        raise ConfigError("a search knows its texts only at the end", hint="leave on_text out")
+        raise ConfigError("a beam search has its texts only at the end", hint="leave on_text out")
     return [
         Completion(
             prompt=texts[number],
@@ -209,18 +209,18 @@ def _write(
     ]
 
 
-def _together(rows: list[np.ndarray], request: Request, width: int) -> list[list[int]]:
-    """The numbers of rows that are written at once: those of like length."""
+def _batches(rows: list[np.ndarray], request: Request, width: int) -> list[list[int]]:
+    """Batches of row numbers: rows of similar length together."""
     lengths = [Row(np.zeros(len(row) + request.tokens, np.int8)) for row in rows]
     loader = TextLoader(lengths, max(1, BATCH_TOKENS // width), shuffled=False)
     return [numbers.tolist() for numbers in loader.batches(0)]
 
 
-def _searched(
+def _search(
     writer: Writer, encoded: list[np.ndarray], request: Request, beam: Beam
 ) -> list[list[Hypothesis]]:
     found: list[list[Hypothesis]] = [[] for _ in encoded]
-    for numbers in _together(encoded, request, beam.width):
+    for numbers in _batches(encoded, request, beam.width):
         batch = prompt_batch([encoded[number] for number in numbers], writer.tokenizer.padding)
         with writer.runtime.autocast():
             best = beam_search(writer.reader, batch, writer.rules(request.tokens), beam)
@@ -229,17 +229,17 @@ def _searched(
     return found
 
 
-def _drawn(
+def _sample(
     writer: Writer, encoded: list[np.ndarray], request: Request, on_text: OnText | None
 ) -> list[list[Hypothesis]]:
-    """As many texts a prompt as are asked for, each from a stream of its own."""
+    """`request.count` texts per prompt, each from a random stream of its own."""
     rows = [ids for ids in encoded for _ in range(request.count)]
     streams = [stream_of(ids, number) for ids in encoded for number in range(request.count)]
     unfolding = [Unfolding(writer.tokenizer, row) for row in rows]
     found: dict[int, Hypothesis] = {}
-    for numbers in _together(rows, request, 1):
+    for numbers in _batches(rows, request, 1):
 
-        def tell(row: int, token: int, numbers: list[int] = numbers) -> None:
+        def stream(row: int, token: int, numbers: list[int] = numbers) -> None:
             new = "" if token == writer.tokenizer.last else unfolding[numbers[row]].add(token)
             if new and on_text is not None:
                 on_text(numbers[row], new)
@@ -252,7 +252,7 @@ def _drawn(
                 request.sampling,
                 streams=[streams[number] for number in numbers],
                 scored=True,
-                on_token=None if on_text is None else tell,
+                on_token=None if on_text is None else stream,
             )
         for number, text in zip(numbers, texts, strict=True):
             total = sum(text.log_probabilities or [])
@@ -260,5 +260,5 @@ def _drawn(
             rest = "" if on_text is None else unfolding[number].finish()
             if rest and on_text is not None:
                 on_text(number, rest)
-    places = range(0, len(rows), request.count)
-    return [[found[number] for number in range(place, place + request.count)] for place in places]
+    starts = range(0, len(rows), request.count)
+    return [[found[number] for number in range(start, start + request.count)] for start in starts]

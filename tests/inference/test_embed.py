@@ -8,13 +8,15 @@ from headstart.batch import Row
 from headstart.config import TokenizerConfig
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.workflows.embed import (
+from headstart.inference.embed import (
+    GrowingArray,
     contextual_vectors,
     embed,
     nearest_texts,
     open_encoder,
     text_vectors,
     word_span,
+    write_together,
 )
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
@@ -64,25 +66,23 @@ def texts(tmp_path):
     ],
 )
 @pytest.mark.slow
-def test_vectors_stand_in_the_order_of_the_texts_whatever_stands_beside_them(
-    runs, texts, tmp_path, run, pool
-):
+def test_vectors_are_in_the_order_of_the_texts_and_independent_of_the_batch(runs, texts, tmp_path, run, pool):
     found = embed(str(runs / run), texts, tmp_path / "vectors.npy", pool=pool)
     vectors = np.load(tmp_path / "vectors.npy", allow_pickle=False)
     assert vectors.shape == (found.vectors, found.width) == (5, 16)
     assert vectors.dtype == np.float32
     for text, vector in zip(TEXTS, vectors, strict=True):
         np.testing.assert_allclose(text_vectors(str(runs / run), [text], pool=pool)[0], vector, atol=1e-5)
-    turned = text_vectors(str(runs / run), TEXTS[::-1], pool=pool)[::-1]
-    np.testing.assert_allclose(turned, vectors, atol=1e-5)
+    reverse = text_vectors(str(runs / run), TEXTS[::-1], pool=pool)[::-1]
+    np.testing.assert_allclose(reverse, vectors, atol=1e-5)
 
 
 def test_many_chunks_are_the_same_as_one(runs, texts, tmp_path, monkeypatch):
     embed(str(runs / "masked-lm"), texts, tmp_path / "one.npy", pool="token")
-    monkeypatch.setattr("headstart.workflows.embed.AT_ONCE", 2)
-    told = []
-    embed(str(runs / "masked-lm"), texts, tmp_path / "many.npy", pool="token", on_done=told.append)
-    assert told == [2, 4, 5]
+    monkeypatch.setattr("headstart.inference.embed.CHUNK_TEXTS", 2)
+    counts = []
+    embed(str(runs / "masked-lm"), texts, tmp_path / "many.npy", pool="token", on_done=counts.append)
+    assert counts == [2, 4, 5]
     np.testing.assert_allclose(np.load(tmp_path / "one.npy"), np.load(tmp_path / "many.npy"), atol=1e-5)
     np.testing.assert_array_equal(
         np.load(tmp_path / "one.offsets.npy"), np.load(tmp_path / "many.offsets.npy")
@@ -95,7 +95,7 @@ def test_token_vectors_come_with_offsets_and_pieces_that_fit(runs, texts, tmp_pa
     pieces = [
         json.loads(line) for line in (tmp_path / "vectors.pieces.jsonl").read_text("utf-8").splitlines()
     ]
-    assert [path.name for path in found.beside] == ["vectors.offsets.npy", "vectors.pieces.jsonl"]
+    assert [path.name for path in found.extra_files] == ["vectors.offsets.npy", "vectors.pieces.jsonl"]
     assert len(offsets) == len(TEXTS) + 1
     assert offsets[-1] == len(vectors) == found.vectors
     assert np.diff(offsets).tolist() == [len(each) for each in pieces]
@@ -159,7 +159,7 @@ def test_the_nearest_text_to_one_of_the_file_is_itself(runs, texts):
 
 
 def test_nearest_is_by_cosine_over_all_chunks(runs, texts, monkeypatch):
-    monkeypatch.setattr("headstart.workflows.embed.AT_ONCE", 2)
+    monkeypatch.setattr("headstart.inference.embed.CHUNK_TEXTS", 2)
     vectors = text_vectors(str(runs / "masked-lm"), ["a dull film", *TEXTS])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = {
@@ -192,3 +192,57 @@ def test_the_tokens_of_a_word_spell_it_in_every_kind_of_tokenizer(kind, text):
     row = Row(tokenizer.frame(tokenizer.encode([text])[0], 100))
     start, end = word_span(tokenizer, row, "music", text)
     assert tokenizer.decode(row.tokens[start:end]).strip() == "music"
+
+
+def test_one_string_instead_of_a_list_is_refused():
+    with pytest.raises(TypeError, match="list of strings"):
+        text_vectors("en-tiny", "a film")
+
+
+@pytest.mark.parametrize("parts", [[], [0], [1], [3, 0, 7], [250] * 41])
+def test_a_grown_array_is_the_rows_that_were_added(tmp_path, parts):
+    rows = [
+        np.random.default_rng(at).normal(size=(count, 3)).astype(np.float32) for at, count in enumerate(parts)
+    ]
+    with GrowingArray(tmp_path / "grown.npy", (3,), np.float32) as grown:
+        for part in rows:
+            grown.append(part)
+    found = np.load(tmp_path / "grown.npy", allow_pickle=False)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.concatenate([np.zeros((0, 3), np.float32), *rows]))
+
+
+def test_numbers_without_width_grow_too(tmp_path):
+    with GrowingArray(tmp_path / "grown.npy", (), np.int64) as grown:
+        grown.append(np.arange(5))
+    np.testing.assert_array_equal(np.load(tmp_path / "grown.npy"), np.arange(5))
+
+
+def test_a_grown_array_can_be_mapped_without_reading_it(tmp_path):
+    with GrowingArray(tmp_path / "grown.npy", (2,), np.float32) as grown:
+        grown.append(np.ones((4, 2)))
+    assert np.load(tmp_path / "grown.npy", mmap_mode="r").shape == (4, 2)
+
+
+def test_when_writing_fails_nothing_is_left_and_old_files_stay(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    paths[0].write_text("old")
+
+    def write(parts):
+        for part in parts:
+            part.write_text("new")
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        write_together(paths, write)
+    assert paths[0].read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_full_disk_is_a_sentence_with_a_hint(tmp_path):
+    def write(parts):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RunError) as caught:
+        write_together([tmp_path / "a", tmp_path / "b"], write)
+    assert caught.value.hint

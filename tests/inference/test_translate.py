@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 import headstart as hs
 from headstart.cli.app import app
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.workflows import translating
-from headstart.workflows.translating import open_translator
+from headstart.inference.translate import Candidate, open_translator
 from tests.helpers.datasets import BODY, QUICK, write_corpus
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
@@ -57,7 +56,7 @@ def test_every_line_gets_what_it_gets_alone(world, name):
     found = list(hs.translate(translator, lines, beam=3, n_best=2))
     assert [each.line for each in found] == [1, 2, 3, 4, 5]
     assert [each.source for each in found] == lines
-    assert found[2].candidates == [translating.Candidate("", 0.0, 0.0, False)]
+    assert found[2].candidates == [Candidate("", 0.0, 0.0, False)]
     for each in found:
         (alone,) = hs.translate(translator, [each.source], beam=3, n_best=2)
         assert [one.text for one in alone.candidates] == [one.text for one in each.candidates]
@@ -67,8 +66,8 @@ def test_every_line_gets_what_it_gets_alone(world, name):
         assert each.text == each.candidates[0].text
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 100])
-def test_lines_are_read_as_they_are_needed(world, at_once):
+@pytest.mark.parametrize("chunk_lines", [1, 3, 100])
+def test_lines_are_read_as_they_are_needed(world, chunk_lines):
     taken = []
 
     def lines():
@@ -76,10 +75,10 @@ def test_lines_are_read_as_they_are_needed(world, at_once):
             taken.append(number)
             yield str(number)
 
-    found = hs.translate(str(world / "one"), lines(), beam=2, max_length=4, at_once=at_once)
+    found = hs.translate(str(world / "one"), lines(), beam=2, max_length=4, chunk_lines=chunk_lines)
     assert taken == []
     next(found)
-    assert len(taken) <= at_once
+    assert len(taken) <= chunk_lines
     assert [each.line for each in found] == list(range(2, 11))
 
 
@@ -173,3 +172,8 @@ def test_what_does_not_translate_says_so(world):
     for wrong in ({"beam": 2, "n_best": 3}, {"max_length": 0}, {"length_penalty": float("nan")}):
         with pytest.raises(ConfigError):
             hs.translate(str(world / "one"), ["1"], **wrong)
+
+
+def test_one_string_instead_of_a_list_is_refused(world):
+    with pytest.raises(TypeError, match="list of strings"):
+        hs.translate(str(world / "one"), "12")

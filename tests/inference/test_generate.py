@@ -11,7 +11,7 @@ from headstart.config import merge
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.generation.decode import log_probabilities
 from headstart.generation.reader import prompts
-from headstart.workflows.generate import Request, generate_lines, open_writer
+from headstart.inference.generate import Request, generate_lines, open_writer
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 RUNS = {
@@ -96,9 +96,9 @@ def test_a_log_probability_is_that_of_the_text_when_it_is_given(writer):
 
 
 def test_lines_of_any_number_are_written_on_in_order(writer, monkeypatch):
-    from headstart.workflows import generate
+    from headstart.inference import generate
 
-    monkeypatch.setattr(generate, "AT_ONCE", 2)
+    monkeypatch.setattr(generate, "CHUNK_PROMPTS", 2)
     given = ["the film", "a", "", "plot", "scene"]
     found = list(generate_lines(writer, iter(given), Request(tokens=5)))
     assert [each.text for each in found] == [each.text for each in hs.generate(writer, given, tokens=5)]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from headstart.batch import Row
-from headstart.workflows.explain import leave_one_out, log_odds
+from headstart.inference.classify import leave_one_out, log_odds
 
 WEIGHTS = np.array([0.0, 0.0, 0.0, 0.0, 1.5, -0.7, 0.25, 3.0])
 
