@@ -15,7 +15,7 @@ LAYERS = [
     ["serving"],
     ["workflows", "playground", "contrib"],
     ["inference", "planning"],
-    ["training", "generation", "baselines", "interchange"],
+    ["training", "generation", "baselines", "convert"],
     ["reports"],
     ["plots"],
     ["evaluation"],

@@ -21,7 +21,7 @@ def export(
     Tokens and answers are compared on texts of many languages; a folder that differs is not left behind.
     """
     from headstart.cli.listener import print_json
-    from headstart.workflows.export import export as write
+    from headstart.workflows.convert import export as write
 
     result = write(run, to, out, int8=int8)
     if as_json:
@@ -41,6 +41,6 @@ def export(
     for note in result.notes:
         print(f"note: {note}")
     if to == "transformers":
-        print(f"load it: transformers.{found['door']}.from_pretrained({str(result.path)!r})")
+        print(f"load it: transformers.{found['auto_class']}.from_pretrained({str(result.path)!r})")
     if to == "ctranslate2":
-        print(f"load it: {found['door']}({str(result.path)!r})")
+        print(f"load it: {found['auto_class']}({str(result.path)!r})")

@@ -4,15 +4,16 @@ import pytest
 import torch
 
 from headstart.atomic_io import write_folder
+from headstart.batch import Batch
+from headstart.convert import onnx as exporter
+from headstart.convert.onnx import GRAPH, OnnxClassifier, open_session, write_onnx
 from headstart.errors import HeadstartError
 from headstart.inference.classify import predict
-from headstart.interchange import onnx as exporter
-from headstart.interchange.onnx import GRAPH, OnnxClassifier, open_session, write_onnx
-from headstart.workflows.export import export
+from headstart.workflows.convert import export
 from headstart.workflows.finetune import finetune
+from tests.convert.hf_models import BERT_LIKE, MODERN, make_bundle
 from tests.helpers.datasets import QUICK, write_labelled
 from tests.helpers.tiny_models import SHAPES
-from tests.interchange.stock import BERT_LIKE, MODERN, make_parcel
 
 VARIANTS = [
     {"objective": "causal-lm", "qk_norm": True, "key_value_heads": 2},
@@ -30,8 +31,8 @@ VARIANTS = [
     "words", VARIANTS, ids=lambda words: words["objective"] + "-" + words.get("kind", "auto")
 )
 def test_the_graph_gives_the_same_answers_at_any_batch_and_length(words, tmp_path):
-    parcel = make_parcel(**{"layers": 3 if "window" in words else 1, **words})
-    written = write_onnx(parcel, tmp_path)
+    bundle = make_bundle(**{"layers": 3 if "window" in words else 1, **words})
+    written = write_onnx(bundle, tmp_path)
     assert written.difference < 1e-4
     session = open_session(tmp_path / GRAPH)
     for rows, length in ((1, 2), (3, 7), (5, 64)):
@@ -40,13 +41,11 @@ def test_the_graph_gives_the_same_answers_at_any_batch_and_length(words, tmp_pat
         segments = torch.zeros_like(tokens)
         given = {"input_ids": tokens, "attention_mask": real.long(), "token_type_ids": segments}
         found = session.run(None, {each.name: given[each.name].numpy() for each in session.get_inputs()})
-        for name, said in zip(parcel.answers(tokens, real), found, strict=True):
-            wanted = parcel.answers(tokens, real, segments)[name]
+        for name, said in zip(bundle.outputs(Batch(tokens, real)), found, strict=True):
+            wanted = bundle.outputs(Batch(tokens, real, segments=segments))[name]
             gap = (wanted - torch.from_numpy(said)).abs()
             assert float((gap[real] if wanted.shape[:2] == real.shape else gap).max()) < 1e-4
-    assert (
-        b"/interchange/onnx.py" not in (tmp_path / GRAPH).read_bytes()
-    )  # nothing of the machine it was made on
+    assert b"/convert/onnx.py" not in (tmp_path / GRAPH).read_bytes()  # nothing of the machine it was made on
 
 
 @pytest.fixture(scope="module")
@@ -97,19 +96,19 @@ def test_eight_bits_are_smaller_and_their_agreement_is_told(classifier):
 
 @pytest.mark.slow
 def test_a_graph_that_came_out_otherwise_is_not_left_behind(tmp_path, monkeypatch):
-    parcel = make_parcel("classify", layers=1)
+    bundle = make_bundle("classify", layers=1)
     real = exporter._write_graph
 
-    def wrong(parcel, path, outputs):
-        weight = parcel.model.heads["class"].classifier.bias
+    def wrong(bundle, path, outputs):
+        weight = bundle.model.heads["class"].classifier.bias
         with torch.no_grad():
             weight += 1
-            real(parcel, path, outputs)
+            real(bundle, path, outputs)
             weight -= 1
 
     monkeypatch.setattr(exporter, "_write_graph", wrong)
-    with pytest.raises(HeadstartError, match="answers otherwise"):
-        write_folder(tmp_path / "out", lambda beside: write_onnx(parcel, beside))
+    with pytest.raises(HeadstartError, match="other outputs"):
+        write_folder(tmp_path / "out", lambda beside: write_onnx(bundle, beside))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,10 +128,12 @@ def test_an_unknown_engine_is_answered_with_the_nearest_one():
 
 def test_a_bi_lstm_is_refused(tmp_path):
     with pytest.raises(HeadstartError, match="bi-lstm"):
-        write_onnx(make_parcel("classify", kind="bi-lstm"), tmp_path)
+        write_onnx(make_bundle("classify", kind="bi-lstm"), tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{}", "torn", '{"format": 1, "classes": [], "length": 9, "keep": "start"}'])
+@pytest.mark.parametrize(
+    "text", ["{}", "torn", '{"format": 2, "classes": [], "max_length": 9, "truncation_side": "start"}']
+)
 def test_a_folder_with_a_broken_description_is_refused(tmp_path, text):
     (tmp_path / GRAPH).write_bytes(b"")
     (tmp_path / "headstart.json").write_text(text)

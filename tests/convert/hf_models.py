@@ -4,8 +4,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headstart.config import BodyConfig, TokenizerConfig
+from headstart.convert.parity import SAMPLES, ExportBundle
 from headstart.data.tokenizer import train_tokenizer
-from headstart.interchange.parcel import SAMPLES, Parcel
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
 from headstart.objectives.base import make
@@ -28,7 +28,7 @@ MODERN = {
 }  # fmt: skip
 
 
-def make_parcel(
+def make_bundle(
     objective, tokenizer="bpe", settings=None, classes=("bad", "good", "so so"), length=40, **body
 ):
     """A model of ours with random weights, ready to leave."""
@@ -39,7 +39,7 @@ def make_parcel(
     shape = asked.resolve_backbone(BodyConfig(**{**small, **body}))
     specs = asked.heads(shape, words.size, len(classes))
     model = stir(build_model(shape, words.size, specs)).eval()
-    return Parcel(model, specs, words, list(classes) if "class" in specs else [], length, "start")
+    return ExportBundle(model, specs, words, list(classes) if "class" in specs else [], length, "start")
 
 
 def stir(model):
@@ -106,7 +106,7 @@ TOKENIZERS = {
 }
 
 
-def save_stock(folder, kind, door, seed=0, **settings):
+def save_stock(folder, kind, auto_class, seed=0, **settings):
     """A random model of transformers with its tokenizer in `folder`, as `save_pretrained` writes them."""
     import transformers
     from transformers.utils import logging
@@ -132,7 +132,7 @@ def save_stock(folder, kind, door, seed=0, **settings):
     }
     marks = {name: number for name, number in marks.items() if number is not None}
     config = transformers.AutoConfig.for_model(kind, **{**sizes, **marks, **settings})
-    model = stir(getattr(transformers, door).from_config(config)).eval()
+    model = stir(getattr(transformers, auto_class).from_config(config)).eval()
     model.save_pretrained(folder)
     words.save_pretrained(folder)
     return model, words

@@ -7,20 +7,21 @@ import pytest
 import torch
 
 from headstart.config import TokenizerConfig
+from headstart.convert.ctranslate2 import write_ctranslate2
+from headstart.convert.marian import MARIAN, MODULES, reorder
+from headstart.convert.onnx import write_onnx
+from headstart.convert.parity import ExportBundle
+from headstart.convert.to_transformers import write_transformers
+from headstart.convert.weight_map import weight_rules
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import RunError
 from headstart.generation.beam import Beam, beam_search
 from headstart.generation.decode import Rules
 from headstart.generation.reader import ModelReader, sources
-from headstart.interchange.ctranslate2 import write_ctranslate2
-from headstart.interchange.marian import KIND, rules, turned
-from headstart.interchange.onnx import write_onnx
-from headstart.interchange.parcel import Parcel
-from headstart.interchange.transformers import write_transformers
 from headstart.models.embedding import sinusoids
 from headstart.models.model import build_model
 from headstart.objectives.seq2seq import Seq2Seq
-from tests.interchange.stock import SIZE, TEXTS, make_parcel, stir
+from tests.convert.hf_models import SIZE, TEXTS, make_bundle, stir
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
 
@@ -41,23 +42,23 @@ LINES = ["the quick brown fox", "naïve café 日本", "a", "jumps over the lazy
 
 def make_translator(tokenizer="bpe", own_sources=False, **body):
     """A random translator; with `own_sources` each side has its vocabulary."""
-    parcel = make_parcel("translate", tokenizer, length=64, **{**VASWANI, **body})
+    bundle = make_bundle("translate", tokenizer, length=64, **{**VASWANI, **body})
     if not own_sources:
-        return parcel
+        return bundle
     words = train_tokenizer(TEXTS, TokenizerConfig(kind="bpe", vocabulary=SIZE - 20))
-    shape = parcel.body.model_copy(update={"source_vocabulary": words.size})
-    specs = Seq2Seq().heads(shape, parcel.tokenizer.size, 0)
-    model = stir(build_model(shape, parcel.tokenizer.size, specs)).eval()
-    return Parcel(model, specs, parcel.tokenizer, [], 64, "start", words)
+    shape = bundle.config.model_copy(update={"source_vocabulary": words.size})
+    specs = Seq2Seq().heads(shape, bundle.tokenizer.size, 0)
+    model = stir(build_model(shape, bundle.tokenizer.size, specs)).eval()
+    return ExportBundle(model, specs, bundle.tokenizer, [], 64, "start", words)
 
 
-def our_translations(parcel, width):
+def our_translations(bundle, width):
     """What headstart writes for the lines, as tokens."""
-    words, special = parcel.tokenizer, parcel.tokenizer.special_ids
-    rows = [parcel.sources.frame(ids, 64) for ids in parcel.sources.encode(LINES)]
+    words, special = bundle.tokenizer, bundle.tokenizer.special_ids
+    rows = [bundle.sources.frame(ids, 64) for ids in bundle.sources.encode(LINES)]
     batch = sources(rows, words.padding, words.first)
     forbidden = Rules(words.last, 12, banned=tuple(sorted(special - {words.last})))
-    found = beam_search(ModelReader(parcel.model), batch, forbidden, Beam(width, 1, 0.0))
+    found = beam_search(ModelReader(bundle.model), batch, forbidden, Beam(width, 1, 0.0))
     return [best[0].tokens for best in found]
 
 
@@ -66,21 +67,21 @@ def our_translations(parcel, width):
 def test_a_translator_leaves_as_marian_and_translates_there_as_here(tmp_path, shape, own_sources):
     import transformers
 
-    parcel = make_translator(own_sources=own_sources, **SHAPES[shape])
-    written = write_transformers(parcel, tmp_path)
-    assert written.kind == KIND
+    bundle = make_translator(own_sources=own_sources, **SHAPES[shape])
+    written = write_transformers(bundle, tmp_path)
+    assert written.kind == MARIAN.name
     assert written.difference < 1e-4
     model = transformers.MarianMTModel.from_pretrained(tmp_path).eval()
     words = transformers.AutoTokenizer.from_pretrained(tmp_path)
     target = transformers.AutoTokenizer.from_pretrained(tmp_path / "target") if own_sources else words
     given = words(LINES, padding=True, return_tensors="pt")
     found = model.generate(**given, max_new_tokens=12, num_beams=1, do_sample=False)
-    ours = our_translations(parcel, 1)
+    ours = our_translations(bundle, 1)
     for row, tokens in zip(found.tolist(), ours, strict=True):
-        last = parcel.tokenizer.last
+        last = bundle.tokenizer.last
         inner = row[1 : row.index(last, 1)] if last in row[1:] else row[1:13]
         assert inner == tokens
-        assert target.decode(row, skip_special_tokens=True) == parcel.tokenizer.decode(tokens)
+        assert target.decode(row, skip_special_tokens=True) == bundle.tokenizer.decode(tokens)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, *BEYOND_MARIAN])
@@ -88,22 +89,22 @@ def test_a_translator_leaves_as_marian_and_translates_there_as_here(tmp_path, sh
 def test_a_translator_leaves_for_ctranslate2_and_translates_there_as_here(tmp_path, shape, own_sources):
     import ctranslate2
 
-    parcel = make_translator(own_sources=own_sources, **{**SHAPES, **BEYOND_MARIAN}[shape])
-    written = write_ctranslate2(parcel, tmp_path)
+    bundle = make_translator(own_sources=own_sources, **{**SHAPES, **BEYOND_MARIAN}[shape])
+    written = write_ctranslate2(bundle, tmp_path)
     assert written.answers > 300
     assert written.difference < 1e-4
     engine = ctranslate2.Translator(str(tmp_path), compute_type="float32")
     names = ("source", "target") if own_sources else ("shared", "shared")
     read, spelt = (json.loads((tmp_path / f"{name}_vocabulary.json").read_text("utf-8")) for name in names)
-    texts = [[read[token] for token in parcel.sources.frame(ids, 64)] for ids in parcel.sources.encode(LINES)]
-    banned = sorted(parcel.tokenizer.special_ids - {parcel.tokenizer.last})
+    texts = [[read[token] for token in bundle.sources.frame(ids, 64)] for ids in bundle.sources.encode(LINES)]
+    banned = sorted(bundle.tokenizer.special_ids - {bundle.tokenizer.last})
     for width in (1, 4):
         found = engine.translate_batch(
             texts, beam_size=width, max_decoding_length=12, length_penalty=0,
             suppress_sequences=[[spelt[number]] for number in banned],
         )  # fmt: skip
         theirs = [[spelt.index(name) for name in each.hypotheses[0]] for each in found]
-        ours = our_translations(parcel, width)
+        ours = our_translations(bundle, width)
         if width == 1:
             assert theirs == ours
         else:  # the two keep other candidates beside the best, so that few may differ
@@ -112,16 +113,16 @@ def test_a_translator_leaves_for_ctranslate2_and_translates_there_as_here(tmp_pa
 
 def test_a_width_in_marians_order_is_the_same_waves():
     order = torch.cat((torch.arange(0, 10, 2), torch.arange(1, 10, 2)))
-    waves = turned("model.encoder.embed_positions.weight", sinusoids(7, 10), order)
+    waves = reorder("model.encoder.embed_positions.weight", sinusoids(7, 10), order)
     rate = 10000.0 ** (-torch.arange(0, 10, 2) / 10)
     angle = torch.arange(7)[:, None] * rate
     assert torch.allclose(waves, torch.cat((angle.sin(), angle.cos()), dim=1), atol=1e-6)
 
 
 def test_every_weight_of_a_block_has_its_place():
-    parcel = make_translator()
-    ours = {name for name in parcel.model.state_dict() if ".blocks." in name}
-    assert {rule.ours for rule in rules(parcel.body)} == ours
+    bundle = make_translator()
+    ours = {name for name in bundle.model.state_dict() if ".blocks." in name}
+    assert {rule.ours for rule in weight_rules(MODULES, bundle.model.state_dict(), bundle.config)} == ours
 
 
 @pytest.mark.parametrize(
@@ -138,8 +139,8 @@ def test_what_marian_has_not_is_named(tmp_path, setting):
 def test_what_does_not_fit_elsewhere_is_refused(tmp_path):
     with pytest.raises(RunError, match=r"CTranslate2 has no body\.positions=rotary"):
         write_ctranslate2(make_translator(positions="rotary"), tmp_path)
-    with pytest.raises(RunError, match="translators leave for CTranslate2"):
-        write_ctranslate2(make_parcel("causal-lm"), tmp_path)
+    with pytest.raises(RunError, match="only translators can be exported"):
+        write_ctranslate2(make_bundle("causal-lm"), tmp_path)
     with pytest.raises(RunError, match="reads two texts"):
         write_onnx(make_translator(), tmp_path)
 
@@ -148,8 +149,8 @@ def test_what_does_not_fit_elsewhere_is_refused(tmp_path):
 def test_every_kind_of_tokenizer_leaves_with_a_translator(tmp_path, kind):
     (tmp_path / "marian").mkdir()
     (tmp_path / "ct2").mkdir()
-    parcel = make_translator(kind)
+    bundle = make_translator(kind)
     assert (
-        write_transformers(parcel, tmp_path / "marian").texts
-        == write_ctranslate2(parcel, tmp_path / "ct2").texts
+        write_transformers(bundle, tmp_path / "marian").texts
+        == write_ctranslate2(bundle, tmp_path / "ct2").texts
     )

@@ -1,17 +1,16 @@
-"""Every setting of a body is accounted for in every layout, and what has no twin is named."""
+"""Every model family accounts for every setting, and what cannot be represented is named."""
 
 import pytest
 import torch
 
 from headstart.config import BodyConfig, resolve
+from headstart.convert import FAMILIES
+from headstart.convert.weight_map import export_weights, find_class, import_weights, weight_rules
 from headstart.errors import RunError
-from headstart.interchange.arrival import LAYOUTS
-from headstart.interchange.layout import find_home, gather, scatter
-from headstart.interchange.transformers import HOMES
 from headstart.models.model import HeadSpec, build_model
 from headstart.objectives import make_objective
+from tests.convert.hf_models import BERT_LIKE, GPT2_LIKE, MODERN, make_bundle
 from tests.helpers.tiny_models import tiny_config
-from tests.interchange.stock import BERT_LIKE, GPT2_LIKE, MODERN, make_parcel
 
 BODIES = {
     "llama": {"kind": "causal"},
@@ -22,38 +21,39 @@ BODIES = {
 }
 
 
-# What decides no answer: dropout acts in training alone, and the last ones belong to a body that is no Transformer.
+# Dropout acts in training only, and the last ones belong to backbones that are no single Transformer stack.
 WITHOUT_EFFECT = ("dropout", "attention_dropout", "kernel", "dilated", "decoder_layers", "source_vocabulary")
+ALL = list(FAMILIES.values())
 
 
-@pytest.mark.parametrize("layout", HOMES, ids=lambda layout: layout.name)
-def test_every_setting_of_the_body_is_wanted_carried_or_without_effect(layout):
-    heads = {name for twin in layout.twins.values() for name in twin.body}
-    of_heads = {"tied", "lm_transform", "head_biases"} if heads else set()
-    of_windows = {"global_every", "window_rotary_base"} if "window" in layout.wants else set()
-    known = {*layout.wants, *layout.carries, *WITHOUT_EFFECT, *of_heads, *of_windows}
-    if layout.wants["positions"] == ("learned",):
+@pytest.mark.parametrize("family", ALL, ids=lambda family: family.name)
+def test_every_setting_of_the_model_is_supported_converted_or_without_effect(family):
+    of_heads = (
+        {"tied", "lm_transform", "head_biases"}
+        if any(c.supported for c in family.classes.values())
+        else set()
+    )
+    of_windows = {"global_every", "window_rotary_base"} if "window" in family.supported else set()
+    known = {*family.supported, *family.keys, *family.other_keys, *WITHOUT_EFFECT, *of_heads, *of_windows}
+    if family.supported["positions"] == ("learned",):
         known.add("rotary_base")
     assert set(BodyConfig.model_fields) - known == set()
 
 
-@pytest.mark.parametrize("layout", HOMES, ids=lambda layout: layout.name)
-def test_weights_go_there_and_come_back(layout):
-    body = tiny_config(**BODIES[layout.model_type], layers=3)
-    assert layout.mismatches(body) == []
+@pytest.mark.parametrize("family", ALL, ids=lambda family: family.name)
+def test_exported_weights_can_be_imported_again(family):
+    body = tiny_config(**BODIES.get(family.model_type, BODIES["bert"]), layers=3)
+    assert family.mismatches(body) == []
     torch.manual_seed(0)
     model = build_model(body, 40, {"lm": HeadSpec("lm", 40)})
-    rules = [*layout.rules(body), *layout.twins[("lm",)].rules(body)]
     before = model.state_dict()
+    modules = {**family.modules, **family.classes["lm",].modules}
+    rules = weight_rules(modules, before, body, family.transpose)
     assert {rule.ours for rule in rules} == set(before)
-    there = scatter(rules, before)
-    back = gather(rules, there)
-    assert all(torch.equal(back[name], weight) for name, weight in before.items())
-    assert len(there) == sum(len(rule.theirs) for rule in rules)
-
-
-def test_every_layout_that_models_leave_in_can_come_in():
-    assert {layout.model_type for layout in HOMES} <= set(LAYOUTS)
+    exported = export_weights(rules, before)
+    after = import_weights(rules, exported)
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert len(exported) == sum(len(rule.theirs) for rule in rules)
 
 
 CHANGES = {
@@ -64,10 +64,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
 @pytest.mark.parametrize("kind", ["causal", "bidirectional"])
-def test_a_setting_without_a_twin_is_refused_by_its_name(name, kind):
+def test_an_unsupported_setting_is_named(name, kind):
     body = tiny_config(**{"kind": kind, name: CHANGES[name]})
     with pytest.raises(RunError) as caught:
-        find_home(HOMES, body, {"lm": HeadSpec("lm", 40)})
+        find_class(ALL, body, {"lm": HeadSpec("lm", 40)})
     word = str(CHANGES[name]).lower() if isinstance(CHANGES[name], bool) else str(CHANGES[name])
     assert f"body.{name}={word}" in str(caught.value)
     assert "--preset tiny" in caught.value.hint
@@ -78,7 +78,7 @@ def test_the_course_lab_is_refused_and_the_nearest_preset_named():
     config = resolve("pretrain", "lab")
     specs = make_objective(config.objective).heads(config.body, 50_001, 0)
     with pytest.raises(RunError) as caught:
-        find_home(HOMES, config.body, specs)
+        find_class(ALL, config.body, specs)
     for part in ("Llama", "body.positions=sinusoidal", "body.norm_first=false", "body.scale_embedding=true"):
         assert part in str(caught.value)
     assert "--preset tiny --objective causal-lm" in caught.value.hint
@@ -86,12 +86,12 @@ def test_the_course_lab_is_refused_and_the_nearest_preset_named():
 
 @pytest.mark.parametrize("preset", ["tiny", "small", "bert"])
 @pytest.mark.parametrize("job", ["pretrain", "finetune"])
-def test_presets_have_a_home(preset, job):
+def test_presets_can_be_exported(preset, job):
     config = resolve(job, preset)
     objective = make_objective(config.objective)
     body = objective.resolve_backbone(config.body)
-    layout, _ = find_home(HOMES, body, objective.heads(body, 40, 2))
-    assert layout.name == ("BERT" if preset == "bert" else "EuroBERT")
+    family, _ = find_class(ALL, body, objective.heads(body, 40, 2))
+    assert family.name == ("BERT" if preset == "bert" else "EuroBERT")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_presets_have_a_home(preset, job):
             "objective.pooling=last",
         ),
         ({"objective": "classify", **BERT_LIKE}, "objective.pooling=mean", "objective.pooling=pooler"),
-        ({"objective": "classify", **MODERN}, "no class of ModernBERT answers for classes", "--to onnx"),
+        ({"objective": "classify", **MODERN}, "no class of ModernBERT predicts classes", "--to onnx"),
         ({"objective": "replaced-token"}, "replaced tokens", "--to onnx"),
         ({"objective": "next-sentence"}, "pairs of texts", "--to onnx"),
         (
@@ -139,9 +139,9 @@ def test_presets_have_a_home(preset, job):
         ),
     ],
 )
-def test_a_head_without_a_twin_is_refused_by_its_setting(words, said, hint):
-    parcel = make_parcel(**words)
+def test_an_unsupported_head_is_refused_by_its_setting(words, said, hint):
+    bundle = make_bundle(**words)
     with pytest.raises(RunError) as caught:
-        find_home(HOMES, parcel.body, parcel.heads)
+        find_class(ALL, bundle.config, bundle.heads)
     assert said in str(caught.value)
     assert hint in caught.value.hint

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from headstart.batch import Batch
+from headstart.convert.parity import SAMPLES
 from headstart.inference.loaded_model import load_model
-from headstart.interchange.parcel import SAMPLES
-from headstart.workflows.import_ import import_model
-from tests.interchange.stock import SIZE, TOKENIZERS, save_stock
+from headstart.workflows.convert import import_model
+from tests.convert.hf_models import SIZE, TOKENIZERS, save_stock
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
 
@@ -68,7 +68,7 @@ def test_vectors_and_scores_are_the_same_with_padding(kind, settings, tmp_path):
     tokens, real = batch(words.pad_token_id or trained.tokenizer.padding)
     wanted = hidden_of(model, tokens, real)
     assert float((wanted - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4
-    assert found.has_scores
+    assert found.has_lm_head
     with torch.no_grad():
         scores = model(input_ids=tokens, attention_mask=real.long()).logits
         own = trained.model()(Batch(tokens, real))["lm"]
@@ -85,7 +85,7 @@ def test_segments_are_the_same(tmp_path):
     wanted = hidden_of(model, tokens, real, token_type_ids=segments)
     assert float((wanted - ours_of(trained, tokens, real, segments))[real].abs().max()) < 1e-4
     assert trained.info.config.body.pooler
-    assert sorted(found.left) == ["cls.seq_relationship.bias", "cls.seq_relationship.weight"]
+    assert sorted(found.dropped) == ["cls.seq_relationship.bias", "cls.seq_relationship.weight"]
     with torch.no_grad():
         pooled = model.bert(input_ids=tokens, attention_mask=real.long()).pooler_output
         body = trained.model().backbone
@@ -98,8 +98,8 @@ def test_a_body_without_a_head_comes_in_as_one(kind, tmp_path):
     model, words = save_stock(tmp_path / "stock", kind, "AutoModel", **settings)
     found = import_model(tmp_path / "stock", tmp_path / "run")
     trained = load_model(str(tmp_path / "run"))
-    assert not found.has_scores
-    assert not found.left
+    assert not found.has_lm_head
+    assert not found.dropped
     tokens, real = batch(words.pad_token_id or trained.tokenizer.padding)
     assert float((hidden_of(model, tokens, real) - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4
 
@@ -110,8 +110,8 @@ def test_the_head_of_another_task_stays_behind_and_is_named(kind, tmp_path):
     model, words = save_stock(tmp_path / "stock", kind, "AutoModelForSequenceClassification", **settings)
     found = import_model(tmp_path / "stock", tmp_path / "run")
     trained = load_model(str(tmp_path / "run"))
-    assert found.left
-    assert not found.has_scores
+    assert found.dropped
+    assert not found.has_lm_head
     tokens, real = batch(words.pad_token_id or trained.tokenizer.padding)
     assert float((hidden_of(model, tokens, real) - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4
 
@@ -152,7 +152,7 @@ def test_old_names_old_settings_and_several_files_are_understood(tmp_path):
     index = {name: f"model-{0 if at < half else 1}.safetensors" for at, name in enumerate(old)}
     (tmp_path / "stock" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     found = import_model(tmp_path / "stock", tmp_path / "run")
-    assert found.has_scores
+    assert found.has_lm_head
     tokens, real = batch(0)
     trained = load_model(str(tmp_path / "run"))
     assert float((hidden_of(model, tokens, real) - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4

@@ -7,15 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headstart.convert.llama import LLAMA
+from headstart.convert.weight_map import export_weights, weight_rules
 from headstart.errors import HeadstartError
 from headstart.inference.loaded_model import load_model
-from headstart.interchange.layout import scatter
-from headstart.interchange.llama import LLAMA
 from headstart.models.model import HeadSpec, build_model
-from headstart.workflows.export import export
-from headstart.workflows.import_ import import_model
+from headstart.workflows.convert import export, import_model
+from tests.convert.hf_models import LLAMA_TOKENS, byte_pairs
 from tests.helpers.tiny_models import tiny_config
-from tests.interchange.stock import LLAMA_TOKENS, byte_pairs
 
 
 @pytest.fixture
@@ -28,9 +27,10 @@ def folder(tmp_path):
     size = tokenizer.get_vocab_size()
     torch.manual_seed(0)
     model = build_model(body, size, {"lm": HeadSpec("lm", size)})
-    save_file(scatter(LLAMA.rules(body), model.state_dict()), path / "model.safetensors")
+    rules = weight_rules(LLAMA.modules, model.state_dict(), body)
+    save_file(export_weights(rules, model.state_dict()), path / "model.safetensors")
     marks = {"model_type": "llama", "vocab_size": size, "architectures": ["LlamaForCausalLM"]}
-    (path / "config.json").write_text(json.dumps({**LLAMA.config(body), **marks}))
+    (path / "config.json").write_text(json.dumps({**LLAMA.write_settings(body), **marks}))
     (path / "tokenizer_config.json").write_text(json.dumps(LLAMA_TOKENS))
     return path
 
@@ -53,7 +53,7 @@ def refused(folder, tmp_path):
 
 def test_a_folder_written_by_hand_comes_in(folder, tmp_path):
     found = import_model(folder, tmp_path / "run")
-    assert found.has_scores
+    assert found.has_lm_head
     assert load_model(str(tmp_path / "run")).model().heads
 
 
@@ -125,7 +125,7 @@ def test_a_config_without_a_layout_is_told(folder, tmp_path):
 def test_settings_that_do_not_fit_are_named(folder, tmp_path, settings, words):
     change(folder / "config.json", **settings)
     if words is None:  # without its own scores it is a body alone
-        assert not import_model(folder, tmp_path / "run").has_scores
+        assert not import_model(folder, tmp_path / "run").has_lm_head
     else:
         assert words in refused(folder, tmp_path)[0]
 
@@ -153,7 +153,7 @@ def test_scores_that_are_tied_and_yet_differ_are_refused(folder, tmp_path):
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
     save_file(weights, folder / "model.safetensors")
-    assert "ties the token scores" in refused(folder, tmp_path)[0]
+    assert "ties the language-model head" in refused(folder, tmp_path)[0]
 
 
 def test_a_tokenizer_of_sentencepiece_alone_is_refused_with_the_way_out(folder, tmp_path):
