@@ -105,7 +105,7 @@ def download(
     ),
 ) -> None:
     """Build parallel text for translation from freely licensed packages of Debian, with apt and without root."""
-    from headstart.data.libreoffice import fetch as build
+    from headstart.contrib.libreoffice import fetch as build
     from headstart.training.callbacks import Stage
 
     with call.progress() as listener:

@@ -14,7 +14,7 @@ from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_f
 from headstart.config import DataConfig, load_toml, parse
 from headstart.data.datasets import SOURCES
 from headstart.data.decontamination import apart_hashes, shortened
-from headstart.data.mixture import Portion
+from headstart.data.documents import MixtureComponent
 from headstart.data.token_stream import join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
@@ -174,7 +174,7 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
                 model, trained.objective, task, "valid", config, runtime, trained.train_fingerprints
             )
             return f"the validation part of {Path(inputs['data']).name}", _numbers(marks)
-        mix = [Portion(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
+        mix = [MixtureComponent(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
         parts = [
             prepare_documents(each.open(config.data), trained.tokenizer, lambda event: None) for each in mix
         ]
