@@ -63,8 +63,8 @@ def test_commands_stand_in_panels(panel):
 
 def test_the_help_of_a_command_has_panels_defaults_and_examples():
     said = CliRunner().invoke(app, ["finetune", "--help"]).output
-    places = [said.index(f"─ {panel} ─") for panel in PANELS]
-    assert places == sorted(places)
+    starts = [said.index(f"─ {panel} ─") for panel in PANELS]
+    assert starts == sorted(starts)
     for words in (
         "finetune BASE DATA [OPTIONS]",
         "[default: auto]",
