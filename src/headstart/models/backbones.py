@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headstart.batch import Batch
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.flat import flat_of, is_short
 from headstart.models.kv_cache import Cache, laid_out, new_cache
@@ -30,15 +30,15 @@ class Backbone(nn.Module):
     layer_names: tuple[str, ...] = ("blocks",)  # the module lists whose members are the layers
     is_flat = False  # True = in evaluation padding goes through attention alone
 
-    def __init__(self, config: BodyConfig, vocabulary: int):
+    def __init__(self, config: ModelConfig, vocabulary: int):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config, vocabulary)
-        self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
 
     @staticmethod
-    def _spread(config: BodyConfig) -> float:
-        return math.sqrt(2 / (5 * config.width))
+    def _spread(config: ModelConfig) -> float:
+        return math.sqrt(2 / (5 * config.hidden_size))
 
     def _start(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
@@ -55,14 +55,14 @@ class Backbone(nn.Module):
         """The pooler's summary of each text (B, D)."""
         if self.pooler is None:
             raise ConfigError(
-                "this body has no pooler", hint="set objective.pooling=mean, or body.pooler=true"
+                "this body has no pooler", hint="set objective.pooling=mean, or model.pooler=true"
             )
         return torch.tanh(self.pooler(hidden[:, 0]))
 
     @property
     def depth(self) -> int:
         """How many layers stand one above the other."""
-        return self.config.layers
+        return self.config.num_layers
 
     def layer_of(self, name: str) -> int:
         """How deep the weight called `name` sits: 0 for the embedding, up to `depth` + 1 for what is above them."""
@@ -79,9 +79,9 @@ class Backbone(nn.Module):
 class TransformerBackbone(Backbone):
     """A stack of blocks; whether a token sees those after it is the only difference between the two kinds."""
 
-    def __init__(self, config: BodyConfig, vocabulary: int):
+    def __init__(self, config: ModelConfig, vocabulary: int):
         super().__init__(config, vocabulary)
-        self.stack = Stack(config, config.layers)
+        self.stack = Stack(config, config.num_layers)
         self.apply(self._start)
         self.stack.shrink(self._spread(config))
 
@@ -157,12 +157,12 @@ class EncoderDecoderBackbone(Backbone):
 
     sees_ahead = False
 
-    def __init__(self, config: BodyConfig, vocabulary: int):
+    def __init__(self, config: ModelConfig, vocabulary: int):
         super().__init__(config, vocabulary)
-        own = config.source_vocabulary
+        own = config.source_vocab_size
         self.source_embedding = None if own is None else Embedding(config, own)
-        self.encoder = Stack(config, config.layers)
-        self.decoder = Stack(config, config.decoder_layers or config.layers, crosses=True)
+        self.encoder = Stack(config, config.num_layers)
+        self.decoder = Stack(config, config.num_decoder_layers or config.num_layers, crosses=True)
         self.apply(self._start)
         for stack in (self.encoder, self.decoder):
             stack.shrink(self._spread(config))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstart.batch import Batch
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError, pick
 from headstart.models.dropout import drop
 from headstart.models.flat import Flat
@@ -56,15 +56,15 @@ def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 class Attention(nn.Module):
     """Self-attention with all attention heads in one projection."""
 
-    def __init__(self, config: BodyConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        self.attention_heads = config.attention_heads
-        self.key_value_heads = config.key_value_heads or config.attention_heads
-        self.head_width = config.width // config.attention_heads
+        self.attention_heads = config.num_heads
+        self.key_value_heads = config.num_kv_heads or config.num_heads
+        self.head_width = config.hidden_size // config.num_heads
         self.dropout = config.attention_dropout
-        inner = (config.attention_heads + 2 * self.key_value_heads) * self.head_width
-        self.qkv_proj = nn.Linear(config.width, inner, bias=config.biases)
-        self.out_proj = nn.Linear(config.width, config.width, bias=config.biases)
+        inner = (config.num_heads + 2 * self.key_value_heads) * self.head_width
+        self.qkv_proj = nn.Linear(config.hidden_size, inner, bias=config.bias)
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
         self.query_norm = make_norm(config, self.head_width) if config.qk_norm else None
         self.key_norm = make_norm(config, self.head_width) if config.qk_norm else None
 
@@ -143,14 +143,14 @@ class Attention(nn.Module):
 class CrossAttention(nn.Module):
     """Queries from one text, keys and values from another: how a decoder reads what the encoder made of the source."""
 
-    def __init__(self, config: BodyConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        self.attention_heads = config.attention_heads
-        self.head_width = config.width // config.attention_heads
+        self.attention_heads = config.num_heads
+        self.head_width = config.hidden_size // config.num_heads
         self.dropout = config.attention_dropout
-        self.q_proj = nn.Linear(config.width, config.width, bias=config.biases)
-        self.kv_proj = nn.Linear(config.width, 2 * config.width, bias=config.biases)
-        self.out_proj = nn.Linear(config.width, config.width, bias=config.biases)
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        self.kv_proj = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=config.bias)
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
         self.query_norm = make_norm(config, self.head_width) if config.qk_norm else None
         self.key_norm = make_norm(config, self.head_width) if config.qk_norm else None
 
@@ -231,12 +231,12 @@ def within(length: int, window: int, seen: Tensor | None, device: torch.device) 
     return near if seen is None else (near & seen) | (distance == 0)
 
 
-def make_norm(config: BodyConfig, width: int | None = None) -> nn.Module:
+def make_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
     """The norm that the settings name, over `width` numbers (the body's width unless told)."""
-    size = config.width if width is None else width
+    size = config.hidden_size if width is None else width
     if config.norm == "rms":
-        return nn.RMSNorm(size, eps=config.norm_epsilon)
-    return nn.LayerNorm(size, eps=config.norm_epsilon, bias=config.biases)
+        return nn.RMSNorm(size, eps=config.norm_eps)
+    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.bias)
 
 
 def sinusoids(length: int, width: int) -> Tensor:
@@ -266,43 +266,47 @@ class Embedding(nn.Module):
     near_cos: Tensor  # the same in layers that see a window
     near_sin: Tensor
 
-    def __init__(self, config: BodyConfig, vocabulary: int):
+    def __init__(self, config: ModelConfig, vocabulary: int):
         super().__init__()
         self.config = config
-        self.token_embedding = nn.Embedding(vocabulary, config.width)
+        self.token_embedding = nn.Embedding(vocabulary, config.hidden_size)
         self.position_embedding = (
-            nn.Embedding(config.max_length, config.width) if config.positions == "learned" else None
+            nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            if config.position_embedding == "learned"
+            else None
         )
-        self.token_type_embedding = nn.Embedding(2, config.width) if config.segments else None
+        self.token_type_embedding = (
+            nn.Embedding(2, config.hidden_size) if config.token_type_embeddings else None
+        )
         self.norm = make_norm(config) if config.embedding_norm else nn.Identity()
-        self.scale = math.sqrt(config.width) if config.scale_embedding else 1.0
-        self._fill(config.max_length)
+        self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
+        self._fill(config.max_position_embeddings)
 
     def _fill(self, length: int) -> None:
         config = self.config
-        if config.positions == "sinusoidal":
-            self.register_buffer("waves", sinusoids(length, config.width), persistent=False)
-        elif config.positions == "rotary":
-            cos, sin = rotary_turns(length, config.width // config.attention_heads, config.rotary_base)
+        if config.position_embedding == "sinusoidal":
+            self.register_buffer("waves", sinusoids(length, config.hidden_size), persistent=False)
+        elif config.position_embedding == "rotary":
+            cos, sin = rotary_turns(length, config.hidden_size // config.num_heads, config.rope_theta)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
-            if config.window is not None:
-                width = config.width // config.attention_heads
-                cos, sin = rotary_turns(length, width, config.window_rotary_base)
+            if config.sliding_window is not None:
+                width = config.hidden_size // config.num_heads
+                cos, sin = rotary_turns(length, width, config.local_rope_theta)
                 self.register_buffer("near_cos", cos, persistent=False)
                 self.register_buffer("near_sin", sin, persistent=False)
 
     def _reach(self, length: int) -> None:
-        if length <= self.config.max_length:
+        if length <= self.config.max_position_embeddings:
             return
         if self.position_embedding is not None:
             raise ConfigError(
-                f"a text of {length} tokens is longer than the {self.config.max_length} learned positions",
-                hint="cut the text with --set training.length, or use rotary or sinusoidal positions",
+                f"a text of {length} tokens is longer than the {self.config.max_position_embeddings} learned positions",
+                hint="cut the text with --set training.max_length, or use rotary or sinusoidal positions",
             )
-        if self.config.positions == "none":
+        if self.config.position_embedding == "none":
             return
-        known = self.waves if self.config.positions == "sinusoidal" else self.cos
+        known = self.waves if self.config.position_embedding == "sinusoidal" else self.cos
         if length > known.shape[0]:
             self._fill(max(length, 2 * known.shape[0]))  # a text that grows token by token fills it seldom
             self.to(known.device)
@@ -322,7 +326,7 @@ class Embedding(nn.Module):
 
     def reach(self, places: slice | Tensor, reach: int) -> None:
         """Be ready for tokens at `places`, all of them below `reach`."""
-        if reach > self.config.max_length and isinstance(places, Tensor):
+        if reach > self.config.max_position_embeddings and isinstance(places, Tensor):
             reach = int(places.max()) + 1  # padding between prompt and answer takes up no position
         self._reach(reach)
 
@@ -333,11 +337,11 @@ class Embedding(nn.Module):
             self.token_embedding(tokens) * self.scale if self.scale != 1.0 else self.token_embedding(tokens)
         )  # (B, T, D)
         turns = None
-        if self.config.positions == "sinusoidal":
+        if self.config.position_embedding == "sinusoidal":
             hidden = hidden + self.waves[places].to(hidden.dtype)
         elif self.position_embedding is not None:
             hidden = hidden + self.position_embedding.weight[places]
-        elif self.config.positions == "rotary":
+        elif self.config.position_embedding == "rotary":
             turns = (self.cos[places], self.sin[places])
         if self.token_type_embedding is not None:
             hidden = hidden + (
@@ -349,7 +353,11 @@ class Embedding(nn.Module):
 
     def near_turns(self, places: slice | Tensor) -> tuple[Tensor, Tensor] | None:
         """The rotary turns of layers that see a window; known for every length that was read."""
-        return (self.near_cos[places], self.near_sin[places]) if self.config.positions == "rotary" else None
+        return (
+            (self.near_cos[places], self.near_sin[places])
+            if self.config.position_embedding == "rotary"
+            else None
+        )
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -369,13 +377,13 @@ Source = tuple[Tensor, Tensor, Tensor | None]  # keys, values and mask of anothe
 class FeedForward(nn.Module):
     """Widen, bend, narrow; gated activations widen twice and multiply (Shazeer, 2020)."""
 
-    def __init__(self, config: BodyConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.is_gated = config.activation in GATED
         self.activation = pick(ACTIVATIONS, config.activation, "activation")
-        inner = config.feed_forward * (2 if self.is_gated else 1)
-        self.up_proj = nn.Linear(config.width, inner, bias=config.biases)
-        self.down_proj = nn.Linear(config.feed_forward, config.width, bias=config.biases)
+        inner = config.intermediate_size * (2 if self.is_gated else 1)
+        self.up_proj = nn.Linear(config.hidden_size, inner, bias=config.bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
         self.dropout = config.dropout
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -395,7 +403,7 @@ class Block(nn.Module):
     A block that `crosses` also reads another text, between the two.
     """
 
-    def __init__(self, config: BodyConfig, crosses: bool = False):
+    def __init__(self, config: ModelConfig, crosses: bool = False):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
@@ -494,11 +502,11 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Blocks one above the other, with a norm at the end if norms come first."""
 
-    def __init__(self, config: BodyConfig, layers: int, crosses: bool = False):
+    def __init__(self, config: ModelConfig, layers: int, crosses: bool = False):
         super().__init__()
         self.blocks = nn.ModuleList(Block(config, crosses) for _ in range(layers))
         self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
-        if not config.first_norm:
+        if not config.norm_first_layer:
             next(self.each()).attention_norm = nn.Identity()
 
     def each(self) -> Iterator[Block]:
@@ -517,7 +525,7 @@ class Stack(nn.Module):
 
     def looks(
         self,
-        config: BodyConfig,
+        config: ModelConfig,
         far: View,
         shape: torch.Size | tuple[int, int],
         table: Embedding,
@@ -527,13 +535,13 @@ class Stack(nn.Module):
 
         Tokens stand at `places`, or at all of T.
         """
-        if config.window is None:
+        if config.sliding_window is None:
             return [far] * len(self.blocks)
         mask, causal, _ = far
         device = table.token_embedding.weight.device
         seen = visible(shape[1], causal, mask, device)
         turns = table.near_turns(slice(0, shape[1]) if places is None else places)
-        near = (within(shape[1], config.window, seen, device), False, turns)
+        near = (within(shape[1], config.sliding_window, seen, device), False, turns)
         return [near if config.is_local(layer) else far for layer in range(len(self.blocks))]
 
     def through(
@@ -580,15 +588,15 @@ class Stack(nn.Module):
         turns: Turns | None,
         cache: Cache,
         places: slice | Tensor,
-        config: BodyConfig,
+        config: ModelConfig,
         table: Embedding,
     ) -> Tensor:
         """What `through` gives at the last positions, which stand at `places`; earlier ones are remembered."""
         far = (*cache.mask(hidden.shape[1], hidden.device), turns)
         near = (
             far
-            if config.window is None
-            else (cache.near(places, config.window, hidden.device), False, table.near_turns(places))
+            if config.sliding_window is None
+            else (cache.near(places, config.sliding_window, hidden.device), False, table.near_turns(places))
         )
         for layer, block in enumerate(self.each()):
             mask, causal, own = near if config.is_local(layer) else far
