@@ -66,7 +66,7 @@ def test_exported_weights_can_be_imported_again(family):
 
 
 CHANGES = {
-    "positions": "sinusoidal", "norm": "layer", "norm_first": False, "activation": "relu2", "qk_norm": True,
+    "position_embedding": "sinusoidal", "norm": "layer", "norm_first": False, "activation": "relu2", "qk_norm": True,
     "scale_embedding": True, "token_type_embeddings": True, "embedding_norm": True, "pooler": True, "sliding_window": 4, "architecture": "cnn",
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from headstart.config import ModelConfig
 from headstart.convert.hf_config import MISSING, HFConfig
 from headstart.errors import RunError
 from headstart.models.model import HeadSpec
+from headstart.objectives.classification import HEAD_SETTINGS
 
 Settings = dict[str, Any]
 Weights = dict[str, Tensor]
@@ -133,7 +134,7 @@ def find_class(
             for name, values in target.supported.items()
             if getattr(body, name) not in values
         ] + [
-            (f"objective.{name}={spec.settings.get(name)}", f"objective.{name}={values[0]}")
+            (f"objective.{HEAD_SETTINGS[name]}={spec.settings.get(name)}", f"objective.{name}={values[0]}")
             for spec in specs.values()
             for name, values in target.head_supported.items()
             if spec.settings.get(name) not in values
