@@ -122,7 +122,7 @@ def test_presets_can_be_exported(preset, job):
             "mean",
         ),
         (
-            {"objective": "classify", "settings": {"projection": "linear"}},
+            {"objective": "classify", "settings": {"head_hidden_layer": "linear"}},
             "objective.head_hidden_layer=linear",
             "objective.head_hidden_layer=dense",
         ),

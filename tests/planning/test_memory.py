@@ -61,7 +61,7 @@ def test_a_layer_keeps_for_the_way_back_what_torch_says_it_keeps(shape):
     assert kept == pytest.approx(found[1] - found[0], rel=0.02)
 
 
-TRANSLATOR = {"vocabulary": 64}
+TRANSLATOR = {"vocab_size": 64}
 BOTH = {
     "as it is": {},
     "without dropout": {"dropout": 0.0},
