@@ -44,7 +44,7 @@ def test_every_setting_of_the_model_is_supported_converted_or_without_effect(fam
         {"global_attn_every_n_layers", "local_rope_theta"} if "sliding_window" in family.supported else set()
     )
     known = {*family.supported, *family.keys, *family.other_keys, *WITHOUT_EFFECT, *of_heads, *of_windows}
-    if family.supported["positions"] == ("learned",):
+    if family.supported["position_embedding"] == ("learned",):
         known.add("rope_theta")
     assert set(ModelConfig.model_fields) - known == set()
 
