@@ -1,6 +1,6 @@
 """headstart audit."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,14 +39,11 @@ def audit(
         data__strict=strict,
         data__labels=labels,
     )
-    from headstart.data.audit import inspect_data, inspect_parallel
-
-    found: Any
-    if pair is None:
-        found = inspect_data(data, tokenizer=tokenizer, length=length, seed=seed, settings=settings)
-    else:
+    if pair is not None:
         _refuse_labels(labels, text_column, label_column)
-        found = inspect_parallel(data, pair, tokenizer=tokenizer, length=length, settings=settings)
+    from headstart.data.audit import inspect_data
+
+    found = inspect_data(data, pair=pair, tokenizer=tokenizer, length=length, seed=seed, settings=settings)
     if as_json:
         from headstart.cli.listener import print_json
 
