@@ -144,7 +144,7 @@ def data_folder(description: str | None) -> Path:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path, help=f"the recipe's --data, the folder that holds {REVIEWS}")
+    parser.add_argument("data", type=Path, help=f"the recipe's --data-root, the folder that holds {REVIEWS}")
     folder: Path = parser.parse_args().data
     return folder
 

@@ -183,10 +183,12 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
     except (DataError, KeyError) as error:
         raise RunError(
             f"the texts that {trained.name} was made of cannot be read here: {error}",
-            hint="--measure DATA names others to measure the loss of storing on",
+            hint="--eval-data DATA names others to measure the loss of storing on",
         ) from None
     if len(valid) <= trained.objective.lookahead:
-        raise RunError(f"{trained.name} had no held-out text", hint="--measure TEXT names some to measure on")
+        raise RunError(
+            f"{trained.name} had no held-out text", hint="--eval-data TEXT names some to measure on"
+        )
     marks = score_language(model, trained.objective, valid, config, trained.tokenizer, runtime, leaked=0)
     return "the held-out part of its texts", _numbers(marks)
 
@@ -203,7 +205,7 @@ def _translator_marks(trained: LoadedModel, measure: str | None) -> tuple[str, d
     except DataError as error:
         raise RunError(
             f"the pairs that {trained.name} was made of cannot be read here: {error}",
-            hint="--measure DATA names others to measure the loss of storing on",
+            hint="--eval-data DATA names others to measure the loss of storing on",
         ) from None
 
 

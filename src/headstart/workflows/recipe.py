@@ -225,7 +225,7 @@ def place(name: str, root: Path) -> str:
     if not path.exists():
         raise ConfigError(
             f"the recipe reads {name}, which is not in {root}",
-            hint="--data names the folder that holds its texts",
+            hint="--data-root names the folder that holds its texts",
         )
     return str(path)
 
