@@ -128,8 +128,8 @@ def inspect_data(
     tokenizer_config = parse(TokenizerConfig, {**sections.get("tokenizer", {}), **kind}, "tokenizer")
     if pair is None:
         dataset = load_dataset(data, config, with_test=True)
-        if config.labels is not None:
-            dataset = balanced_subset(dataset, config.labels, seed)
+        if config.train_size is not None:
+            dataset = balanced_subset(dataset, config.train_size, seed)
         found = resolve_tokenizer(tokenizer_config, lambda: dataset.texts("train"))
         return audit(
             dataset, {split: token_counts(found, dataset.texts(split)) for split in dataset.splits}, length

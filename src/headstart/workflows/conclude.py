@@ -90,7 +90,7 @@ def conclude(
         classes=whole.classes,
         truth=truth.tolist(),
         label_budgets=budgets,
-        epochs=neural.config.training.epochs or 0.0,
+        epochs=neural.config.training.max_epochs or 0.0,
         mark=mark,
         arms=arms,
         tests=_tests(arms, truth),
@@ -197,7 +197,7 @@ def _mistakes(
 def _audit(whole: Dataset, plan: Plan) -> Audit:
     """The audit with token lengths as the first neural arm reads them."""
     tokens = {split: token_counts(plan.tokenizer, whole.texts(split)) for split in whole.splits}
-    return audit(whole, tokens, plan.config.training.length)
+    return audit(whole, tokens, plan.config.training.max_length)
 
 
 def write_comparison(out: Path, comparison: Comparison) -> None:
