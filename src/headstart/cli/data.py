@@ -22,7 +22,7 @@ def audit(
     seed: int = data_flag(0, "Which subset --train-size takes."),
 ) -> None:
     """Check labelled data, or parallel text with --pair, before training: counts, lengths, duplicates and leaks."""
-    refused = {"labels": "--train-size", "text_column": "--text-column", "label_column": "--label-column"}
+    refused = {"train_size": "--train-size", "text_column": "--text-column", "label_column": "--label-column"}
     for name in call.settings.get("data", {}) if pair else ():
         if name in refused:
             raise ConfigError(
