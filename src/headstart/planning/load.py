@@ -110,6 +110,7 @@ def make_load(
     heads = objective.heads(body, size, classes)
     training = config.training
     tokens = length or training.length
+    work = objective.workload(body, tokens)
     is_pair = objective.reads == "translations"
     return Load(
         body=body,
@@ -118,7 +119,7 @@ def make_load(
         account=account(body, size, heads),
         batch=batch or default_batch(config, (2 if is_pair else 1) * tokens),
         length=tokens,
-        asked=objective.loss_fraction,
+        asked=work.label_fraction,
         precision=precision,
         optimizer=config.optimizer.kind,
         device=device,
@@ -126,11 +127,9 @@ def make_load(
         keeps_best=training.keep == "best",
         has_padding=objective.reads != "blocks",
         source_length=tokens if is_pair else 0,
-        passes=objective.num_forward,
+        passes=work.passes,
         averages=training.average != "none",
-        finished=objective.last_layer_fraction(body, tokens)
-        if body.kind in ("causal", "bidirectional")
-        else 1.0,
+        finished=work.last_layer_fraction if body.kind in ("causal", "bidirectional") else 1.0,
     )
 
 
