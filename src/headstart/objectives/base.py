@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headstart.batch import Batch, EncodedExample, pad
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
@@ -80,7 +80,7 @@ class Objective:
         False  # True = the labels of a row depend neither on other rows nor on chance
     )
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """The heads it needs on a model of this shape."""
         raise NotImplementedError
 
@@ -92,7 +92,7 @@ class Objective:
         """The loss of each head."""
         raise NotImplementedError
 
-    def workload(self, body: BodyConfig, length: int) -> Workload:
+    def workload(self, body: ModelConfig, length: int) -> Workload:
         """What a step computes for texts of `length` tokens."""
         return Workload()
 
@@ -101,14 +101,14 @@ class Objective:
         """Models that read every batch too, in distillation."""
         return ()
 
-    def resolve_backbone(self, body: BodyConfig) -> BodyConfig:
+    def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
         """The model settings with a known `kind`, or an error when the objective cannot train it."""
-        if body.kind == "auto":
-            return body.model_copy(update={"kind": self.architectures[0]})
-        if body.kind not in self.architectures:
+        if body.architecture == "auto":
+            return body.model_copy(update={"architecture": self.architectures[0]})
+        if body.architecture not in self.architectures:
             raise ConfigError(
-                f"{self.name} cannot train a {body.kind} body",
-                hint=f"set body.kind={self.architectures[0]}, or choose another --objective",
+                f"{self.name} cannot train a {body.architecture} body",
+                hint=f"set model.architecture={self.architectures[0]}, or choose another --objective",
             )
         return body
 

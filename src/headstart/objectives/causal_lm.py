@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from headstart.batch import Batch, EncodedExample, pad
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.models.heads import at_label_positions
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, Workload, language_model_loss
@@ -40,13 +40,13 @@ class CausalLM(Objective):
     reads: ClassVar[Reads] = "blocks"
     lookahead: ClassVar[int] = 1
     is_rowwise: ClassVar[bool] = True
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def workload(self, body: BodyConfig, length: int) -> Workload:
+    def workload(self, body: ModelConfig, length: int) -> Workload:
         """Every position has a label."""
         return Workload(label_fraction=1.0)
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
         return {"lm": HeadSpec("lm", vocab_size)}
 
@@ -57,4 +57,6 @@ class CausalLM(Objective):
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy at every position."""
         hidden, labels = vectors_with_labels(model, batch)
-        return {"lm": language_model_loss(model, hidden, labels, self.smoothing if model.training else 0.0)}
+        return {
+            "lm": language_model_loss(model, hidden, labels, self.label_smoothing if model.training else 0.0)
+        }

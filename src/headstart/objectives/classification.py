@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstart.batch import Batch, EncodedExample, pad
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, Workload
@@ -29,44 +29,48 @@ class Classification(Objective):
     reads: ClassVar[Reads] = "texts"
     is_rowwise: ClassVar[bool] = True
     pooling: Literal["auto", "last", "mean", "max", "mean+max", "first", "pooler"] = "auto"
-    projection: Literal["auto", "linear", "dense"] = "auto"
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    r_drop: Annotated[float, Field(ge=0)] = 0.0
+    head_hidden_layer: Literal["auto", "linear", "dense"] = "auto"
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    r_drop_alpha: Annotated[float, Field(ge=0)] = 0.0
 
-    def resolve_backbone(self, body: BodyConfig) -> BodyConfig:
+    def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
         """The model settings with a known `kind`; a missing pooler, or R-Drop without dropout, is an error."""
-        if self.r_drop and not (body.dropout or body.attention_dropout or self.dropout):
+        if self.r_drop_alpha and not (body.dropout or body.attention_dropout or self.head_dropout):
             raise ConfigError(
-                "objective.r_drop compares two passes that differ by dropout, and there is no dropout",
-                hint="set body.dropout=0.1, or leave objective.r_drop out",
+                "objective.r_drop_alpha compares two passes that differ by dropout, and there is no dropout",
+                hint="set model.dropout=0.1, or leave objective.r_drop_alpha out",
             )
         if self.pooling == "pooler" and not body.pooler:
             raise ConfigError(
-                "this body has no pooler", hint="set objective.pooling=mean, or body.pooler=true"
+                "this body has no pooler", hint="set objective.pooling=mean, or model.pooler=true"
             )
         return super().resolve_backbone(body)
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One classification head, of the form that suits the model."""
-        is_causal = body.kind == "causal"
+        is_causal = body.architecture == "causal"
         pooling = self.pooling if self.pooling != "auto" else ("last" if is_causal else "mean")
-        projection = self.projection if self.projection != "auto" else ("linear" if is_causal else "dense")
-        settings = {"pooling": pooling, "projection": projection, "dropout": self.dropout}
+        projection = (
+            self.head_hidden_layer
+            if self.head_hidden_layer != "auto"
+            else ("linear" if is_causal else "dense")
+        )
+        settings = {"pooling": pooling, "projection": projection, "dropout": self.head_dropout}
         return {"class": HeadSpec("class", classes, settings)}
 
-    def workload(self, body: BodyConfig, length: int) -> Workload:
+    def workload(self, body: ModelConfig, length: int) -> Workload:
         """The last block computes one position of a text if the head reads no more; R-Drop makes two passes."""
         pooling = self.heads(body, 2, 2)["class"].settings["pooling"]
         positions = 1 / length if pooling in ("last", "first") else 1.0
-        return Workload(last_layer_fraction=positions, passes=2 if self.r_drop else 1)
+        return Workload(last_layer_fraction=positions, passes=2 if self.r_drop_alpha else 1)
 
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Texts padded to the longest of them, with their classes if all are known."""
         tokens, mask = pad([row.tokens for row in rows], vocabulary.padding)
         classes = [row.label for row in rows if row.label is not None]
         labels = {"class": torch.tensor(classes)} if len(classes) == len(rows) else {}
-        if self.r_drop and labels:
+        if self.r_drop_alpha and labels:
             labels["agreement"] = labels["class"]
         return Batch(tokens, mask, labels, unpadded=bool(mask.all()))
 
@@ -74,14 +78,16 @@ class Classification(Objective):
         """Cross-entropy over the classes; under R-Drop in training also the divergence from a second pass."""
         logits, first = self.logits_and_loss(model, batch)
         losses = {"class": first}
-        if self.r_drop and model.training:
+        if self.r_drop_alpha and model.training:
             other_logits, second = self.logits_and_loss(model, batch)
             losses["class"] = replace(first, total=(first.total + second.total) / 2)
-            losses["agreement"] = replace(second, total=divergence(logits, other_logits), weight=self.r_drop)
+            losses["agreement"] = replace(
+                second, total=divergence(logits, other_logits), weight=self.r_drop_alpha
+            )
         return losses
 
     def logits_and_loss(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:
         """The logits (B, C) of one pass, and their cross-entropy."""
         logits, labels = model(batch)["class"].float(), batch.labels["class"]  # (B, C), (B,)
-        total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=self.smoothing)
+        total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
         return logits, Loss(total, labels.numel(), (logits.argmax(dim=-1) == labels).sum())

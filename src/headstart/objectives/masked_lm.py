@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from headstart.batch import Batch, EncodedExample, pad
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import (
@@ -91,24 +91,24 @@ class MaskedLM(Objective):
     name: ClassVar[str] = "masked-lm"
     architectures: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "blocks"
-    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    hidden_share: Annotated[float, Field(ge=0, le=1)] = 0.8
-    changed_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    unit: Literal["token", "word", "span"] = "token"
+    mask_rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    mask_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.8
+    random_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+    masking: Literal["token", "word", "span"] = "token"
 
     def __post_init__(self) -> None:
-        if self.hidden_share + self.changed_share > 1:
+        if self.mask_token_prob + self.random_token_prob > 1:
             raise ConfigError(
-                f"hidden_share {self.hidden_share} and changed_share {self.changed_share} add up to more than 1",
+                f"hidden_share {self.mask_token_prob} and changed_share {self.random_token_prob} add up to more than 1",
                 hint="what is left of 1 is the share of chosen tokens left as they are: 0.8 and 0.1 leave 0.1",
             )
 
-    def workload(self, body: BodyConfig, length: int) -> Workload:
+    def workload(self, body: ModelConfig, length: int) -> Workload:
         """Hidden positions have a label; where no other head reads the text, the last block computes those alone."""
         has_one_head = list(self.heads(body, 2, 0)) == ["lm"]
-        return Workload(self.rate, self.rate if has_one_head else 1.0)
+        return Workload(self.mask_rate, self.mask_rate if has_one_head else 1.0)
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
         return {"lm": HeadSpec("lm", vocab_size)}
 
@@ -117,11 +117,11 @@ class MaskedLM(Objective):
         is_special, _ = token_kinds(vocabulary.size, vocabulary.special_ids)
         may_hide = (mask & ~is_special[tokens]).flatten()  # (B * T,)
         available = int(may_hide.sum())
-        count = min(max(1, round(self.rate * available)), available)
+        count = min(max(1, round(self.mask_rate * available)), available)
         starts = torch.ones(1, dtype=torch.bool)
-        if self.unit == "word":
+        if self.masking == "word":
             starts = torch.from_numpy(vocabulary.word_starts)[tokens].flatten()
-        return UNITS[self.unit](may_hide, starts, count, rng)
+        return UNITS[self.masking](may_hide, starts, count, rng)
 
     def hide(
         self, tokens: Tensor, mask: Tensor, vocabulary: Vocabulary, rng: torch.Generator
@@ -137,8 +137,8 @@ class MaskedLM(Objective):
         _, ordinary = token_kinds(vocabulary.size, vocabulary.special_ids)
         others = ordinary[torch.randint(len(ordinary), labels.shape, generator=rng)]
         lot = torch.rand(labels.shape, generator=rng)
-        shown = torch.where(lot < self.hidden_share, vocabulary.mask, labels)
-        is_replaced = (lot >= self.hidden_share) & (lot < self.hidden_share + self.changed_share)
+        shown = torch.where(lot < self.mask_token_prob, vocabulary.mask, labels)
+        is_replaced = (lot >= self.mask_token_prob) & (lot < self.mask_token_prob + self.random_token_prob)
         shown = torch.where(is_replaced, others, shown)
         return tokens.flatten().index_put((positions,), shown).view_as(tokens), positions
 
@@ -162,16 +162,16 @@ class CausalAndMasked(MaskedLM):
 
     name: ClassVar[str] = "causal+masked"
     architectures: ClassVar[tuple[str, ...]] = ("bidirectional",)
-    causal_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    causal_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
 
-    def workload(self, body: BodyConfig, length: int) -> Workload:
+    def workload(self, body: ModelConfig, length: int) -> Workload:
         """Every position of a causal batch, the hidden ones of a masked batch."""
-        fraction = self.causal_share + (1 - self.causal_share) * self.rate
+        fraction = self.causal_fraction + (1 - self.causal_fraction) * self.mask_rate
         return Workload(fraction, fraction)
 
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """A causal batch or a masked one, drawn at random; the name of its labels says which."""
-        if float(torch.rand((), generator=rng)) < self.causal_share:
+        if float(torch.rand((), generator=rng)) < self.causal_fraction:
             return replace(next_token_batch(rows, vocabulary.padding, "causal"), is_causal=True)
         batch = super().collate(rows, vocabulary, rng)
         return replace(batch, labels={"masked": batch.labels["lm"]}, sparse_labels=("masked",))

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from headstart.batch import Batch, EncodedExample, pad
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
@@ -32,33 +32,33 @@ class Seq2Seq(Objective):
     reads: ClassVar[Reads] = "translations"
     lookahead: ClassVar[int] = 1
     is_rowwise: ClassVar[bool] = True
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    best: Literal["bleu", "loss"] = "bleu"
-    r_drop: Annotated[float, Field(ge=0)] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    metric_for_best_model: Literal["bleu", "loss"] = "bleu"
+    r_drop_alpha: Annotated[float, Field(ge=0)] = 0.0
 
-    def workload(self, body: BodyConfig, length: int) -> Workload:
+    def workload(self, body: ModelConfig, length: int) -> Workload:
         """Every position of the translation has a label; R-Drop makes two passes."""
-        return Workload(label_fraction=1.0, passes=2 if self.r_drop else 1)
+        return Workload(label_fraction=1.0, passes=2 if self.r_drop_alpha else 1)
 
-    def resolve_backbone(self, body: BodyConfig) -> BodyConfig:
+    def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
         """The model settings with a known `kind`; a pooler, or R-Drop without dropout, is an error."""
-        if self.r_drop and not (body.dropout or body.attention_dropout):
+        if self.r_drop_alpha and not (body.dropout or body.attention_dropout):
             raise ConfigError(
-                "objective.r_drop compares two passes that differ by dropout, and there is no dropout",
-                hint="set body.dropout=0.3, or leave objective.r_drop out",
+                "objective.r_drop_alpha compares two passes that differ by dropout, and there is no dropout",
+                hint="set model.dropout=0.3, or leave objective.r_drop_alpha out",
             )
         if body.pooler:
-            raise ConfigError("a translator has no use for a pooler", hint="set body.pooler=false")
+            raise ConfigError("a translator has no use for a pooler", hint="set model.pooler=false")
         return super().resolve_backbone(body)
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head without bias; a tied one reads the embedding table of the target side."""
         return {"lm": HeadSpec("lm", vocab_size, {"bias": False})}
 
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Sources and translations; the labels are the next tokens of the translations."""
         batch = next_token_batch(rows, vocabulary.padding)
-        if self.r_drop:
+        if self.r_drop_alpha:
             batch.labels["agreement"] = batch.labels["lm"]
         sources = [row.source for row in rows if row.source is not None]
         assert len(sources) == len(rows), "a row to translate has a source"
@@ -72,16 +72,16 @@ class Seq2Seq(Objective):
 
         def forward() -> tuple[Tensor, Loss]:
             hidden, labels = vectors_with_labels(model, batch)
-            smoothing = self.smoothing if model.training else 0.0
+            smoothing = self.label_smoothing if model.training else 0.0
             total, correct = token_loss(hidden, weight, bias, labels, smoothing)
             return hidden, Loss(total, labels.numel(), correct)
 
         hidden, first = forward()
-        if not (self.r_drop and model.training):
+        if not (self.r_drop_alpha and model.training):
             return {"lm": first}
         other_hidden, second = forward()
         apart = divergence_in_pieces(hidden, other_hidden, weight, bias)
         return {
             "lm": replace(first, total=(first.total + second.total) / 2),
-            "agreement": replace(second, total=apart, weight=self.r_drop),
+            "agreement": replace(second, total=apart, weight=self.r_drop_alpha),
         }
