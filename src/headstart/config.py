@@ -25,73 +25,64 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
+def _refuse(*rules: tuple[bool, str, str]) -> None:
+    """Raise the problem and the hint of the first rule that is broken."""
+    for is_broken, problem, hint in rules:
+        if is_broken:
+            raise ConfigError(problem, hint=hint)
+
+
 class BodyConfig(Section):
     """The shape of a body."""
 
-    kind: str = Field("auto", description="a row of BODIES; auto = what the objective needs")
+    kind: str = Field("auto", description="a name in BACKBONES; auto = what the objective needs")
     layers: int = Field(4, ge=1, le=1000, description="blocks")
     decoder_layers: int | None = Field(
-        None, ge=1, description="blocks of an encoder-decoder's decoder; none = as many as `layers`"
+        None, ge=1, description="blocks of a decoder with an encoder; none = as many"
     )
     source_vocabulary: int | None = Field(
-        None,
-        ge=1,
-        description="tokens of the source's own vocabulary (encoder-decoder); none = one for both sides",
+        None, ge=1, description="source vocabulary of a translator; none = shared"
     )
-    width: int = Field(256, ge=1, description="numbers that describe one token (D)")
-    attention_heads: int = Field(4, ge=1, description="parts into which attention splits the width (A)")
-    feed_forward: int = Field(768, ge=1, description="inner width of the feed-forward part")
+    width: int = Field(256, ge=1, description="size of a token's vector (D)")
+    attention_heads: int = Field(4, ge=1, description="attention heads (H)")
+    feed_forward: int = Field(768, ge=1, description="inner size of the feed-forward network")
     positions: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
-        "rotary", description="how order is told"
+        "rotary", description="how order is encoded"
     )
     norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm")
     norm_first: bool = Field(
-        True, description="norm before each part (and once at the end), or after each part"
+        True, description="norm before each sublayer and at the end, or after each sublayer"
     )
     activation: Literal["swiglu", "geglu", "gelu", "gelu-tanh", "relu", "relu2"] = Field(
-        "swiglu", description="feed-forward; gelu-tanh is GPT-2's approximation"
+        "swiglu", description="feed-forward; gelu-tanh as in GPT-2"
     )
-    biases: bool = Field(False, description="biases in linear maps and in LayerNorm")
+    biases: bool = Field(False, description="biases in linear layers and in LayerNorm")
     qk_norm: bool = Field(False, description="norm of queries and keys per attention head")
-    tied: bool = Field(True, description="the language-model head reads the token table instead of its own")
-    scale_embedding: bool = Field(False, description="token vectors times the square root of the width")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="share of activations dropped in training")
-    attention_dropout: float = Field(
-        0.0, ge=0.0, lt=1.0, description="share of attention weights dropped in training"
-    )
-    max_length: int = Field(512, ge=2, description="longest text the body reads, in tokens")
-    segments: bool = Field(
-        False, description="a learned vector tells the first text of a pair from the second"
-    )
-    embedding_norm: bool = Field(False, description="norm right after the embedding, as in BERT")
+    tied: bool = Field(True, description="the language-model head shares the embedding's weights")
+    scale_embedding: bool = Field(False, description="multiply embeddings by the square root of D")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout of activations")
+    attention_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout of attention weights")
+    max_length: int = Field(512, ge=2, description="longest text, in tokens")
+    segments: bool = Field(False, description="embeddings that tell the first text of a pair from the second")
+    embedding_norm: bool = Field(False, description="norm after the embedding, as in BERT")
     pooler: bool = Field(False, description="a dense layer and tanh over the first token, as in BERT")
-    norm_epsilon: float = Field(1e-5, gt=0, description="the small number inside a norm")
+    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in a norm")
     kernel: int = Field(5, ge=1, description="tokens that one convolution sees (cnn)")
-    dilated: bool = Field(True, description="each convolution looks twice as far as the one below (cnn)")
+    dilated: bool = Field(True, description="each convolution sees twice as far as the one below (cnn)")
     rotary_base: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
-    key_value_heads: int | None = Field(
-        None,
-        ge=1,
-        description="attention heads of keys and values, each shared by several; none = all their own",
-    )
+    key_value_heads: int | None = Field(None, ge=1, description="heads of keys and values (GQA); none = all")
     lm_transform: bool = Field(
-        False, description="a dense layer, the activation and a norm before the token scores, as in BERT"
+        False, description="dense layer, activation and norm before the logits, as in BERT"
     )
     head_biases: bool | None = Field(
         None, description="biases in the heads' last layer; none = as body.biases"
     )
-    first_norm: bool = Field(
-        True, description="norm before the first block's attention; ModernBERT has none (norm_first)"
-    )
+    first_norm: bool = Field(True, description="norm before the first block's attention; ModernBERT has none")
     window: int | None = Field(
-        None, ge=1, description="tokens each way that a local layer sees; none = every layer sees all"
+        None, ge=1, description="tokens each way in local layers; none = all layers global"
     )
-    global_every: int = Field(
-        3, ge=1, description="with a window: the first layer and every n-th after it see all"
-    )
-    window_rotary_base: float = Field(
-        10000.0, gt=1.0, description="base of the rotary wavelengths in local layers"
-    )
+    global_every: int = Field(3, ge=1, description="with a window: every n-th layer is global")
+    window_rotary_base: float = Field(10000.0, gt=1.0, description="rotary base of local layers")
 
     @property
     def has_head_biases(self) -> bool:
@@ -103,32 +94,30 @@ class BodyConfig(Section):
         return self.window is not None and layer % self.global_every != 0
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "BodyConfig":
-        shared = self.key_value_heads
-        if shared is not None and self.attention_heads % shared:
-            raise ConfigError(
-                f"body.attention_heads {self.attention_heads} is no multiple of body.key_value_heads {shared}",
-                hint="each attention head of keys and values is shared by equally many others",
-            )
-        if not self.first_norm and not self.norm_first:
-            raise ConfigError(
-                "body.first_norm=false goes with norms before each part",
-                hint="set body.norm_first=true, or leave body.first_norm out",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _width_splits_evenly(self) -> "BodyConfig":
-        if self.width % self.attention_heads:
-            raise ConfigError(
-                f"body.width {self.width} is no multiple of body.attention_heads {self.attention_heads}",
-                hint=f"try {self.width - self.width % self.attention_heads + self.attention_heads}",
-            )
-        if self.positions == "rotary" and (self.width // self.attention_heads) % 2:
-            raise ConfigError(
-                f"rotary positions need an even width per attention head, not {self.width // self.attention_heads}",
-                hint="change body.attention_heads, or set body.positions=sinusoidal",
-            )
+    def _is_consistent(self) -> "BodyConfig":
+        heads, groups = self.attention_heads, self.key_value_heads or self.attention_heads
+        _refuse(
+            (
+                bool(heads % groups),
+                f"body.attention_heads {heads} is no multiple of body.key_value_heads {groups}",
+                "each head of keys and values is shared by equally many heads",
+            ),
+            (
+                not self.first_norm and not self.norm_first,
+                "body.first_norm=false needs norms before each sublayer",
+                "set body.norm_first=true, or leave body.first_norm out",
+            ),
+            (
+                bool(self.width % heads),
+                f"body.width {self.width} is no multiple of body.attention_heads {heads}",
+                f"try {self.width - self.width % heads + heads}",
+            ),
+            (
+                self.positions == "rotary" and self.width // heads % 2 == 1,
+                f"rotary positions need an even size per attention head, not {self.width // heads}",
+                "change body.attention_heads, or set body.positions=sinusoidal",
+            ),
+        )
         return self
 
 
@@ -136,13 +125,11 @@ class TokenizerConfig(Section):
     """How text becomes tokens."""
 
     kind: str = Field(
-        "bpe", description="kind (bpe, unigram, wordpiece, characters), or the path of a trained one"
+        "bpe", description="bpe, unigram, wordpiece or characters; or the path of a trained one"
     )
-    vocabulary: int = Field(8000, ge=8, description="tokens to learn at most, specials included")
+    vocabulary: int = Field(8000, ge=8, description="tokens to learn at most, special tokens included")
     lowercase: bool = Field(False, description="fold case before splitting")
-    shared: bool = Field(
-        True, description="translation: one vocabulary for both sides, or one of this size for each"
-    )
+    shared: bool = Field(True, description="translation: one vocabulary for both sides, or one for each")
 
 
 class ObjectiveConfig(BaseModel):
@@ -170,10 +157,8 @@ class OptimizerConfig(Section):
     epsilon: float = Field(1e-8, gt=0, description="of Adam: added to the denominator")
     momentum: float = Field(0.95, ge=0, lt=1, description="of Muon")
     clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
-    layer_decay: float = Field(
-        1.0, gt=0, le=1, description="each block's rate as a share of the one above it"
-    )
-    head_scale: float = Field(1.0, gt=0, description="the heads' rate as a multiple of the top block's")
+    layer_decay: float = Field(1.0, gt=0, le=1, description="learning rate of a block over that of the next")
+    head_scale: float = Field(1.0, gt=0, description="learning rate of the heads over that of the top block")
 
 
 class ScheduleConfig(Section):
@@ -182,20 +167,21 @@ class ScheduleConfig(Section):
     kind: Literal[
         "constant", "linear", "cosine", "slanted-triangular", "warmup-stable-decay", "inverse-square-root"
     ] = "cosine"
-    warmup: float = Field(0.05, ge=0, le=1, description="share of the budget spent rising")
-    warmup_steps: int | None = Field(None, ge=1, description="steps spent rising, in place of a share")
-    decay: float = Field(0.2, ge=0, le=1, description="share spent falling (warmup-stable-decay)")
-    final: float = Field(
-        0.0, ge=0, le=1, description="rate at the end as a share of the top (not of inverse-square-root)"
-    )
+    warmup: float = Field(0.05, ge=0, le=1, description="share of the budget for warmup")
+    warmup_steps: int | None = Field(None, ge=1, description="warmup in steps, instead of a share")
+    decay: float = Field(0.2, ge=0, le=1, description="share of the budget for decay (warmup-stable-decay)")
+    final: float = Field(0.0, ge=0, le=1, description="final over peak rate (not of inverse-square-root)")
 
     @model_validator(mode="after")
-    def _rises_first(self) -> "ScheduleConfig":
-        if self.kind == "inverse-square-root" and self.warmup_steps is None and not self.warmup:
-            raise ConfigError(
-                "inverse-square-root falls from where its warm-up ends, and schedule.warmup is 0",
-                hint="set schedule.warmup_steps=4000, or a share of the budget as schedule.warmup",
+    def _is_consistent(self) -> "ScheduleConfig":
+        has_warmup = self.warmup_steps is not None or self.warmup > 0
+        _refuse(
+            (
+                self.kind == "inverse-square-root" and not has_warmup,
+                "inverse-square-root decays from the end of warmup, and schedule.warmup is 0",
+                "set schedule.warmup_steps=4000, or a share of the budget as schedule.warmup",
             )
+        )
         return self
 
 
@@ -207,107 +193,92 @@ class TrainingConfig(Section):
     tokens: int | None = Field(None, gt=0, description="stop after this many tokens")
     minutes: float | None = Field(None, gt=0, description="stop after this many minutes")
     length: int = Field(
-        256, ge=2, description="tokens a text (fine-tuning) or a block (pretraining) holds at most"
+        256, ge=2, description="tokens at most in a text (fine-tuning) or block (pretraining)"
     )
     batch_tokens: int = Field(
-        8192, ge=1, description="token budget of one batch, padding included, over all processes together"
+        8192, ge=1, description="tokens in one batch of all processes, padding included"
     )
     batch_examples: int | None = Field(None, ge=1, description="texts in one batch at most")
-    accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
+    accumulate: int = Field(1, ge=1, description="batches in one step")
     seed: int = Field(0, ge=0, lt=2**31, description="random seed")
     device: str = Field("auto", description="where to compute: auto, cpu, cuda, mps")
     precision: Literal["auto", "fast", "float32", "bfloat16"] = Field(
-        "auto",
-        description="auto = bfloat16 on a GPU with it; fast = also on a processor that multiplies it natively",
+        "auto", description="auto = bfloat16 on a GPU that has it; fast = also on such a CPU"
     )
     compile: bool | Literal["auto"] = Field(
-        False,
-        description="torch.compile training steps, which costs about a minute; auto = for long runs on a GPU",
+        False, description="torch.compile, for about a minute; auto = for long runs on a GPU"
     )
     sharded: bool = Field(
-        False, description="many processes hold a part of the model each (FSDP2), not a copy each (DDP)"
+        False, description="shard the model over processes (FSDP2) instead of copying it (DDP)"
     )
-    timeout: float = Field(
-        10.0, gt=0, description="minutes that a process waits for the others before it calls them lost"
-    )
+    timeout: float = Field(10.0, gt=0, description="minutes to wait for another process")
     deterministic: bool = Field(
-        False, description="the same bits each time on the same machines, also on a GPU; slower there"
+        False, description="identical results in every run, also on a GPU, where it is slower"
     )
     evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
-    marked: int | None = Field(
-        None, ge=1, description="validation texts read at each evaluation; none = all of them"
-    )
+    marked: int | None = Field(None, ge=1, description="validation texts per evaluation; none = all")
     save_every: int | None = Field(None, ge=1, description="steps between checkpoints")
     save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
-    force: bool = Field(False, description="train even when the plan says that memory will not do")
+    force: bool = Field(False, description="train even where the plan finds too little memory")
     tensorboard: bool = Field(False, description="also write TensorBoard files (extra: tensorboard)")
     keep: Literal["best", "last"] = Field(
-        "best", description="which weights are the run's: best on validation, or last"
+        "best", description="weights of the run: best on validation, or last"
     )
     freeze: bool = Field(False, description="train the heads alone")
     unfreeze_every: float | None = Field(
-        None, gt=0, description="epochs after which one more block thaws, top first"
+        None, gt=0, description="epochs after which one more block unfreezes, top first"
     )
     head: Literal["auto", "fresh"] = Field(
-        "auto",
-        description="auto = a base's own head goes on where it names the very classes of the data (fine-tuning)",
+        "auto", description="auto = reuse the head of a base with the same classes"
     )
     linear_probe: bool = Field(
-        False,
-        description="train a base's new head on the frozen backbone first, then everything (fine-tuning)",
+        False, description="train a new head on the frozen backbone first, then everything"
     )
-    keep_winner: bool = Field(
-        False,
-        description="answer with the TF-IDF baseline where it has the better validation score (fine-tuning)",
-    )
-    reset_layers: int = Field(0, ge=0, description="top blocks of a base that start fresh (fine-tuning)")
+    keep_winner: bool = Field(False, description="answer with the TF-IDF baseline where it validates better")
+    reset_layers: int = Field(0, ge=0, description="top blocks of a base to initialize anew")
     bpe_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of merges left out when texts are split anew each epoch (fine-tuning)",
+        0.0, ge=0, lt=1, description="BPE-dropout: share of merges left out, new each epoch"
     )
-    cutoff: float = Field(
-        0.0, ge=0, lt=1, description="share of a text's tokens taken out, others each epoch (fine-tuning)"
-    )
+    cutoff: float = Field(0.0, ge=0, lt=1, description="share of a text's tokens removed, others each epoch")
     average: Literal["none", "ema", "last"] = Field(
-        "none",
-        description="weights to judge and keep: as they are, a moving average, the mean of the last epochs",
+        "none", description="weights to evaluate: as they are, a moving average, or a mean of epochs"
     )
-    average_epochs: float = Field(3.0, gt=0, description="epochs that the average looks back on")
+    average_epochs: float = Field(3.0, gt=0, description="epochs in the average")
     teacher_share: float = Field(
-        0.5, ge=0, le=1, description="of a teacher's answers in the loss; the rest is for the true ones"
+        0.5, ge=0, le=1, description="distillation: weight of the teacher's answers in the loss"
     )
     teacher_temperature: float = Field(
-        2.0, gt=0, description="above 1 softens the answers of teacher and student"
+        2.0, gt=0, description="distillation: softmax temperature of teacher and student"
     )
 
     @model_validator(mode="after")
-    def _one_budget(self) -> "TrainingConfig":
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"the budget is given twice: {' and '.join(given)}", hint="keep one of them")
-        if self.freeze and self.unfreeze_every is not None:
-            raise ConfigError(
-                "training.freeze and training.unfreeze_every exclude each other", hint="keep one of them"
-            )
-        if self.sharded and (self.compile or self.unfreeze_every is not None):
-            other = "compile" if self.compile else "unfreeze_every"
-            raise ConfigError(
-                f"training.sharded and training.{other} exclude each other",
-                hint="keep one of them; without training.sharded each process holds the whole model",
-            )
-        still = next((name for name in ("freeze", "unfreeze_every") if getattr(self, name)), None)
-        if self.reset_layers and still:
-            raise ConfigError(
-                f"training.{still} would keep the blocks of training.reset_layers as chance made them",
-                hint="keep one of them",
-            )
-        if self.average == "last" and (self.tokens is not None or self.minutes is not None):
-            raise ConfigError(
+    def _is_consistent(self) -> "TrainingConfig":
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        frozen = [name for name in ("freeze", "unfreeze_every") if getattr(self, name)]
+        unsharded = [name for name in ("compile", "unfreeze_every") if getattr(self, name)]
+        _refuse(
+            (len(budgets) > 1, f"the budget is given twice: {' and '.join(budgets)}", "keep one of them"),
+            (
+                len(frozen) > 1,
+                "training.freeze and training.unfreeze_every exclude each other",
+                "keep one of them",
+            ),
+            (
+                self.sharded and bool(unsharded),
+                f"training.sharded and training.{' and '.join(unsharded)} exclude each other",
+                "keep one of them; without training.sharded each process holds the whole model",
+            ),
+            (
+                self.reset_layers > 0 and bool(frozen),
+                f"training.{' and '.join(frozen)} would never train the layers that training.reset_layers initializes",
+                "keep one of them",
+            ),
+            (
+                self.average == "last" and bool({"tokens", "minutes"} & set(budgets)),
                 "which epochs are the last is known only for a budget in epochs or steps",
-                hint="set training.average=ema, or a budget in epochs",
-            )
+                "set training.average=ema, or a budget in epochs",
+            ),
+        )
         return self
 
 
@@ -327,30 +298,25 @@ class DataConfig(Section):
 
     text_column: str = Field("text", description="the column that holds the text")
     label_column: str = Field("label", description="the column that holds the label")
-    labels: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many")
-    strict: bool = Field(False, description="rows that would be skipped are errors")
+    labels: int | None = Field(
+        None, ge=2, description="train on a seeded, balanced subset of this many texts"
+    )
+    strict: bool = Field(False, description="fail on unusable rows")
     keep: Literal["start", "end", "both"] = Field(
         "start", description="which part of an over-long text is read"
     )
     documents: Literal["auto", "line", "paragraph"] = Field(
-        "auto", description="what parts documents in a .txt file"
+        "auto", description="what separates documents in a .txt file"
     )
     classes: dict[str, list[str]] = Field(
-        {},
-        description="classes made of a table's labels, e.g. {good = ['4', '5']}; rows with other labels are left out",
+        {}, description="classes made of labels: {good = ['4', '5']}; other rows are left out"
     )
-    unique: bool = Field(
-        False,
-        description="pretraining: a document that stood before, in this text or another, is passed over",
-    )
+    unique: bool = Field(False, description="pretraining: skip a document that occurred before")
     apart: list[str] = Field(
-        [],
-        description="labelled sets whose validation and test texts are read by no training: built-in names or paths",
+        [], description="no training reads the validation and test texts of these labelled sets"
     )
     max_ratio: float = Field(
-        9.0,
-        ge=0,
-        description="translation: longer side of a pair to learn from over the shorter, in characters; 0 = any",
+        9.0, ge=0, description="translation: longer over shorter side in characters at most; 0 = any"
     )
 
 
@@ -408,41 +374,33 @@ def parse(schema: type[Schema], content: Mapping[str, Any], where: str = "") -> 
     except ValidationError as error:
         faults = error.errors()  # a misspelt key first: what it was meant to be is missing because of it
         fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
-        name = ".".join(str(part) for part in fault["loc"])
-        inside = f" in {where}" if where else ""
+        *path, key = fault["loc"] or ("",)
+        name, inside = ".".join(map(str, [*path, key])), f" in {where}" if where else ""
+        problem = f"setting {name}{inside} cannot be {fault['input']!r}: {fault['msg'].lower()}"
+        hint = "docs/reference/settings.md lists every setting with its values"
         if fault["type"] == "extra_forbidden":
             section: Any = schema
-            for part in fault["loc"][:-1]:
-                is_place = isinstance(part, int)  # in a list
-                section = get_args(section)[0] if is_place else section.model_fields[part].annotation
-            hint = nearest(str(fault["loc"][-1]), section.model_fields)
-            raise ConfigError(f"no setting is called {name!r}{inside}", hint=hint) from None
-        if fault["type"] == "missing":
-            key = fault["loc"][-1]
-            raise ConfigError(
-                f"{name} is missing{inside}", hint=f'write {key} = "…"; the documentation lists every setting'
-            ) from None
-        raise ConfigError(
-            f"setting {name}{inside} cannot be {fault['input']!r}: {fault['msg'].lower()}",
-            hint="docs/reference/settings.md lists every setting with its values",
-        ) from None
+            for part in path:  # a number in a list, a name in a section
+                section = (
+                    get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
+                )
+            problem, hint = f"no setting is called {name!r}{inside}", nearest(str(key), section.model_fields)
+        elif fault["type"] == "missing":
+            problem = f"{name} is missing{inside}"
+            hint = f'write {key} = "…"; the documentation lists every setting'
+        raise ConfigError(problem, hint=hint) from None
 
 
 def preset_names() -> list[str]:
     """The presets that come with headstart."""
-    folder = resources.files("headstart.presets")
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    names = (item.name for item in resources.files("headstart.presets").iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def load_preset(name: str) -> dict[str, Any]:
     """A preset's raw sections: body, tokenizer, and a part for each job."""
-    table = {name: name for name in preset_names()}
-    text = (
-        resources.files("headstart.presets")
-        .joinpath(f"{pick(table, name, 'preset')}.toml")
-        .read_text("utf-8")
-    )
-    return tomllib.loads(text)
+    pick(dict.fromkeys(preset_names()), name, "preset")
+    return tomllib.loads(resources.files("headstart.presets").joinpath(f"{name}.toml").read_text("utf-8"))
 
 
 def load_toml(path: Path) -> dict[str, Any]:

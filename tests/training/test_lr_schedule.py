@@ -51,7 +51,7 @@ def test_inverse_square_root_is_the_formula_of_the_paper():
 
 
 def test_inverse_square_root_without_a_rise_is_refused():
-    with pytest.raises(ConfigError, match="warm-up"):
+    with pytest.raises(ConfigError, match="warmup"):
         ScheduleConfig(kind="inverse-square-root", warmup=0)
 
 
