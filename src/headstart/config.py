@@ -32,21 +32,21 @@ def _refuse(*rules: tuple[bool, str, str]) -> None:
             raise ConfigError(problem, hint=hint)
 
 
-class BodyConfig(Section):
+class ModelConfig(Section):
     """The shape of a body."""
 
-    kind: str = Field("auto", description="a name in BACKBONES; auto = what the objective needs")
-    layers: int = Field(4, ge=1, le=1000, description="blocks")
-    decoder_layers: int | None = Field(
+    architecture: str = Field("auto", description="a name in BACKBONES; auto = what the objective needs")
+    num_layers: int = Field(4, ge=1, le=1000, description="blocks")
+    num_decoder_layers: int | None = Field(
         None, ge=1, description="blocks of a decoder with an encoder; none = as many"
     )
-    source_vocabulary: int | None = Field(
+    source_vocab_size: int | None = Field(
         None, ge=1, description="source vocabulary of a translator; none = shared"
     )
-    width: int = Field(256, ge=1, description="size of a token's vector (D)")
-    attention_heads: int = Field(4, ge=1, description="attention heads (H)")
-    feed_forward: int = Field(768, ge=1, description="inner size of the feed-forward network")
-    positions: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
+    hidden_size: int = Field(256, ge=1, description="size of a token's vector (D)")
+    num_heads: int = Field(4, ge=1, description="attention heads (H)")
+    intermediate_size: int = Field(768, ge=1, description="inner size of the feed-forward network")
+    position_embedding: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
         "rotary", description="how order is encoded"
     )
     norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm")
@@ -56,66 +56,68 @@ class BodyConfig(Section):
     activation: Literal["swiglu", "geglu", "gelu", "gelu-tanh", "relu", "relu2"] = Field(
         "swiglu", description="feed-forward; gelu-tanh as in GPT-2"
     )
-    biases: bool = Field(False, description="biases in linear layers and in LayerNorm")
+    bias: bool = Field(False, description="biases in linear layers and in LayerNorm")
     qk_norm: bool = Field(False, description="norm of queries and keys per attention head")
-    tied: bool = Field(True, description="the language-model head shares the embedding's weights")
+    tie_embeddings: bool = Field(True, description="the language-model head shares the embedding's weights")
     scale_embedding: bool = Field(False, description="multiply embeddings by the square root of D")
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout of activations")
     attention_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout of attention weights")
-    max_length: int = Field(512, ge=2, description="longest text, in tokens")
-    segments: bool = Field(False, description="embeddings that tell the first text of a pair from the second")
+    max_position_embeddings: int = Field(512, ge=2, description="longest text, in tokens")
+    token_type_embeddings: bool = Field(
+        False, description="embeddings that tell the first text of a pair from the second"
+    )
     embedding_norm: bool = Field(False, description="norm after the embedding, as in BERT")
     pooler: bool = Field(False, description="a dense layer and tanh over the first token, as in BERT")
-    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in a norm")
-    kernel: int = Field(5, ge=1, description="tokens that one convolution sees (cnn)")
-    dilated: bool = Field(True, description="each convolution sees twice as far as the one below (cnn)")
-    rotary_base: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
-    key_value_heads: int | None = Field(None, ge=1, description="heads of keys and values (GQA); none = all")
-    lm_transform: bool = Field(
+    norm_eps: float = Field(1e-5, gt=0, description="added to the variance in a norm")
+    kernel_size: int = Field(5, ge=1, description="tokens that one convolution sees (cnn)")
+    dilation: bool = Field(True, description="each convolution sees twice as far as the one below (cnn)")
+    rope_theta: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
+    num_kv_heads: int | None = Field(None, ge=1, description="heads of keys and values (GQA); none = all")
+    mlm_head_transform: bool = Field(
         False, description="dense layer, activation and norm before the logits, as in BERT"
     )
-    head_biases: bool | None = Field(
-        None, description="biases in the heads' last layer; none = as body.biases"
+    head_bias: bool | None = Field(None, description="biases in the heads' last layer; none = as model.bias")
+    norm_first_layer: bool = Field(
+        True, description="norm before the first block's attention; ModernBERT has none"
     )
-    first_norm: bool = Field(True, description="norm before the first block's attention; ModernBERT has none")
-    window: int | None = Field(
+    sliding_window: int | None = Field(
         None, ge=1, description="tokens each way in local layers; none = all layers global"
     )
-    global_every: int = Field(3, ge=1, description="with a window: every n-th layer is global")
-    window_rotary_base: float = Field(10000.0, gt=1.0, description="rotary base of local layers")
+    global_attn_every_n_layers: int = Field(3, ge=1, description="with a window: every n-th layer is global")
+    local_rope_theta: float = Field(10000.0, gt=1.0, description="rotary base of local layers")
 
     @property
-    def has_head_biases(self) -> bool:
+    def has_head_bias(self) -> bool:
         """Whether the heads' last layer has a bias."""
-        return self.biases if self.head_biases is None else self.head_biases
+        return self.bias if self.head_bias is None else self.head_bias
 
     def is_local(self, layer: int) -> bool:
         """Whether the layer of this number, counted from 0, sees its window alone."""
-        return self.window is not None and layer % self.global_every != 0
+        return self.sliding_window is not None and layer % self.global_attn_every_n_layers != 0
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> "BodyConfig":
-        heads, groups = self.attention_heads, self.key_value_heads or self.attention_heads
+    def _is_consistent(self) -> "ModelConfig":
+        heads, groups = self.num_heads, self.num_kv_heads or self.num_heads
         _refuse(
             (
                 bool(heads % groups),
-                f"body.attention_heads {heads} is no multiple of body.key_value_heads {groups}",
+                f"model.num_heads {heads} is no multiple of model.num_kv_heads {groups}",
                 "each head of keys and values is shared by equally many heads",
             ),
             (
-                not self.first_norm and not self.norm_first,
-                "body.first_norm=false needs norms before each sublayer",
-                "set body.norm_first=true, or leave body.first_norm out",
+                not self.norm_first_layer and not self.norm_first,
+                "model.norm_first_layer=false needs norms before each sublayer",
+                "set model.norm_first=true, or leave model.norm_first_layer out",
             ),
             (
-                bool(self.width % heads),
-                f"body.width {self.width} is no multiple of body.attention_heads {heads}",
-                f"try {self.width - self.width % heads + heads}",
+                bool(self.hidden_size % heads),
+                f"model.hidden_size {self.hidden_size} is no multiple of model.num_heads {heads}",
+                f"try {self.hidden_size - self.hidden_size % heads + heads}",
             ),
             (
-                self.positions == "rotary" and self.width // heads % 2 == 1,
-                f"rotary positions need an even size per attention head, not {self.width // heads}",
-                "change body.attention_heads, or set body.positions=sinusoidal",
+                self.position_embedding == "rotary" and self.hidden_size // heads % 2 == 1,
+                f"rotary positions need an even size per attention head, not {self.hidden_size // heads}",
+                "change model.num_heads, or set model.position_embedding=sinusoidal",
             ),
         )
         return self
@@ -124,12 +126,14 @@ class BodyConfig(Section):
 class TokenizerConfig(Section):
     """How text becomes tokens."""
 
-    kind: str = Field(
+    type: str = Field(
         "bpe", description="bpe, unigram, wordpiece or characters; or the path of a trained one"
     )
-    vocabulary: int = Field(8000, ge=8, description="tokens to learn at most, special tokens included")
+    vocab_size: int = Field(8000, ge=8, description="tokens to learn at most, special tokens included")
     lowercase: bool = Field(False, description="fold case before splitting")
-    shared: bool = Field(True, description="translation: one vocabulary for both sides, or one for each")
+    shared_vocab: bool = Field(
+        True, description="translation: one vocabulary for both sides, or one for each"
+    )
 
 
 class ObjectiveConfig(BaseModel):
@@ -147,39 +151,47 @@ class ObjectiveConfig(BaseModel):
 class OptimizerConfig(Section):
     """How weights change."""
 
-    kind: Literal["adamw", "adam", "muon"] = Field(
+    name: Literal["adamw", "adam", "muon"] = Field(
         "adamw", description="muon = Muon for matrices, AdamW for the rest"
     )
     learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
     weight_decay: float = Field(0.01, ge=0, description="for matrices only")
     beta1: float = Field(0.9, ge=0, lt=1, description="of Adam: decay of the mean of gradients")
     beta2: float = Field(0.98, ge=0, lt=1, description="of Adam: decay of the mean of squared gradients")
-    epsilon: float = Field(1e-8, gt=0, description="of Adam: added to the denominator")
+    eps: float = Field(1e-8, gt=0, description="of Adam: added to the denominator")
     momentum: float = Field(0.95, ge=0, lt=1, description="of Muon")
-    clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
-    layer_decay: float = Field(1.0, gt=0, le=1, description="learning rate of a block over that of the next")
-    head_scale: float = Field(1.0, gt=0, description="learning rate of the heads over that of the top block")
+    max_grad_norm: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
+    layerwise_lr_decay: float = Field(
+        1.0, gt=0, le=1, description="learning rate of a block over that of the next"
+    )
+    head_lr_multiplier: float = Field(
+        1.0, gt=0, description="learning rate of the heads over that of the top block"
+    )
 
 
-class ScheduleConfig(Section):
+class LrScheduleConfig(Section):
     """How the learning rate moves over the budget."""
 
-    kind: Literal[
+    name: Literal[
         "constant", "linear", "cosine", "slanted-triangular", "warmup-stable-decay", "inverse-square-root"
     ] = "cosine"
-    warmup: float = Field(0.05, ge=0, le=1, description="share of the budget for warmup")
+    warmup_ratio: float = Field(0.05, ge=0, le=1, description="share of the budget for warmup")
     warmup_steps: int | None = Field(None, ge=1, description="warmup in steps, instead of a share")
-    decay: float = Field(0.2, ge=0, le=1, description="share of the budget for decay (warmup-stable-decay)")
-    final: float = Field(0.0, ge=0, le=1, description="final over peak rate (not of inverse-square-root)")
+    decay_ratio: float = Field(
+        0.2, ge=0, le=1, description="share of the budget for decay (warmup-stable-decay)"
+    )
+    min_lr_ratio: float = Field(
+        0.0, ge=0, le=1, description="final over peak rate (not of inverse-square-root)"
+    )
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> "ScheduleConfig":
-        has_warmup = self.warmup_steps is not None or self.warmup > 0
+    def _is_consistent(self) -> "LrScheduleConfig":
+        has_warmup = self.warmup_steps is not None or self.warmup_ratio > 0
         _refuse(
             (
-                self.kind == "inverse-square-root" and not has_warmup,
-                "inverse-square-root decays from the end of warmup, and schedule.warmup is 0",
-                "set schedule.warmup_steps=4000, or a share of the budget as schedule.warmup",
+                self.name == "inverse-square-root" and not has_warmup,
+                "inverse-square-root decays from the end of warmup, and lr_schedule.warmup_ratio is 0",
+                "set lr_schedule.warmup_steps=4000, or a share of the budget as lr_schedule.warmup_ratio",
             )
         )
         return self
@@ -188,18 +200,18 @@ class ScheduleConfig(Section):
 class TrainingConfig(Section):
     """Budget, batches and bookkeeping; exactly one of epochs, steps, tokens, minutes is set."""
 
-    epochs: float | None = Field(None, gt=0, description="stop after reading the data this many times")
-    steps: int | None = Field(None, gt=0, description="stop after this many steps")
-    tokens: int | None = Field(None, gt=0, description="stop after this many tokens")
-    minutes: float | None = Field(None, gt=0, description="stop after this many minutes")
-    length: int = Field(
+    max_epochs: float | None = Field(None, gt=0, description="stop after reading the data this many times")
+    max_steps: int | None = Field(None, gt=0, description="stop after this many steps")
+    max_tokens: int | None = Field(None, gt=0, description="stop after this many tokens")
+    max_minutes: float | None = Field(None, gt=0, description="stop after this many minutes")
+    max_length: int = Field(
         256, ge=2, description="tokens at most in a text (fine-tuning) or block (pretraining)"
     )
-    batch_tokens: int = Field(
+    tokens_per_batch: int = Field(
         8192, ge=1, description="tokens in one batch of all processes, padding included"
     )
-    batch_examples: int | None = Field(None, ge=1, description="texts in one batch at most")
-    accumulate: int = Field(1, ge=1, description="batches in one step")
+    batch_size: int | None = Field(None, ge=1, description="texts in one batch at most")
+    gradient_accumulation_steps: int = Field(1, ge=1, description="batches in one step")
     seed: int = Field(0, ge=0, lt=2**31, description="random seed")
     device: str = Field("auto", description="where to compute: auto, cpu, cuda, mps")
     precision: Literal["auto", "fast", "float32", "bfloat16"] = Field(
@@ -208,89 +220,94 @@ class TrainingConfig(Section):
     compile: bool | Literal["auto"] = Field(
         False, description="torch.compile, for about a minute; auto = for long runs on a GPU"
     )
-    sharded: bool = Field(
+    fsdp: bool = Field(
         False, description="shard the model over processes (FSDP2) instead of copying it (DDP)"
     )
-    timeout: float = Field(10.0, gt=0, description="minutes to wait for another process")
+    ddp_timeout_minutes: float = Field(10.0, gt=0, description="minutes to wait for another process")
     deterministic: bool = Field(
         False, description="identical results in every run, also on a GPU, where it is slower"
     )
-    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
-    marked: int | None = Field(None, ge=1, description="validation texts per evaluation; none = all")
-    save_every: int | None = Field(None, ge=1, description="steps between checkpoints")
+    eval_steps: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
+    eval_subset_size: int | None = Field(
+        None, ge=1, description="validation texts per evaluation; none = all"
+    )
+    save_steps: int | None = Field(None, ge=1, description="steps between checkpoints")
     save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
-    force: bool = Field(False, description="train even where the plan finds too little memory")
+    ignore_memory_check: bool = Field(False, description="train even where the plan finds too little memory")
     tensorboard: bool = Field(False, description="also write TensorBoard files (extra: tensorboard)")
-    keep: Literal["best", "last"] = Field(
+    checkpoint_selection: Literal["best", "last"] = Field(
         "best", description="weights of the run: best on validation, or last"
     )
-    freeze: bool = Field(False, description="train the heads alone")
-    unfreeze_every: float | None = Field(
+    freeze_backbone: bool = Field(False, description="train the heads alone")
+    gradual_unfreezing_epochs: float | None = Field(
         None, gt=0, description="epochs after which one more block unfreezes, top first"
     )
-    head: Literal["auto", "fresh"] = Field(
+    head_init: Literal["auto", "fresh"] = Field(
         "auto", description="auto = reuse the head of a base with the same classes"
     )
     linear_probe: bool = Field(
         False, description="train a new head on the frozen backbone first, then everything"
     )
     keep_winner: bool = Field(False, description="answer with the TF-IDF baseline where it validates better")
-    reset_layers: int = Field(0, ge=0, description="top blocks of a base to initialize anew")
+    reinit_top_layers: int = Field(0, ge=0, description="top blocks of a base to initialize anew")
     bpe_dropout: float = Field(
         0.0, ge=0, lt=1, description="BPE-dropout: share of merges left out, new each epoch"
     )
-    cutoff: float = Field(0.0, ge=0, lt=1, description="share of a text's tokens removed, others each epoch")
-    average: Literal["none", "ema", "last"] = Field(
+    token_cutoff: float = Field(
+        0.0, ge=0, lt=1, description="share of a text's tokens removed, others each epoch"
+    )
+    weight_averaging: Literal["none", "ema", "last_epochs"] = Field(
         "none", description="weights to evaluate: as they are, a moving average, or a mean of epochs"
     )
-    average_epochs: float = Field(3.0, gt=0, description="epochs in the average")
-    teacher_share: float = Field(
+    averaging_epochs: float = Field(3.0, gt=0, description="epochs in the average")
+    distillation_alpha: float = Field(
         0.5, ge=0, le=1, description="distillation: weight of the teacher's answers in the loss"
     )
-    teacher_temperature: float = Field(
+    distillation_temperature: float = Field(
         2.0, gt=0, description="distillation: softmax temperature of teacher and student"
     )
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "TrainingConfig":
         budgets = [name for name in BUDGETS if getattr(self, name) is not None]
-        frozen = [name for name in ("freeze", "unfreeze_every") if getattr(self, name)]
+        frozen = [name for name in ("freeze_backbone", "gradual_unfreezing_epochs") if getattr(self, name)]
         unsharded = [name for name in ("compile", "unfreeze_every") if getattr(self, name)]
         _refuse(
             (len(budgets) > 1, f"the budget is given twice: {' and '.join(budgets)}", "keep one of them"),
             (
                 len(frozen) > 1,
-                "training.freeze and training.unfreeze_every exclude each other",
+                "training.freeze_backbone and training.gradual_unfreezing_epochs exclude each other",
                 "keep one of them",
             ),
             (
-                self.sharded and bool(unsharded),
-                f"training.sharded and training.{' and '.join(unsharded)} exclude each other",
-                "keep one of them; without training.sharded each process holds the whole model",
+                self.fsdp and bool(unsharded),
+                f"training.fsdp and training.{' and '.join(unsharded)} exclude each other",
+                "keep one of them; without training.fsdp each process holds the whole model",
             ),
             (
-                self.reset_layers > 0 and bool(frozen),
-                f"training.{' and '.join(frozen)} would never train the layers that training.reset_layers initializes",
+                self.reinit_top_layers > 0 and bool(frozen),
+                f"training.{' and '.join(frozen)} would never train the layers that training.reinit_top_layers initializes",
                 "keep one of them",
             ),
             (
-                self.average == "last" and bool({"tokens", "minutes"} & set(budgets)),
+                self.weight_averaging == "last_epochs" and bool({"tokens", "minutes"} & set(budgets)),
                 "which epochs are the last is known only for a budget in epochs or steps",
-                "set training.average=ema, or a budget in epochs",
+                "set training.weight_averaging=ema, or a budget in epochs",
             ),
         )
         return self
 
 
-BUDGETS = ("epochs", "steps", "tokens", "minutes")
+BUDGETS = ("max_epochs", "max_steps", "max_tokens", "max_minutes")
 # Settings of training that say where and how it is done, not what comes out: another machine may have others.
 MACHINE_SETTINGS = (
-    "device", "precision", "compile", "sharded", "timeout", "deterministic", "save_every", "save_minutes", "force",
+    "device", "precision", "compile", "fsdp", "ddp_timeout_minutes", "deterministic", "save_steps", "save_minutes",
+    "ignore_memory_check",
     "tensorboard",
 )  # fmt: skip
 
 
-PATH_SETTINGS = ("apart",)  # settings of data that name other sets
+PATH_SETTINGS = ("exclude_eval_texts_of",)  # settings of data that name other sets
 
 
 class DataConfig(Section):
@@ -298,24 +315,24 @@ class DataConfig(Section):
 
     text_column: str = Field("text", description="the column that holds the text")
     label_column: str = Field("label", description="the column that holds the label")
-    labels: int | None = Field(
+    train_size: int | None = Field(
         None, ge=2, description="train on a seeded, balanced subset of this many texts"
     )
-    strict: bool = Field(False, description="fail on unusable rows")
-    keep: Literal["start", "end", "both"] = Field(
+    on_bad_row: bool = Field(False, description="fail on unusable rows")
+    truncation_side: Literal["start", "end", "both"] = Field(
         "start", description="which part of an over-long text is read"
     )
-    documents: Literal["auto", "line", "paragraph"] = Field(
+    document_separator: Literal["auto", "line", "paragraph"] = Field(
         "auto", description="what separates documents in a .txt file"
     )
-    classes: dict[str, list[str]] = Field(
+    label_map: dict[str, list[str]] = Field(
         {}, description="classes made of labels: {good = ['4', '5']}; other rows are left out"
     )
-    unique: bool = Field(False, description="pretraining: skip a document that occurred before")
-    apart: list[str] = Field(
+    deduplicate: bool = Field(False, description="pretraining: skip a document that occurred before")
+    exclude_eval_texts_of: list[str] = Field(
         [], description="no training reads the validation and test texts of these labelled sets"
     )
-    max_ratio: float = Field(
+    max_length_ratio: float = Field(
         9.0, ge=0, description="translation: longer over shorter side in characters at most; 0 = any"
     )
 
@@ -325,11 +342,11 @@ class RunConfig(Section):
 
     job: Job
     preset: str = "tiny"
-    body: BodyConfig = BodyConfig()
+    model: ModelConfig = ModelConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    lr_schedule: LrScheduleConfig = LrScheduleConfig()
     training: TrainingConfig = TrainingConfig()
     data: DataConfig = DataConfig()
 
@@ -338,7 +355,7 @@ class RunConfig(Section):
         return parse(RunConfig, merge(self.model_dump(), changes))
 
 
-TABLE_SETTINGS = ("classes",)  # settings that are tables by themselves
+TABLE_SETTINGS = ("label_map",)  # settings that are tables by themselves
 
 
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,7 +371,7 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
                 below = {name: old for name, old in below.items() if name not in BUDGETS}
             if key == "objective" and value.get("name", below.get("name")) != below.get("name"):
                 below = {}  # another objective has other settings
-            if key == "schedule" and value.get("warmup") is not None:
+            if key == "lr_schedule" and value.get("warmup_ratio") is not None:
                 below = {name: old for name, old in below.items() if name != "warmup_steps"}
             merged[key] = merge(below, value)
         else:
@@ -425,7 +442,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         section, dot, key = name.strip().partition(".")
         if not (sign and dot and key):
             raise ConfigError(
-                f"--set {assignment!r} is not section.key=value", hint="for example --set body.width=256"
+                f"--set {assignment!r} is not section.key=value",
+                hint="for example --set model.hidden_size=256",
             )
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]

@@ -14,23 +14,25 @@ from headstart.data.text_io import decode_lines, one_line
 NAMED = 5  # lines that a report names
 TEXTS = argument("FILE|-", "A .txt (one text a line) or a table; - = standard input.")
 ENCODER = argument("RUN", "A base or a fine-tuned run: its folder, or the name of a shipped base.")
-POOL = flag("mean", "How token vectors become one; token keeps all.", "--pool", metavar="cls|mean|last|token")
+POOL = flag(
+    "mean", "How token vectors become one; token keeps all.", "--pooling", metavar="cls|mean|last|token"
+)
 LENGTH_PENALTY = advanced_flag(0.6, "Beam search: above 0 favours longer texts, below 0 shorter ones.")
 
 
 @command(
     "evaluate runs/mine reviews.tsv --json",
-    "evaluate runs/en-fr aligned --beam 1",
-    settings="data.text_column data.label_column data.strict",
+    "evaluate runs/en-fr aligned --num-beams 1",
+    settings="data.text_column data.label_column data.on_bad_row",
 )
 def evaluate(
     call: Call,
     run: str = argument("RUN", "A run folder, or the name of a shipped base; RUN1,RUN2 is an ensemble."),
     data: str = argument("DATA", "Labelled data, pairs for a translator, or a corpus for a language model."),
     beam: int | None = flag(
-        None, "Beam width of a translator; 1 = greedy.", "--beam", min=1, show_default="5"
+        None, "Beam width of a translator; 1 = greedy.", "--num-beams", min=1, show_default="5"
     ),
-    against: str | None = flag(None, "Another translator, for paired tests.", "--against", metavar="RUN"),
+    against: str | None = flag(None, "Another translator, for paired tests.", "--baseline", metavar="RUN"),
 ) -> None:
     """Score a run on DATA: the test split of a folder, else its valid split; all of a single file."""
     call.show(hs.evaluate(run, data, settings=call.settings, beam=beam, against=against), show_score)
@@ -119,7 +121,7 @@ def predict(
 
 @command(
     'generate runs/writer "the film" --tokens 40',
-    "generate runs/writer - --beam 5 --json",
+    "generate runs/writer - --num-beams 5 --json",
     settings="--set",
 )
 def generate(
@@ -127,7 +129,7 @@ def generate(
     run: str = argument("RUN", "A causal language model: its folder, or the name of a shipped base."),
     prompt: str = argument("PROMPT|-", "The text to continue; - = standard input, one prompt a line."),
     tokens: int = flag(100, "Tokens to generate at most.", min=1),
-    count: int = flag(1, "Texts to generate for each prompt.", "--count", min=1),
+    count: int = flag(1, "Texts to generate for each prompt.", "--num-return-sequences", min=1),
     seed: int = flag(0, "Random seed."),
     temperature: float | None = advanced_flag(None, "Below 1 favours likely tokens.", show_default="0.8"),
     top_k: int | None = advanced_flag(None, "Sample from the k likeliest tokens."),
@@ -137,7 +139,9 @@ def generate(
     ),
     repetition_penalty: float = advanced_flag(1.0, "Above 1 makes tokens of the text so far less likely."),
     greedy: bool = advanced_flag(False, "Take the likeliest token, always."),
-    beam: int | None = advanced_flag(None, "Beam search of this width for the likeliest texts.", "--beam"),
+    beam: int | None = advanced_flag(
+        None, "Beam search of this width for the likeliest texts.", "--num-beams"
+    ),
     length_penalty: float = LENGTH_PENALTY,
 ) -> None:
     """Continue PROMPT, token by token as the model writes.
@@ -184,7 +188,7 @@ def _print_texts(found: Iterator[Any], as_json: bool) -> list[int]:
 
 @command(
     "translate en-fr-captions captions.txt -o french.txt",
-    "translate runs/en-fr - --beam 1",
+    "translate runs/en-fr - --num-beams 1",
     settings="data.text_column",
 )
 def translate(
@@ -192,9 +196,9 @@ def translate(
     run: str = argument("RUN", "A translator: a run trained with --pair, or the name of a shipped one."),
     file: str = argument("FILE|-", "A text, one a line (also .gz, .xz), or a table; - = standard input."),
     out: Path | None = out_flag("Write to this file at the end.", None, "FILE"),
-    beam: int = flag(5, "Beam width; 1 = greedy.", "--beam", min=1),
+    beam: int = flag(5, "Beam width; 1 = greedy.", "--num-beams", min=1),
     n_best: int = flag(1, "Print this many translations of each line, with its number.", min=1),
-    scores: bool = flag(False, "Print the score before each translation.", "--scores"),
+    scores: bool = flag(False, "Print the score before each translation.", "--print-scores"),
     max_length: int | None = advanced_flag(
         None, "Tokens of a translation at most.", min=1, show_default="50 more than its line has"
     ),
@@ -261,8 +265,8 @@ def _report_cut(lines: list[int], one: str, several: str, what: str) -> None:
 
 @command(
     "embed en-tiny new.txt -o vectors.npy",
-    "embed runs/base reviews.tsv -o cls.npy --pool cls",
-    settings="training.length data.text_column",
+    "embed runs/base reviews.tsv -o cls.npy --pooling cls",
+    settings="training.max_length data.text_column",
 )
 def embed(
     call: Call,
@@ -273,7 +277,7 @@ def embed(
 ) -> None:
     """Write a vector for every text of FILE, in order.
 
-    With --pool token every token has a vector; OUT.offsets.npy holds where each text starts, OUT.pieces.jsonl its
+    With --pooling token every token has a vector; OUT.offsets.npy holds where each text starts, OUT.pieces.jsonl its
     tokens.
     """
     from headstart.training.callbacks import Stage
@@ -291,13 +295,15 @@ def _show_vectors(found: Any) -> None:
     for path in found.extra_files:
         print(f"beside: {path}")
     if found.cut:
-        print(f"{found.cut:,} texts were longer than {found.length} tokens and were cut: --length reads more")
+        print(
+            f"{found.cut:,} texts were longer than {found.length} tokens and were cut: --max-length reads more"
+        )
 
 
 @command(
     'search en-tiny reviews.tsv "a funny film"',
     'search en-tiny reviews.tsv "a dull plot" --top 3 --json',
-    settings="training.length data.text_column",
+    settings="training.max_length data.text_column",
 )
 def search(
     call: Call,

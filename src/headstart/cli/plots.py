@@ -25,7 +25,7 @@ OUT = out_flag("Where to plot; a folder gets PNG, SVG and HTML.", None, "FOLDER|
 @command(
     "plan --preset small --gpu 'RTX 3060' --tokens 100000000",
     "plan --preset lab --classes 2 --json",
-    settings="objective.name training.precision optimizer.kind",
+    settings="objective.name training.precision optimizer.name",
     config=True,
 )
 def plan(
@@ -36,7 +36,7 @@ def plan(
         None, "Size of the vocabulary.", "--vocab", min=2, show_default=PRESET
     ),
     batch: int | None = data_flag(None, "Texts in a batch.", min=1, show_default=PRESET),
-    length: int | None = data_flag(None, "Tokens of each text.", "--length", min=2, show_default=PRESET),
+    length: int | None = data_flag(None, "Tokens of each text.", "--max-length", min=2, show_default=PRESET),
     tokens: int | None = budget_flag(None, "Tokens in the text to be read.", min=1),
     epochs: float | None = budget_flag(None, "How often that text is read."),
     gpu: str | None = flag(None, "A device by name, e.g. 'RTX 3060'.", show_default="this machine, and all"),
@@ -115,7 +115,7 @@ def attention(
         None, "The translation of TEXT.", metavar="TEXT", show_default="the translator's own"
     ),
     part: str | None = flag(
-        None, "Attention of a translator.", "--part", metavar=PARTS, show_default="cross"
+        None, "Attention of a translator.", "--attention-type", metavar=PARTS, show_default="cross"
     ),
     layer: int | None = flag(None, "Plot this layer alone, counted from 1."),
     attention_head: int | None = flag(None, "Plot this attention head alone, counted from 1."),
@@ -141,10 +141,10 @@ def attention(
     call.show(maps.to_dict(layer, attention_head), show, compact=True)
 
 
-@command("plot masks -o plots/masks.png", "plot masks --length 12 --json")
+@command("plot masks -o plots/masks.png", "plot masks --max-length 12 --json")
 def masks(
     call: Call,
-    length: int = flag(8, "Tokens of the texts that are drawn.", "--length"),
+    length: int = flag(8, "Tokens of the texts that are drawn.", "--max-length"),
     out: Path | None = OUT,
 ) -> None:
     """Plot which token may attend to which: causal, padding, both, packed documents, prefix, cross."""
@@ -166,7 +166,7 @@ def positions(
     call: Call,
     run: str | None = argument("[RUN]", "A run whose positions to plot; without one, sinusoids alone.", None),
     width: int | None = flag(None, "Size of a position's vector."),
-    length: int | None = flag(None, "How many positions.", "--length"),
+    length: int | None = flag(None, "How many positions.", "--max-length"),
     out: Path | None = OUT,
 ) -> None:
     """Plot position vectors as a heat map, and how alike positions are by their distance."""
@@ -186,7 +186,7 @@ def positions(
 
 @command(
     "plot heads en-tiny rotten-tomatoes -o plots/heads.png",
-    "plot heads runs/mine reviews.tsv --texts 50 --json",
+    "plot heads runs/mine reviews.tsv --max-texts 50 --json",
     settings="data.text_column data.label_column",
 )
 def heads(
@@ -197,7 +197,7 @@ def heads(
         "Texts for a base (.txt, one a line, or a table), labelled data for a classifier, or a built-in name.",
     ),
     out: Path | None = OUT,
-    texts: int = flag(200, "Texts to read at most.", "--texts", min=2),
+    texts: int = flag(200, "Texts to read at most.", "--max-texts", min=2),
 ) -> None:
     """Measure what each attention head does: entropy, mean distance, and the loss without it."""
     _need_target(out, call)
