@@ -33,7 +33,7 @@ def _refuse(*rules: tuple[bool, str, str]) -> None:
 
 
 class ModelConfig(Section):
-    """The shape of a body."""
+    """The shape of a model."""
 
     architecture: str = Field("auto", description="a name in BACKBONES; auto = what the objective needs")
     num_layers: int = Field(4, ge=1, le=1000, description="blocks")
@@ -242,8 +242,8 @@ class TrainingConfig(Section):
     gradual_unfreezing_epochs: float | None = Field(
         None, gt=0, description="epochs after which one more block unfreezes, top first"
     )
-    head_init: Literal["auto", "fresh"] = Field(
-        "auto", description="auto = reuse the head of a base with the same classes"
+    head_init: Literal["reuse", "random"] = Field(
+        "reuse", description="reuse = keep the head of a base with the same classes"
     )
     linear_probe: bool = Field(
         False, description="train a new head on the frozen backbone first, then everything"
@@ -271,7 +271,7 @@ class TrainingConfig(Section):
     def _is_consistent(self) -> "TrainingConfig":
         budgets = [name for name in BUDGETS if getattr(self, name) is not None]
         frozen = [name for name in ("freeze_backbone", "gradual_unfreezing_epochs") if getattr(self, name)]
-        unsharded = [name for name in ("compile", "unfreeze_every") if getattr(self, name)]
+        unsharded = [name for name in ("compile", "gradual_unfreezing_epochs") if getattr(self, name)]
         _refuse(
             (len(budgets) > 1, f"the budget is given twice: {' and '.join(budgets)}", "keep one of them"),
             (
@@ -290,7 +290,7 @@ class TrainingConfig(Section):
                 "keep one of them",
             ),
             (
-                self.weight_averaging == "last_epochs" and bool({"tokens", "minutes"} & set(budgets)),
+                self.weight_averaging == "last_epochs" and bool({"max_tokens", "max_minutes"} & set(budgets)),
                 "which epochs are the last is known only for a budget in epochs or steps",
                 "set training.weight_averaging=ema, or a budget in epochs",
             ),
@@ -318,7 +318,7 @@ class DataConfig(Section):
     train_size: int | None = Field(
         None, ge=2, description="train on a seeded, balanced subset of this many texts"
     )
-    on_bad_row: bool = Field(False, description="fail on unusable rows")
+    on_bad_row: Literal["skip", "error"] = Field("skip", description="what to do with an unusable row")
     truncation_side: Literal["start", "end", "both"] = Field(
         "start", description="which part of an over-long text is read"
     )
