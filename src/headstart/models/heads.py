@@ -97,7 +97,7 @@ class LanguageHead(nn.Module):
     def forward(self, hidden: Tensor, batch: Batch, body: Backbone) -> Tensor:
         """Scores (B, T, V), or (N, V) at the asked positions alone."""
         weight, bias = self.projection(body.table)
-        return F.linear(self.transformed(asked(hidden, batch)), weight, bias)
+        return F.linear(self.transformed(at_label_positions(hidden, batch)), weight, bias)
 
 
 def language_head(heads: nn.ModuleDict) -> LanguageHead:
@@ -107,9 +107,9 @@ def language_head(heads: nn.ModuleDict) -> LanguageHead:
     return head
 
 
-def asked(hidden: Tensor, batch: Batch) -> Tensor:
+def at_label_positions(hidden: Tensor, batch: Batch) -> Tensor:
     """The vectors at the positions that the batch asks for: (N, D), or all of them (B, T, D)."""
-    return hidden if batch.asked is None else rows_at(hidden.flatten(0, 1), batch.asked)
+    return hidden if batch.label_positions is None else rows_at(hidden.flatten(0, 1), batch.label_positions)
 
 
 class ClassHead(nn.Module):
@@ -148,7 +148,7 @@ class ClassHead(nn.Module):
         """One vector for each text (B, D)."""
         if hidden.ndim == 2:
             return hidden
-        return body.pooled(hidden) if self.pool is None else self.pool(hidden, batch.real)
+        return body.pooled(hidden) if self.pool is None else self.pool(hidden, batch.attention_mask)
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Scores (B, C) of pooled vectors (B, D)."""
@@ -220,8 +220,8 @@ class GeneratorHead(nn.Module):
             batch.tokens.shape[1], self.config.hidden_size // self.config.num_heads, 10000.0
         )
         turns = (cos.to(read.device), sin.to(read.device))
-        mask = None if batch.is_full else batch.real[:, None, None, :]
+        mask = None if batch.unpadded else batch.attention_mask[:, None, None, :]
         for block in self.blocks:
             read = block(read, mask, False, turns)
-        chosen = read if batch.asked is None else read.flatten(0, 1)[batch.asked]
+        chosen = read if batch.label_positions is None else read.flatten(0, 1)[batch.label_positions]
         return F.linear(self.out_proj(chosen), body.table, self.bias)
