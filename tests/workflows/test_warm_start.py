@@ -8,7 +8,7 @@ from headstart.config import BodyConfig, merge
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model
-from headstart.workflows.warm_start import PairFacts, translator_config, warm_start, warm_start_defaults
+from headstart.workflows.finetune_seq2seq import PairFacts, translator_config, warm_start, warm_start_defaults
 from tests.helpers.datasets import QUICK, write_corpus
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 

@@ -114,7 +114,7 @@ def show(result: object) -> None:
     from headstart.cli.evaluate import show_score
     from headstart.reports.formatting import format_duration
     from headstart.workflows.finetune import Finetuned
-    from headstart.workflows.translate import FinishedTranslator
+    from headstart.workflows.finetune_seq2seq import FinishedTranslator
 
     assert isinstance(result, Finetuned | FinishedTranslator)
     is_translator = isinstance(result, FinishedTranslator)

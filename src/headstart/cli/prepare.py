@@ -40,7 +40,7 @@ def tokenize(
     )
     share = _share(shard)
     from headstart.cli.listener import Listener
-    from headstart.workflows.prepare import prepare_corpora
+    from headstart.workflows.tokenize_corpus import prepare_corpora
 
     with Listener(quiet or as_json) as listener:
         found = prepare_corpora(corpora, share=share, preset=preset, settings=settings, on_event=listener)

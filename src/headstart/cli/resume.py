@@ -28,8 +28,8 @@ def resume(
     from headstart.cli.listener import Listener, print_json
     from headstart.results import Comparison
     from headstart.workflows.finetune import Finetuned
+    from headstart.workflows.finetune_seq2seq import FinishedTranslator
     from headstart.workflows.resume import resume as go_on
-    from headstart.workflows.translate import FinishedTranslator
     from headstart.workflows.tune import Tuned
 
     with Listener(quiet or as_json or not o.speaks()) as listener:

@@ -15,10 +15,10 @@ from headstart.planning.load import make_load
 from headstart.results import Comparison
 from headstart.training.callbacks import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
-from headstart.workflows.prepare import learn_tokenizer
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.run_dir import command_line
+from headstart.workflows.tokenize_corpus import learn_tokenizer
 
 DEFAULT_TOKENS = 5_000_000  # that the first objective reads, when no budget is given
 

@@ -1,4 +1,4 @@
-"""A run directory: its lock, description, checkpoints, result and provenance; how a run starts, stops and resumes."""
+"""A run directory: its lock, description, checkpoints, result and provenance."""
 
 import json
 import os
@@ -9,8 +9,7 @@ import subprocess
 import sys
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -25,31 +24,27 @@ import numpy as np
 from torch import Tensor
 
 from headstart.atomic_io import content_hash, write_json, write_text, write_with, writing
-from headstart.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint, save_weights
-from headstart.config import PATH_SETTINGS, RunConfig, merge
+from headstart.checkpoint import load_checkpoint, save_checkpoint, save_weights
+from headstart.config import PATH_SETTINGS, merge
 from headstart.data.datasets import SOURCES
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped
 from headstart.inference.loaded_model import (
     FINGERPRINTS,
     RUN_INFO,
-    LoadedModel,
     RunInfo,
+    Tokenizers,
     check_is_run,
-    load_model,
     read_fingerprints,
-    read_source_tokenizer,
-    read_tokenizer,
+    read_tokenizers,
 )
 from headstart.pretrained import shipped_bases
 from headstart.quantization import WEIGHTS_FILE
 from headstart.results import Provenance, Transfer
-from headstart.training.callbacks import Event
+from headstart.training.callbacks import Event, RunLog, TensorBoardLog
 from headstart.training.distributed import ALONE, Processes
-from headstart.training.launch import RankInfo
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Trainer
-from headstart.workflows.loggers import RunLog, TensorBoardLog
 
 OnEvent = Callable[[Event], None]
 SCRATCH = "scratch"  # the base name that means random weights
@@ -215,8 +210,15 @@ class RunDir:
 
     def info(self) -> RunInfo:
         """The contents of run.json."""
+        if self.processes.is_alone:
+            return RunInfo.read(self.path)
         found = self.processes.broadcast(lambda: json.dumps(RunInfo.read(self.path).to_dict()))
         return RunInfo.from_dict(json.loads(found), str(self.path / RUN_INFO))
+
+    def find_info(self) -> RunInfo | None:
+        """The contents of run.json; None where there is none."""
+        exists = self.processes.broadcast(lambda: str((self.path / RUN_INFO).is_file())) == "True"
+        return self.info() if exists else None
 
     def write_fingerprints(self, fingerprints: Sequence[np.ndarray]) -> None:
         """Write the hashes of every text that any training stage has read."""
@@ -232,21 +234,9 @@ class RunDir:
         """Those hashes, sorted; empty in all but the main process."""
         return read_fingerprints(self.path) if self.processes.is_main else np.zeros(0, np.uint64)
 
-    def tokenizer(self, info: RunInfo) -> Tokenizer:
-        """The run's tokenizer, which must be the one that it was trained with."""
-        return broadcast_tokenizer(self.processes, lambda: read_tokenizer(self.path, info))
-
-    def source_tokenizer(self, info: RunInfo) -> Tokenizer | None:
-        """The tokenizer of a translator's source side, where that side has its own."""
-        if not info.source_tokenizer_fingerprint:
-            return None
-
-        def read() -> Tokenizer:
-            found = read_source_tokenizer(self.path, info)
-            assert found is not None
-            return found
-
-        return broadcast_tokenizer(self.processes, read)
+    def tokenizers(self, info: RunInfo) -> Tokenizers:
+        """The run's tokenizers, which must be those that it was trained with."""
+        return broadcast_tokenizers(self.processes, lambda: read_tokenizers(self.path, info))
 
     def save_state(self, trainer: Trainer) -> None:
         """Write a checkpoint from which training continues bit for bit, in any number of processes."""
@@ -258,6 +248,10 @@ class RunDir:
     def load_state(self, trainer: Trainer) -> None:
         """Load the newest complete checkpoint, if there is one."""
         found = load_checkpoint(self.checkpoints) if self.processes.is_main else None
+        if self.processes.is_alone:
+            if found:
+                trainer.load(*found)
+            return
         state = self.processes.broadcast(lambda: json.dumps(found[1] if found else None))
         if state != "null":
             trainer.load(found[0] if found else None, json.loads(state))
@@ -313,7 +307,9 @@ class RunDir:
             self.path / "report.html",
             render_run(self.path.name, result, info.config.model_dump(), transfer),
         )
-        self.write_info(replace(info, status="finished"))
+        self.write_info(
+            replace(info, status="finished", classifier=result.get("classifier", info.classifier))
+        )
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def result(self) -> dict[str, Any]:
@@ -321,76 +317,29 @@ class RunDir:
         return json.loads(self.processes.broadcast(lambda: (self.path / "result.json").read_text("utf-8")))
 
 
-def broadcast_tokenizer(processes: Processes, make: Callable[[], Tokenizer]) -> Tokenizer:
-    """The tokenizer that `make` returns in the main process, in every process."""
+def broadcast_tokenizers(processes: Processes, make: Callable[[], Tokenizers]) -> Tokenizers:
+    """The tokenizers that `make` returns in the main process, in every process."""
     if processes.is_alone:
         return make()
-    made: list[Tokenizer] = []
+    made: list[Tokenizers] = []
 
-    def packed() -> str:
+    def files() -> str:
         made.append(make())
-        files = made[0].engine.files().items()
-        return json.dumps({name: b64encode(content).decode("ascii") for name, content in files})
+        found = [each.engine.files().items() if each else [] for each in made[0]]
+        return json.dumps([{name: b64encode(data).decode("ascii") for name, data in each} for each in found])
 
-    sent = processes.broadcast(packed)
-    if made:
-        return made[0]
-    with TemporaryDirectory() as folder:
-        for name, content in json.loads(sent).items():
-            (Path(folder) / name).write_bytes(b64decode(content))
-        return Tokenizer.load(Path(folder))
+    tokenizer, source = json.loads(processes.broadcast(files))
+    return made[0] if made else (_tokenizer_of(tokenizer), _tokenizer_of(source) if source else None)
 
 
-# --- Starting and resuming ------------------------------------------------------------------------------------------
+def _tokenizer_of(files: Mapping[str, str]) -> Tokenizer:
+    with TemporaryDirectory() as directory:
+        for name, content in files.items():
+            (Path(directory) / name).write_bytes(b64decode(content))
+        return Tokenizer.load(Path(directory))
 
 
-def main_only(processes: Processes, on_event: OnEvent) -> OnEvent:
-    """The listener in the main process; in the others one that ignores every event."""
-    return on_event if processes.is_main else lambda event: None
-
-
-@contextmanager
-def start_run(
-    path: Path, config: RunConfig, inputs: dict[str, Any], runtime: Runtime, base: LoadedModel | None = None
-) -> Iterator[tuple[RunDir, RunInfo | None]]:
-    """A locked run directory: a new one and None, or that of this very run and its description.
-
-    Only processes that torchrun started, which may restart them, find their own run; for anybody else an existing
-    directory is an error.
-    """
-    processes = runtime.processes
-    versions = {name: metadata.version(name) for name in ("headstart", "torch")}
-    start = "" if base is None else content_hash(base.info.to_dict())
-    processes.assert_equal({**config.model_dump(), "base": start, "version of": versions})
-    found = processes.broadcast(lambda: _own_run(path, config, inputs, processes.info))
-    run_dir = RunDir(path, processes) if found else RunDir.create(path, processes)
-    known = RunInfo.from_dict(json.loads(found), str(path)) if found else None
-    with run_dir, processes.peer_errors():
-        yield run_dir, known
-
-
-def _own_run(path: Path, config: RunConfig, inputs: dict[str, Any], place: RankInfo) -> str:
-    """The description of the run in `path` if it is the one that would start here and may be resumed; else empty."""
-    if not place.may_resume or not (path / RUN_INFO).is_file():
-        return ""
-    info = RunInfo.read(path)
-    # A translator's second vocabulary is as large as its tokenizer became; the settings do not contain it.
-    learnt = {"body": {"source_vocabulary": info.config.body.source_vocabulary}} if info.pair else {}
-    if info.config != config.with_(learnt) or any(
-        info.inputs.get(name) != given for name, given in inputs.items()
-    ):
-        raise RunError(f"{path} holds a run with other settings", hint="choose another --out")
-    return json.dumps(info.to_dict())
-
-
-def base_of(run_dir: RunDir, info: RunInfo) -> LoadedModel | None:
-    """The base that a stopped run needs to start again; None when it had none, or has a checkpoint."""
-    base, processes = info.inputs.get("base", SCRATCH), run_dir.processes
-    if base == SCRATCH:
-        return None
-    has_state = processes.broadcast(lambda: str(has_checkpoint(run_dir.checkpoints))) == "True"
-    with processes.raise_on_all():
-        return None if has_state else load_model(base)
+# --- Paths and states -----------------------------------------------------------------------------------------------
 
 
 def absolute_paths(names: Sequence[str]) -> list[str]:
