@@ -11,7 +11,7 @@ from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.data.decontamination import apart_hashes
-from headstart.data.mixture import Corpora, Portion, portions
+from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import LoadedModel, Tokenizers, load_model
@@ -29,7 +29,7 @@ class DistillationSetup:
     """The teachers of a run, and the unlabelled texts that they label for it."""
 
     teachers: list[LoadedModel]
-    unlabelled: list[Portion]
+    unlabelled: list[MixtureComponent]
 
     @staticmethod
     def load(
@@ -52,12 +52,12 @@ class DistillationSetup:
                 f"teachers {', '.join(names)}: one is named twice, or not at all", hint="RUN1,RUN2"
             )
         teachers = [load_model(name, with_weights=with_weights) for name in names]
-        return DistillationSetup(teachers, portions(unlabelled or []))
+        return DistillationSetup(teachers, parse_mixture(unlabelled or []))
 
     @staticmethod
     def from_inputs(inputs: Mapping[str, Any]) -> "DistillationSetup | None":
         """The teachers that run.json names."""
-        unlabelled = [Portion(**each) for each in inputs.get("unlabelled", [])]
+        unlabelled = [MixtureComponent(**each) for each in inputs.get("unlabelled", [])]
         return DistillationSetup.load(inputs["teacher"], unlabelled) if "teacher" in inputs else None
 
     @property

@@ -14,9 +14,9 @@ from headstart.data.augmentation import check_dropout, training_loader
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import seen_before, without_apart
-from headstart.data.mixture import Corpora
+from headstart.data.documents import Corpora
 from headstart.data.samplers import Loader
-from headstart.data.splits import take_labels
+from headstart.data.splits import balanced_subset
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError
 from headstart.evaluation.metrics import METRICS, score
@@ -195,7 +195,7 @@ def load_labelled(
     if config.data.apart:
         dataset = without_apart(dataset, config.data.apart)
     if config.data.labels is not None:
-        dataset = take_labels(dataset, config.data.labels, config.training.seed)
+        dataset = balanced_subset(dataset, config.data.labels, config.training.seed)
     for note in dataset.notes:
         on_event(Note(note))
     return dataset

@@ -1,6 +1,5 @@
 """Pretraining a language model on raw text, from random weights or from a base."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 from headstart.atomic_io import content_hash
 from headstart.config import BUDGETS, BodyConfig, DataConfig, RunConfig, load_preset, resolve
 from headstart.data.decontamination import apart_hashes
-from headstart.data.documents import Documents
-from headstart.data.mixture import Corpora, Portion, portions
+from headstart.data.documents import Corpora, Documents, MixtureComponent, parse_mixture
 from headstart.data.nsp_pairs import PairLoader
 from headstart.data.samplers import BlockLoader, Loader, MixedLoader
 from headstart.data.token_cache import Corpus
@@ -85,7 +83,7 @@ def pretrain(
     with init_processes() as processes:
         listen = main_only(processes, on_event)
         with processes.raise_on_all():
-            mix = portions(corpora)
+            mix = parse_mixture(corpora)
             loaded = None if base is None else load_model(base)
             distillation = DistillationSetup.load(teacher)
             given = with_absolute_paths(settings)
@@ -96,7 +94,7 @@ def pretrain(
             if tokens is not None:
                 config, _ = pretrain_config(preset, given, loaded, distillation, tokens)
             runtime = start_runtime(config.training, processes)
-        inputs = pretrain_inputs(mix, base, portions(tokenizer_corpora or []))
+        inputs = pretrain_inputs(mix, base, parse_mixture(tokenizer_corpora or []))
         inputs |= {} if distillation is None else distillation.inputs()
         words = "" if tokens is None else describe(config, given)
         notes = [f"settings to adapt {base} to about {tokens:,} tokens: {words}"] if words else []
@@ -104,7 +102,7 @@ def pretrain(
 
 
 def pretrain_inputs(
-    mix: Sequence[Portion], base: str | None, tokenizer_corpora: Sequence[Portion]
+    mix: Sequence[MixtureComponent], base: str | None, tokenizer_corpora: Sequence[MixtureComponent]
 ) -> dict[str, Any]:
     """The inputs in run.json; `tokenizer_corpora` are what a new tokenizer is trained on, if not the mix."""
     given: dict[str, Any] = {
@@ -184,16 +182,16 @@ def _fixed_tokenizer(owner: LoadedModel, wanted: Mapping[str, Any]) -> dict[str,
     return {**wanted, **own.model_dump()}
 
 
-def count_tokens(mix: Sequence[Portion], config: DataConfig, tokenizer: Tokenizer) -> int | None:
+def count_tokens(mix: Sequence[MixtureComponent], config: DataConfig, tokenizer: Tokenizer) -> int | None:
     """An estimate of the tokens in the corpora; None for a large or an unreadable mix, which gets the preset's settings."""
     characters = 0.0
     sample: list[str] = []
     try:
-        for portion in mix:
-            documents = portion.open(config)
+        for component in mix:
+            documents = component.open(config)
             sample += islice(iter(documents), SAMPLE)
             for text in documents:
-                characters += portion.weight * len(text)
+                characters += component.weight * len(text)
                 if characters > COUNTED:
                     return None
     except DataError:
@@ -303,7 +301,7 @@ def shared_fingerprints(documents: list[Documents], processes: Processes) -> lis
     with processes.raise_on_all():
         if processes.info.local_rank == 0:
             own = [each.fingerprint for each in documents]
-    mains = json.loads(processes.broadcast(lambda: json.dumps(own)))
+    mains = processes.broadcast(lambda: own)
     with processes.raise_on_all():
         if own and own != mains:
             raise DataError(
@@ -398,18 +396,18 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
     def read_data(self) -> str:
         """Open the corpora; their text is the same on every machine."""
         with self.processes.raise_on_all():
-            self.documents = [each.open(self.config.data) for each in self._portions("mix")]
+            self.documents = [each.open(self.config.data) for each in self._mixture("mix")]
             self.excluded = apart_hashes(self.config.data.apart)
         for note in (note for each in self.documents for note in each.notes):
             self.on_event(Note(note))
         return content_hash(shared_fingerprints(self.documents, self.processes))
 
-    def _portions(self, key: str) -> list[Portion]:
-        return [Portion(**each) for each in self.inputs.get(key, [])]
+    def _mixture(self, key: str) -> list[MixtureComponent]:
+        return [MixtureComponent(**each) for each in self.inputs.get(key, [])]
 
     def train_tokenizers(self) -> Tokenizers:
         """One tokenizer, trained on the mix or on the corpora that are named for it."""
-        others = [each.open(self.config.data) for each in self._portions("tokenizer_corpora")]
+        others = [each.open(self.config.data) for each in self._mixture("tokenizer_corpora")]
         documents = others or self.documents
         return learn_tokenizer(self.config.tokenizer, documents, self.on_event, self.excluded), None
 
@@ -433,7 +431,7 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
             lambda: [prepare_documents(each, tokenizer, on_event) for each in self.documents]
         )
         corpora = without_repeats(corpora, config.data, self.excluded, on_event)
-        weights = [each.weight for each in self._portions("mix")]
+        weights = [each.weight for each in self._mixture("mix")]
         with processes.raise_on_all():
             if sum(len(corpus.train) for corpus in corpora) < 3:
                 raise DataError("the corpus holds almost no text", hint="give more or longer documents")

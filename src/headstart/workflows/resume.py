@@ -39,7 +39,7 @@ def resume_run(
     """The result of a single run that is resumed; None when it was finished before."""
     with init_processes() as processes:
         run_dir = RunDir.open(Path(run), processes)
-        with run_dir, processes.peer_errors():
+        with run_dir:
             info = run_dir.info()
             if info.status == "finished":
                 return None

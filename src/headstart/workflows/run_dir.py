@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -69,15 +68,14 @@ class RunLock:
         self._is_new = False
         self._existed = False  # the user's own empty directory, which stays
 
-    def create(self) -> str:
+    def create(self) -> None:
         """Create the directory of a new run, or accept an empty one."""
         check_free(self.path)
         self._is_new, self._existed = True, self.path.is_dir() and not (self.path / LOCK).exists()
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        return ""
 
-    def acquire(self) -> str:
+    def acquire(self) -> None:
         """Take the lock; a second process gets an error and changes nothing."""
         deadline = monotonic() + LOCK_TIMEOUT
         while not self._try():
@@ -93,7 +91,6 @@ class RunLock:
             except RunError:
                 self._close()
                 raise
-        return ""
 
     def _try(self) -> bool:
         try:
@@ -181,12 +178,7 @@ class RunDir:
     @staticmethod
     def open(path: Path, processes: Processes = ALONE) -> "RunDir":
         """An existing run directory."""
-
-        def check() -> str:
-            check_is_run(path)
-            return ""
-
-        processes.broadcast(check)
+        processes.broadcast(lambda: check_is_run(path))
         return RunDir(path, processes)
 
     def __enter__(self) -> "RunDir":
@@ -210,15 +202,12 @@ class RunDir:
 
     def info(self) -> RunInfo:
         """The contents of run.json."""
-        if self.processes.is_alone:
-            return RunInfo.read(self.path)
-        found = self.processes.broadcast(lambda: json.dumps(RunInfo.read(self.path).to_dict()))
-        return RunInfo.from_dict(json.loads(found), str(self.path / RUN_INFO))
+        return self.processes.broadcast(lambda: RunInfo.read(self.path))
 
     def find_info(self) -> RunInfo | None:
         """The contents of run.json; None where there is none."""
-        exists = self.processes.broadcast(lambda: str((self.path / RUN_INFO).is_file())) == "True"
-        return self.info() if exists else None
+        exists = (self.path / RUN_INFO).is_file
+        return self.processes.broadcast(lambda: RunInfo.read(self.path) if exists() else None)
 
     def write_fingerprints(self, fingerprints: Sequence[np.ndarray]) -> None:
         """Write the hashes of every text that any training stage has read."""
@@ -248,13 +237,9 @@ class RunDir:
     def load_state(self, trainer: Trainer) -> None:
         """Load the newest complete checkpoint, if there is one."""
         found = load_checkpoint(self.checkpoints) if self.processes.is_main else None
-        if self.processes.is_alone:
-            if found:
-                trainer.load(*found)
-            return
-        state = self.processes.broadcast(lambda: json.dumps(found[1] if found else None))
-        if state != "null":
-            trainer.load(found[0] if found else None, json.loads(state))
+        state = self.processes.broadcast(lambda: found and found[1])
+        if state is not None:
+            trainer.load(found and found[0], state)
 
     def train(self, trainer: Trainer, is_resumed: bool, on_event: OnEvent) -> None:
         """Train inside this directory: load the saved state, log, write checkpoints, and select the final weights."""
@@ -314,7 +299,7 @@ class RunDir:
 
     def result(self) -> dict[str, Any]:
         """The contents of result.json of a finished run."""
-        return json.loads(self.processes.broadcast(lambda: (self.path / "result.json").read_text("utf-8")))
+        return self.processes.broadcast(lambda: json.loads((self.path / "result.json").read_text("utf-8")))
 
 
 def broadcast_tokenizers(processes: Processes, make: Callable[[], Tokenizers]) -> Tokenizers:
@@ -323,19 +308,21 @@ def broadcast_tokenizers(processes: Processes, make: Callable[[], Tokenizers]) -
         return make()
     made: list[Tokenizers] = []
 
-    def files() -> str:
+    def files() -> list[dict[str, bytes]]:
         made.append(make())
-        found = [each.engine.files().items() if each else [] for each in made[0]]
-        return json.dumps([{name: b64encode(data).decode("ascii") for name, data in each} for each in found])
+        return [dict(each.engine.files()) for each in made[0] if each is not None]
 
-    tokenizer, source = json.loads(processes.broadcast(files))
-    return made[0] if made else (_tokenizer_of(tokenizer), _tokenizer_of(source) if source else None)
+    sent = processes.broadcast(files)
+    if made:
+        return made[0]
+    tokenizer, *source = (_tokenizer_from(each) for each in sent)
+    return tokenizer, source[0] if source else None
 
 
-def _tokenizer_of(files: Mapping[str, str]) -> Tokenizer:
+def _tokenizer_from(files: Mapping[str, bytes]) -> Tokenizer:
     with TemporaryDirectory() as directory:
         for name, content in files.items():
-            (Path(directory) / name).write_bytes(b64decode(content))
+            (Path(directory) / name).write_bytes(content)
         return Tokenizer.load(Path(directory))
 
 

@@ -140,7 +140,7 @@ class TrainingJob(ABC, Generic[Data, Result]):
         self.processes.assert_equal({**self.config.model_dump(), "base": base, "version of": versions})
         own = self._find_own_run(out) if self.processes.info.may_resume else None
         run_dir = RunDir(out, self.processes) if own else RunDir.create(out, self.processes)
-        with run_dir, self.processes.peer_errors():
+        with run_dir:
             if own is not None:
                 return self.resume(run_dir, own, self.runtime, self.on_event)
             for note in notes:
@@ -167,7 +167,7 @@ class TrainingJob(ABC, Generic[Data, Result]):
         if info.status == "finished":
             return cls.read_result(run_dir)
         base, processes = info.inputs.get("base", SCRATCH), runtime.processes
-        has_state = processes.broadcast(lambda: str(has_checkpoint(run_dir.checkpoints))) == "True"
+        has_state = processes.broadcast(lambda: has_checkpoint(run_dir.checkpoints))
         with processes.raise_on_all():
             loaded = None if has_state or base == SCRATCH else load_model(base)
             distillation = DistillationSetup.from_inputs(info.inputs)
