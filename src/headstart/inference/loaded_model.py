@@ -117,11 +117,11 @@ class LoadedModel:
         """The heads of the model; empty for a backbone that was imported without any."""
         if not self.info.has_heads:
             return {}
-        return self.objective.heads(self.info.config.body, self.info.vocab_size, len(self.info.classes))
+        return self.objective.heads(self.info.config.model, self.info.vocab_size, len(self.info.classes))
 
     def check_tokenizer(self, name: str | None) -> None:
         """Refuse a tokenizer other than this model's own; None names no tokenizer."""
-        is_same = name in (None, self.info.config.tokenizer.kind)
+        is_same = name in (None, self.info.config.tokenizer.type)
         if not is_same and name is not None and Path(name).exists():
             is_same = open_tokenizer(name).fingerprint == self.tokenizer.fingerprint
         if not is_same:
@@ -137,19 +137,19 @@ class LoadedModel:
         body: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The settings of the body (its own by default) with the `wanted` changes, if the weights allow them."""
-        own = self.info.config.body.model_dump() if body is None else dict(body)
+        own = self.info.config.model.model_dump() if body is None else dict(body)
         changes = {key: value for key, value in wanted.items() if value != "auto"}
         for key, value in changes.items():
             if not may_change(key, value) and own.get(key, value) != value:
                 raise ConfigError(
-                    f"body.{key} of {self.name} is {own[key]}, not {value}",
+                    f"model.{key} of {self.name} is {own[key]}, not {value}",
                     hint="a base's shape is fixed: leave that setting and --preset out, or train from scratch",
                 )
         return {**own, **changes}
 
     def model(self) -> Model:
         """The model with its weights, in evaluation mode."""
-        model = build_model(self.info.config.body, self.info.vocab_size, self.specs)
+        model = build_model(self.info.config.model, self.info.vocab_size, self.specs)
         model.load_state_dict(self.weights)
         return model.eval()
 

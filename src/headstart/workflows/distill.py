@@ -40,7 +40,7 @@ class DistillationSetup:
             if unlabelled:
                 raise ConfigError(
                     "texts without labels need teachers to label them",
-                    hint="add --teacher RUN, or leave them out",
+                    hint="add --distill-from RUN, or leave them out",
                 )
             return None
         if not isinstance(teacher, str):
@@ -99,11 +99,11 @@ class DistillationSetup:
                     f"{teacher.name} and {self.teachers[0].name} have different tokenizers",
                     hint="choose teachers that come from one base",
                 )
-            most = teacher.info.config.body.max_length
-            if most < config.training.length:
+            most = teacher.info.config.model.max_position_embeddings
+            if most < config.training.max_length:
                 raise ConfigError(
-                    f"{teacher.name} reads {most} tokens at most, not {config.training.length}",
-                    hint=f"set training.length={most}",
+                    f"{teacher.name} reads {most} tokens at most, not {config.training.max_length}",
+                    hint=f"set training.max_length={most}",
                 )
             if classes is not None and teacher.info.classes != list(classes):
                 raise RunError(
@@ -126,13 +126,15 @@ class DistillationSetup:
         for model in models:
             model.requires_grad_(False)
         training = config.training
-        return distill(objective, Distillation(models, training.teacher_share, training.teacher_temperature))
+        return distill(
+            objective, Distillation(models, training.distillation_alpha, training.distillation_temperature)
+        )
 
     def texts(self, dataset: Dataset, objective: Objective, config: RunConfig) -> list[str]:
         """The unlabelled texts, each once, without those of the dataset and of excluded evaluation sets."""
         self.check(objective, config, dataset.classes)
         known = [dataset.hashes(split) for split in dataset.splits]
-        excluded = set(np.concatenate([*known, apart_hashes(config.data.apart)]).tolist())
+        excluded = set(np.concatenate([*known, apart_hashes(config.data.exclude_eval_texts_of)]).tolist())
         found = []
         for each in self.unlabelled:
             for text in each.open(config.data):
@@ -154,7 +156,7 @@ class DistillationSetup:
         """The dataset with these texts in its training split, under the labels that the teachers predict."""
         if not texts:
             return dataset
-        length, keep = config.training.length, config.data.keep
+        length, keep = config.training.max_length, config.data.truncation_side
         rows = [Row(tokenizer.frame(ids, length, keep)) for ids in tokenizer.encode(texts)]
         alone = replace(runtime, processes=ALONE, is_sharded=False)  # each process predicts all of them
         predictions = [

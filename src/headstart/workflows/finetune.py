@@ -9,7 +9,7 @@ import numpy as np
 
 from headstart.atomic_io import content_hash
 from headstart.batch import Row
-from headstart.config import BodyConfig, RunConfig
+from headstart.config import ModelConfig, RunConfig
 from headstart.data.augmentation import check_dropout, training_loader
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
@@ -98,7 +98,7 @@ def finetune(
         from headstart.workflows.finetune_seq2seq import finetune_seq2seq
 
         if teacher is not None or unlabelled:
-            raise ConfigError("translators cannot be distilled", hint="leave --teacher or --pair out")
+            raise ConfigError("translators cannot be distilled", hint="leave --distill-from or --pair out")
         return finetune_seq2seq(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
     with init_processes() as processes:
         listen = main_only(processes, on_event)
@@ -114,8 +114,10 @@ def finetune(
                 source.dataset, None if owner is None else owner.tokenizer, len(source.pseudo_labelled)
             )
             config, objective = finetune_config(loaded, preset, given, data=facts)
-            if loaded is None and config.training.reset_layers:
-                raise ConfigError("from scratch every block is new", hint="leave training.reset_layers out")
+            if loaded is None and config.training.reinit_top_layers:
+                raise ConfigError(
+                    "from scratch every block is new", hint="leave training.reinit_top_layers out"
+                )
             runtime = start_runtime(config.training, processes)
         inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
         inputs |= {} if distillation is None else distillation.inputs()
@@ -187,15 +189,15 @@ def load_labelled(
     with_test: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> Dataset:
-    """The labelled splits, with the training subset of `data.labels` texts; skipped rows are reported."""
+    """The labelled splits, with the training subset of `data.train_size` texts; skipped rows are reported."""
     dataset = load_dataset(data, config.data, with_test=with_test)
     if dataset.skips:
         first = dataset.skips[0]
         on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
-    if config.data.apart:
-        dataset = without_apart(dataset, config.data.apart)
-    if config.data.labels is not None:
-        dataset = balanced_subset(dataset, config.data.labels, config.training.seed)
+    if config.data.exclude_eval_texts_of:
+        dataset = without_apart(dataset, config.data.exclude_eval_texts_of)
+    if config.data.train_size is not None:
+        dataset = balanced_subset(dataset, config.data.train_size, config.training.seed)
     for note in dataset.notes:
         on_event(Note(note))
     return dataset
@@ -214,7 +216,7 @@ def choose_tokenizer(
     """The base's tokenizer; from scratch the one that the settings name, trained on the training texts."""
     if base is not None:
         return base.tokenizer
-    on_event(Stage(f"tokenizer: {config.tokenizer.kind}"))
+    on_event(Stage(f"tokenizer: {config.tokenizer.type}"))
     unlabelled = [example.text for example in dataset.unlabelled]
     return resolve_tokenizer(config.tokenizer, lambda: [*dataset.texts("train"), *unlabelled])
 
@@ -225,7 +227,9 @@ def make_task(
     """Every split as tokens."""
     on_event(Stage("tokenising the labelled texts"))
     rows = {
-        name: encode_rows(tokenizer, examples, dataset.classes, config.training.length, config.data.keep)
+        name: encode_rows(
+            tokenizer, examples, dataset.classes, config.training.max_length, config.data.truncation_side
+        )
         for name, examples in dataset.splits.items()
     }
     return Task(tokenizer, dataset, rows)
@@ -243,14 +247,14 @@ def make_classifier(
     trained on the frozen backbone first.
     """
     seed_everything(config.training.seed, 0, 3)
-    heads = objective.heads(config.body, task.tokenizer.size, len(task.classes))
+    heads = objective.heads(config.model, task.tokenizer.size, len(task.classes))
     if base is None:
-        return build_model(config.body, task.tokenizer.size, heads), None
+        return build_model(config.model, task.tokenizer.size, heads), None
     if can_reuse_head(config, objective, task.classes, base):
-        model = build_model(config.body, task.tokenizer.size, heads)
+        model = build_model(config.model, task.tokenizer.size, heads)
         weights = reordered(base.weights, HEAD, base.info.classes, task.classes)
         return model, transfer(weights, model, with_base_heads=True)
-    model, moved = swap_heads(base, heads, config.body, reset_layers=config.training.reset_layers)
+    model, moved = swap_heads(base, heads, config.model, reset_layers=config.training.reinit_top_layers)
     head = model.heads[HEAD]
     if config.training.linear_probe and isinstance(head, ClassHead):
         fit_head(model, head, objective, task.rows["train"], task.tokenizer, runtime)
@@ -260,7 +264,7 @@ def make_classifier(
 def swap_heads(
     base: LoadedModel,
     heads: Mapping[str, HeadSpec],
-    config: BodyConfig | None = None,
+    config: ModelConfig | None = None,
     *,
     reset_layers: int = 0,
 ) -> tuple[Model, Transfer]:
@@ -268,7 +272,7 @@ def swap_heads(
 
     `config` changes settings that shape no weight, such as dropout. The top `reset_layers` layers are reinitialized.
     """
-    model = build_model(config or base.info.config.body, base.tokenizer.size, heads)
+    model = build_model(config or base.info.config.model, base.tokenizer.size, heads)
     return model, transfer(base.weights, model, reset_layers=reset_layers)
 
 
@@ -289,7 +293,7 @@ def make_trainer(
     """
     training, data = config.training, config.data
     loader = training_loader(task.rows["train"], task.dataset.texts("train"), task.tokenizer, training, data)
-    chosen = marked_places(len(task.rows["valid"]), training.marked)
+    chosen = marked_places(len(task.rows["valid"]), training.eval_subset_size)
     truth = np.array(task.dataset.targets("valid"))[chosen]
     rows = [task.rows["valid"][index] for index in chosen]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headstart.config import BUDGETS, BodyConfig, RunConfig, load_preset, resolve
+from headstart.config import BUDGETS, ModelConfig, RunConfig, load_preset, resolve
 from headstart.data.dataset import Dataset
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError
@@ -70,21 +70,21 @@ class DatasetFacts:
 REFERENCE = DatasetFacts(1600, ("negative", "positive"), 128.0)  # until the data is read
 
 
-def finetune_defaults(data: DatasetFacts, model: BodyConfig, start: HeadStart) -> dict[str, dict[str, Any]]:
+def finetune_defaults(data: DatasetFacts, model: ModelConfig, start: HeadStart) -> dict[str, dict[str, Any]]:
     """Settings by section for fine-tuning a model of this shape on such a dataset."""
-    length = min(MAX_LENGTH, model.max_length)
+    length = min(MAX_LENGTH, model.max_position_embeddings)
     batch_size = BATCH_SIZE * (2 if data.texts >= LARGE_SET or start == "reused-head" else 1)
     epochs = _epochs(data, batch_size, length, start)
     return {
         "optimizer": {"learning_rate": _learning_rate(model, start), "weight_decay": 0.01},
-        "schedule": {"kind": "linear", "warmup": 0.1 if start == "reused-head" else 0.2},
-        "data": {"keep": "both"},
+        "lr_schedule": {"name": "linear", "warmup_ratio": 0.1 if start == "reused-head" else 0.2},
+        "data": {"truncation_side": "both"},
         "training": {
-            "epochs": float(epochs),
-            "batch_examples": batch_size,
-            "batch_tokens": batch_size * MAX_LENGTH,
-            "length": length,
-            "evaluate_every": _steps_between_evaluations(data, epochs, batch_size),
+            "max_epochs": float(epochs),
+            "batch_size": batch_size,
+            "tokens_per_batch": batch_size * MAX_LENGTH,
+            "max_length": length,
+            "eval_steps": _steps_between_evaluations(data, epochs, batch_size),
             "linear_probe": start == "new-head",
         },
     }
@@ -117,13 +117,13 @@ def _steps_between_evaluations(data: DatasetFacts, epochs: int, batch_size: int)
     )
 
 
-def _learning_rate(model: BodyConfig, start: HeadStart) -> float:
+def _learning_rate(model: ModelConfig, start: HeadStart) -> float:
     """The peak learning rate: lower for wide models and for a head that already knows the classes."""
     if start == "scratch":
-        rate = SCRATCH_LEARNING_RATE * 256 / model.width
+        rate = SCRATCH_LEARNING_RATE * 256 / model.hidden_size
     else:
         share = REUSED_HEAD_RATE if start == "reused-head" else 1.0
-        rate = LEARNING_RATE * share * (256 / model.width) ** 2 * math.sqrt(4 / model.layers)
+        rate = LEARNING_RATE * share * (256 / model.hidden_size) ** 2 * math.sqrt(4 / model.num_layers)
     return float(f"{min(max(rate, 1e-5), 1e-3):.2g}")
 
 
@@ -141,7 +141,7 @@ def fits_recommendation(
     They were measured with the base's own head if it has one (`starts_alike`: this run reuses it too, or there is
     none), and on texts about as long as the recommended length.
     """
-    length = recommended.get("training", {}).get("length")
+    length = recommended.get("training", {}).get("max_length")
     return starts_alike and (length is None or data.mean_tokens >= length / 4)
 
 
@@ -149,15 +149,17 @@ def describe(config: RunConfig, given: Mapping[str, Any]) -> str:
     """The chosen settings in one line, without those that the user set."""
     training, is_pretraining = config.training, config.job == "pretrain"
     chosen = {
-        ("training", "epochs"): None if training.epochs is None else f"{training.epochs:g} epochs",
-        ("training", "batch_examples"): None
-        if training.batch_examples is None
-        else f"batches of {training.batch_examples} texts",
+        ("training", "max_epochs"): None
+        if training.max_epochs is None
+        else f"{training.max_epochs:g} epochs",
+        ("training", "batch_size"): None
+        if training.batch_size is None
+        else f"batches of {training.batch_size} texts",
         ("optimizer", "learning_rate"): f"learning rate {config.optimizer.learning_rate:g}",
         (
             "training",
-            "length",
-        ): f"{'blocks' if is_pretraining else 'texts'} of up to {training.length} tokens",
+            "max_length",
+        ): f"{'blocks' if is_pretraining else 'texts'} of up to {training.max_length} tokens",
         ("training", "linear_probe"): "new head trained first" if training.linear_probe else None,
     }
     return ", ".join(
@@ -219,15 +221,15 @@ def finetune_config(
             start = "scratch"
         elif reuses_head:
             start = "reused-head"
-        defaults = finetune_defaults(facts, config.body, start)
+        defaults = finetune_defaults(facts, config.model, start)
         fixed = {**recommended.get("training", {}), **settings.get("training", {})}
-        if any(key in fixed for key in (*BUDGETS, "marked")):
-            defaults["training"]["evaluate_every"] = None  # its spacing is for the rule's own budget
+        if any(key in fixed for key in (*BUDGETS, "eval_subset_size")):
+            defaults["training"]["eval_steps"] = None  # its spacing is for the rule's own budget
     config, objective = _resolve(base, name, recommended, settings, defaults)
-    if config.training.reset_layers > config.body.layers:
+    if config.training.reinit_top_layers > config.model.num_layers:
         raise ConfigError(
-            f"training.reset_layers {config.training.reset_layers} is more than the {config.body.layers} blocks there are",
-            hint=f"set it to {config.body.layers} or less; one or two is usual",
+            f"training.reinit_top_layers {config.training.reinit_top_layers} is more than the {config.model.num_layers} blocks there are",
+            hint=f"set it to {config.model.num_layers} or less; one or two is usual",
         )
     return fit_length(config, settings), objective
 
@@ -240,13 +242,13 @@ def _resolve(
     defaults: Mapping[str, Any] | None = None,
 ) -> tuple[RunConfig, Objective]:
     if base is not None:
-        base.check_tokenizer(settings.get("tokenizer", {}).get("kind"))
-        usual = load_preset(preset).get("finetune", {}).get("body", {})
+        base.check_tokenizer(settings.get("tokenizer", {}).get("type"))
+        usual = load_preset(preset).get("finetune", {}).get("model", {})
         body = base.change_body(
-            {**usual, **recommended.get("body", {}), **settings.get("body", {})},
+            {**usual, **recommended.get("model", {}), **settings.get("model", {})},
             lambda key, value: "dropout" in key or (key == "pooler" and value is True),
         )
-        settings = {**settings, "body": body, "tokenizer": base.info.config.tokenizer.model_dump()}
+        settings = {**settings, "model": body, "tokenizer": base.info.config.tokenizer.model_dump()}
     config = resolve("finetune", preset, recommended, settings, defaults=defaults)
     objective = make_objective(config.objective)
     if objective.reads == "translations":
@@ -263,20 +265,20 @@ def _resolve(
 
 def with_backbone(config: RunConfig, objective: Objective) -> RunConfig:
     """The settings with a kind of body that the objective can train."""
-    return config.with_({"body": objective.resolve_backbone(config.body).model_dump()})
+    return config.with_({"model": objective.resolve_backbone(config.model).model_dump()})
 
 
 def fit_length(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """The settings with a text length that the body has positions for; a length that the user sets is never cut."""
-    most = config.body.max_length
-    if config.training.length <= most:
+    most = config.model.max_position_embeddings
+    if config.training.max_length <= most:
         return config
-    if "length" in settings.get("training", {}):
+    if "max_length" in settings.get("training", {}):
         raise ConfigError(
-            f"training.length {config.training.length} is over body.max_length {most}",
-            hint=f"set training.length={most}, or a larger body.max_length when training from scratch",
+            f"training.max_length {config.training.max_length} is over model.max_position_embeddings {most}",
+            hint=f"set training.max_length={most}, or a larger model.max_position_embeddings when training from scratch",
         )
-    return config.with_({"training": {"length": most}})
+    return config.with_({"training": {"max_length": most}})
 
 
 def uses_recommendation(
@@ -300,7 +302,7 @@ def can_reuse_head(
     Above reinitialized layers the head is new as well.
     """
     training, own = config.training, _base_head(classes, base)
-    may_reuse = training.head == "auto" and not training.reset_layers
+    may_reuse = training.head_init == "reuse" and not training.reinit_top_layers
     return may_reuse and own is not None and _shape(own) == _shape(_new_head(config, objective, classes))
 
 
@@ -309,9 +311,9 @@ def why_new_head(
 ) -> str:
     """Why a base's head for these very classes is not reused; empty if it is reused or there is none."""
     training, own = config.training, _base_head(classes, base)
-    if own is None or training.head != "auto" or can_reuse_head(config, objective, classes, base):
+    if own is None or training.head_init != "reuse" or can_reuse_head(config, objective, classes, base):
         return ""
-    if training.reset_layers:
+    if training.reinit_top_layers:
         return "the base's head has the same classes; it is new because the layers below it are reinitialized"
     new = _shape(_new_head(config, objective, classes))
     wanted = " ".join(
@@ -327,7 +329,7 @@ def _base_head(classes: Sequence[str], base: LoadedModel | None) -> HeadSpec | N
 
 
 def _new_head(config: RunConfig, objective: Objective, classes: Sequence[str]) -> HeadSpec:
-    return objective.heads(config.body, 0, len(classes))[HEAD]
+    return objective.heads(config.model, 0, len(classes))[HEAD]
 
 
 def _shape(head: HeadSpec) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headstart.atomic_io import content_hash
 from headstart.batch import Row
-from headstart.config import BodyConfig, RunConfig, load_preset, merge, resolve
+from headstart.config import ModelConfig, RunConfig, load_preset, merge, resolve
 from headstart.data.augmentation import check_both, translation_loader
 from headstart.data.dataset import hashes
 from headstart.data.decontamination import seen_before
@@ -50,16 +50,22 @@ from headstart.workflows.training_job import (
 PRESET = "translate-tiny"  # the default
 # The stack that a base of each kind initializes, and the settings of the depths of the two stacks.
 STACKS = {"bidirectional": "encoder", "causal": "decoder"}
-DEPTHS = {"encoder": ("layers", "decoder_layers"), "decoder": ("decoder_layers", "layers")}
+DEPTHS = {"encoder": ("num_layers", "num_decoder_layers"), "decoder": ("num_decoder_layers", "num_layers")}
 WARM_LEARNING_RATE = 1e-3  # around pretrained layers 256 wide; falls with the square of the width
 WARM_EPOCHS, MIN_STEPS = 30, 200  # at least
 STEPS_PER_EPOCH = 20  # that a small set gets by smaller batches
 SAMPLE = 2_000  # pairs that are tokenized to estimate the mean length
 LABELLED_ONLY = {
-    "data": ("labels", "text_column", "label_column"),
-    "training": ("cutoff", "reset_layers"),
+    "data": ("train_size", "text_column", "label_column"),
+    "training": ("token_cutoff", "reinit_top_layers"),
 }
-FREE = ("dropout", "attention_dropout", "kind", "pooler", "tied")  # settings in which a translator may differ
+FREE = (
+    "dropout",
+    "attention_dropout",
+    "architecture",
+    "pooler",
+    "tie_embeddings",
+)  # settings in which a translator may differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,19 +130,19 @@ class PairFacts:
         return PairFacts(len(rows), sum(map(len, [*sources, *targets])) / max(1, len(sample)) + 4)
 
 
-def warm_start_defaults(data: PairFacts, model: BodyConfig) -> dict[str, dict[str, Any]]:
+def warm_start_defaults(data: PairFacts, model: ModelConfig) -> dict[str, dict[str, Any]]:
     """Settings by section for a translator around pretrained layers of this width.
 
     The preset's learning rate is for random weights 128 wide; pretrained weights need a lower one, and wide ones the
     lowest. A small set gets smaller batches and more epochs, for a minimum number of optimizer steps.
     """
-    rate = WARM_LEARNING_RATE * (256 / model.width) ** 2
+    rate = WARM_LEARNING_RATE * (256 / model.hidden_size) ** 2
     tokens = data.pairs * data.mean_tokens
     batch_tokens = int(min(8192, max(1024, tokens / STEPS_PER_EPOCH)))
     epochs = max(WARM_EPOCHS, math.ceil(MIN_STEPS * batch_tokens / max(1.0, tokens)))
     return {
         "optimizer": {"learning_rate": float(f"{min(max(rate, 1e-5), 5e-3):.2g}")},
-        "training": {"epochs": float(epochs), "batch_tokens": batch_tokens},
+        "training": {"max_epochs": float(epochs), "tokens_per_batch": batch_tokens},
     }
 
 
@@ -164,7 +170,7 @@ def translator_config(
     if base is not None:
         wanted = merge(wanted, _settings_from_base(base, preset, settings))
         if preset is None and data is not None:
-            defaults = warm_start_defaults(data, base.info.config.body)
+            defaults = warm_start_defaults(data, base.info.config.model)
     config = resolve("finetune", preset or PRESET, defaults, wanted)
     objective = make_objective(config.objective)
     if not isinstance(objective, Seq2Seq):
@@ -172,15 +178,17 @@ def translator_config(
             f"{objective.name} reads no translations",
             hint="leave --pair out, or set objective.name=translate",
         )
-    if base is None and config.body.source_vocabulary is not None:
+    if base is None and config.model.source_vocab_size is not None:
         raise ConfigError(
-            "body.source_vocabulary follows from the tokenizer that is trained",
-            hint="set tokenizer.shared=false, and tokenizer.vocabulary for both sides",
+            "model.source_vocab_size follows from the tokenizer that is trained",
+            hint="set tokenizer.shared_vocab=false, and tokenizer.vocab_size for both sides",
         )
-    if config.body.tied and (config.training.freeze or config.training.unfreeze_every is not None):
+    if config.model.tie_embeddings and (
+        config.training.freeze_backbone or config.training.gradual_unfreezing_epochs is not None
+    ):
         raise ConfigError(
             "the head of this translator is its embedding table, so with a frozen body nothing could learn",
-            hint="leave training.freeze and training.unfreeze_every out, or set body.tied=false",
+            hint="leave training.freeze_backbone and training.gradual_unfreezing_epochs out, or set model.tie_embeddings=false",
         )
     return fit_length(with_backbone(config, objective), settings)
 
@@ -188,33 +196,38 @@ def translator_config(
 def _settings_from_base(base: LoadedModel, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The body and tokenizer of a translator around a base's layers."""
     own, tokenizer = base.info.config, settings.get("tokenizer", {})
-    base.check_tokenizer(tokenizer.get("kind"))
+    base.check_tokenizer(tokenizer.get("type"))
     is_shared = base.own_source_tokenizer is None
     if tokenizer.get("shared", is_shared) != is_shared:
         words = "one vocabulary for both sides" if is_shared else "a vocabulary for each side"
-        raise ConfigError(f"{base.name} has {words}", hint="leave tokenizer.shared out")
-    body, free = own.body.model_dump(), {*FREE}
-    if own.body.kind in STACKS:
-        warm, new = DEPTHS[STACKS[own.body.kind]]
-        body |= {"kind": "auto", "pooler": False, warm: own.body.layers, new: own.body.layers}
+        raise ConfigError(f"{base.name} has {words}", hint="leave tokenizer.shared_vocab out")
+    body, free = own.model.model_dump(), {*FREE}
+    if own.model.architecture in STACKS:
+        warm, new = DEPTHS[STACKS[own.model.architecture]]
+        body |= {
+            "architecture": "auto",
+            "pooler": False,
+            warm: own.model.num_layers,
+            new: own.model.num_layers,
+        }
         free.add(new)
-    elif own.body.kind != "encoder-decoder":
+    elif own.model.architecture != "encoder-decoder":
         raise ConfigError(
-            f"a {own.body.kind} body cannot initialize a translator",
+            f"a {own.model.architecture} body cannot initialize a translator",
             hint="choose a bidirectional base (for the encoder), a causal one (for the decoder), or scratch",
         )
     raw = load_preset(preset or PRESET)
-    shape = raw.get("body", {}) if preset else {}  # the default preset names no shape
-    wanted = {**shape, **raw.get("finetune", {}).get("body", {}), **settings.get("body", {})}
+    shape = raw.get("model", {}) if preset else {}  # the default preset names no shape
+    wanted = {**shape, **raw.get("finetune", {}).get("model", {}), **settings.get("model", {})}
     return {
-        "body": base.change_body(wanted, lambda key, value: key in free, body),
-        "tokenizer": {**own.tokenizer.model_dump(), "shared": is_shared},
+        "model": base.change_body(wanted, lambda key, value: key in free, body),
+        "tokenizer": {**own.tokenizer.model_dump(), "shared_vocab": is_shared},
     }
 
 
 def warm_start(base: LoadedModel, model: Model) -> Transfer:
     """Copy a base's weights into one stack of a translator, or those of another translator into both."""
-    kind = base.info.config.body.kind
+    kind = base.info.config.model.architecture
     return transfer(renamed(base.weights, kind), model, with_base_heads=kind not in STACKS)
 
 
@@ -273,20 +286,20 @@ def make_translation_task(
 ) -> TranslationTask:
     """Every split as tokens."""
     on_event(Stage("tokenising the pairs"))
-    length, keep = config.training.length, config.data.keep
+    length, keep = config.training.max_length, config.data.truncation_side
     check_both(text.train, tokenizers, config.training)
     train = encode_pairs(text.train, tokenizers, None)
     fits = [max(sides(row)) <= length for row in train]
     whole = list(compress(train, fits))
     if not whole:
         raise DataError(
-            f"no training pair fits into {length} tokens per side", hint="set a larger training.length"
+            f"no training pair fits into {length} tokens per side", hint="set a larger training.max_length"
         )
     if len(whole) < len(train):
         on_event(
             Note(
                 f"{len(train) - len(whole):,} of {len(train):,} training pairs are left out: one side is over "
-                f"{length} tokens (training.length), and a part of a text has no translation"
+                f"{length} tokens (training.max_length), and a part of a text has no translation"
             )
         )
     rows = {
@@ -334,7 +347,7 @@ def make_translation_trainer(
     training = config.training
     tokenizers = task.tokenizer, task.source_tokenizer
     loader = translation_loader(task.rows["train"], task.text.train, tokenizers, training)
-    chosen = marked_places(len(task.rows["valid"]), training.marked)
+    chosen = marked_places(len(task.rows["valid"]), training.eval_subset_size)
     rows, sources = task.rows["valid"], task.sources("valid")
     rows, sources = [rows[index] for index in chosen], [sources[index] for index in chosen]
     references = [task.text.valid[index].target for index in chosen]
@@ -342,7 +355,7 @@ def make_translation_trainer(
     def evaluate(model: Model) -> Evaluation:
         loss, accuracy = translation_loss(model, objective, rows, task.tokenizer, runtime)
         values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": accuracy}
-        if objective.best == "loss":
+        if objective.metric_for_best_model == "loss":
             return Evaluation(values, rank=-loss)
         written = write_translations(model, sources, task.tokenizer, runtime)
         found = [task.tokenizer.decode(each.tokens) for each in written]
@@ -432,21 +445,21 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
     def train_tokenizers(self) -> Tokenizers:
         """One tokenizer trained on both sides, or one on each."""
         settings = self.config.tokenizer
-        self.on_event(Stage(f"tokenizer: {settings.kind}"))
+        self.on_event(Stage(f"tokenizer: {settings.type}"))
         sources, targets = self._pairs.sources("train"), self._pairs.targets("train")
-        if settings.shared:
+        if settings.shared_vocab:
             return resolve_tokenizer(settings, lambda: [*sources, *targets]), None
-        if settings.kind not in TOKENIZERS:
+        if settings.type not in TOKENIZERS:
             raise ConfigError(
-                f"{settings.kind} is one tokenizer, and tokenizer.shared=false needs two",
-                hint="leave tokenizer.shared out, or name a kind to train: --tokenizer bpe",
+                f"{settings.type} is one tokenizer, and tokenizer.shared_vocab=false needs two",
+                hint="leave tokenizer.shared_vocab out, or name a kind to train: --tokenizer bpe",
             )
         return resolve_tokenizer(settings, lambda: targets), resolve_tokenizer(settings, lambda: sources)
 
     def encode_data(self, tokenizers: Tokenizers) -> TranslationTask:
         """The pairs as tokens; the model gets a source vocabulary of its tokenizer's size."""
         tokenizer, source = tokenizers
-        self.config = self.config.with_({"body": {"source_vocabulary": source and source.size}})
+        self.config = self.config.with_({"model": {"source_vocab_size": source and source.size}})
         with self.processes.raise_on_all():
             pair = (tokenizer, source or tokenizer)
             return make_translation_task(self._pairs, pair, self.config, self.on_event)
@@ -454,7 +467,7 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
     def build_model(self, data: TranslationTask) -> tuple[Model, Transfer | None]:
         """An encoder-decoder, with the base's weights where they fit."""
         size = data.tokenizer.size
-        model = build_model(self.config.body, size, self.objective.heads(self.config.body, size, 0))
+        model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))
         return model, None if self.base is None else warm_start(self.base, model)
 
     def make_trainer(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash
-from headstart.config import BUDGETS, BodyConfig, DataConfig, RunConfig, load_preset, resolve
+from headstart.config import BUDGETS, DataConfig, ModelConfig, RunConfig, load_preset, resolve
 from headstart.data.decontamination import apart_hashes
 from headstart.data.documents import Corpora, Documents, MixtureComponent, parse_mixture
 from headstart.data.nsp_pairs import PairLoader
@@ -132,7 +132,7 @@ def pretrain_config(
     name = preset or ("tiny" if base is None else base.info.config.preset)
     if base is not None:
         if adapts_to is not None:
-            defaults = adaptation_defaults(adapts_to, base.info.config.body)
+            defaults = adaptation_defaults(adapts_to, base.info.config.model)
         settings = {**settings, "body": _base_body(base, preset, settings)}
     owner = base or (distillation.teachers[0] if distillation is not None else None)
     if owner is not None:
@@ -160,12 +160,12 @@ def _base_body(base: LoadedModel, preset: str | None, settings: Mapping[str, Any
     own = base.info.config
     raw = load_preset(preset or own.preset)
     wanted = {
-        **(raw.get("body", {}) if preset else {}),
-        **raw.get("pretrain", {}).get("body", {}),
-        **settings.get("body", {}),
+        **(raw.get("model", {}) if preset else {}),
+        **raw.get("pretrain", {}).get("model", {}),
+        **settings.get("model", {}),
     }
     is_tuned = own.job == "finetune"  # the dropout of fine-tuning does not continue into pretraining
-    body = {key: value for key, value in own.body if not (is_tuned and "dropout" in key)}
+    body = {key: value for key, value in own.model if not (is_tuned and "dropout" in key)}
     return base.change_body(wanted, lambda key, value: "dropout" in key, body)
 
 
@@ -201,7 +201,7 @@ def count_tokens(mix: Sequence[MixtureComponent], config: DataConfig, tokenizer:
     return tokens if 0 < tokens <= SMALL_CORPUS else None
 
 
-def adaptation_defaults(tokens: int, model: BodyConfig) -> dict[str, dict[str, Any]]:
+def adaptation_defaults(tokens: int, model: ModelConfig) -> dict[str, dict[str, Any]]:
     """Settings by section for continued pretraining on a small corpus of so many tokens.
 
     The run selects the weights with the lowest held-out loss, so an overlong run does no harm.
@@ -209,15 +209,15 @@ def adaptation_defaults(tokens: int, model: BodyConfig) -> dict[str, dict[str, A
     batch_tokens = min(BATCH_TOKENS, max(512, tokens // 8))  # smaller batches give a small corpus more steps
     wanted = min(MAX_EPOCHS, max(MIN_EPOCHS, TOKENS_READ / tokens))
     floor = math.ceil(MIN_STEPS * batch_tokens / tokens)
-    rate = min(1e-3, LEARNING_RATE * (256 / model.width) ** 2)
+    rate = min(1e-3, LEARNING_RATE * (256 / model.hidden_size) ** 2)
     return {
-        "optimizer": {"kind": "adamw", "learning_rate": float(f"{rate:.2g}"), "weight_decay": 0.01},
-        "schedule": {"kind": "linear", "warmup": 0.1},
+        "optimizer": {"name": "adamw", "learning_rate": float(f"{rate:.2g}"), "weight_decay": 0.01},
+        "lr_schedule": {"name": "linear", "warmup_ratio": 0.1},
         "training": {
-            "epochs": float(min(max(math.ceil(wanted), floor), 10 * MAX_EPOCHS)),
-            "length": min(BLOCK_SIZE, model.max_length),
-            "batch_tokens": batch_tokens,
-            "keep": "best",
+            "max_epochs": float(min(max(math.ceil(wanted), floor), 10 * MAX_EPOCHS)),
+            "max_length": min(BLOCK_SIZE, model.max_position_embeddings),
+            "tokens_per_batch": batch_tokens,
+            "checkpoint_selection": "best",
         },
     }
 
@@ -256,13 +256,16 @@ class CorpusMix(TrainingData):
 def without_repeats(
     corpora: Sequence[Corpus], config: DataConfig, excluded: NDArray[np.uint64], on_event: OnEvent
 ) -> list[Corpus]:
-    """The corpora without texts of excluded evaluation sets and, if `data.unique`, without repeated documents."""
-    if not config.unique and not config.apart:
+    """The corpora without texts of excluded evaluation sets and, if `data.deduplicate`, without repeated documents."""
+    if not config.deduplicate and not config.exclude_eval_texts_of:
         return list(corpora)
-    train = spare([corpus.train for corpus in corpora], excluded, config.unique)
-    valid = spare([corpus.valid for corpus in corpora], excluded, config.unique)
+    train = spare([corpus.train for corpus in corpora], excluded, config.deduplicate)
+    valid = spare([corpus.valid for corpus in corpora], excluded, config.deduplicate)
     found = [replace(corpus, train=t, valid=v) for corpus, t, v in zip(corpora, train, valid, strict=True)]
-    why = " or ".join(["repeats"] * config.unique + ["excluded by data.apart"] * bool(config.apart))
+    why = " or ".join(
+        ["repeats"] * config.deduplicate
+        + ["excluded by data.exclude_eval_texts_of"] * bool(config.exclude_eval_texts_of)
+    )
     for before, after in zip(corpora, found, strict=True):
         left_out = sum(before.documents.values()) - sum(after.documents.values())
         if left_out:
@@ -319,12 +322,23 @@ def make_loader(
     """Blocks of a stream, or pairs of its sentences, as the objective reads them."""
     training = config.training
     if objective.reads == "pairs":
-        unit = getattr(objective, "sentences", "sentence")
+        unit = getattr(objective, "nsp_unit", "sentence")
         return PairLoader(
-            stream, unit, tokenizer, training.length, training.batch_tokens, training.seed, shuffled=shuffled
+            stream,
+            unit,
+            tokenizer,
+            training.max_length,
+            training.tokens_per_batch,
+            training.seed,
+            shuffled=shuffled,
         )
     return BlockLoader(
-        stream, training.length, training.batch_tokens, training.seed, objective.lookahead, shuffled=shuffled
+        stream,
+        training.max_length,
+        training.tokens_per_batch,
+        training.seed,
+        objective.lookahead,
+        shuffled=shuffled,
     )
 
 
@@ -397,7 +411,7 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
         """Open the corpora; their text is the same on every machine."""
         with self.processes.raise_on_all():
             self.documents = [each.open(self.config.data) for each in self._mixture("mix")]
-            self.excluded = apart_hashes(self.config.data.apart)
+            self.excluded = apart_hashes(self.config.data.exclude_eval_texts_of)
         for note in (note for each in self.documents for note in each.notes):
             self.on_event(Note(note))
         return content_hash(shared_fingerprints(self.documents, self.processes))
@@ -445,7 +459,7 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
     def build_model(self, data: CorpusMix) -> tuple[Model, Transfer | None]:
         """A language model, with the base's weights where they fit."""
         size = data.tokenizer.size
-        model = build_model(self.config.body, size, self.objective.heads(self.config.body, size, 0))
+        model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))
         return model, None if self.base is None else transfer(self.base.weights, model, with_base_heads=True)
 
     def make_trainer(

@@ -55,7 +55,7 @@ def prepare_corpora(
     documents = [open_documents(corpus, config.data) for corpus in corpora]
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
-    excluded = apart_hashes(config.data.apart)
+    excluded = apart_hashes(config.data.exclude_eval_texts_of)
     tokenizer = learn_tokenizer(config.tokenizer, documents, on_event, excluded)
     path = str(_tokenizer_path(config.tokenizer, documents, excluded))
     found = []
@@ -77,15 +77,15 @@ def learn_tokenizer(
     """
 
     def texts() -> Iterator[str]:
-        on_event(Stage(f"training a {config.kind} tokenizer"))
+        on_event(Stage(f"training a {config.type} tokenizer"))
         for each in documents:
             yield from spared(each, excluded)
 
-    if config.kind not in TOKENIZERS:
+    if config.type not in TOKENIZERS:
         return resolve_tokenizer(config, texts)
     path = _tokenizer_path(config, documents, excluded)
     if path.is_dir():
-        on_event(Stage(f"using the cached {config.kind} tokenizer of this text"))
+        on_event(Stage(f"using the cached {config.type} tokenizer of this text"))
     else:
         write_folder_once(path, resolve_tokenizer(config, texts).save)
     return Tokenizer.load(path)  # parallel jobs all use the first one's
@@ -93,8 +93,8 @@ def learn_tokenizer(
 
 def _tokenizer_path(config: TokenizerConfig, documents: list[Documents], excluded: Hashes) -> Path:
     """Where the tokenizer of the settings is, or will be once it has been trained on the documents."""
-    if config.kind not in TOKENIZERS:
-        return Path(config.kind)
+    if config.type not in TOKENIZERS:
+        return Path(config.type)
     words = [version("tokenizers"), config.model_dump(), [each.fingerprint for each in documents]]
     words += [excluded.tolist()] if len(excluded) else []
     return default_cache() / "tokenizers" / content_hash(words)[:32]

@@ -153,7 +153,7 @@ class TrainingJob(ABC, Generic[Data, Result]):
         if info is None:
             return None
         # The size of a translator's source vocabulary follows from its tokenizer; the settings do not contain it.
-        derived = {"body": {"source_vocabulary": info.config.body.source_vocabulary}} if info.pair else {}
+        derived = {"model": {"source_vocab_size": info.config.model.source_vocab_size}} if info.pair else {}
         is_same = info.config == self.config.with_(derived)
         if not is_same or any(info.inputs.get(name) != given for name, given in self.inputs.items()):
             error = RunError(f"{path} holds a run with other settings", hint="choose another --out")
@@ -195,7 +195,7 @@ class TrainingJob(ABC, Generic[Data, Result]):
         seed_everything(config.training.seed, 0, 3)
         model, transfer = self.build_model(data)
         info = resumed or self._write_start(run_dir, data, fingerprint, transfer)
-        self.processes.start(runtime.device, config.training.timeout)
+        self.processes.start(runtime.device, config.training.ddp_timeout_minutes)
         objective = self.objective
         if self.distillation is not None:
             objective = self.distillation.objective(objective, config, runtime)
@@ -265,7 +265,11 @@ class TrainingJob(ABC, Generic[Data, Result]):
 def best_epoch(trainer: Trainer) -> float:
     """The epoch of the weights that a run keeps."""
     best = (point["epoch"] for point in trainer.state.curve if point["step"] == trainer.state.best_step)
-    return next(best, trainer.epochs_done) if trainer.config.training.keep == "best" else trainer.epochs_done
+    return (
+        next(best, trainer.epochs_done)
+        if trainer.config.training.checkpoint_selection == "best"
+        else trainer.epochs_done
+    )
 
 
 def main_only(processes: Processes, on_event: OnEvent) -> OnEvent:
