@@ -130,7 +130,7 @@ class LoadedModel:
                 hint="leave --tokenizer out: a base brings its own",
             )
 
-    def change_body(
+    def change_model(
         self,
         wanted: Mapping[str, Any],
         may_change: Callable[[str, Any], bool],

@@ -19,6 +19,7 @@ from headstart.inference.loaded_model import LoadedModel
 from headstart.models.model import HeadSpec
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
+from headstart.objectives.classification import HEAD_SETTINGS
 
 HEAD = "class"  # name of a classifier's head
 HeadStart = Literal["reused-head", "new-head", "scratch"]
@@ -244,7 +245,7 @@ def _resolve(
     if base is not None:
         base.check_tokenizer(settings.get("tokenizer", {}).get("type"))
         usual = load_preset(preset).get("finetune", {}).get("model", {})
-        body = base.change_body(
+        body = base.change_model(
             {**usual, **recommended.get("model", {}), **settings.get("model", {})},
             lambda key, value: "dropout" in key or (key == "pooler" and value is True),
         )
@@ -317,7 +318,9 @@ def why_new_head(
         return "the base's head has the same classes; it is new because the layers below it are reinitialized"
     new = _shape(_new_head(config, objective, classes))
     wanted = " ".join(
-        f"--set objective.{key}={value}" for key, value in _shape(own).items() if new[key] != value
+        f"--set objective.{HEAD_SETTINGS[key]}={value}"
+        for key, value in _shape(own).items()
+        if new[key] != value
     )
     return f"the base's head has the same classes but another shape, so the head is new; {wanted} reuses it"
 

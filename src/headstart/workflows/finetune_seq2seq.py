@@ -198,7 +198,7 @@ def _settings_from_base(base: LoadedModel, preset: str | None, settings: Mapping
     own, tokenizer = base.info.config, settings.get("tokenizer", {})
     base.check_tokenizer(tokenizer.get("type"))
     is_shared = base.own_source_tokenizer is None
-    if tokenizer.get("shared", is_shared) != is_shared:
+    if tokenizer.get("shared_vocab", is_shared) != is_shared:
         words = "one vocabulary for both sides" if is_shared else "a vocabulary for each side"
         raise ConfigError(f"{base.name} has {words}", hint="leave tokenizer.shared_vocab out")
     body, free = own.model.model_dump(), {*FREE}
@@ -220,7 +220,7 @@ def _settings_from_base(base: LoadedModel, preset: str | None, settings: Mapping
     shape = raw.get("model", {}) if preset else {}  # the default preset names no shape
     wanted = {**shape, **raw.get("finetune", {}).get("model", {}), **settings.get("model", {})}
     return {
-        "model": base.change_body(wanted, lambda key, value: key in free, body),
+        "model": base.change_model(wanted, lambda key, value: key in free, body),
         "tokenizer": {**own.tokenizer.model_dump(), "shared_vocab": is_shared},
     }
 

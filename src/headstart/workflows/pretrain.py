@@ -133,7 +133,7 @@ def pretrain_config(
     if base is not None:
         if adapts_to is not None:
             defaults = adaptation_defaults(adapts_to, base.info.config.model)
-        settings = {**settings, "body": _base_body(base, preset, settings)}
+        settings = {**settings, "model": _base_model_settings(base, preset, settings)}
     owner = base or (distillation.teachers[0] if distillation is not None else None)
     if owner is not None:
         settings = {**settings, "tokenizer": _fixed_tokenizer(owner, settings.get("tokenizer", {}))}
@@ -149,13 +149,21 @@ def pretrain_config(
             f"{objective.name} needs translations, so it cannot pretrain",
             hint="`headstart finetune scratch DATA --pair en-de` learns from them",
         )
-    for key in ("freeze", "unfreeze_every", "reset_layers", "bpe_dropout", "cutoff"):
+    for key in (
+        "freeze_backbone",
+        "gradual_unfreezing_epochs",
+        "reinit_top_layers",
+        "bpe_dropout",
+        "token_cutoff",
+    ):
         if getattr(config.training, key):
             raise ConfigError(f"training.{key} is for fine-tuning", hint="leave it out when you pretrain")
     return fit_length(with_backbone(config, objective), settings), objective
 
 
-def _base_body(base: LoadedModel, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _base_model_settings(
+    base: LoadedModel, preset: str | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """The body of a base, with the dropout that the user sets."""
     own = base.info.config
     raw = load_preset(preset or own.preset)
@@ -165,16 +173,16 @@ def _base_body(base: LoadedModel, preset: str | None, settings: Mapping[str, Any
         **settings.get("model", {}),
     }
     is_tuned = own.job == "finetune"  # the dropout of fine-tuning does not continue into pretraining
-    body = {key: value for key, value in own.model if not (is_tuned and "dropout" in key)}
-    return base.change_body(wanted, lambda key, value: "dropout" in key, body)
+    model = {key: value for key, value in own.model if not (is_tuned and "dropout" in key)}
+    return base.change_model(wanted, lambda key, value: "dropout" in key, model)
 
 
 def _fixed_tokenizer(owner: LoadedModel, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The tokenizer settings of a base or a teacher, which a run cannot change."""
-    owner.check_tokenizer(wanted.get("kind"))
+    owner.check_tokenizer(wanted.get("type"))
     own = owner.info.config.tokenizer
     for key, value in wanted.items():
-        if key != "kind" and getattr(own, key, value) != value:
+        if key != "type" and getattr(own, key, value) != value:
             raise ConfigError(
                 f"tokenizer.{key} of {owner.name} is {getattr(own, key)}, not {value}",
                 hint="a base or a teacher brings its own tokenizer; pretrain from scratch to change it",
