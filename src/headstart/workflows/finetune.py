@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headstart.atomic_io import content_hash
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig
 from headstart.data.augmentation import check_dropout, training_loader
 from headstart.data.dataset import Dataset
@@ -28,7 +28,7 @@ from headstart.objectives.base import Objective
 from headstart.results import Score, Transfer, with_nan
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.distributed import init_processes
-from headstart.training.evaluate import marked_places, predict_probabilities
+from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.linear_probe import fit_head
 from headstart.training.runtime import Runtime, StopSignal, seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
@@ -160,7 +160,7 @@ class Task(TrainingData):
     """Labelled texts as tokens, split by split."""
 
     dataset: Dataset
-    rows: dict[str, list[Row]]
+    rows: dict[str, list[EncodedExample]]
 
     @property
     def classes(self) -> list[str]:
@@ -293,7 +293,7 @@ def make_trainer(
     """
     training, data = config.training, config.data
     loader = training_loader(task.rows["train"], task.dataset.texts("train"), task.tokenizer, training, data)
-    chosen = marked_places(len(task.rows["valid"]), training.eval_subset_size)
+    chosen = eval_subset(len(task.rows["valid"]), training.eval_subset_size)
     truth = np.array(task.dataset.targets("valid"))[chosen]
     rows = [task.rows["valid"][index] for index in chosen]
 

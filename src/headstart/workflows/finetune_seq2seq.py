@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from headstart.atomic_io import content_hash
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig, load_preset, merge, resolve
 from headstart.data.augmentation import check_both, translation_loader
 from headstart.data.dataset import hashes
@@ -33,7 +33,7 @@ from headstart.objectives.seq2seq import Seq2Seq
 from headstart.results import Transfer, TranslationScore
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.distributed import init_processes
-from headstart.training.evaluate import loss_sums, marked_places
+from headstart.training.evaluate import eval_subset, loss_sums
 from headstart.training.runtime import Runtime, StopSignal, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.finetune_defaults import fit_length, with_backbone
@@ -248,7 +248,7 @@ class TranslationTask(TrainingData):
 
     source_tokenizer: Tokenizer
     text: ParallelText
-    rows: dict[str, list[Row]]
+    rows: dict[str, list[EncodedExample]]
 
     @property
     def own_source_tokenizer(self) -> Tokenizer | None:
@@ -316,7 +316,7 @@ def encode_pairs(
     tokenizers: tuple[Tokenizer, Tokenizer],
     length: int | None,
     keep: str = "start",
-) -> list[Row]:
+) -> list[EncodedExample]:
     """Pairs as token ids with special tokens on both sides, truncated to `length` where it is given."""
     tokenizer, source_tokenizer = tokenizers
     targets = tokenizer.encode([example.target for example in examples])
@@ -326,7 +326,7 @@ def encode_pairs(
         return own.frame(ids, length or len(ids) + 2, keep)
 
     return [
-        Row(frame(tokenizer, target), source=frame(source_tokenizer, source))
+        EncodedExample(frame(tokenizer, target), source=frame(source_tokenizer, source))
         for target, source in zip(targets, sources, strict=True)
     ]
 
@@ -347,7 +347,7 @@ def make_translation_trainer(
     training = config.training
     tokenizers = task.tokenizer, task.source_tokenizer
     loader = translation_loader(task.rows["train"], task.text.train, tokenizers, training)
-    chosen = marked_places(len(task.rows["valid"]), training.eval_subset_size)
+    chosen = eval_subset(len(task.rows["valid"]), training.eval_subset_size)
     rows, sources = task.rows["valid"], task.sources("valid")
     rows, sources = [rows[index] for index in chosen], [sources[index] for index in chosen]
     references = [task.text.valid[index].target for index in chosen]
@@ -367,7 +367,11 @@ def make_translation_trainer(
 
 
 def translation_loss(
-    model: Model, objective: Objective, rows: Sequence[Row], vocabulary: Tokenizer, runtime: Runtime
+    model: Model,
+    objective: Objective,
+    rows: Sequence[EncodedExample],
+    vocabulary: Tokenizer,
+    runtime: Runtime,
 ) -> tuple[float, float]:
     """The loss (nats per token, without smoothing) and the accuracy of the next token, given the true ones before it."""
     loader = TextLoader(rows, batch_tokens(runtime), shuffled=False)
