@@ -28,7 +28,7 @@ from headstart.training.evaluate import marked_places
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.decoding import write_translations
-from headstart.workflows.plan import announce, no_parts
+from headstart.workflows.plan import announce, sharded_translator_error
 from headstart.workflows.run_dir import (
     SCRATCH,
     RunDir,
@@ -183,7 +183,7 @@ def _run(
 
 def _need_whole_copies(runtime: Runtime) -> None:
     if runtime.is_sharded:
-        error = no_parts()
+        error = sharded_translator_error()
         error.is_shared = True  # every process finds the same
         raise error
 
