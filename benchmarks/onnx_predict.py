@@ -18,13 +18,13 @@ from pathlib import Path
 from headstart.atomic_io import write_text
 from headstart.config import TrainingConfig
 from headstart.data.datasets import load_dataset
+from headstart.inference.classify import predict
 from headstart.inference.loaded_model import load_model
 from headstart.results import Provenance
 from headstart.training.runtime import start_runtime
-from headstart.workflows.export import export
+from headstart.workflows.convert import export
 from headstart.workflows.finetune import finetune
 from headstart.workflows.run_dir import collect_provenance
-from headstart.workflows.score import predict
 
 RESULTS = Path(__file__).parent / "results" / "onnx-predict.md"
 

@@ -4,7 +4,7 @@
 
 The text is made in a temporary folder (about twice the corpus on disk, removed afterwards) from what it is given: sentences
 are dealt anew into documents, again and again, so that no document comes twice although sentences do. A tenth, three
-tenths and all of it are prepared by `headstart prepare --shard I/N`, a process a core; then `tiny` is trained on each for a few
+tenths and all of it are prepared by `headstart tokenize --shard I/N`, a process a core; then `tiny` is trained on each for a few
 hundred steps in a fresh process. Writes speed-cpu-large.{md,json}.
 """
 

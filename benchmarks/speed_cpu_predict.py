@@ -20,8 +20,8 @@ from bench import Rate, Sheet, interleaved, options, rate_of, reached
 import headstart as hs
 from headstart.data.dataset import Example
 from headstart.data.datasets import load_dataset
+from headstart.inference.classify import Classifier
 from headstart.inference.loaded_model import load_model
-from headstart.workflows.score import Voter
 
 TARGET, START = 2.0, 3.0
 Answer = Callable[[Sequence[str]], list[str]]
@@ -30,10 +30,10 @@ Answer = Callable[[Sequence[str]], list[str]]
 def ours(run: Path) -> Answer:
     """Labels by headstart, the run in memory."""
     trained = load_model(str(run))
-    voter = Voter(trained, {"training": {"precision": "float32"}})
+    classifier = Classifier(trained, {"training": {"precision": "float32"}})
 
     def answer(texts: Sequence[str]) -> list[str]:
-        found = voter.probabilities([Example(text) for text in texts])
+        found = classifier.probabilities([Example(text) for text in texts])
         return [trained.info.classes[place] for place in found.argmax(axis=1)]
 
     return answer

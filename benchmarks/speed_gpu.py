@@ -129,7 +129,7 @@ def draw(chance: Any, size: int, count: int) -> Any:
 
 
 def make_stream(folder: Path, size: int, tokens: int) -> Any:
-    """A corpus of made-up documents on disk, as `headstart prepare` would leave it."""
+    """A corpus of made-up documents on disk, as `headstart tokenize` would leave it."""
     import numpy as np
 
     from headstart.data.token_stream import DOCUMENT, Shard, TokenStream

@@ -30,7 +30,7 @@ from headstart.data.samplers import TextLoader
 from headstart.generation.beam import Beam, beam_search
 from headstart.generation.decode import Rules
 from headstart.generation.reader import sources
-from headstart.workflows.translating import Translator, open_translator
+from headstart.inference.translate import Translator, open_translator
 
 RESULTS = Path(__file__).parent / "results"
 FIXED, LONGER = 30, 50

@@ -16,10 +16,10 @@ from headstart.data.dataset import hashes
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import LOW, seen_before
 from headstart.errors import HeadstartError
+from headstart.inference.classify import predict
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import check_base, describe_base, shipped_bases
 from headstart.workflows.finetune import finetune
-from headstart.workflows.score import predict
 
 pytestmark = pytest.mark.slow  # large files are read
 
@@ -87,10 +87,10 @@ def test_a_base_holds_no_pickle_and_no_place_of_the_machine_that_made_it(base):
 
 
 def test_a_base_is_listed_and_has_a_card(base):
-    row = next(line for line in call("bases").splitlines() if line.startswith(f"{base.name}: "))
+    row = next(line for line in call("models").splitlines() if line.startswith(f"{base.name}: "))
     assert f"{describe_base(base)['parameters']:,} parameters" in row
-    assert base.name in {each["name"] for each in json.loads(call("bases", "--json"))}
-    assert "## Data and licences" in call("bases", base.name)
+    assert base.name in {each["name"] for each in json.loads(call("models", "--json"))}
+    assert "## Data and licences" in call("models", base.name)
 
 
 @pytest.mark.parametrize("base", TRANSLATORS, indirect=True)

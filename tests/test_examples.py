@@ -74,7 +74,7 @@ def test_manifests_name_what_they_hold():
     assert len(set(re.findall(r"(?:completions: |parallelism: |--nnodes=)(\d+)", manifest))) == 1
 
 
-@pytest.mark.parametrize("name", ["prepare.yaml", "pretrain.yaml"])
+@pytest.mark.parametrize("name", ["tokenize.yaml", "pretrain.yaml"])
 def test_jobs_claim_the_storage_that_is_there(name):
     claim = (EXAMPLES / "kubernetes" / "claim.yaml").read_text()
     claimed = re.findall(r"claimName: (\S+)", (EXAMPLES / "kubernetes" / name).read_text())
@@ -119,7 +119,7 @@ def test_the_slurm_jobs_run_with_a_scheduler_of_one_machine(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "all are ready" in job("prepare.sbatch")
+    assert "all are ready" in job("tokenize.sbatch")
     assert "base ready" in job("pretrain.sbatch", run, "--steps", 3)
     assert "2 processes" in json.loads((run / "result.json").read_text())["provenance"]["machine"]
     assert "requeue" not in (tmp_path / "asked").read_text()

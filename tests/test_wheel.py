@@ -75,7 +75,7 @@ def test_the_command_of_an_installed_wheel_shows_its_help(installed, tmp_path):
 
 
 def test_an_installed_wheel_lists_the_models_that_come_with_it(installed, tmp_path):
-    out = from_wheel(installed, tmp_path, "-m", "headstart", "bases")
+    out = from_wheel(installed, tmp_path, "-m", "headstart", "models")
     assert all(name in out for name in ("en-tiny", "fr-small", "en-de-captions"))
 
 

@@ -12,33 +12,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headstart.contrib.libreoffice import fetch as fetch
     from headstart.data.audit import inspect_data as inspect_data
     from headstart.data.audit import inspect_parallel as inspect_parallel
     from headstart.data.datasets import load_dataset as load_dataset
-    from headstart.data.libreoffice import fetch as fetch
     from headstart.data.parallel import load_parallel as load_parallel
     from headstart.errors import HeadstartError as HeadstartError
+    from headstart.inference.classify import predict as predict
+    from headstart.inference.embed import contextual_vectors as contextual_vectors
+    from headstart.inference.embed import embed as embed
+    from headstart.inference.embed import nearest_texts as nearest_texts
+    from headstart.inference.embed import text_vectors as text_vectors
+    from headstart.inference.generate import generate as generate
     from headstart.inference.loaded_model import load_model as load_model
+    from headstart.inference.translate import translate as translate
     from headstart.models.model import HeadSpec as HeadSpec
     from headstart.pretrained import shipped_bases as shipped_bases
     from headstart.workflows.classifier import swap_heads as swap_heads
     from headstart.workflows.compare import compare as compare
+    from headstart.workflows.convert import export as export
+    from headstart.workflows.convert import import_model as import_model
     from headstart.workflows.demo import run_demo as run_demo
-    from headstart.workflows.embed import contextual_vectors as contextual_vectors
-    from headstart.workflows.embed import embed as embed
-    from headstart.workflows.embed import nearest_texts as nearest_texts
-    from headstart.workflows.embed import text_vectors as text_vectors
-    from headstart.workflows.export import export as export
+    from headstart.workflows.evaluate import evaluate as evaluate
     from headstart.workflows.finetune import finetune as finetune
-    from headstart.workflows.generate import generate as generate
-    from headstart.workflows.import_ import import_model as import_model
     from headstart.workflows.pack import pack as pack
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.recipe import run_recipe as run_recipe
     from headstart.workflows.resume import resume as resume
-    from headstart.workflows.score import evaluate as evaluate
-    from headstart.workflows.score import predict as predict
-    from headstart.workflows.translating import translate as translate
     from headstart.workflows.tune import tune as tune
 
 # Threads that wait for each other in a busy loop slow training tenfold when anything else runs on the machine, and
@@ -50,30 +50,30 @@ _PUBLIC = {
     "HeadSpec": "headstart.models.model",
     "HeadstartError": "headstart.errors",
     "compare": "headstart.workflows.compare",
-    "evaluate": "headstart.workflows.score",
-    "export": "headstart.workflows.export",
-    "fetch": "headstart.data.libreoffice",
+    "evaluate": "headstart.workflows.evaluate",
+    "export": "headstart.workflows.convert",
+    "fetch": "headstart.contrib.libreoffice",
     "finetune": "headstart.workflows.finetune",
-    "generate": "headstart.workflows.generate",
-    "import_model": "headstart.workflows.import_",
+    "generate": "headstart.inference.generate",
+    "import_model": "headstart.workflows.convert",
     "inspect_data": "headstart.data.audit",
     "inspect_parallel": "headstart.data.audit",
     "load_dataset": "headstart.data.datasets",
     "load_parallel": "headstart.data.parallel",
-    "contextual_vectors": "headstart.workflows.embed",
-    "embed": "headstart.workflows.embed",
+    "contextual_vectors": "headstart.inference.embed",
+    "embed": "headstart.inference.embed",
     "load_model": "headstart.inference.loaded_model",
     "pack": "headstart.workflows.pack",
-    "predict": "headstart.workflows.score",
+    "predict": "headstart.inference.classify",
     "pretrain": "headstart.workflows.pretrain",
-    "nearest_texts": "headstart.workflows.embed",
+    "nearest_texts": "headstart.inference.embed",
     "resume": "headstart.workflows.resume",
     "run_demo": "headstart.workflows.demo",
     "run_recipe": "headstart.workflows.recipe",
     "shipped_bases": "headstart.pretrained",
     "swap_heads": "headstart.workflows.classifier",
-    "text_vectors": "headstart.workflows.embed",
-    "translate": "headstart.workflows.translating",
+    "text_vectors": "headstart.inference.embed",
+    "translate": "headstart.inference.translate",
     "tune": "headstart.workflows.tune",
 }
 __all__ = sorted(_PUBLIC)

@@ -4,19 +4,12 @@ import sys
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from headstart.cli.embed import embed, nearest
-from headstart.cli.picture import picture_app
+from headstart.cli.app import app
 from headstart.errors import HeadstartError
 from headstart.workflows.pretrain import pretrain
 from tests.helpers.datasets import QUICK, write_corpus
-
-app = typer.Typer()
-app.add_typer(picture_app)
-app.command()(embed)
-app.command()(nearest)
 
 
 def call(*words):
@@ -34,20 +27,20 @@ def world(tmp_path_factory):
 
 
 def test_the_doors_load_without_torch_or_matplotlib():
-    code = "import headstart.cli.picture, headstart.cli.embed, sys; "
+    code = "import headstart.cli.app, sys; "
     check = "assert not {'torch', 'matplotlib', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code + check]).returncode == 0
 
 
 @pytest.mark.parametrize(
-    "command", [["picture"], ["picture", "attention"], ["picture", "heads"], ["embed"], ["nearest"]]
+    "command", [["plot"], ["plot", "attention"], ["plot", "heads"], ["embed"], ["search"]]
 )
 def test_every_command_explains_itself(command):
     assert "Usage" in call(*command, "--help").output
 
 
 def test_attention_prints_its_arrays_as_json(world):
-    done = call("picture", "attention", world / "base", "a film", "--json", "--attention-head", 2)
+    done = call("plot", "attention", world / "base", "a film", "--json", "--attention-head", 2)
     found = json.loads(done.stdout)
     assert [(each["layer"], each["attention_head"]) for each in found["maps"]] == [(1, 2)]
     np.testing.assert_allclose(np.array(found["maps"][0]["weights"]).sum(axis=-1), 1, atol=1e-4)
@@ -56,12 +49,12 @@ def test_attention_prints_its_arrays_as_json(world):
 
 @pytest.mark.slow
 def test_pictures_are_drawn_where_they_are_asked_for(world, tmp_path):
-    done = call("picture", "attention", world / "base", "a film", "--out", tmp_path / "a.html")
-    assert f"drawn in {tmp_path / 'a.html'}" in done.output
-    call("picture", "masks", "--length", 6, "--out", tmp_path / "m.svg")
-    call("picture", "positions", world / "base", "--out", tmp_path / "p.svg")
+    done = call("plot", "attention", world / "base", "a film", "--out", tmp_path / "a.html")
+    assert f"plotted in {tmp_path / 'a.html'}" in done.output
+    call("plot", "masks", "--length", 6, "--out", tmp_path / "m.svg")
+    call("plot", "positions", world / "base", "--out", tmp_path / "p.svg")
     call(
-        "picture",
+        "plot",
         "heads",
         world / "base",
         world / "corpus.txt",
@@ -75,12 +68,12 @@ def test_pictures_are_drawn_where_they_are_asked_for(world, tmp_path):
 
 
 def test_masks_positions_and_heads_print_json_too(world):
-    assert len(json.loads(call("picture", "masks", "--json").stdout)) == 6
+    assert len(json.loads(call("plot", "masks", "--json").stdout)) == 6
     assert (
-        json.loads(call("picture", "positions", "--width", 8, "--length", 5, "--json").stdout)[0]["kind"]
+        json.loads(call("plot", "positions", "--width", 8, "--length", 5, "--json").stdout)[0]["kind"]
         == "sinusoidal"
     )
-    done = call("picture", "heads", world / "base", world / "corpus.txt", "--texts", 4, "--json")
+    done = call("plot", "heads", world / "base", world / "corpus.txt", "--texts", 4, "--json")
     study = json.loads(done.stdout)
     assert len(study["attention_heads"]) == 2
     assert study["attention_heads"][0]["low"] is None  # one part has no interval, and JSON no NaN
@@ -88,7 +81,7 @@ def test_masks_positions_and_heads_print_json_too(world):
 
 def test_a_picture_without_a_place_is_a_problem_with_a_hint():
     with pytest.raises(HeadstartError) as caught:
-        call("picture", "masks")
+        call("plot", "masks")
     assert "--out" in caught.value.hint
 
 
@@ -96,9 +89,9 @@ def test_embed_and_nearest_say_what_they_did(world, tmp_path):
     done = call("embed", world / "base", world / "corpus.txt", "--out", tmp_path / "v.npy", "--quiet")
     assert "300 vectors of 16 numbers for 300 texts" in done.output
     first = (world / "corpus.txt").read_text("utf-8").splitlines()[0]
-    lines = call("nearest", world / "base", world / "corpus.txt", first, "--top", 2).stdout.splitlines()
+    lines = call("search", world / "base", world / "corpus.txt", first, "--top", 2).stdout.splitlines()
     assert lines[0].split("\t") == ["1.0000", "1", first]
     assert len(lines) == 2
-    found = json.loads(call("nearest", world / "base", world / "corpus.txt", first, "--json").stdout)
+    found = json.loads(call("search", world / "base", world / "corpus.txt", first, "--json").stdout)
     assert found[0]["line"] == 1
     assert len(found) == 5

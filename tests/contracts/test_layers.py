@@ -13,9 +13,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "headstart"
 LAYERS = [
     ["cli"],
     ["serving"],
-    ["workflows", "playground"],
+    ["workflows", "playground", "contrib"],
     ["inference", "planning"],
-    ["training", "generation", "baselines", "interchange"],
+    ["training", "generation", "baselines", "convert"],
     ["reports"],
     ["plots"],
     ["evaluation"],
@@ -87,7 +87,7 @@ def test_weights_are_never_unpickled():
         "import headstart.serving.schema, headstart.playground",
         "from headstart.cli.app import app; from typer.testing import CliRunner; CliRunner().invoke(app, ['--help'])",
         "from headstart.cli.app import app; from typer.testing import CliRunner; "
-        "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'data', 'export', 'import')]",
+        "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'audit', 'export', 'import')]",
     ],
 )
 def test_light_doors_load_without_torch(code):
@@ -107,6 +107,6 @@ def test_a_prediction_does_not_wait_for_what_it_does_not_use():
         "onnxruntime",
         "transformers",
     ]
-    code = "import headstart.workflows.score, sys"
+    code = "import headstart.inference.classify, sys"
     check = f"{code}; found = [name for name in {heavy} if name in sys.modules]; assert not found, found"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.data.audit import audit_parallel
-from headstart.data.dataset import Skip, text_hash
+from headstart.data.dataset import SkippedRow, text_hash
 from headstart.data.parallel import PairExample, ParallelText
 from headstart.errors import HeadstartError
-from headstart.reports.audit import render_audit
-from headstart.reports.tables import parallel_tables
+from headstart.reports.render import render
+from headstart.reports.tables import audit_tables, terminal_table
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 PAIR = ("en", "de")
@@ -81,7 +81,10 @@ def test_lengths_are_told_in_words_characters_and_tokens_and_the_ratio_by_side()
         (LEAKY, "1 de texts of valid are in train but for case, space or punctuation"),
         (LEAKY, "1 of the 5 pairs of train have the same text on both sides"),
         (
-            texts_of([Skip("t:2", "odd"), Skip("t:3", "empty"), Skip("t:4", "empty")], train=[("x", "y")]),
+            texts_of(
+                [SkippedRow("t:2", "odd"), SkippedRow("t:3", "empty"), SkippedRow("t:4", "empty")],
+                train=[("x", "y")],
+            ),
             "2 rows were skipped, the first at t:3: empty",
         ),
     ],
@@ -113,24 +116,24 @@ def test_any_pairs_have_an_audit_that_is_plain_json_and_can_be_shown(splits):
             in_train = sum(text_hash(row[side]) in known for row in splits[name])
             assert part.sides[language].in_train == (0 if name == "train" else in_train)
             assert part.sides[language].duplicates == part.count - len({text_hash(row[side]) for row in splits[name]})  # fmt: skip
-    assert len(parallel_tables(content)) == 3
-    assert render_audit(content)
+    assert len(audit_tables(content)) == 3
+    assert "Lengths" in render("audit.html", audit=content)
 
 
 def test_the_tables_are_narrow_and_say_what_was_found():
     console = Console(width=80, record=True, file=None, force_terminal=False)
     with console.capture() as capture:
-        for table in parallel_tables(audit_parallel(LEAKY).to_dict()):
-            console.print(table)
+        for table in audit_tables(audit_parallel(LEAKY).to_dict()):
+            console.print(terminal_table(table))
     shown = capture.get()
-    assert "characters of de for one of en" in shown
+    assert "Characters of de for one of en" in shown
     assert "…" not in shown
     row = next(line for line in shown.splitlines() if line.split()[:2] == ["train", "5"])
     assert row.split()[1:5] == ["5", "1", "1", "0"]
 
 
 def test_the_page_shows_both_sides_and_their_leaks():
-    page = render_audit(audit_parallel(LEAKY).to_dict())
+    page = render("audit.html", audit=audit_parallel(LEAKY).to_dict())
     assert "train, de" in page
     assert "de: Tag" in page
     assert "same on both sides" in page
@@ -149,14 +152,14 @@ def folder(tmp_path):
 
 
 def test_the_command_audits_parallel_text(folder):
-    code, said, _ = call("data", folder, "--pair", "en-de")
+    code, said, _ = call("audit", folder, "--pair", "en-de")
     assert code == 0
-    assert "characters of de for one of en" in said
+    assert "Characters of de for one of en" in said
     assert "tokens" not in said
 
 
 def test_tokens_are_counted_where_a_tokenizer_is_given(folder):
-    code, said, _ = call("data", folder, "--pair", "en-de", "--tokenizer", "characters", "--length", "9", "--json")  # fmt: skip
+    code, said, _ = call("audit", folder, "--pair", "en-de", "--tokenizer", "characters", "--length", "9", "--json")  # fmt: skip
     found = json.loads(said)
     assert code == 0
     side = found["splits"]["train"]["sides"]["de"]
@@ -179,7 +182,7 @@ def test_tokens_are_counted_where_a_tokenizer_is_given(folder):
     ],
 )
 def test_a_wrong_word_is_answered_with_a_sentence_and_a_hint(folder, words, said):
-    code, problem, hint = call("data", folder, *words)
+    code, problem, hint = call("audit", folder, *words)
     assert code == 2
     assert said in problem
     assert hint

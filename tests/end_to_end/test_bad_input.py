@@ -163,7 +163,7 @@ def test_torn_weights_are_named(base, table, tmp_path):
         (["finetune", "scratch", "{table}", "--out", "r", "--text-column", "review"], "review"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "objective.poling=mean"], "poling"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "training.device=cuda:7"], "cuda:7"),
-        (["finetune", "scratch", "{table}", "--out", "r", "--save-every", "often"], "often"),
+        (["finetune", "scratch", "{table}", "--out", "r", "--save-steps", "often"], "--save-steps"),
         (["finetune", "scratch", "{table}", "--out", "r", "--config", "missing.toml"], "missing.toml"),
         (["finetune", "scratch", "{table}", "--out", "r", "--tokenizer", "bep"], "bep"),
         (["pretrain", "nowhere.txt", "--out", "r"], "nowhere.txt"),
@@ -175,11 +175,11 @@ def test_torn_weights_are_named(base, table, tmp_path):
         (["resume", "nowhere"], "nowhere"),
         (["compare", "{table}", "--out", "r", "--arms", "scracth"], "scracth"),
         (["compare", "{table}", "--out", "r", "--labels", "ten"], "ten"),
-        (["data", "nowhere.csv"], "nowhere.csv"),
-        (["data", "{table}", "--pair", "en-de"], "no column 'en'; it has 'text', 'label'"),
-        (["data", "nowhere", "--pair", "en-de"], "nowhere"),
-        (["fetch", "tatoeba", "--pair", "en-de", "--out", "r"], "tatoeba"),
-        (["fetch", "libreoffice-help", "--pair", "de", "--out", "r"], "'de'"),
+        (["audit", "nowhere.csv"], "nowhere.csv"),
+        (["audit", "{table}", "--pair", "en-de"], "no column 'en'; it has 'text', 'label'"),
+        (["audit", "nowhere", "--pair", "en-de"], "nowhere"),
+        (["download", "tatoeba", "--pair", "en-de", "--out", "r"], "tatoeba"),
+        (["download", "libreoffice-help", "--pair", "de", "--out", "r"], "'de'"),
     ],
 )
 def test_every_wrong_word_is_answered_with_a_sentence_and_a_hint(words, said, table, tmp_path, monkeypatch):
@@ -229,7 +229,7 @@ def test_fuzzed_tables_never_give_a_traceback_or_a_half_written_folder(
     assert code in (0, 2), said
     assert (out / "model.safetensors").exists() == (code == 0)
     assert out.exists() == (code == 0)
-    assert call("data", path, "--json", "--tokenizer", "characters")[0] in (0, 2)
+    assert call("audit", path, "--json", "--tokenizer", "characters")[0] in (0, 2)
 
 
 @pytest.mark.slow
@@ -283,8 +283,8 @@ def test_a_disk_that_is_really_full_gets_its_sentence(table, tmp_path):
         (["compare", "{table}", "--out", "r", "--objectives", "causal-lm,masked-lm"], "needs text"),
         (["compare", "{table}", "--pair", "en-fr", "--out", "r"], "not on parallel text"),
         (["tune", "scratch", "{table}", "--pair", "en-fr", "--out", "r"], "not on parallel text"),
-        (["data", "{table}", "--set", "tokenizer.vocabulary=2"], "vocabulary"),
-        (["data", "{table}", "--set", "body.width=2"], "body"),
+        (["audit", "{table}", "--set", "tokenizer.vocabulary=2"], "vocabulary"),
+        (["audit", "{table}", "--set", "body.width=2"], "body"),
         (["demo", "--out", "r", "--labels", "500000"], "500,000 labels are asked for"),
         (["demo", "--out", "r", "--seeds", "0"], "0 seeds"),
         (["demo", "--out", "r", "--base", "en-tin"], "sets the base en-tin beside its own"),

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.errors import HeadstartError
 from headstart.inference.loaded_model import load_model
+from tests.convert.hf_models import save_stock
 from tests.helpers.datasets import write_corpus, write_labelled
-from tests.interchange.stock import save_stock
 
 pytestmark = pytest.mark.slow
 
@@ -62,9 +62,9 @@ def test_every_command_takes_a_model_that_was_brought_in(kind, tmp_path):
     assert len(call("predict", tmp_path / "run", texts).splitlines()) == 2
     assert json.loads(call("evaluate", tmp_path / "run", table, "--json"))["count"] == 60
     call("embed", base, texts, "--out", tmp_path / "vectors.npy", "--quiet")
-    call("nearest", base, texts, "a superb film", "--top", "1")
-    call("picture", "attention", base, "the quick fox", "--out", tmp_path / "attention.svg")
-    call("picture", "heads", base, texts, "--texts", "2", "--out", tmp_path / "heads.svg")
+    call("search", base, texts, "a superb film", "--top", "1")
+    call("plot", "attention", base, "the quick fox", "--out", tmp_path / "attention.svg")
+    call("plot", "heads", base, texts, "--texts", "2", "--out", tmp_path / "heads.svg")
 
 
 @pytest.mark.parametrize("kind", sorted(LEAVES))
@@ -111,9 +111,9 @@ def test_a_body_without_scores_embeds_and_is_taught_but_answers_nothing(tmp_path
     texts, table = tmp_path / "texts.txt", write_labelled(tmp_path / "table.tsv")
     texts.write_text("a superb film\na boring plot\n")
     call("embed", tmp_path / "base", texts, "--out", tmp_path / "vectors.npy", "--quiet")
-    call("picture", "attention", tmp_path / "base", "the quick fox", "--out", tmp_path / "attention.svg")
+    call("plot", "attention", tmp_path / "base", "the quick fox", "--out", tmp_path / "attention.svg")
     call("finetune", tmp_path / "base", table, "--out", tmp_path / "run", "--steps", "1", "--quiet")
-    drawing = ["picture", "heads", tmp_path / "base", texts, "--out", tmp_path / "heads.svg"]
+    drawing = ["plot", "heads", tmp_path / "base", texts, "--out", tmp_path / "heads.svg"]
     for words in (["evaluate", tmp_path / "base", texts], drawing):
         with pytest.raises(HeadstartError, match="without a language-model head"):
             call(*words)

@@ -10,7 +10,7 @@ import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
-from headstart.workflows.score import run_names
+from headstart.inference.classify import run_names
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings
@@ -77,10 +77,10 @@ def test_runs_that_do_not_fit_together_are_refused(world, tmp_path):
         str(world / "base"), str(other), tmp_path / "d", settings=merge(TUNING, {"training": {"steps": 1}})
     )
     table = str(world / "table.tsv")
-    with pytest.raises(RunError, match=r"names the classes bad, fine, and .* bad, good") as caught:
+    with pytest.raises(RunError, match=r"has the classes bad, fine, and .* bad, good") as caught:
         hs.evaluate([str(world / "a"), str(tmp_path / "d")], table)
     assert "same labels" in caught.value.hint
-    with pytest.raises(RunError, match="is no classifier, and an ensemble is of classifiers"):
+    with pytest.raises(RunError, match="is not a classifier, and an ensemble consists of classifiers"):
         hs.evaluate(f"{world / 'a'},{world / 'base'}", table)
     with pytest.raises(RunError, match="is given twice"):
         hs.evaluate(f"{world / 'a'},{world / 'a'}", table)

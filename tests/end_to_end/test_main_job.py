@@ -299,10 +299,10 @@ def test_the_audit_lists_what_leaks(tmp_path):
     write_labelled(folder / "train.tsv", 40)
     lines = (folder / "train.tsv").read_text().splitlines()
     (folder / "valid.tsv").write_text("\n".join([*lines[:3], "quite new\tgood", "also new\tbad"]) + "\n")
-    found = json.loads(call("data", folder, "--tokenizer", "characters", "--json"))
+    found = json.loads(call("audit", folder, "--tokenizer", "characters", "--json"))
     assert len(found["leaks"]) == 2
     assert found["splits"]["valid"]["in_train"] == 2
-    assert "leak" in call("data", folder, "--tokenizer", "characters")
+    assert "leak" in call("audit", folder, "--tokenizer", "characters")
 
 
 def test_standard_input_is_read_as_bytes_in_utf_8(world, monkeypatch):

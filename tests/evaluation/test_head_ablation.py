@@ -6,7 +6,7 @@ from headstart.batch import Batch, pad
 from headstart.evaluation.head_ablation import ablated, mean_difference, measure_head_ablation
 from headstart.models.model import HeadSpec, build_model
 from headstart.objectives.masked_lm import MaskedLM
-from headstart.plots.head_ablation import draw_head_ablation
+from headstart.plots.heatmaps import draw_head_ablation
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
 
 ROWS = random_rows([9, 5, 12, 7, 8, 6, 10, 4, 9, 11], seed=4)

@@ -13,17 +13,17 @@ import numpy as np
 
 from headstart.config import resolve
 from headstart.data.dataset import Example
+from headstart.inference.classify import encode_rows
+from headstart.inference.embed import text_vectors
 from headstart.inference.loaded_model import load_model
+from headstart.inference.translate import translate
 from headstart.objectives import OBJECTIVES, make_objective
 from headstart.planning.parameters import parameter_table
 from headstart.training import evaluate, trainer
 from headstart.training.callbacks import Evaluated, Event, StepDone
 from headstart.training.runtime import start_runtime
-from headstart.workflows.embed import text_vectors
 from headstart.workflows.finetune import finetune
-from headstart.workflows.labelled import encode_rows
 from headstart.workflows.pretrain import pretrain
-from headstart.workflows.translating import translate
 
 Settings = dict[str, dict[str, Any]]
 CACHE_VARIABLE = "HEADSTART_CACHE"  # the environment variable that names the cache directory

@@ -1,7 +1,7 @@
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.plots.attention import draw_attention
+from headstart.plots.heatmaps import draw_attention
 from headstart.plots.style import save_figure
 from tests.helpers.attention_maps import HOSTILE_TOKENS, make_maps
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.reports.attention import render_attention
+from headstart.reports.pages import render_attention
 from headstart.reports.render import script_json
 from tests.helpers.attention_maps import HOSTILE_TOKENS, make_maps
 

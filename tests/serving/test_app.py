@@ -8,16 +8,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from headstart.errors import RunError
+from headstart.inference.classify import predict
+from headstart.inference.embed import text_vectors
 from headstart.serving import schema
 from headstart.serving.app import App
 from headstart.serving.limits import Limits
 from headstart.serving.registry import ModelRegistry
 from headstart.serving.routes import router
 from headstart.serving.server import make_logger, make_state
-from headstart.workflows.embed import text_vectors
 from headstart.workflows.picture import picture_attention
 from headstart.workflows.plan import plan
-from headstart.workflows.score import predict
 
 TEXTS = ["a wonderful film", "the plot was dreadful", "", "  ", "日本語 🎬", "word " * 400, "a\x00b"]
 

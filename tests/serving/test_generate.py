@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
+from headstart.inference.generate import generate
 from headstart.serving import schema
-from headstart.workflows.generate import generate
 
 
 def lines(answer):

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from headstart.workflows.embed import text_vectors
+from headstart.inference.embed import text_vectors
 from tests.serving.clients import ask, get, read_answer, request_bytes, running
 
 pytestmark = pytest.mark.slow

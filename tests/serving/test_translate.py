@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from headstart.inference.translate import translate
 from headstart.serving import schema
 from headstart.workflows.picture import picture_attention
-from headstart.workflows.translating import translate
 
 TEXTS = ["1234", "7", "", "88 11 9", "é😀", "9 " * 80]
 

@@ -17,11 +17,11 @@ from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime
 from headstart.workflows.classifier import keeps_head, make_classifier, misfit
 from headstart.workflows.compare import compare
+from headstart.workflows.evaluate import evaluate
 from headstart.workflows.finetune import finetune, finetune_config
 from headstart.workflows.labelled import load_labelled, make_task
 from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
-from headstart.workflows.score import evaluate
 from tests.helpers.datasets import QUICK, write_labelled
 
 TUNING = {"training": {"epochs": 1, "length": 32}}

@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.cli.app import app
 from headstart.errors import RunError
+from headstart.inference.classify import predict
 from headstart.results import Score
+from headstart.workflows.convert import export
 from headstart.workflows.diagnostics import _sample, explain_difference, is_better, warn_of_baseline
-from headstart.workflows.export import export
+from headstart.workflows.evaluate import evaluate
 from headstart.workflows.finetune import finetune, read_finetuned
 from headstart.workflows.run_dir import RunDir
-from headstart.workflows.score import evaluate, predict
 from tests.helpers.datasets import QUICK, write_labelled
 
 

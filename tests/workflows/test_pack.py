@@ -13,11 +13,11 @@ from headstart.data.decontamination import seen_before
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
+from headstart.workflows.evaluate import evaluate
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pack import pack
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
-from headstart.workflows.score import evaluate
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
@@ -145,18 +145,18 @@ def test_nothing_of_the_machine_is_packed(bases):
 
 
 def test_bases_are_listed_and_shown(bases):
-    told = call("bases")
+    told = call("models")
     assert "xx-test: English" in told
     assert "made-up task, 100 labels: accuracy 0.9000 (0.8800 to 0.9200)" in told
-    rows = json.loads(call("bases", "--json"))
+    rows = json.loads(call("models", "--json"))
     assert [row["name"] for row in rows] == sorted(shipped_bases())
-    assert "## Data and licences" in call("bases", "xx-test")
+    assert "## Data and licences" in call("models", "xx-test")
 
 
 def test_without_any_the_list_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr("headstart.pretrained.base_folders", lambda: [tmp_path])
-    assert "no bases come with this version" in call("bases")
-    assert json.loads(call("bases", "--json")) == []
+    assert "no bases come with this version" in call("models")
+    assert json.loads(call("models", "--json")) == []
 
 
 def test_a_base_is_used_by_its_name_wherever_a_run_is(bases, tmp_path, monkeypatch):
@@ -246,7 +246,7 @@ def test_texts_that_are_gone_ask_for_others_to_measure_on(bases, tmp_path):
     corpus.unlink()
     with pytest.raises(RunError, match="cannot be read here") as caught:
         pack(str(tmp_path / "base"), "fine", tmp_path)
-    assert "--measure" in caught.value.hint
+    assert "--eval-data" in caught.value.hint
 
 
 def test_a_fault_in_the_facts_is_told(bases, tmp_path):

@@ -67,7 +67,7 @@ def test_files_prepared_apart_with_one_tokenizer_are_taken_up_together(tmp_path)
 
 def test_the_command_says_what_is_done_and_what_is_missing(tmp_path):
     text = str(write_corpus(tmp_path / "corpus.txt"))
-    words = ["prepare", text, "--set", "tokenizer.vocabulary=300", "--quiet"]
+    words = ["tokenize", text, "--set", "tokenizer.vocabulary=300", "--quiet"]
     missing = CliRunner().invoke(app, [*words, "--shard", "1/2"])
     assert missing.output.startswith("corpus: 0 of 1 pieces are done here; others are still missing\n")
     done = CliRunner().invoke(app, [*words, "--shard", "0/2"])
@@ -79,4 +79,4 @@ def test_the_command_says_what_is_done_and_what_is_missing(tmp_path):
 def test_a_share_that_is_none_is_refused(tmp_path, share):
     text = str(write_corpus(tmp_path / "corpus.txt"))
     with pytest.raises(ConfigError):
-        CliRunner().invoke(app, ["prepare", text, "--shard", share], catch_exceptions=False)
+        CliRunner().invoke(app, ["tokenize", text, "--shard", share], catch_exceptions=False)

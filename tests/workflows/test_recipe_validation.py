@@ -200,14 +200,14 @@ def test_a_base_without_its_description_or_list_of_files_is_refused(world, tmp_p
         (done / name).write_text(kept[name])
     for content in ("{}", "null", "{"):
         (done / "base.json").write_text(content)
-        listed = CliRunner().invoke(app, ["bases"])
+        listed = CliRunner().invoke(app, ["models"])
         assert listed.exit_code == 0
         assert "en-tiny" in listed.output
         assert "warning:" in listed.stderr
     (done / "base.json").write_text(kept["base.json"])
     (done / "card.md").unlink()
-    assert isinstance(CliRunner().invoke(app, ["bases", "xx"]).exception, RunError)
-    assert json.loads(CliRunner().invoke(app, ["bases", "en-tiny", "--json"]).stdout)["name"] == "en-tiny"
+    assert isinstance(CliRunner().invoke(app, ["models", "xx"]).exception, RunError)
+    assert json.loads(CliRunner().invoke(app, ["models", "en-tiny", "--json"]).stdout)["name"] == "en-tiny"
 
 
 def test_what_is_spelt_out_is_no_change_and_another_teacher_is(world):

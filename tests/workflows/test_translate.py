@@ -12,9 +12,9 @@ from headstart.data.tokenizer import open_tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
+from headstart.workflows.evaluate import TranslationComparison
 from headstart.workflows.pack import pack
 from headstart.workflows.picture import picture_attention
-from headstart.workflows.score_translation import TranslationDuel
 from tests.helpers.datasets import BODY, write_labelled
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
@@ -87,7 +87,7 @@ def test_sources_that_were_learnt_from_are_left_out_of_the_leak_free_score(world
 @pytest.mark.slow
 def test_two_translators_are_set_against_each_other_on_the_same_texts(world):
     duel = hs.evaluate(str(world / "one"), str(world / "pairs"), beam=1, against=str(world / "two"))
-    assert isinstance(duel, TranslationDuel)
+    assert isinstance(duel, TranslationComparison)
     assert duel.score.count == duel.against.count == 20
     assert [test.measure for test in duel.tests] == ["bleu", "chrf"]
     alike = hs.evaluate(str(world / "one"), str(world / "pairs"), beam=1, against=str(world / "one"))
@@ -177,7 +177,7 @@ def test_what_is_for_translators_alone_is_refused_elsewhere(world, tmp_path):
     table = write_labelled(tmp_path / "table.tsv", 20)
     settings = {"body": BODY, "tokenizer": {"kind": "characters", "vocabulary": 60}, "training": {"steps": 1}}
     hs.finetune("scratch", str(table), tmp_path / "run", settings=settings)
-    with pytest.raises(ConfigError, match="no translator"):
+    with pytest.raises(ConfigError, match="not a translator"):
         hs.evaluate(str(tmp_path / "run"), str(table), beam=3)
     with pytest.raises(ConfigError, match="no translator"):
         picture_attention(str(tmp_path / "run"), "a film", None, target="ein Film")
@@ -237,6 +237,6 @@ def test_pairs_that_are_gone_ask_for_others_to_measure_a_packed_translator_on(wo
     (tmp_path / "run" / "run.json").write_text(json.dumps(info))
     with pytest.raises(RunError, match="cannot be read here") as caught:
         pack(str(tmp_path / "run"), "xx-gone", tmp_path / "bases")
-    assert "--measure" in caught.value.hint
+    assert "--eval-data" in caught.value.hint
     assert not (tmp_path / "bases" / "xx-gone").exists()
     pack(str(tmp_path / "run"), "xx-gone", tmp_path / "bases", measure=str(world / "pairs"))

@@ -62,21 +62,6 @@ class CurveData:
         return [line for line in self.lines if line.x[-1] < self.end]
 
 
-@dataclass(frozen=True)
-class EfficiencyData:
-    """Accuracy by number of labels, with 95 % intervals."""
-
-    lines: list[Band]
-    split: str
-
-
-@dataclass(frozen=True)
-class ReliabilityData:
-    """Confidence against accuracy, a panel for each arm."""
-
-    panels: list[Panel]
-
-
 def accuracy_curves(comparison: Comparison, labels: int | None = None) -> CurveData:
     """Each arm's validation accuracy by epoch at one label budget (default: the largest), over all seeds."""
     budget = max(comparison.label_budgets) if labels is None else labels
@@ -94,10 +79,10 @@ def accuracy_curves(comparison: Comparison, labels: int | None = None) -> CurveD
     return CurveData(budget, comparison.epochs, comparison.mark, lines, levels)
 
 
-def label_efficiency(comparison: Comparison) -> EfficiencyData | None:
-    """Each arm's accuracy by number of labels, or None when there is one budget only."""
+def label_efficiency(comparison: Comparison) -> list[Band]:
+    """Each arm's accuracy by number of labels with 95 % intervals; nothing when there is one budget only."""
     if len(set(comparison.label_budgets)) < 2:
-        return None
+        return []
     lines = []
     for name, colour in _colours(comparison).items():
         arms = sorted((arm for arm in comparison.arms if arm.name == name), key=lambda arm: arm.labels)
@@ -107,15 +92,15 @@ def label_efficiency(comparison: Comparison) -> EfficiencyData | None:
         low, high = np.where(np.isnan(low), mean, low), np.where(np.isnan(high), mean, high)
         x, is_classical = np.array([arm.labels for arm in arms], dtype=float), arms[0].kind == "classical"
         lines.append(Band(name, colour, x, mean, low, high, is_classical))
-    return EfficiencyData(lines, comparison.scored_split)
+    return lines
 
 
-def reliability(comparison: Comparison, labels: int | None = None) -> ReliabilityData:
+def reliability(comparison: Comparison, labels: int | None = None) -> list[Panel]:
     """Accuracy by confidence for each arm at one label budget (default: the largest), all seeds pooled."""
     budget = max(comparison.label_budgets) if labels is None else labels
     colours, truth = _colours(comparison), np.array(comparison.truth)
     arms = [arm for arm in comparison.arms if arm.labels == budget and arm.results]
-    return ReliabilityData([_panel(arm, colours[arm.name], truth) for arm in arms])
+    return [_panel(arm, colours[arm.name], truth) for arm in arms]
 
 
 def draw_curves(data: CurveData) -> Figure:
@@ -156,39 +141,39 @@ def draw_training_curve(curve: Sequence[Mapping[str, float]]) -> Figure:
     return figure
 
 
-def draw_label_efficiency(data: EfficiencyData) -> Figure:
+def draw_label_efficiency(lines: list[Band], split: str) -> Figure:
     """Accuracy against labels on a logarithmic axis, with the 95 % interval of each point."""
     figure, axes = _canvas(8.2, 4.3)
     with matplotlib.rc_context(STYLE):
-        for offset, line in enumerate(data.lines):
+        for offset, line in enumerate(lines):
             # Shifted a little, so that error bars do not overlap.
-            x = line.x * (1 + 0.012 * (offset - (len(data.lines) - 1) / 2))
+            x = line.x * (1 + 0.012 * (offset - (len(lines) - 1) / 2))
             error = np.maximum([line.mean - line.low, line.high - line.mean], 0)
             style = "--" if line.is_classical else "-"
             axes.errorbar(
                 x, line.mean, error, color=line.colour, linewidth=2, linestyle=style, marker="o", capsize=3
             )
-        ticks = sorted({float(x) for line in data.lines for x in line.x})
+        ticks = sorted({float(x) for line in lines for x in line.x})
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], minor=False)
         axes.set_xticks([], minor=True)
         axes.set_xlim(ticks[0] / 1.08, ticks[-1] * 1.08)
-        _accuracy_axis(axes, data.lines)
+        _accuracy_axis(axes, lines)
         axes.set_xlabel("training labels")
-        axes.set_ylabel(f"accuracy on {data.split}")
-        _label_ends(axes, [(line.name, line.colour, float(line.mean[-1])) for line in data.lines])
+        axes.set_ylabel(f"accuracy on {split}")
+        _label_ends(axes, [(line.name, line.colour, float(line.mean[-1])) for line in lines])
     return figure
 
 
-def draw_reliability(data: ReliabilityData) -> Figure:
+def draw_reliability(panels: list[Panel]) -> Figure:
     """A panel for each arm: points on the diagonal are calibrated, points below it overconfident."""
-    columns = min(4, max(1, len(data.panels)))
-    rows = -(-max(1, len(data.panels)) // columns)
-    least = min((float(panel.confidence.min()) for panel in data.panels), default=0.0) - 0.06
+    columns = min(4, max(1, len(panels)))
+    rows = -(-max(1, len(panels)) // columns)
+    least = min((float(panel.confidence.min()) for panel in panels), default=0.0) - 0.06
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(1.75 * columns + 0.4, 2.35 * rows + 0.3), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-        for axes, panel in zip(grid, data.panels, strict=False):
+        for axes, panel in zip(grid, panels, strict=False):
             axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1.2, linestyle=(0, (3, 3)))
             axes.plot(panel.confidence, panel.accuracy, color=panel.colour, linewidth=1.6)
             size = 14 + 220 * panel.share
@@ -196,7 +181,7 @@ def draw_reliability(data: ReliabilityData) -> Figure:
             axes.set_title(f"{_truncate(panel.name)}\nerror {panel.error:.3f}", fontsize=10)
             axes.set(xlim=(max(0.0, least), 1.06), ylim=(0, 1.06))
             axes.xaxis.set_major_locator(MaxNLocator(3))
-        for axes in grid[len(data.panels) :]:
+        for axes in grid[len(panels) :]:
             axes.set_visible(False)
         figure.supxlabel("confidence", fontsize=11)
         figure.supylabel("accuracy", fontsize=11)

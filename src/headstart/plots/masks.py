@@ -19,7 +19,7 @@ from headstart.config import BodyConfig
 from headstart.errors import ConfigError
 from headstart.evaluation.attention import attention_mask
 from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
-from headstart.plots.heatmap import draw_heatmap, label_axis
+from headstart.plots.heatmaps import draw_heatmap, label_axis
 from headstart.plots.style import FAINT, INK, PALETTE, STYLE
 
 MIN_LENGTH, MAX_LENGTH = 4, 64  # tokens of a mask that can be drawn

@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from headstart.errors import ConfigError
 from headstart.models.embedding import Embedding, rotary_turns, sinusoids
-from headstart.plots.heatmap import draw_heatmap
+from headstart.plots.heatmaps import draw_heatmap
 from headstart.plots.style import FAINT, PALETTE, STYLE
 
 MAX_CELLS = 2**22  # of one heat map

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from headstart.atomic_io import write_with
@@ -63,7 +64,7 @@ def save_figure(figure: Figure, path: Path) -> None:
         write_with(path, lambda beside: figure.savefig(beside, format=kind, dpi=160, metadata=metadata))
 
 
-def inline_svg(figure: Figure, prefix: str, label: str) -> str:
+def inline_svg(figure: Figure, prefix: str, label: str) -> Markup:
     """A figure as SVG inside a page: unique ids, a label for screen readers, colours that the page may set.
 
     Colours become CSS variables (`--ink`, `--faint`, `--paper`, `--arm-0` ...) with the colour itself as fallback.
@@ -81,4 +82,4 @@ def inline_svg(figure: Figure, prefix: str, label: str) -> str:
         svg = re.sub(rf"(:\s*){colour}\b", rf"\1var(--{name}, {colour})", svg)
     opening = f'<svg role="img" aria-label="{escape(label)}" viewBox='
     svg = re.sub(r"<svg [^>]*?viewBox=", lambda _: opening, svg, count=1)
-    return re.sub(r'(viewBox="[^"]*")[^>]*>', r"\1>", svg, count=1).strip()
+    return Markup(re.sub(r'(viewBox="[^"]*")[^>]*>', r"\1>", svg, count=1).strip())

@@ -1,7 +1,8 @@
 """Numbers and results as text, the same on a page and in a terminal."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from headstart.results import Arm, Comparison, Interval, PairedTest
 
@@ -15,7 +16,7 @@ def format_score(value: float, digits: int = 3) -> str:
 
 def format_points(value: float) -> str:
     """A difference of accuracies in percentage points, always with its sign."""
-    rounded = round(100 * value, 1) + 0.0  # + 0.0 turns -0.0 into 0.0
+    rounded = round(100 * value, 1) + 0.0  # + 0.0 removes the sign of -0.0
     return f"{'−' if rounded < 0 else '+'}{abs(rounded):.1f}"
 
 
@@ -59,6 +60,34 @@ def format_count(value: float | None, name: str = "") -> str:
     if name in ("truncated", "unknown"):
         return f"{value:.1%}"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"
+
+
+def format_value(value: Any) -> str:
+    """A metric, a setting or a fact: floats with four decimals, the items of lists and dicts on one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def format_markdown_cell(value: Any) -> str:
+    """A value in a cell of a Markdown table, on one line."""
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def format_benchmark(row: Mapping[str, Any]) -> str:
+    """A published score of a base in one line."""
+    count = row.get("labels")
+    labels = "" if count is None else f", {count:,} labels" if count else ", no labels"
+    low, high = format_benchmark_score(row["low"]), format_benchmark_score(row["high"])
+    return f"{row['task']}{labels}: {row['metric']} {format_benchmark_score(row['value'])} ({low} to {high})"
+
+
+def format_benchmark_score(value: float) -> str:
+    """A fraction with four decimals, or a score up to 100 with one."""
+    return f"{value:.4f}" if abs(value) <= 1 else f"{value:.1f}"
 
 
 def format_epochs_to_target(epochs: Sequence[float | None]) -> str:

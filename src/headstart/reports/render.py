@@ -1,4 +1,4 @@
-"""Jinja2 environment of all reports: templates, number formatting as filters, static files.
+"""Jinja2 environment of all reports: templates, formatting functions as filters, static files.
 
 Templates named *.html escape every value. CSS and JavaScript are inlined, so that each page is one file.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from headstart.reports import formatting
+from headstart.reports import formatting, tables
 
 
 def render(template: str, **context: Any) -> str:
@@ -22,7 +22,7 @@ def render(template: str, **context: Any) -> str:
 
 @cache
 def environment() -> Environment:
-    """The templates of this package, with number formatting as filters."""
+    """The templates of this package, with every `format_*` function as a filter."""
     env = Environment(
         loader=PackageLoader("headstart.reports"),
         autoescape=select_autoescape(("html",)),
@@ -32,18 +32,16 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     env.filters |= {
-        "count": formatting.format_count,
-        "duration": formatting.format_duration,
-        "epochs_to_target": formatting.format_epochs_to_target,
-        "indented_json": indented_json,
-        "interval": formatting.format_interval,
-        "p_value": formatting.format_p_value,
-        "points": formatting.format_points,
-        "points_interval": formatting.format_points_interval,
-        "score": formatting.format_score,
-        "script_json": lambda value: Markup(script_json(value)),
+        name.removeprefix("format_"): function
+        for name, function in vars(formatting).items()
+        if name.startswith("format_")
     }
-    env.globals |= {"static": lambda name: Markup(static_file(name)), "UNKNOWN": formatting.UNKNOWN}
+    env.filters |= {"indented_json": indented_json, "script_json": lambda value: Markup(script_json(value))}
+    env.globals |= {
+        "audit_leaks": tables.audit_leaks,
+        "audit_tables": tables.audit_tables,
+        "static": lambda name: Markup(static_file(name)),
+    }
     return env
 
 

@@ -1,7 +1,9 @@
-"""Results as tables and lines for a terminal (rich)."""
+"""Results as tables and lines, for a terminal (rich) and for pages."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -24,63 +26,84 @@ from headstart.results import Arm, Comparison
 
 MIB, GIB = 2**20, 2**30
 VERDICT_COLOURS = {"better": "green", "worse": "red", "no difference shown": "yellow"}
-AUDIT_COUNTS = ("count", "duplicates", "conflicts", "in_train", "near_in_train", "truncated", "unknown")
-QUANTILES = {"mean": "mean", "p5": "5 %", "p50": "median", "p95": "95 %", "p99": "99 %", "max": "longest"}
-RATIO_QUANTILES = {"p5": "5 %", "p50": "median", "p95": "95 %", "max": "max"}
-PAIR_COUNTS = {"count": "pairs", "duplicates": "repeats", "copies": "copies", "in_train": "in train"}
-SIDE_COUNTS = {
-    "duplicates": "repeats",
-    "several": "several",
-    "in_train": "in train",
-    "near_in_train": "near",
-    "truncated": "cut",
-    "unknown": "unknown",
+# Count of an audit -> its column in a terminal and on a page.
+AUDIT_COUNTS = {
+    "count": ("texts", "texts"),
+    "duplicates": ("repeats", "duplicates"),
+    "conflicts": ("conflicts", "conflicting labels"),
+    "copies": ("copies", "same on both sides"),
+    "in_train": ("in train", "also in train"),
+    "several": ("several", "several translations"),
+    "near_in_train": ("near", "near-duplicates in train"),
+    "truncated": ("cut", "truncated"),
+    "unknown": ("unknown", "unknown tokens"),
 }
+QUANTILES = {"mean": "mean", "p5": "5 %", "p50": "median", "p95": "95 %", "p99": "99 %", "max": "longest"}
 MAX_TRIALS = 4  # columns of the table of trials
 
 
-def _table(
-    title: str, columns: Sequence[str], text_columns: Collection[str] = (), *, no_wrap: bool = True
+@dataclass(frozen=True)
+class TextTable:
+    """A table whose cells are text; its first `text_columns` columns are aligned left, the others hold numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+    caption: str = ""
+
+
+def terminal_table(table: TextTable) -> Table:
+    """The table for rich; a terminal that is too small for it wraps text columns, never numbers."""
+    shown = Table(title=escape(table.title), caption=escape(table.caption), box=box.SIMPLE_HEAD)
+    shown.title_style, shown.title_justify, shown.caption_justify = "bold", "left", "left"
+    shown.pad_edge = False
+    for index, cells in enumerate(zip(table.columns, *table.rows, strict=True)):
+        if index < table.text_columns:
+            shown.add_column(escape(cells[0]))
+        else:
+            shown.add_column(escape(cells[0]), justify="right", no_wrap=True, min_width=max(map(len, cells)))
+    for row in table.rows:
+        shown.add_row(*map(escape, row))
+    return shown
+
+
+def _terminal_table(
+    title: str,
+    columns: Mapping[str, str],
+    rows: Iterable[Mapping[str, Any]],
+    text_columns: int,
+    caption: str = "",
 ) -> Table:
-    """A table whose first column and `text_columns` are aligned left."""
-    table = Table(
-        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for index, column in enumerate(columns):
-        is_text = index == 0 or column in text_columns
-        table.add_column(escape(column), justify="left" if is_text else "right", no_wrap=no_wrap)
-    return table
+    """A table with a format string for the cells of each column."""
+    cells = [[cell.format(**row) for cell in columns.values()] for row in rows]
+    return terminal_table(TextTable(title, list(columns), cells, text_columns, caption))
 
 
 # Comparison
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """The arms of a comparison with their scores, narrow enough for 80 columns."""
-    leaks, has_budgets = has_leaks(comparison), len(comparison.label_budgets) > 1
+    """The arms of a comparison with their scores; it fits 80 columns."""
+    leaks, budgets = has_leaks(comparison), sorted(set(comparison.label_budgets), reverse=True)
     split = comparison.scored_split + ("" if "folds" in comparison.scored_split else " split")
-    title = f"{comparison.data}, {split}, {comparison.scored_count:,} texts"
-    if not has_budgets:
-        title += f", {comparison.label_budgets[0]:,} labels"
-    table = _table(title, [])
-    if has_budgets:
-        table.add_column("labels", justify="right", no_wrap=True)
-    table.add_column("arm")
+    labels = f", {budgets[0]:,} labels" if len(budgets) == 1 else ""
+    title = f"{comparison.data}, {split}, {comparison.scored_count:,} texts{labels}"
     names = ["accuracy", "95 % interval", "leak-free" if leaks else "F1", "target", "time"]
-    cells = [_arm_cells(arm, leaks) for arm in comparison.arms]
-    for column in zip(names, *cells, strict=True):  # a narrow terminal wraps names, never numbers
-        table.add_column(column[0], justify="right", no_wrap=True, min_width=max(map(len, column)))
-    for budget in sorted(comparison.label_budgets, reverse=True):
-        for number, arm in enumerate(arm for arm in comparison.arms if arm.labels == budget):
-            first = [f"{budget:,}" if number == 0 else ""] if has_budgets else []
-            table.add_row(*first, *map(escape, (arm.name, *_arm_cells(arm, leaks))))
-        table.add_section()
+    groups = [[arm for arm in comparison.arms if arm.labels == budget] for budget in budgets]
+    rows = [[f"{arm.labels:,}", *_arm_cells(arm, leaks)] for arms in groups for arm in arms]
+    if labels:
+        return terminal_table(TextTable(title, ["arm", *names], [row[1:] for row in rows]))
+    table = terminal_table(TextTable(title, ["labels", "arm", *names], rows, text_columns=2))
+    for index, row in enumerate(rows[1:]):
+        table.rows[index].end_section = row[0] != rows[index][0]
     return table
 
 
 def _arm_cells(arm: Arm, leaks: bool) -> list[str]:
     spread = f" ±{format_score(arm.accuracy.spread)}" if len(arm.results) > 1 else ""
     return [
+        arm.name,
         format_score(arm.accuracy.mean) + spread,
         format_interval(arm.accuracy) or UNKNOWN,
         format_score((arm.leak_free_accuracy if leaks else arm.macro_f1).mean),
@@ -99,16 +122,68 @@ def verdict_lines(comparison: Comparison) -> list[str]:
 # Data audit
 
 
-def audit_tables(audit: Mapping[str, Any]) -> list[Table]:
-    """Counts, class balance and lengths by split; parts that the audit lacks are left out."""
+def audit_tables(audit: Mapping[str, Any], *, is_page: bool = False) -> list[TextTable]:
+    """Counts, class balance, lengths and length ratios by split, each only where the audit has it.
+
+    Parallel text has a row for each split and for each side of it. An audit without splits is one table of its keys.
+    """
     splits = audit.get("splits")
-    if not isinstance(splits, Mapping) or not splits:
-        return [_pairs(audit)] if audit else []
-    names = [name for name in AUDIT_COUNTS if any(part.get(name) is not None for part in splits.values())]
-    counts = _table("counts", ["split", *(name.replace("_", " ") for name in names)], no_wrap=False)
-    for split, part in splits.items():
-        counts.add_row(escape(split), *(format_count(part.get(name), name) for name in names))
-    return [counts, *_class_balance(splits), *_lengths(splits)]
+    if not isinstance(splits, Mapping) or not all(isinstance(split, Mapping) for split in splits.values()):
+        rows = [[key, str(value)] for key, value in audit.items()]
+        return [TextTable("Audit", ["", ""], rows, 2)] if rows else []
+    parts: dict[str, Mapping[str, Any]] = {}
+    for name, split in splits.items():
+        parts |= {name: split} | {f"{name}, {side}": found for side, found in split.get("sides", {}).items()}
+    known = [key for key in AUDIT_COUNTS if any(part.get(key) is not None for part in parts.values())]
+    counts = [[name, *(format_count(part.get(key), key) for key in known)] for name, part in parts.items()]
+    lengths = [
+        [name, unit, *(f"{part[unit].get(key, 0):,.0f}" for key in QUANTILES)]
+        for name, part in parts.items()
+        for unit in ("words", "characters", "tokens")
+        if part.get(unit)
+    ]
+    limit = f"The model reads at most {audit['limit']:,} tokens of a text." if audit.get("limit") else ""
+    ratios = [
+        [name, *(f"{split['ratio'].get(key, 0):.2f}" for key in QUANTILES)]
+        for name, split in splits.items()
+        if split.get("ratio")
+    ]
+    source, target = audit.get("pair") or ("", "")
+    tables = [
+        TextTable("Counts", ["split", *(AUDIT_COUNTS[key][is_page] for key in known)], counts),
+        TextTable("Class balance", ["class", *splits], _class_balance(splits)),
+        TextTable("Lengths", ["split", "in", *QUANTILES.values()], lengths, 2, limit),
+        TextTable(f"Characters of {target} for one of {source}", ["split", *QUANTILES.values()], ratios),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _class_balance(splits: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """The count and fraction of each class in every split."""
+    counts = [split.get("classes") or {} for split in splits.values()]
+    totals = [max(sum(split.values()), 1) for split in counts]
+    labels = dict.fromkeys(label for split in counts for label in split)
+    return [
+        [
+            label,
+            *(
+                f"{c.get(label, 0):,} ({c.get(label, 0) / n:.0%})"
+                for c, n in zip(counts, totals, strict=True)
+            ),
+        ]
+        for label in labels
+    ]
+
+
+def audit_leaks(audit: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """By kind of leak, the text of each one and the rows that hold it."""
+    leaks: dict[str, list[tuple[str, str]]] = {}
+    for key, kind in (("leaks", "exact duplicates across splits"), ("near", "near-duplicates across splits")):
+        for leak in audit.get(key, []):
+            side = f"{leak['side']}: " if "side" in leak else ""
+            rows = "; ".join(f"{split}: {', '.join(names)}" for split, names in leak["origins"].items())
+            leaks.setdefault(kind, []).append((side + leak["excerpt"], rows))
+    return leaks
 
 
 def audit_lines(audit: Mapping[str, Any], max_rows: int = 20) -> list[str]:
@@ -117,143 +192,68 @@ def audit_lines(audit: Mapping[str, Any], max_rows: int = 20) -> list[str]:
     lines += [f"[dim]·[/] {escape(str(note))}" for note in audit.get("notes", [])]
     for skip in audit.get("skips", [])[:max_rows]:
         lines.append(f"[dim]skipped[/] {escape(skip['origin'])}: {escape(skip['reason'])}")
-    for kind, title in (("leaks", "leak"), ("near", "near leak")):
-        leaks = audit.get(kind, [])
-        for leak in leaks[:max_rows]:
-            side = f" in {leak['side']}" if "side" in leak else ""
-            origins = " = ".join(f"{split} {', '.join(rows)}" for split, rows in leak["origins"].items())
-            lines.append(f"[red]{title}{escape(side)}[/] {escape(origins)}: {escape(leak['excerpt'])}")
+    for kind, leaks in audit_leaks(audit).items():
+        lines += [f"[red]{kind}[/] {escape(rows)}: {escape(text)}" for text, rows in leaks[:max_rows]]
         if len(leaks) > max_rows:
-            lines.append(f"[dim]… and {len(leaks) - max_rows} more; --json lists them all[/]")
+            lines.append(f"[dim]… and {len(leaks) - max_rows:,} more; --json lists them all[/]")
     return lines
-
-
-def _class_balance(splits: Mapping[str, Any]) -> list[Table]:
-    labels = list(dict.fromkeys(label for part in splits.values() for label in part.get("classes") or {}))
-    if not labels:
-        return []
-    table = _table("class balance", ["class", *splits], no_wrap=False)
-    for label in labels:
-        counts = ((part.get("classes") or {}).get(label, 0) for part in splits.values())
-        table.add_row(escape(str(label)), *(f"{count:,}" for count in counts))
-    return [table]
-
-
-def _lengths(splits: Mapping[str, Any]) -> list[Table]:
-    table = _table("lengths", ["split", "in", *QUANTILES], ["in"], no_wrap=False)
-    for name, part in splits.items():
-        for unit in ("characters", "tokens"):
-            if isinstance(part.get(unit), Mapping):
-                table.add_row(escape(name), unit, *(f"{part[unit].get(key, 0):,.0f}" for key in QUANTILES))
-    return [table] if table.row_count else []
-
-
-def _pairs(content: Mapping[str, Any]) -> Table:
-    table = _table("audit", ["", ""], no_wrap=False)
-    for key, value in content.items():
-        table.add_row(escape(str(key)), escape(str(value)))
-    return table
-
-
-def parallel_tables(audit: Mapping[str, Any]) -> list[Table]:
-    """Audit of parallel text: counts of pairs, counts of each side, and lengths, narrow enough for 80 columns."""
-    splits: Mapping[str, Any] = audit["splits"]
-    source, target = audit["pair"]
-    title = f"pairs; characters of {target} for one of {source}"
-    pairs = _table(title, ["split", *PAIR_COUNTS.values(), *RATIO_QUANTILES.values()])
-    for name, part in splits.items():
-        ratios = (f"{part['ratio'][key]:.2f}" for key in RATIO_QUANTILES)
-        pairs.add_row(escape(name), *(f"{part[key]:,}" for key in PAIR_COUNTS), *ratios)
-    return [pairs, _side_counts(splits), _side_lengths(splits)]
-
-
-def _side_counts(splits: Mapping[str, Any]) -> Table:
-    rows = [(name, side, found) for name, part in splits.items() for side, found in part["sides"].items()]
-    known = {
-        key: title for key, title in SIDE_COUNTS.items() if any(found[key] is not None for *_, found in rows)
-    }
-    table = _table("each side", ["split", "in", *known.values()], ["in"])
-    for name, side, found in rows:
-        table.add_row(escape(name), escape(side), *(format_count(found[key], key) for key in known))
-    return table
-
-
-def _side_lengths(splits: Mapping[str, Any]) -> Table:
-    table = _table("lengths", ["split", "in", "of", *QUANTILES.values()], ["in", "of"])
-    for name, part in splits.items():
-        for side, found in part["sides"].items():
-            for unit in ("words", "characters", "tokens"):
-                if found[unit] is not None:
-                    values = (f"{found[unit][key]:,.0f}" for key in QUANTILES)
-                    table.add_row(escape(name), escape(side), unit, *values)
-    return table
 
 
 # Plan
 
 
 def plan_tables(plan: Mapping[str, Any]) -> list[Table]:
-    """Parameters by block and memory by part, and every device when the plan is for none in particular."""
-    tables = [_parameter_table(plan["parameters"]), _memory_table(plan["memory"])]
+    """Parameters by block and memory by part; and every device, when the plan is for no device in particular."""
+    parameters, memory = plan["parameters"], plan["memory"]
+    length, source_length, peak = memory["length"], memory.get("source_length"), memory["peak_bytes"]
+    texts = f"pairs of {source_length:,} + {length:,}" if source_length else f"texts of {length:,}"
+    symbols = "V vocabulary, U source vocabulary, P maximum length, D width, H width of an attention head, F feed-forward, C classes"
+    parts = [
+        {"name": name, "mib": size / MIB, "share": size / peak}
+        for name, size in sorted(memory["parts"].items(), key=lambda part: -part[1])
+    ]
+    columns = {
+        "block": "{name}",
+        "formula": "{symbols}",
+        "in numbers": "{numbers}",
+        "times": "{times:,}",
+        "total": "{total:,}",
+    }
+    tables = [
+        _terminal_table(f"{parameters['total']:,} parameters", columns, parameters["blocks"], 3, symbols),
+        _terminal_table(
+            f"{peak / GIB:.2f} GiB at the peak: {memory['batch']:,} {texts} tokens, {memory['precision']}",
+            {"part": "{name}", "MiB": "{mib:,.1f}", "share": "{share:.0%}"},
+            parts,
+            1,
+            f"the peak is in the {memory['moment']}",
+        ),
+    ]
     return [*tables, _device_table(plan["devices"])] if plan.get("devices") else tables
 
 
-def _parameter_table(parameters: Mapping[str, Any]) -> Table:
-    columns = ["block", "formula", "in numbers", "times", "total"]
-    table = _table(f"{parameters['total']:,} parameters", columns, ["formula", "in numbers"])
-    table.columns[2].no_wrap = False
-    for block in parameters["blocks"]:
-        counts = (f"{block['times']:,}", f"{block['total']:,}")
-        table.add_row(escape(block["name"]), block["symbols"], block["numbers"], *counts)
-    table.caption = "V vocabulary, U the source's own, P longest text, D width, H width of an attention head, F feed-forward, C classes"
-    table.caption_justify = "left"
-    return table
-
-
-def _memory_table(memory: Mapping[str, Any]) -> Table:
-    source_length = memory.get("source_length")
-    texts = (
-        f"pairs of {source_length:,} + {memory['length']:,}"
-        if source_length
-        else f"texts of {memory['length']:,}"
-    )
-    peak = memory["peak_bytes"]
-    title = f"{peak / GIB:.2f} GiB at the peak: {memory['batch']:,} {texts} tokens, {memory['precision']}"
-    table = _table(title, ["part", "MiB", "share"])
-    for name, size in sorted(memory["parts"].items(), key=lambda part: -part[1]):
-        table.add_row(escape(name), f"{size / MIB:,.1f}", f"{size / peak:.0%}")
-    table.caption = f"the peak is in the {memory['moment']}"
-    table.caption_justify = "left"
-    return table
-
-
 def _device_table(devices: Sequence[Mapping[str, Any]]) -> Table:
-    has_cost = any(row["cost"] is not None for row in devices)
-    columns = [
-        "device",
-        "GiB",
-        "needs",
-        "fits",
-        "batch ≤",
-        "numbers",
-        "time",
-        *(["cost"] if has_cost else []),
+    """Whether the training fits on each device; rows of devices on which it does not are dim."""
+    columns = {
+        "device": "{device}",
+        "precision": "{precision}",
+        "fits": "{answer}",
+        "GiB": "{memory_gib:g}",
+        "needs": "{needs_gib:.1f}",
+        "batch ≤": "{largest_batch:,}",
+        "time": "{duration}",
+    }
+    if any(row["cost"] is not None for row in devices):
+        columns["cost"] = "{cost:,.2f}"
+    rows = [
+        {**row, "answer": "yes" if row["fits"] else "no", "duration": format_duration(row["hours"] * 3600)}
+        for row in devices
     ]
-    table = _table("will it train there?", columns, ["numbers"])
-    for row in devices:
-        table.add_row(
-            escape(row["device"]),
-            f"{row['memory_gib']:g}",
-            f"{row['needs_gib']:.1f}",
-            "[green]yes[/]" if row["fits"] else "[red]no[/]",
-            f"{row['largest_batch']:,}",
-            row["precision"],
-            format_duration(row["hours"] * 3600),
-            *([f"{row['cost']:,.2f}"] if has_cost else []),
-        )
-    if any(row["compiled"] for row in devices):
-        table.caption = "steps are compiled on GPUs from Volta on, and plain elsewhere"
-        table.caption_justify = "left"
+    is_compiled = any(row["compiled"] for row in devices)
+    caption = "steps are compiled on GPUs from Volta on, and plain elsewhere" if is_compiled else ""
+    table = _terminal_table("will it train there?", columns, rows, 3, caption)
+    for shown, row in zip(table.rows, devices, strict=True):
+        shown.style = None if row["fits"] else "dim"
     return table
 
 
@@ -262,11 +262,10 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     flops, time, verdict = plan["flops"], plan["time"], plan["verdict"]
     source = "measured here" if time["measured"] else "from the device table and fitted constants"
     cost = "" if time["cost"] is None else f", cost {time['cost']:,.2f}"
-    note = [escape(plan["note"])] if plan.get("note") else []
     step = "compiled" if time["compile_seconds"] else "plain"
     compiling = f", {time['compile_seconds']:.0f} s of it to compile" if time["compile_seconds"] else ""
     lines = [
-        *note,
+        *([escape(plan["note"])] if plan.get("note") else []),
         f"operations a token: {flops['forward_per_token'] / 1e6:,.2f} MFLOPs forward, "
         f"{flops['backward_per_token'] / 1e6:,.2f} backward; {flops['step'] / 1e12:,.3f} TFLOPs a step",
         f"time: {time['tokens_per_step']:,} tokens a {step} step in {time['seconds_per_step']:.4g} s, "
@@ -307,23 +306,18 @@ def trials_table(search: Mapping[str, Any]) -> Table:
     sign = -1 if search["direction"] == "maximize" else 1
     trials, default = search["trials"], search["standing"]
     finished = [trial for trial in trials if trial["state"] == "finished"]
-    columns = sorted(finished, key=lambda trial: sign * trial["value"])[:MAX_TRIALS]
-    if default not in columns:
-        columns.append(default)
-    counts = {
-        state: sum(trial["state"] == state for trial in trials) for state in ("finished", "pruned", "failed")
-    }
-    names = [
-        f"{trial['number']}{' default' if trial['number'] == default['number'] else ''}" for trial in columns
-    ]
-    title = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
-    table = _table(f"trials: {title}", ["trial", *names])
-    table.add_row(
-        escape(search["metric"]), *(_format_value(trial["value"]) for trial in columns), style="bold"
+    best = sorted(finished, key=lambda trial: sign * trial["value"])[:MAX_TRIALS]
+    shown = best if default in best else [*best, default]
+    columns = [f"{trial['number']}{' default' * (trial['number'] == default['number'])}" for trial in shown]
+    names = [dim.partition("=")[0] for dim in search["search"]]
+    rows = [[search["metric"], *(_format_value(trial["value"]) for trial in shown)]]
+    rows += [[name, *(_format_value(trial["values"][name]) for trial in shown)] for name in names]
+    states = Counter(trial["state"] for trial in trials)
+    title = ", ".join(
+        f"{states[state]} {state}" for state in ("finished", "pruned", "failed") if states[state]
     )
-    for dim in search["search"]:
-        name = dim.partition("=")[0]
-        table.add_row(escape(name), *(escape(_format_value(trial["values"][name])) for trial in columns))
+    table = terminal_table(TextTable(f"trials: {title}", ["trial", *columns], rows))
+    table.rows[0].style = "bold"
     return table
 
 
@@ -336,22 +330,32 @@ def _format_value(value: Any) -> str:
 
 def complexity_tables(content: Mapping[str, Any]) -> list[Table]:
     """The theoretical complexity, the measured exponents beside it, and the times."""
-    kinds = [kind["name"] for kind in content["theory"]]
-    theory = _table("in theory", ["layer", "operations", "sequential steps", "longest path"])
-    for kind in content["theory"]:
-        theory.add_row(escape(kind["name"]), kind["operations"], kind["sequential"], kind["path"])
-    columns = ["layer", "along", "exponent in theory", "of time", "of memory"]
-    exponents = _table(f"measured: {content['machine']}", columns)
-    for row in content["growths"]:
-        axis = f"{row['axis']} {'n' if row['axis'] == 'length' else 'd'}"
-        measured = (f"{row['time_slope']:.2f}", f"{row['memory_slope']:.2f}")
-        exponents.add_row(row["kind"], axis, f"{row['theory']:g}", *measured)
-    times = _table(f"milliseconds forward + backward at d = {content['width']}", ["length n", *kinds])
-    for length in sorted({point["length"] for point in content["lengths"]}):
-        points = {point["kind"]: point for point in content["lengths"] if point["length"] == length}
-        cells = (f"{points[k]['forward'] * 1e3:.2f} + {points[k]['backward'] * 1e3:.2f}" for k in kinds)
-        times.add_row(f"{length:,}", *cells)
-    return [theory, exponents, times]
+    types = [layer["name"] for layer in content["theory"]]
+    times: dict[int, dict[str, str]] = {}
+    for point in content["lengths"]:
+        cell = f"{point['forward'] * 1e3:.2f} + {point['backward'] * 1e3:.2f}"
+        times.setdefault(point["length"], {"length": f"{point['length']:,}"})[point["kind"]] = cell
+    growths = [{**row, "symbol": "n" if row["axis"] == "length" else "d"} for row in content["growths"]]
+    theory_columns = {
+        "layer": "{name}",
+        "operations": "{operations}",
+        "sequential steps": "{sequential}",
+        "longest path": "{path}",
+    }
+    growth_columns = {
+        "layer": "{kind}",
+        "along": "{axis} {symbol}",
+        "exponent in theory": "{theory:g}",
+        "of time": "{time_slope:.2f}",
+        "of memory": "{memory_slope:.2f}",
+    }
+    rows = [[times[length]["length"], *(times[length][name] for name in types)] for length in sorted(times)]
+    title = f"milliseconds forward + backward at d = {content['width']}"
+    return [
+        _terminal_table("in theory", theory_columns, content["theory"], 4),
+        _terminal_table(f"measured: {content['machine']}", growth_columns, growths, 2),
+        terminal_table(TextTable(title, ["length n", *types], rows)),
+    ]
 
 
 def crossing_lines(content: Mapping[str, Any]) -> list[str]:

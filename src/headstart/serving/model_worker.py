@@ -22,7 +22,12 @@ from headstart.generation.beam import Beam
 from headstart.generation.reader import prompts
 from headstart.generation.stream import stream
 from headstart.generation.unfold import Unfolding
+from headstart.inference.classify import leave_one_out
+from headstart.inference.embed import Encoder, plain_batch, usual_length
+from headstart.inference.generate import Request as GenerationSettings
+from headstart.inference.generate import Writer, open_writer
 from headstart.inference.loaded_model import LoadedModel
+from headstart.inference.translate import Translator, open_translator, search_translations
 from headstart.models.bodies import BODIES, TransformerBody
 from headstart.models.model import count_parameters
 from headstart.models.packed import cast_linears, packed
@@ -31,12 +36,6 @@ from headstart.serving.limits import Limits, http_error
 from headstart.serving.schema import Ability, GenerateRequest
 from headstart.training.evaluate import class_logits
 from headstart.training.runtime import generator_for, start_runtime
-from headstart.workflows.decoding import search_translations
-from headstart.workflows.embed import Encoder, plain_batch, usual_length
-from headstart.workflows.explain import leave_one_out
-from headstart.workflows.generate import Request as GenerationSettings
-from headstart.workflows.generate import Writer, open_writer
-from headstart.workflows.translating import Translator, open_translator
 
 THREAD_SAFE = ("classify", "embed")  # what two threads of one model may run at the same time
 CHARS_PER_TOKEN = 3  # an estimate, good enough to size batches

@@ -17,7 +17,7 @@ from headstart.inference.loaded_model import LoadedModel
 from headstart.objectives.base import Objective
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
 from headstart.plots.style import save_figure
-from headstart.reports.comparison import render_comparison
+from headstart.reports.pages import render_comparison
 from headstart.results import (
     Arm,
     ArmKind,
@@ -206,10 +206,8 @@ def write_comparison(out: Path, comparison: Comparison) -> None:
     """JSON, pictures and, last, the report: it is there only when all the rest is."""
     write_json(out / "comparison.json", plain(comparison))
     figures = {"curves": draw_curves(accuracy_curves(comparison))}
-    if len(comparison.label_budgets) > 1:
-        efficiency = label_efficiency(comparison)
-        assert efficiency is not None
-        figures["label-efficiency"] = draw_label_efficiency(efficiency)
+    if efficiency := label_efficiency(comparison):
+        figures["label-efficiency"] = draw_label_efficiency(efficiency, comparison.scored_split)
     for name, figure in figures.items():
         for kind in ("png", "svg"):
             save_figure(figure, out / f"{name}.{kind}")

@@ -11,7 +11,7 @@ from headstart.atomic_io import write_bytes, write_json
 from headstart.config import merge, resolve
 from headstart.data.audit import inspect_data
 from headstart.data.datasets import load_dataset
-from headstart.data.splits import take_labels
+from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
@@ -86,13 +86,13 @@ def _check(inputs: dict[str, Any]) -> None:
     if base not in shipped_bases() and not Path(base).exists():
         raise RunError(
             f"the demo sets the base {base} beside its own, and there is no base of that name here",
-            hint="`headstart bases` lists those that are here; HEADSTART_BASES names folders with more",
+            hint="`headstart models` lists those that are here; HEADSTART_BASES names folders with more",
         )
     finetune_config(load_model(base), None, merge(_settings(inputs), _shipped_settings(inputs)))
     training = {"epochs": inputs["epochs"], "seed": inputs["first_seed"]}
     resolve("pretrain", "tiny", {"training": {"minutes": inputs["minutes"]}})
     config = resolve("finetune", "tiny", {"training": training, "data": {"labels": inputs["labels"]}})
-    take_labels(load_dataset(DATA, config.data), inputs["labels"], inputs["first_seed"])
+    balanced_subset(load_dataset(DATA, config.data), inputs["labels"], inputs["first_seed"])
 
 
 def _claim(folder: Path, inputs: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> l
     if is_better(network, baseline):
         return []
     other = (
-        "`headstart bases` lists pretrained models to start from"
+        "`headstart models` lists pretrained models to start from"
         if base == SCRATCH
         else f"`headstart pretrain TEXTS --from {base}` adapts the base to unlabelled texts of your domain"
     )

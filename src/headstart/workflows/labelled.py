@@ -1,16 +1,17 @@
 """Labelled texts as a run reads them: the splits that the settings ask for, then their tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headstart.atomic_io import content_hash
 from headstart.batch import Row
 from headstart.config import RunConfig
-from headstart.data.dataset import Dataset, Example
+from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import without_apart
-from headstart.data.splits import take_labels
+from headstart.data.splits import balanced_subset
 from headstart.data.tokenizer import Tokenizer
+from headstart.inference.classify import encode_rows
 from headstart.training.callbacks import Event, Note, Stage
 
 
@@ -43,7 +44,7 @@ def load_labelled(
     if config.data.apart:
         dataset = without_apart(dataset, config.data.apart)
     if config.data.labels is not None:
-        dataset = take_labels(dataset, config.data.labels, config.training.seed)
+        dataset = balanced_subset(dataset, config.data.labels, config.training.seed)
     for note in dataset.notes:
         on_event(Note(note))
     return dataset
@@ -54,18 +55,6 @@ def data_fingerprint(dataset: Dataset) -> str:
     return content_hash(
         {name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()}
     )
-
-
-def encode_rows(
-    tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, keep: str
-) -> list[Row]:
-    """Examples as framed tokens, with class indices when `classes` are given."""
-    index = {label: number for number, label in enumerate(classes or [])}
-    encoded = tokenizer.encode([example.text for example in examples])
-    return [
-        Row(tokenizer.frame(ids, length, keep), None if example.label is None else index.get(example.label))
-        for ids, example in zip(encoded, examples, strict=True)
-    ]
 
 
 def make_task(

@@ -14,7 +14,7 @@ from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_f
 from headstart.config import DataConfig, load_toml, parse
 from headstart.data.datasets import SOURCES
 from headstart.data.decontamination import apart_hashes, shortened
-from headstart.data.mixture import Portion
+from headstart.data.documents import MixtureComponent
 from headstart.data.token_stream import join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
@@ -29,18 +29,17 @@ from headstart.inference.loaded_model import (
 )
 from headstart.pretrained import BASE, CHECKSUMS
 from headstart.quantization import FORMS, as_stored, store_weights, stored_bytes
-from headstart.reports.model_card import render_model_card
+from headstart.reports.pages import render_model_card
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.runtime import start_runtime
 from headstart.workflows.classifier import score_rows
+from headstart.workflows.evaluate import evaluate_loaded, evaluate_on_own_valid, evaluate_translator
 from headstart.workflows.facts import Facts
 from headstart.workflows.labelled import load_labelled, make_task
 from headstart.workflows.mix import without_repeats
 from headstart.workflows.prepare import prepare_documents
 from headstart.workflows.pretrain import score_language
 from headstart.workflows.run_dir import SCRATCH
-from headstart.workflows.score import evaluate_trained
-from headstart.workflows.score_translation import evaluate_translator, mark_own_valid
 from headstart.workflows.search import to_toml
 
 FORMAT = 1
@@ -164,7 +163,7 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
     if trained.info.pair:
         return _translator_marks(trained, measure)
     if measure is not None:
-        return Path(measure).name, _numbers(evaluate_trained(_reading_as_usual(trained), measure))
+        return Path(measure).name, _numbers(evaluate_loaded(_reading_as_usual(trained), measure))
     config, inputs = trained.info.config, trained.info.inputs
     runtime = start_runtime(config.training)
     model = trained.model().to(runtime.device)
@@ -175,7 +174,7 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
                 model, trained.objective, task, "valid", config, runtime, trained.train_fingerprints
             )
             return f"the validation part of {Path(inputs['data']).name}", _numbers(marks)
-        mix = [Portion(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
+        mix = [MixtureComponent(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
         parts = [
             prepare_documents(each.open(config.data), trained.tokenizer, lambda event: None) for each in mix
         ]
@@ -184,10 +183,12 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
     except (DataError, KeyError) as error:
         raise RunError(
             f"the texts that {trained.name} was made of cannot be read here: {error}",
-            hint="--measure DATA names others to measure the loss of storing on",
+            hint="--eval-data DATA names others to measure the loss of storing on",
         ) from None
     if len(valid) <= trained.objective.lookahead:
-        raise RunError(f"{trained.name} had no held-out text", hint="--measure TEXT names some to measure on")
+        raise RunError(
+            f"{trained.name} had no held-out text", hint="--eval-data TEXT names some to measure on"
+        )
     marks = score_language(model, trained.objective, valid, config, trained.tokenizer, runtime, leaked=0)
     return "the held-out part of its texts", _numbers(marks)
 
@@ -200,11 +201,11 @@ def _translator_marks(trained: LoadedModel, measure: str | None) -> tuple[str, d
         return Path(measure).name, _numbers(marks)
     data = str(trained.info.inputs["data"])
     try:
-        return f"the validation part of {Path(data).name}", _numbers(mark_own_valid(trained))
+        return f"the validation part of {Path(data).name}", _numbers(evaluate_on_own_valid(trained))
     except DataError as error:
         raise RunError(
             f"the pairs that {trained.name} was made of cannot be read here: {error}",
-            hint="--measure DATA names others to measure the loss of storing on",
+            hint="--eval-data DATA names others to measure the loss of storing on",
         ) from None
 
 

@@ -21,22 +21,20 @@ from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.attention import TRANSLATOR_TYPES, AttentionMaps, attention_maps, translation_maps
 from headstart.evaluation.head_ablation import GroupedLoss, HeadAblation, measure_head_ablation
 from headstart.generation.beam import Beam
+from headstart.inference.classify import encode_rows
+from headstart.inference.embed import plain_batch
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
+from headstart.inference.translate import write_translations
 from headstart.models.embedding import Embedding
 from headstart.models.model import Model
-from headstart.plots.attention import draw_attention
-from headstart.plots.head_ablation import draw_head_ablation
+from headstart.plots.heatmaps import draw_attention, draw_head_ablation
 from headstart.plots.masks import Mask, all_masks, draw_masks
 from headstart.plots.positions import PositionMap, draw_positions, model_map, sinusoidal_map
 from headstart.plots.style import save_figure
-from headstart.reports.attention import render_attention
-from headstart.reports.figure import render_head_ablation, render_masks, render_positions
+from headstart.reports.pages import render_attention, render_figure
 from headstart.training.callbacks import Event, Stage
 from headstart.training.evaluate import EVALUATION_SEED
 from headstart.training.runtime import Runtime, generator_for, start_runtime
-from headstart.workflows.decoding import write_translations
-from headstart.workflows.embed import plain_batch
-from headstart.workflows.labelled import encode_rows
 
 KINDS = (".png", ".svg", ".html")
 PART = 4  # texts whose loss is summed before parts are compared
@@ -123,7 +121,10 @@ def framed(trained: LoadedModel, tokenizer: Tokenizer, text: str) -> np.ndarray:
 def picture_masks(out: Path | None, *, length: int = 8) -> tuple[list[Mask], list[Path]]:
     """Every mask over texts of `length` tokens, and the files that show them."""
     masks = all_masks(length)
-    drawing = Drawing("masks", lambda: draw_masks(masks), lambda figure: render_masks(masks, figure))
+    lines = [f"{mask.name}: {mask.description}" for mask in masks]
+    drawing = Drawing(
+        "masks", lambda: draw_masks(masks), lambda figure: render_figure("Attention masks", figure, lines)
+    )
     return masks, write_pictures(out, drawing)
 
 
@@ -137,7 +138,9 @@ def picture_positions(
         if width is not None:
             raise ConfigError(f"{run} brings its own width", hint="leave --width out, or leave the run out")
         maps = _positions_of(load_model(run), length)
-    drawing = Drawing("positions", lambda: draw_positions(maps), render_positions)
+    drawing = Drawing(
+        "positions", lambda: draw_positions(maps), lambda figure: render_figure("Position embeddings", figure)
+    )
     return maps, write_pictures(out, drawing)
 
 
@@ -177,10 +180,11 @@ def picture_attention_heads(
 
     model, title = trained.model().to(runtime.device), f"{Path(run).name} on {Path(file).name}"
     study = measure_head_ablation(model, batches, _loss_of(trained, parts, runtime), title, tell)
+    page_title = "Attention heads: entropy, distance and ablation"
     drawing = Drawing(
         "heads",
         lambda: draw_head_ablation(study),
-        lambda figure: render_head_ablation(study, figure),
+        lambda figure: render_figure(page_title, figure, study=study),
     )
     return study, write_pictures(out, drawing)
 

@@ -47,11 +47,11 @@ def plan(
     device = this_machine() if gpu is None else find_device(gpu)
     cluster = Cluster(gpus, nodes, network, config.training.sharded and gpus * nodes > 1)
     if measure and cluster.count > 1:
-        raise ConfigError("--measure runs on one device", hint="leave out --gpus and --nodes, or --measure")
+        raise ConfigError("--calibrate runs on one device", hint="leave out --gpus and --nodes, or --calibrate")
     if measure and device.name != this_machine().name:
         raise ConfigError(
-            f"--measure runs on this machine, and {device.name} is another",
-            hint="leave out --gpu or --measure",
+            f"--calibrate runs on this machine, and {device.name} is another",
+            hint="leave out --gpu or --calibrate",
         )
     options = {"tokens": tokens, "epochs": epochs, "price": price, "cluster": cluster, **sizes}
     options["can_compile"] = can_compile(device.kind) if measure or gpu is None else None

@@ -304,7 +304,7 @@ class RunDir:
                 self._finish(info, weights, result)
 
     def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
-        from headstart.reports.run import render_run  # needs matplotlib, which takes long to load
+        from headstart.reports.pages import render_run  # needs matplotlib, which takes long to load
 
         save_weights(self.path / WEIGHTS_FILE, weights)
         write_json(self.path / "result.json", result)
@@ -365,7 +365,7 @@ def start_run(
     found = processes.broadcast(lambda: _own_run(path, config, inputs, processes.info))
     run_dir = RunDir(path, processes) if found else RunDir.create(path, processes)
     known = RunInfo.from_dict(json.loads(found), str(path)) if found else None
-    with run_dir, processes.peer_errors():
+    with run_dir:
         yield run_dir, known
 
 

@@ -2,32 +2,37 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter
 
+from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.data.augmentation import translation_loader
 from headstart.data.dataset import hashes
+from headstart.data.decontamination import seen_before
 from headstart.data.parallel import load_parallel, parse_pair
-from headstart.data.samplers import padding_share
+from headstart.data.samplers import TextLoader, padding_share
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
-from headstart.evaluation.translation_metrics import score_translations
+from headstart.evaluation.translation_metrics import MEASURES, score_translations
+from headstart.generation.beam import Beam
 from headstart.inference.loaded_model import SOURCE_TOKENIZER, LoadedModel, RunInfo, load_model
+from headstart.inference.translate import batch_tokens, write_translations
 from headstart.models.model import Model, build_model, count_parameters
 from headstart.objectives import make_objective
+from headstart.objectives.base import Objective
 from headstart.objectives.seq2seq import Seq2Seq
 from headstart.results import Transfer, TranslationScore, plain
 from headstart.training.callbacks import Event, Note
 from headstart.training.distributed import Processes, init_processes
-from headstart.training.evaluate import marked_places
+from headstart.training.evaluate import loss_sums, marked_places
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
-from headstart.workflows.decoding import write_translations
 from headstart.workflows.plan import announce, sharded_translator_error
 from headstart.workflows.run_dir import (
     SCRATCH,
@@ -39,7 +44,6 @@ from headstart.workflows.run_dir import (
     main_only,
     start_run,
 )
-from headstart.workflows.score_translation import mark_losses, mark_translations
 from headstart.workflows.translation_task import (
     TranslationTask,
     choose_tokenizers,
@@ -308,3 +312,52 @@ def make_translation_trainer(
         return Evaluation(values, rank=values["bleu"] - 1e-6 * min(loss, 100.0))
 
     return Trainer(model, objective, loader, task.tokenizer, config, runtime, marks, on_event, stop)
+
+
+def mark_losses(
+    model: Model, objective: Objective, rows: Sequence[Row], vocabulary: Tokenizer, runtime: Runtime
+) -> tuple[float, float]:
+    """The loss (nats a token, without smoothing) and the share of right tokens, each with the true ones before it."""
+    loader = TextLoader(rows, batch_tokens(runtime), shuffled=False)
+    total, count, correct = loss_sums(model, objective, loader, vocabulary, runtime)["lm"]
+    return total / max(1, count), correct / max(1, count)
+
+
+def mark_translations(
+    model: Model,
+    objective: Objective,
+    task: TranslationTask,
+    split: str,
+    runtime: Runtime,
+    seen: np.ndarray,
+    *,
+    beam: int = 1,
+    measures: Sequence[str] = tuple(MEASURES),
+) -> tuple[TranslationScore, list[str]]:
+    """All marks on one split, with their leak-free twin, and the translations; greedy with a beam of 1."""
+    rows, language = task.rows[split], task.text.pair[1]
+    loss, accuracy = mark_losses(model, objective, rows, task.tokenizer, runtime)
+    search = None if beam == 1 else Beam(width=beam)
+    written = write_translations(model, task.sources(split), task.tokenizer, runtime, search)
+    texts = [task.tokenizer.decode(each.tokens) for each in written]
+    references = task.text.targets(split)
+    cut = sum(each.is_cut for each in written)
+    found = score_translations(
+        texts, references, language, measures=measures, hypotheses_cut=cut, split=split
+    )
+    unseen = np.flatnonzero(~seen_before(hashes(task.text.sources(split)), seen))
+    fair = None
+    if len(unseen):
+        sides = [texts[place] for place in unseen], [references[place] for place in unseen]
+        fair = score_translations(*sides, language, measures=("bleu",)).bleu
+    marked = replace(
+        found,
+        loss=loss,
+        perplexity=math.exp(min(loss, 50)),
+        accuracy=accuracy,
+        beam=beam,
+        leaked=len(rows) - len(unseen),
+        leak_free_bleu=fair,
+        leak_free_count=len(unseen),
+    )
+    return marked, texts

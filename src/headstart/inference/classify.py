@@ -1,0 +1,212 @@
+"""Classifying texts with finished runs, one or an ensemble: probabilities, predictions and explanations."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstart.batch import Row
+from headstart.config import DataConfig, parse
+from headstart.convert.onnx import GRAPH, OnnxClassifier
+from headstart.data.dataset import Example
+from headstart.data.datasets import load_texts
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import ConfigError, RunError, pick
+from headstart.inference.loaded_model import LoadedModel, load_model, require_head
+from headstart.training.evaluate import predict_probabilities
+from headstart.training.runtime import start_runtime
+
+CHUNK_TEXTS = 1024  # texts held in memory
+ONNX_TOKENS = 1024  # in one forward pass, padding included
+
+Predictions = Iterator[tuple[str, float, str]]  # label, its probability, text
+
+
+def encode_rows(
+    tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, keep: str
+) -> list[Row]:
+    """Examples as token ids with special tokens, and with class indices when `classes` are given."""
+    index = {label: number for number, label in enumerate(classes or [])}
+    encoded = tokenizer.encode([example.text for example in examples])
+    return [
+        Row(tokenizer.frame(ids, length, keep), None if example.label is None else index.get(example.label))
+        for ids, example in zip(encoded, examples, strict=True)
+    ]
+
+
+# --- Loading --------------------------------------------------------------------------------------------------------
+
+
+def run_names(run: str | Sequence[str]) -> list[str]:
+    """The names in `run`: one, a list of them, or several with commas between."""
+    if isinstance(run, str):
+        names = [run] if "," not in run or Path(run).exists() else [name.strip() for name in run.split(",")]
+    else:
+        names = list(run)
+    if "" in names or not names:
+        raise RunError(f"{run!r} names no run before or after a comma", hint="write RUN1,RUN2")
+    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    if twice is not None:
+        raise RunError(f"{twice} is given twice", hint="name each run of an ensemble once")
+    return names
+
+
+def load_ensemble(run: str | Sequence[str]) -> list[LoadedModel]:
+    """The runs that `run` names; several of them must be classifiers with the same classes."""
+    members = [load_model(name) for name in run_names(run)]
+    for each in members:
+        require_head(each)
+    first = members[0]
+    for other in members if len(members) > 1 else []:
+        if other.objective.reads != "texts":
+            raise RunError(
+                f"{other.name} is not a classifier, and an ensemble consists of classifiers",
+                hint="give one such run at a time",
+            )
+        if other.info.classes != first.info.classes:
+            raise RunError(
+                f"{other.name} has the classes {', '.join(other.info.classes[:5])}, and {first.name} "
+                f"{', '.join(first.info.classes[:5])}",
+                hint="an ensemble needs runs that were fine-tuned on the same labels",
+            )
+    return members
+
+
+class Classifier:
+    """A classifier in memory, on its device."""
+
+    def __init__(self, loaded: LoadedModel, settings: Mapping[str, Any]):
+        self.loaded, self.config = loaded, loaded.info.config.with_(settings)
+        self.runtime = start_runtime(self.config.training)
+        self.model = loaded.model().to(self.runtime.device)
+
+    def probabilities(self, examples: Sequence[Example]) -> np.ndarray:
+        """The probability of every class (N, C)."""
+        loaded = self.loaded
+        if loaded.tfidf is not None:
+            return loaded.tfidf.predict_probabilities([example.text for example in examples])
+        length, keep = self.config.training.length, self.config.data.keep
+        rows = encode_rows(loaded.tokenizer, examples, None, length, keep)
+        return predict_probabilities(
+            self.model,
+            loaded.objective,
+            rows,
+            loaded.tokenizer,
+            self.runtime,
+            self.runtime.eval_batch_tokens,
+        )
+
+
+def mean_probabilities(ensemble: Sequence[Classifier], examples: Sequence[Example]) -> np.ndarray:
+    """The mean of the members' probabilities (N, C)."""
+    return np.mean([member.probabilities(examples) for member in ensemble], axis=0)
+
+
+# --- Predicting -----------------------------------------------------------------------------------------------------
+
+
+def predict(
+    run: str | Sequence[str], path: str, *, engine: str = "torch", settings: Mapping[str, Any] | None = None
+) -> Predictions:
+    """Label, probability and text for every text of a file (or `-`, standard input), in order.
+
+    Several runs (a list, or names with commas between) are an ensemble: their probabilities are averaged. With the
+    engine `onnx`, `run` is a directory that `export` wrote.
+    """
+    return pick(ENGINES, engine, "engine")(run, path, settings or {})
+
+
+def _predict_with_torch(run: str | Sequence[str], path: str, settings: Mapping[str, Any]) -> Predictions:
+    for name in run_names(run):
+        if (Path(name) / GRAPH).is_file() and not (Path(name) / "run.json").is_file():
+            raise RunError(f"{name} is an ONNX export", hint="add --engine onnx")
+    members = load_ensemble(run)
+    first = members[0]
+    if first.objective.reads == "translations":
+        raise RunError(
+            f"{first.name} is a translator and has no classes",
+            hint=f"`headstart translate {first.name} {path}` translates it",
+        )
+    if first.objective.reads != "texts":
+        raise RunError(
+            f"{first.name} is a language model and has no classes",
+            hint=f"`headstart finetune {first.name} DATA --out RUN` first",
+        )
+    texts = load_texts(path, first.info.config.with_(settings).data)
+    ensemble = [Classifier(member, settings) for member in members]
+    return _predict_texts(texts, first.info.classes, lambda examples: mean_probabilities(ensemble, examples))
+
+
+def _predict_with_onnx(run: str | Sequence[str], path: str, settings: Mapping[str, Any]) -> Predictions:
+    names = run_names(run)
+    if len(names) > 1:
+        raise RunError(
+            "--engine onnx takes one exported graph at a time",
+            hint="an ensemble consists of runs: leave --engine out",
+        )
+    model = OnnxClassifier.open(Path(names[0]))
+    for section in settings:
+        if section != "data":
+            raise ConfigError(
+                f"{section}.* has no effect on an exported graph", hint="set only data.* with --engine onnx"
+            )
+    config = parse(DataConfig, {"keep": model.truncation_side, **settings.get("data", {})})
+
+    def probabilities(examples: Sequence[Example]) -> np.ndarray:
+        rows = encode_rows(model.tokenizer, examples, None, model.max_length, config.keep)
+        return model.probabilities(rows, ONNX_TOKENS)
+
+    return _predict_texts(load_texts(path, config), model.classes, probabilities)
+
+
+ENGINES: dict[str, Callable[[str | Sequence[str], str, Mapping[str, Any]], Predictions]] = {
+    "torch": _predict_with_torch,
+    "onnx": _predict_with_onnx,
+}
+
+
+def _predict_texts(
+    texts: Iterator[str], classes: list[str], probabilities: Callable[[Sequence[Example]], np.ndarray]
+) -> Predictions:
+    while chunk := list(islice(texts, CHUNK_TEXTS)):
+        for text, row in zip(chunk, probabilities([Example(text) for text in chunk]), strict=True):
+            best = int(row.argmax())
+            yield classes[best], float(row[best]), text
+
+
+# --- Explaining -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What the log-odds of a label lose without each token of a row (its special tokens excepted).
+
+    The parts add up to `whole` where every token counts by itself, as in a bag of words. Elsewhere the difference is
+    due to interactions between tokens.
+    """
+
+    label: int
+    parts: np.ndarray  # (T - 2,), in nats
+    whole: float  # the log-odds less those of a text without tokens
+
+
+def leave_one_out(row: Row, label: int, logits: Callable[[Sequence[Row]], np.ndarray]) -> Attribution:
+    """Each token's contribution to `label`, by leaving it out (Zeiler and Fergus, 2014; Li et al., 2016).
+
+    `logits` gives the logit of every class (N, C) for rows.
+    """
+    tokens = row.tokens
+    shorter = [Row(np.delete(tokens, position)) for position in range(1, len(tokens) - 1)]
+    found = log_odds(logits([row, Row(tokens[[0, -1]]), *shorter]), label)
+    return Attribution(label, found[0] - found[2:], float(found[0] - found[1]))
+
+
+def log_odds(logits: np.ndarray, label: int) -> np.ndarray:
+    """The log-odds of `label` against all other classes (N,), from logits (N, C)."""
+    exact = logits.astype(np.float64)
+    others = np.delete(exact, label, axis=1)
+    top = others.max(axis=1, keepdims=True)
+    return exact[:, label] - top[:, 0] - np.log(np.exp(others - top).sum(axis=1))
