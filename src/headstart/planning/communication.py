@@ -78,7 +78,7 @@ def predict_communication(
         seconds = 2 * cluster.ring_seconds(size, device) + 2 * buckets * cluster.latency
         exposed = max(seconds - batch_seconds * 2 / 3, seconds / buckets)
         return Communication(2 * size, seconds, exposed)
-    layers, matrices = max(1, workload.model.layers), workload.parameters.matrices()
+    layers, matrices = max(1, workload.model.num_layers), workload.parameters.matrices()
     size = 2 * workload.matmul_bytes * matrices + FLOAT32 * (total - matrices) + FLOAT32 * total
     seconds = cluster.ring_seconds(size, device) + 3 * (layers + 1) * cluster.latency
     exposed = max(seconds - batch_seconds, seconds / layers)

@@ -55,13 +55,13 @@ def count_flops(workload: Workload) -> Flops:
         pairs = sum(
             stack.layers * stack.length * keys_per_query(workload, stack) for stack in workload.stacks
         )
-        attention = 4 * model.width * pairs / length
+        attention = 4 * model.hidden_size * pairs / length
     matrices = float(parameters.matrices())
     if workload.source_length:
         sides = (("source", workload.source_length), ("target", workload.length))
         matrices = sum(parameters.matrices(side) * tokens for side, tokens in sides) / length
     matrices -= (1 - workload.last_layer_fraction) * weights_above_attention(workload)
-    logits = 2 * workload.vocab_size * model.width * workload.loss_fraction * workload.length / length
+    logits = 2 * workload.vocab_size * model.hidden_size * workload.loss_fraction * workload.length / length
     others = 0.0
     for block in parameters.heads:
         kind = workload.heads[block.name.removeprefix("head ").split(",")[0]].kind
@@ -76,4 +76,4 @@ def count_flops(workload: Workload) -> Flops:
 def weights_above_attention(workload: Workload) -> int:
     """Weights of a layer above its attention: the output projection and the feed-forward part."""
     model = workload.model
-    return model.width**2 + (workload.up_projections + 1) * model.width * model.feed_forward
+    return model.hidden_size**2 + (workload.up_projections + 1) * model.hidden_size * model.intermediate_size

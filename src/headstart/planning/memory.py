@@ -54,7 +54,7 @@ def predict_memory(workload: Workload) -> Memory:
     moments = {name: {**permanent, **parts} for name, parts in _bytes_by_moment(workload).items()}
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     parts, framework = moments[moment], FRAMEWORK[workload.device]
-    embedding = FLOAT32 * workload.vocab_size * workload.model.width
+    embedding = FLOAT32 * workload.vocab_size * workload.model.hidden_size
     forward = max(0, loss_bytes(workload)[0] - embedding)
     # What is allocated and freed within a step leaves holes: all but gradients and embeddings, which are large.
     temporary = (
@@ -72,7 +72,7 @@ def _permanent_bytes(workload: Workload) -> dict[str, float]:
     weights = FLOAT32 * parameters.total / shards
     # Adam has two numbers for each weight, Muon one for each weight in a matrix of a layer.
     with_one = parameters.matrices() if workload.optimizer == "muon" else 0
-    window_mask = workload.tokens * workload.length if workload.model.window is not None else 0
+    window_mask = workload.tokens * workload.length if workload.model.sliding_window is not None else 0
     return {
         "weights": weights,
         "optimizer": FLOAT32 * (2 * parameters.total - with_one) / shards,
@@ -88,10 +88,12 @@ def _bytes_by_moment(workload: Workload) -> dict[str, dict[str, float]]:
     gathered, unsharded_gradients = _gathered_bytes(workload)
     gradients = FLOAT32 * parameters.total / workload.num_shards
     earlier = gradients if workload.accumulation_steps > 1 else 0  # of earlier batches of the step
-    embedding = FLOAT32 * workload.vocab_size * model.width
+    embedding = FLOAT32 * workload.vocab_size * model.hidden_size
     head = FLOAT32 * sum(block.total for block in parameters.heads)
     head = head or (embedding if workload.loss_fraction else 0)
-    is_shared = model.tied and workload.loss_fraction > 0  # two gradients of one embedding are added
+    is_shared = (
+        model.tie_embeddings and workload.loss_fraction > 0
+    )  # two gradients of one embedding are added
     forward, saved, backward = loss_bytes(workload)
     backbone = {
         "activations": activations(workload),
@@ -123,7 +125,7 @@ def _gathered_bytes(workload: Workload) -> tuple[float, float]:
     if workload.num_shards == 1:
         return 0, 0
     matrices, low = workload.parameters.matrices(), workload.matmul_bytes
-    layer = matrices / max(1, workload.model.layers)
+    layer = matrices / max(1, workload.model.num_layers)
     rest = FLOAT32 * (workload.parameters.total - matrices)
     return rest + 2 * low * layer, rest + (low + FLOAT32) * layer
 
@@ -132,7 +134,7 @@ def _low_precision_copies(workload: Workload) -> float:
     """Bytes of the bfloat16 copies of matrices that a forward pass under autocast makes."""
     if workload.matmul_bytes == FLOAT32:
         return 0
-    embedding = workload.vocab_size * workload.model.width if workload.loss_fraction else 0
+    embedding = workload.vocab_size * workload.model.hidden_size if workload.loss_fraction else 0
     matrices = (
         workload.parameters.matrices() if workload.num_shards == 1 else 0
     )  # shards are gathered in bfloat16
@@ -142,17 +144,17 @@ def _low_precision_copies(workload: Workload) -> float:
 def activations(workload: Workload) -> float:
     """Bytes that autograd saves of the backbone in one batch."""
     model, low = workload.model, workload.matmul_bytes
-    top = low * model.width + (_norm_input(workload) if model.norm_first else 0)
-    embedding = _dropout_mask(workload, model.width)
+    top = low * model.hidden_size + (_norm_input(workload) if model.norm_first else 0)
+    embedding = _dropout_mask(workload, model.hidden_size)
     above_attention = (
         _norm_input(workload)
-        + 2 * low * model.width
-        + low * model.feed_forward * _feed_forward_copies(workload)
-        + _dropout_mask(workload, 2 * model.width + model.feed_forward)
+        + 2 * low * model.hidden_size
+        + low * model.intermediate_size * _feed_forward_copies(workload)
+        + _dropout_mask(workload, 2 * model.hidden_size + model.intermediate_size)
     )
     # A generator's layers, half as many as the backbone's and narrower, count as a fraction of a layer each.
     extra_layers = sum(
-        spec.settings.get("share", 0.5) * max(1, model.layers // 2) for spec in workload.generators
+        spec.settings.get("share", 0.5) * max(1, model.num_layers // 2) for spec in workload.generators
     )
     total, fraction = 0.0, workload.last_layer_fraction
     for stack in workload.stacks:
@@ -163,31 +165,31 @@ def activations(workload: Workload) -> float:
 
 def layer_activations(workload: Workload, stack: Stack) -> float:
     """Bytes that autograd saves of one layer, for each text."""
-    return LAYER_ACTIVATIONS[workload.model.kind](workload, stack)
+    return LAYER_ACTIVATIONS[workload.model.architecture](workload, stack)
 
 
 def _lstm_layer(workload: Workload, stack: Stack) -> float:
     """An LSTM both ways: its input, output and gates; torch's CPU kernel has a large workspace."""
     gates = 22 if workload.device == "cpu" else 8
     numbers = 2 * workload.matmul_bytes + gates * FLOAT32
-    return stack.length * (_norm_input(workload) + numbers * workload.model.width)
+    return stack.length * (_norm_input(workload) + numbers * workload.model.hidden_size)
 
 
 def _convolution_layer(workload: Workload, stack: Stack) -> float:
     """The input of a convolution, and both halves of its gate."""
-    return stack.length * (_norm_input(workload) + 3 * workload.matmul_bytes * workload.model.width)
+    return stack.length * (_norm_input(workload) + 3 * workload.matmul_bytes * workload.model.hidden_size)
 
 
 def _attention_layer(workload: Workload, stack: Stack) -> float:
     """Attention and feed-forward, and cross-attention between them."""
     model, low = workload.model, workload.matmul_bytes
-    width, inner, heads = model.width, model.feed_forward, model.attention_heads
+    width, inner, heads = model.hidden_size, model.intermediate_size, model.num_heads
     linear = 3 * low * width  # the inputs of the QKV, output and up projections
     attention: float = 3 * low * width  # queries, keys and values
     if workload.stores_attention_weights:  # weights, their dropout, the product
         attention += 3 * low * heads * stack.length
     else:
-        rotated = 2 * low * width if model.positions == "rotary" or model.qk_norm else 0
+        rotated = 2 * low * width if model.position_embedding == "rotary" or model.qk_norm else 0
         attention += rotated + FLOAT32 * heads
         if (
             workload.device == "cuda" and (width // heads) % 8
@@ -205,7 +207,7 @@ def _cross_attention(workload: Workload, stack: Stack) -> float:
     if not stack.source_length:
         return 0
     model, low = workload.model, workload.matmul_bytes
-    width, heads = model.width, model.attention_heads
+    width, heads = model.hidden_size, model.num_heads
     # The query, and the inputs of the query and output projections.
     queries = 3 * low * width + _norm_input(workload) + _dropout_mask(workload, width)
     queries += 3 * low * heads * stack.source_length if workload.stores_attention_weights else FLOAT32 * heads
@@ -220,7 +222,7 @@ def _qk_norm_input(workload: Workload) -> float:
     """Bytes for each token that the norms of queries and keys save, with a float32 copy under autocast."""
     if not workload.model.qk_norm:
         return 0
-    return 2 * FLOAT32 * workload.model.width * (2 if workload.matmul_bytes == 2 else 1)
+    return 2 * FLOAT32 * workload.model.hidden_size * (2 if workload.matmul_bytes == 2 else 1)
 
 
 def _feed_forward_copies(workload: Workload) -> int:
@@ -238,7 +240,7 @@ def _feed_forward_copies(workload: Workload) -> int:
 def _norm_input(workload: Workload) -> float:
     """Bytes for each token that a norm saves: its input; RMSNorm on a CPU is made of parts and saves the quotient too."""
     copies = 2 if workload.model.norm == "rms" and workload.device != "cuda" else 1
-    return FLOAT32 * (copies * workload.model.width + 2)
+    return FLOAT32 * (copies * workload.model.hidden_size + 2)
 
 
 def _dropout_mask(workload: Workload, numbers: int) -> float:
@@ -252,7 +254,7 @@ def loss_bytes(workload: Workload) -> tuple[float, float, float]:
     """Bytes of the cross-entropy: at most in the forward pass, saved, and at most added in the backward pass."""
     if not workload.loss_fraction:
         return 0, 0, 0
-    predictions, vocab_size, width = workload.num_predictions, workload.vocab_size, workload.model.width
+    predictions, vocab_size, width = workload.num_predictions, workload.vocab_size, workload.model.hidden_size
     low, weights = workload.matmul_bytes, vocab_size * width
     hidden = low * predictions * width
     low_weights = low * weights if low == 2 else 0
@@ -287,14 +289,14 @@ def layer_working_bytes(workload: Workload) -> float:
     """
     model, low, most = workload.model, workload.matmul_bytes, 0.0
     gated = 3 if workload.is_compiled else 5
-    inner = low * model.feed_forward * (gated if model.activation in GATED_ACTIVATIONS else 2)
+    inner = low * model.intermediate_size * (gated if model.activation in GATED_ACTIVATIONS else 2)
     for stack in workload.stacks:
-        attention = 4 * low * model.width
+        attention = 4 * low * model.hidden_size
         if workload.stores_attention_weights:
-            attention += 3 * low * model.attention_heads * max(stack.length, stack.source_length)
-        gradients = stack.length * (2 * FLOAT32 * model.width + max(inner, attention))
+            attention += 3 * low * model.num_heads * max(stack.length, stack.source_length)
+        gradients = stack.length * (2 * FLOAT32 * model.hidden_size + max(inner, attention))
         # All layers of a decoder add to the gradient of the encoder's output.
-        most = max(most, gradients + 2 * FLOAT32 * stack.source_length * model.width)
+        most = max(most, gradients + 2 * FLOAT32 * stack.source_length * model.hidden_size)
     return workload.batch_size * most
 
 
@@ -306,12 +308,12 @@ def update_working_bytes(workload: Workload) -> float:
     if workload.optimizer != "muon":
         return 0
     model, matrices = workload.model, workload.parameters.matrices()
-    up = model.feed_forward * model.width * workload.up_projections
+    up = model.intermediate_size * model.hidden_size * workload.up_projections
     if workload.num_shards > 1:
-        return FLOAT32 * (matrices / workload.num_shards + 9 * max(3 * model.width**2, up))
+        return FLOAT32 * (matrices / workload.num_shards + 9 * max(3 * model.hidden_size**2, up))
     layers = sum(stack.layers for stack in workload.stacks)
     square_matrices = 4 * sum(stack.layers * (2 if stack.source_length else 1) for stack in workload.stacks)
-    return FLOAT32 * (matrices + 8 * max(square_matrices * model.width**2, layers * up))
+    return FLOAT32 * (matrices + 8 * max(square_matrices * model.hidden_size**2, layers * up))
 
 
 LAYER_ACTIVATIONS: dict[str, Callable[[Workload, Stack], float]] = {

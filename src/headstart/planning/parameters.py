@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.constants import GATED_ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ class ParameterTable:
         return sum(block.matrix * block.times for block in self.backbone if not side or block.side == side)
 
 
-def parameter_table(model: BodyConfig, vocab_size: int, heads: "Mapping[str, HeadSpec]") -> ParameterTable:
+def parameter_table(model: ModelConfig, vocab_size: int, heads: "Mapping[str, HeadSpec]") -> ParameterTable:
     """The exact parameters of a backbone and these heads; a head without a formula is built on no device and counted."""
     formulas = _Formulas(model, vocab_size)
-    blocks = [*BACKBONES[model.kind](formulas)]
+    blocks = [*BACKBONES[model.architecture](formulas)]
     for name, spec in heads.items():
         blocks += HEADS.get(spec.kind, _built_head)(name, model, spec)
     return ParameterTable([block for block in blocks if block.total])
@@ -72,12 +72,12 @@ def parameter_table(model: BodyConfig, vocab_size: int, heads: "Mapping[str, Hea
 class _Formulas:
     """Blocks of one model from formulas such as "3D² + 3D"."""
 
-    def __init__(self, model: BodyConfig, vocab_size: int):
+    def __init__(self, model: ModelConfig, vocab_size: int):
         self.model = model
         self.values = {
-            "V": vocab_size, "P": model.max_length, "D": model.width, "F": model.feed_forward,
-            "H": model.width // model.attention_heads, "K": model.kernel, "U": model.source_vocabulary or vocab_size,
-            "G": model.key_value_heads or model.attention_heads,
+            "V": vocab_size, "P": model.max_position_embeddings, "D": model.hidden_size, "F": model.intermediate_size,
+            "H": model.hidden_size // model.num_heads, "K": model.kernel_size, "U": model.source_vocab_size or vocab_size,
+            "G": model.num_kv_heads or model.num_heads,
         }  # fmt: skip
 
     def block(self, name: str, matrix: str = "", others: str = "", times: int = 1) -> ParameterBlock:
@@ -86,19 +86,19 @@ class _Formulas:
 
     def linear(self, name: str, matrix: str, bias: str, times: int) -> ParameterBlock:
         """A linear map, with its bias if the model has biases."""
-        return self.block(name, matrix, bias if self.model.biases else "", times)
+        return self.block(name, matrix, bias if self.model.bias else "", times)
 
     def norms(self, letter: str = "D", count: int = 1) -> str:
         """The formula of `count` norms."""
-        has_bias = self.model.norm == "layer" and self.model.biases
+        has_bias = self.model.norm == "layer" and self.model.bias
         return " + ".join([f"2{letter}" if has_bias else letter] * count)
 
     def embedding(self, table: str = "VD") -> Iterator[ParameterBlock]:
         """The embedding below the layers."""
         yield self.block("token embedding", others=table)
-        if self.model.positions == "learned":
+        if self.model.position_embedding == "learned":
             yield self.block("position embedding", others="PD")
-        if self.model.segments:
+        if self.model.token_type_embeddings:
             yield self.block("token type embedding", others="2D")
         if self.model.embedding_norm:
             yield self.block("embedding norm", others=self.norms())
@@ -133,7 +133,7 @@ def formula(name: str, matrix: str, others: str, values: Mapping[str, int], time
 def _attention_layers(formulas: _Formulas, layers: int, has_cross: bool = False) -> Iterator[ParameterBlock]:
     """Layers of attention and feed-forward, perhaps with cross-attention between the two."""
     model, block, linear = formulas.model, formulas.block, formulas.linear
-    if model.key_value_heads is None:
+    if model.num_kv_heads is None:
         yield linear("attention qkv", "3D²", "3D", layers)
     else:
         yield linear("attention qkv", "D² + 2GHD", "D + 2GH", layers)
@@ -151,14 +151,14 @@ def _attention_layers(formulas: _Formulas, layers: int, has_cross: bool = False)
     yield linear("feed-forward down", "FD", "D", layers)
     norms = 3 if has_cross else 2
     names = {1: "one norm", 2: "two norms", 3: "three norms"}
-    if not model.first_norm:
+    if not model.norm_first_layer:
         yield block(f"{names[norms - 1]} in the first layer", others=formulas.norms(count=norms - 1))
-    yield block(names[norms], others=formulas.norms(count=norms), times=layers - (not model.first_norm))
+    yield block(names[norms], others=formulas.norms(count=norms), times=layers - (not model.norm_first_layer))
 
 
 def _transformer(formulas: _Formulas) -> Iterator[ParameterBlock]:
     yield from formulas.embedding()
-    yield from _attention_layers(formulas, formulas.model.layers)
+    yield from _attention_layers(formulas, formulas.model.num_layers)
     yield from formulas.final_norm() if formulas.model.norm_first else []
     yield from formulas.pooler()
 
@@ -167,10 +167,13 @@ def _encoder_decoder(formulas: _Formulas) -> Iterator[ParameterBlock]:
     """An encoder and a decoder over one embedding, or over one each."""
     model = formulas.model
     norm = formulas.final_norm() if model.norm_first else []
-    encoder = [*_attention_layers(formulas, model.layers), *norm]
-    decoder = [*_attention_layers(formulas, model.decoder_layers or model.layers, has_cross=True), *norm]
+    encoder = [*_attention_layers(formulas, model.num_layers), *norm]
+    decoder = [
+        *_attention_layers(formulas, model.num_decoder_layers or model.num_layers, has_cross=True),
+        *norm,
+    ]
     yield from formulas.embedding()
-    if model.source_vocabulary is not None:
+    if model.source_vocab_size is not None:
         yield from (replace(block, name=f"source {block.name}") for block in formulas.embedding("UD"))
     for name, side, stack in (("encoder", "source", encoder), ("decoder", "target", decoder)):
         yield from (replace(each, name=f"{name} {each.name}", side=each.side or side) for each in stack)
@@ -188,7 +191,7 @@ def _cnn(formulas: _Formulas) -> Iterator[ParameterBlock]:
 
 
 def _layers_with_norm(formulas: _Formulas, name: str, matrix: str, bias: str) -> Iterator[ParameterBlock]:
-    layers = formulas.model.layers
+    layers = formulas.model.num_layers
     yield from formulas.embedding()
     yield formulas.block(name, matrix, bias, layers)
     yield formulas.block("norm", others=formulas.norms(), times=layers)
@@ -196,25 +199,28 @@ def _layers_with_norm(formulas: _Formulas, name: str, matrix: str, bias: str) ->
     yield from formulas.pooler()
 
 
-def _language_head(name: str, model: BodyConfig, spec: "HeadSpec") -> list[ParameterBlock]:
+def _language_head(name: str, model: ModelConfig, spec: "HeadSpec") -> list[ParameterBlock]:
     formulas, blocks = _Formulas(model, spec.size), []
-    if model.lm_transform:
-        others = f"D + {formulas.norms()}" if model.biases else formulas.norms()
+    if model.mlm_head_transform:
+        others = f"D + {formulas.norms()}" if model.bias else formulas.norms()
         blocks.append(formulas.block(f"head {name}, transform", "D²", others))
-    has_bias = model.has_head_biases and spec.settings.get("bias", True)
-    return [*blocks, formulas.block(f"head {name}", "" if model.tied else "VD", "V" if has_bias else "")]
+    has_bias = model.has_head_bias and spec.settings.get("bias", True)
+    return [
+        *blocks,
+        formulas.block(f"head {name}", "" if model.tie_embeddings else "VD", "V" if has_bias else ""),
+    ]
 
 
-def _class_head(name: str, model: BodyConfig, spec: "HeadSpec") -> list[ParameterBlock]:
-    pooled = model.width * (2 if spec.settings.get("pooling") == "mean+max" else 1)
+def _class_head(name: str, model: ModelConfig, spec: "HeadSpec") -> list[ParameterBlock]:
+    pooled = model.hidden_size * (2 if spec.settings.get("pooling") == "mean+max" else 1)
     values = {"D": pooled, "C": spec.size}
     is_dense = spec.settings.get("projection") == "dense"
     blocks = [formula(f"head {name}, dense", "D²", "D", values)] if is_dense else []
-    has_bias = model.has_head_biases or is_dense
+    has_bias = model.has_head_bias or is_dense
     return [*blocks, formula(f"head {name}", "DC", "C" if has_bias else "", values)]
 
 
-def _built_head(name: str, model: BodyConfig, spec: "HeadSpec") -> list[ParameterBlock]:
+def _built_head(name: str, model: ModelConfig, spec: "HeadSpec") -> list[ParameterBlock]:
     """A head that has no formula, built on no device; an embedding is no matrix that tokens are multiplied by."""
     import torch
 
@@ -234,7 +240,7 @@ BACKBONES: dict[str, Callable[[_Formulas], Iterator[ParameterBlock]]] = {
     "bi-lstm": _bi_lstm,
     "cnn": _cnn,
 }
-HEADS: "dict[str, Callable[[str, BodyConfig, HeadSpec], list[ParameterBlock]]]" = {
+HEADS: "dict[str, Callable[[str, ModelConfig, HeadSpec], list[ParameterBlock]]]" = {
     "lm": _language_head,
     "class": _class_head,
 }

@@ -209,8 +209,8 @@ def make_plan(
     if seconds_per_step is not None:
         step_time = step_time.scaled(seconds_per_step / step_time.seconds)
     if total_tokens is None:  # as many as are read in the minutes of the settings; a step's at least
-        assert config.training.minutes is not None
-        seconds = 60 * config.training.minutes - (TAKES if step.is_compiled else 0)
+        assert config.training.max_minutes is not None
+        seconds = 60 * config.training.max_minutes - (TAKES if step.is_compiled else 0)
         total_tokens = max(1.0, seconds / step_time.seconds) * step.tokens_per_step
     return Plan(
         config=config,
@@ -247,12 +247,12 @@ def _total_tokens(
     """Tokens of the whole run: those given times the epochs, else the settings' own budget; None for one in minutes."""
     training = config.training
     if tokens is not None:
-        return tokens * (epochs or training.epochs or 1)
-    if training.tokens is not None:
-        return training.tokens
-    if training.steps is not None:
-        return training.steps * step.tokens_per_step
-    return None if training.minutes is not None else DEFAULT_TOKENS * (epochs or 1)
+        return tokens * (epochs or training.max_epochs or 1)
+    if training.max_tokens is not None:
+        return training.max_tokens
+    if training.max_steps is not None:
+        return training.max_steps * step.tokens_per_step
+    return None if training.max_minutes is not None else DEFAULT_TOKENS * (epochs or 1)
 
 
 def largest_batch(workload: Workload, device: Device) -> int:
@@ -275,8 +275,8 @@ def _advice(plan: Plan) -> Iterator[str]:
     if 1 <= most < workload.batch_size:
         batches = -(-workload.batch_size // most) * workload.accumulation_steps * plan.cluster.count
         yield (
-            f"batches of {most} texts, {batches} to a step: --set training.batch_tokens="
-            f"{most * workload.tokens_per_example} --set training.accumulate={batches}"
+            f"batches of {most} texts, {batches} to a step: --set training.tokens_per_batch="
+            f"{most * workload.tokens_per_example} --set training.gradient_accumulation_steps={batches}"
         )
     if (
         device.bfloat16
@@ -290,11 +290,13 @@ def _advice(plan: Plan) -> Iterator[str]:
     if shorter < workload.length and fits(workload.with_length(shorter), device):
         tokens = plan.step.batch_size * workload.with_length(shorter).tokens_per_example
         yield (
-            f"as many, shorter texts: --set training.length={shorter} --set training.batch_tokens={tokens}"
+            f"as many, shorter texts: --set training.max_length={shorter} --set training.tokens_per_batch={tokens}"
         )
-    can_shard = not (workload.source_length or training.compile or training.unfreeze_every is not None)
+    can_shard = not (
+        workload.source_length or training.compile or training.gradual_unfreezing_epochs is not None
+    )
     if workload.num_shards == 1 and can_shard and fits(replace(workload, num_shards=8), device):
-        yield "a part of the model in each of 8 processes: --nproc 8 --set training.sharded=true"
+        yield "a part of the model in each of 8 processes: --nproc 8 --set training.fsdp=true"
     if smaller := _smaller_preset(plan):
         yield f"a smaller model: --preset {smaller}"
 

@@ -82,7 +82,7 @@ def predict_step_time(workload: Workload, device: Device, cluster: Cluster = ONE
     parts = {name: part * workload.accumulation_steps for name, part in batch.items()}
     update = workload.parameters.total * efficiency.update_bytes / bandwidth
     if workload.optimizer == "muon":
-        update += muon_flops(workload) / (rate * _matmul_share(workload.model.width, efficiency))
+        update += muon_flops(workload) / (rate * _matmul_share(workload.model.hidden_size, efficiency))
     parts["update"] = update / workload.num_shards
     batch_seconds = sum(batch.values())
     if cluster.count > 1:
@@ -102,20 +102,20 @@ def _matrix_seconds(workload: Workload, efficiency: Efficiency, rate: float, ban
     """Forward and backward through the layers' matrices; each pass reads the weights."""
     work = 3 * count_flops(workload).body * workload.tokens
     traffic = 3 * workload.matmul_bytes * workload.parameters.matrices()
-    return max(work / (rate * _matmul_share(workload.model.width, efficiency)), traffic / bandwidth)
+    return max(work / (rate * _matmul_share(workload.model.hidden_size, efficiency)), traffic / bandwidth)
 
 
 def _attention_seconds(workload: Workload, efficiency: Efficiency, rate: float) -> float:
     """Two products forward; fused attention computes them again in the backward pass, plain attention saves them."""
     model = workload.model
-    work, head_size = count_flops(workload).attention * workload.tokens, model.width // model.attention_heads
+    work, head_size = count_flops(workload).attention * workload.tokens, model.hidden_size // model.num_heads
     if workload.stores_attention_weights:
         return 3 * work / (rate * _matmul_share(head_size, efficiency))  # its weights count as activations
     rate *= min(1.0, head_size / 64)
     if not (work and workload.has_padding and workload.device == "cuda"):
         return 3.5 * work / (rate * efficiency.attention)
     unmasked, masked = _attention_pairs(workload)
-    each = 3.5 * 4 * model.width * workload.batch_size * workload.num_forward
+    each = 3.5 * 4 * model.hidden_size * workload.batch_size * workload.num_forward
     return each * (unmasked / efficiency.attention + masked / MASKED_ATTENTION) / rate
 
 
@@ -138,7 +138,7 @@ def _logit_seconds(workload: Workload, efficiency: Efficiency, rate: float, band
     """Logits forward and backward; every chunk reads the embedding twice and adds to its gradient."""
     if not workload.loss_fraction:
         return 0.0
-    vocab_size, width, predictions = workload.vocab_size, workload.model.width, workload.num_predictions
+    vocab_size, width, predictions = workload.vocab_size, workload.model.hidden_size, workload.num_predictions
     logits, rows = predictions * vocab_size, workload.predictions_per_chunk
     in_chunk = min(rows, predictions)
     rate *= _matmul_share(width, efficiency) * in_chunk / (in_chunk + efficiency.half_rows)
@@ -154,17 +154,17 @@ def dropout_numbers(workload: Workload) -> float:
     for stack in workload.stacks:
         if model.dropout:
             residuals = 3 if stack.source_length else 2
-            layer = residuals * model.width + model.feed_forward
-            drawn += stack.length * (stack.layers * layer + model.width)
+            layer = residuals * model.hidden_size + model.intermediate_size
+            drawn += stack.length * (stack.layers * layer + model.hidden_size)
         if workload.stores_attention_weights:
             keys = stack.length + stack.source_length
-            drawn += stack.length * stack.layers * model.attention_heads * keys
+            drawn += stack.length * stack.layers * model.num_heads * keys
     return drawn * workload.num_forward * workload.batch_size
 
 
 def muon_flops(workload: Workload) -> float:
     """Operations of Newton-Schulz iterations over every matrix of the layers."""
-    width, inner = workload.model.width, workload.model.feed_forward
+    width, inner = workload.model.hidden_size, workload.model.intermediate_size
     layers = sum(stack.layers for stack in workload.stacks)
     cross_layers = sum(stack.layers for stack in workload.stacks if stack.source_length)
     shapes = [
@@ -182,7 +182,7 @@ def muon_flops(workload: Workload) -> float:
 def operations(workload: Workload) -> float:
     """Operations that the host starts in a step, roughly, from a reading of the code."""
     model = workload.model
-    layer = 55 + 30 * (workload.matmul_bytes == 2) + 26 * (model.positions == "rotary")
+    layer = 55 + 30 * (workload.matmul_bytes == 2) + 26 * (model.position_embedding == "rotary")
     layer += 10 * (model.dropout > 0)
     if workload.is_compiled:
         layer = COMPILED_LAYER_OPERATIONS

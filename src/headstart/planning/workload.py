@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headstart.config import BodyConfig, RunConfig
+from headstart.config import ModelConfig, RunConfig
 from headstart.constants import (
     DEFAULT_LOGITS_PER_CHUNK,
     GATED_ACTIVATIONS,
@@ -31,7 +31,7 @@ class Stack:
 class Workload:
     """The contents of one batch; a step computes `accumulation_steps` such batches."""
 
-    model: BodyConfig
+    model: ModelConfig
     vocab_size: int
     heads: "dict[str, HeadSpec]"
     parameters: ParameterTable
@@ -88,10 +88,10 @@ class Workload:
         """The layers of the backbone: one stack, or an encoder and a decoder."""
         model = self.model
         if not self.source_length:
-            return [Stack(model.layers, self.length, model.kind == "causal")]
-        decoder_layers = model.decoder_layers or model.layers
+            return [Stack(model.num_layers, self.length, model.architecture == "causal")]
+        decoder_layers = model.num_decoder_layers or model.num_layers
         return [
-            Stack(model.layers, self.source_length, is_causal=False),
+            Stack(model.num_layers, self.source_length, is_causal=False),
             Stack(decoder_layers, self.length, is_causal=True, source_length=self.source_length),
         ]
 
@@ -133,16 +133,16 @@ def make_workload(
     from headstart.objectives import make_objective
 
     objective, training = make_objective(config.objective), config.training
-    model = objective.resolve_backbone(config.body)
-    vocab_size, length = vocabulary or config.tokenizer.vocabulary, length or training.length
+    model = objective.resolve_backbone(config.model)
+    vocab_size, length = vocabulary or config.tokenizer.vocab_size, length or training.max_length
     is_pair = objective.reads == "translations"
-    if is_pair and not config.tokenizer.shared and model.source_vocabulary is None:
-        model = model.model_copy(update={"source_vocabulary": vocab_size})  # until it is learned
+    if is_pair and not config.tokenizer.shared_vocab and model.source_vocab_size is None:
+        model = model.model_copy(update={"source_vocab_size": vocab_size})  # until it is learned
     if batch is None:
-        batch = max(1, training.batch_tokens // (2 * length if is_pair else length))
-        batch = min(batch, training.batch_examples or batch)
+        batch = max(1, training.tokens_per_batch // (2 * length if is_pair else length))
+        batch = min(batch, training.batch_size or batch)
     heads = objective.heads(model, vocab_size, classes)
-    is_transformer = model.kind in ("causal", "bidirectional")
+    is_transformer = model.architecture in ("causal", "bidirectional")
     return Workload(
         model=model,
         vocab_size=vocab_size,
@@ -152,13 +152,13 @@ def make_workload(
         length=length,
         loss_fraction=objective.loss_fraction,
         precision=precision,
-        optimizer=config.optimizer.kind,
+        optimizer=config.optimizer.name,
         device=device,
-        accumulation_steps=training.accumulate,
-        keeps_best=training.keep == "best",
+        accumulation_steps=training.gradient_accumulation_steps,
+        keeps_best=training.checkpoint_selection == "best",
         has_padding=objective.reads != "blocks",
         source_length=length if is_pair else 0,
         num_forward=objective.num_forward,
-        averages_weights=training.average != "none",
+        averages_weights=training.weight_averaging != "none",
         last_layer_fraction=objective.last_layer_fraction(model, length) if is_transformer else 1.0,
     )

@@ -24,7 +24,7 @@ def sharded_translator_error() -> ConfigError:
     """The refusal of a translator that is to be sharded."""
     return ConfigError(
         "a translator is trained with a whole copy in each process, not with a part",
-        hint="leave training.sharded out",
+        hint="leave training.fsdp out",
     )
 
 
@@ -45,9 +45,11 @@ def plan(
     """The plan of a run with this preset and these settings; `sizes` are those of `make_plan`."""
     config = plan_config(preset, settings or {})
     device = this_machine() if gpu is None else find_device(gpu)
-    cluster = Cluster(gpus, nodes, network, config.training.sharded and gpus * nodes > 1)
+    cluster = Cluster(gpus, nodes, network, config.training.fsdp and gpus * nodes > 1)
     if measure and cluster.count > 1:
-        raise ConfigError("--calibrate runs on one device", hint="leave out --gpus and --nodes, or --calibrate")
+        raise ConfigError(
+            "--calibrate runs on one device", hint="leave out --gpus and --nodes, or --calibrate"
+        )
     if measure and device.name != this_machine().name:
         raise ConfigError(
             f"--calibrate runs on this machine, and {device.name} is another",
@@ -76,7 +78,7 @@ def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:
     is_finetuning = name in OBJECTIVES and OBJECTIVES[name].reads in ("texts", "translations")
     if not is_finetuning or has_own_budget(preset):
         return resolve("finetune" if is_finetuning else "pretrain", preset, settings)
-    model = resolve("finetune", preset, settings).body
+    model = resolve("finetune", preset, settings).model
     return resolve("finetune", preset, settings, defaults=finetune_defaults(REFERENCE, model, "scratch"))
 
 
@@ -110,11 +112,11 @@ def announce(
         can_compile=can_compile(device.kind),
         vocabulary=vocabulary,
         classes=max(2, classes),
-        tokens=tokens if config.training.epochs is not None else None,
+        tokens=tokens if config.training.max_epochs is not None else None,
     )
     for line in planned.lines():
         on_event(Note(line))
-    if not config.training.force:
+    if not config.training.ignore_memory_check:
         check_memory(planned, free_bytes(device.kind) / processes)
 
 
@@ -126,7 +128,7 @@ def check_memory(plan: Plan, available_bytes: float) -> None:
     raise ConfigError(
         f"this run needs about {plan.memory.peak / GIB:.1f} GiB, and {plan.device.name} has "
         f"{available_bytes / GIB:.1f} GiB free",
-        hint=f"{advice}; or --force to try all the same",
+        hint=f"{advice}; or --ignore-memory-check to try all the same",
     )
 
 
