@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.models.model import build_model
 from headstart.objectives import make_objective
@@ -42,12 +42,12 @@ class SyntheticData:
         """The same row numbers again and again."""
         return [np.arange(self.batch)] * 1000
 
-    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """Rows of full length; the first labelled text is one token shorter, so that a padding mask is needed."""
         rng = np.random.default_rng(int(numbers[0]))
         lengths = [self.length - (index == 0 and self.classes > 0) for index in range(len(numbers))]
         rows = [
-            Row(
+            EncodedExample(
                 rng.integers(2, self.size, length, dtype=np.int32),
                 index % self.classes if self.classes else None,
             )

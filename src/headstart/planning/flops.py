@@ -61,12 +61,12 @@ def count_flops(workload: Workload) -> Flops:
         sides = (("source", workload.source_length), ("target", workload.length))
         matrices = sum(parameters.matrices(side) * tokens for side, tokens in sides) / length
     matrices -= (1 - workload.last_layer_fraction) * weights_above_attention(workload)
-    logits = 2 * workload.vocab_size * model.hidden_size * workload.loss_fraction * workload.length / length
+    logits = 2 * workload.vocab_size * model.hidden_size * workload.label_fraction * workload.length / length
     others = 0.0
     for block in parameters.heads:
         kind = workload.heads[block.name.removeprefix("head ").split(",")[0]].kind
         if block.name.endswith(", transform"):
-            others += 2 * block.matrix * workload.loss_fraction
+            others += 2 * block.matrix * workload.label_fraction
         elif kind != "lm":
             others += 2 * block.matrix * (1.0 if kind in HEADS_OVER_TOKENS else 1 / workload.length)
     parts = (2.0 * matrices, attention, logits + others)

@@ -90,9 +90,9 @@ def _bytes_by_moment(workload: Workload) -> dict[str, dict[str, float]]:
     earlier = gradients if workload.accumulation_steps > 1 else 0  # of earlier batches of the step
     embedding = FLOAT32 * workload.vocab_size * model.hidden_size
     head = FLOAT32 * sum(block.total for block in parameters.heads)
-    head = head or (embedding if workload.loss_fraction else 0)
+    head = head or (embedding if workload.label_fraction else 0)
     is_shared = (
-        model.tie_embeddings and workload.loss_fraction > 0
+        model.tie_embeddings and workload.label_fraction > 0
     )  # two gradients of one embedding are added
     forward, saved, backward = loss_bytes(workload)
     backbone = {
@@ -134,7 +134,7 @@ def _low_precision_copies(workload: Workload) -> float:
     """Bytes of the bfloat16 copies of matrices that a forward pass under autocast makes."""
     if workload.matmul_bytes == FLOAT32:
         return 0
-    embedding = workload.vocab_size * workload.model.hidden_size if workload.loss_fraction else 0
+    embedding = workload.vocab_size * workload.model.hidden_size if workload.label_fraction else 0
     matrices = (
         workload.parameters.matrices() if workload.num_shards == 1 else 0
     )  # shards are gathered in bfloat16
@@ -252,7 +252,7 @@ def _dropout_mask(workload: Workload, numbers: int) -> float:
 
 def loss_bytes(workload: Workload) -> tuple[float, float, float]:
     """Bytes of the cross-entropy: at most in the forward pass, saved, and at most added in the backward pass."""
-    if not workload.loss_fraction:
+    if not workload.label_fraction:
         return 0, 0, 0
     predictions, vocab_size, width = workload.num_predictions, workload.vocab_size, workload.model.hidden_size
     low, weights = workload.matmul_bytes, vocab_size * width

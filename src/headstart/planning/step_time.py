@@ -136,7 +136,7 @@ def _attention_pairs(workload: Workload) -> tuple[float, float]:
 
 def _logit_seconds(workload: Workload, efficiency: Efficiency, rate: float, bandwidth: float) -> float:
     """Logits forward and backward; every chunk reads the embedding twice and adds to its gradient."""
-    if not workload.loss_fraction:
+    if not workload.label_fraction:
         return 0.0
     vocab_size, width, predictions = workload.vocab_size, workload.model.hidden_size, workload.num_predictions
     logits, rows = predictions * vocab_size, workload.predictions_per_chunk
@@ -187,7 +187,7 @@ def operations(workload: Workload) -> float:
     if workload.is_compiled:
         layer = COMPILED_LAYER_OPERATIONS
     chunks = 1
-    if workload.loss_fraction:
+    if workload.label_fraction:
         tiles = -(-workload.vocab_size // VOCAB_TILE) if workload.device == "cpu" else 1
         chunks = -(-workload.num_predictions // workload.predictions_per_chunk) * tiles
     layers = sum(stack.layers * (1.5 if stack.source_length else 1) for stack in workload.stacks)

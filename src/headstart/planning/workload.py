@@ -37,7 +37,7 @@ class Workload:
     parameters: ParameterTable
     batch_size: int  # texts, or pairs of texts (B)
     length: int  # tokens of each (T), in a pair those of the target
-    loss_fraction: (
+    label_fraction: (
         float  # of the positions, those with logits over the vocabulary; 0 without a language-model head
     )
     precision: str  # "float32" or "bfloat16"
@@ -71,7 +71,7 @@ class Workload:
     @property
     def num_predictions(self) -> int:
         """Positions with logits over the vocabulary in one batch."""
-        return round(self.loss_fraction * self.batch_size * self.length)
+        return round(self.label_fraction * self.batch_size * self.length)
 
     @property
     def predictions_per_chunk(self) -> int:
@@ -142,6 +142,7 @@ def make_workload(
         batch = max(1, training.tokens_per_batch // (2 * length if is_pair else length))
         batch = min(batch, training.batch_size or batch)
     heads = objective.heads(model, vocab_size, classes)
+    work = objective.workload(model, length)
     is_transformer = model.architecture in ("causal", "bidirectional")
     return Workload(
         model=model,
@@ -150,7 +151,7 @@ def make_workload(
         parameters=parameter_table(model, vocab_size, heads),
         batch_size=batch,
         length=length,
-        loss_fraction=objective.loss_fraction,
+        label_fraction=work.label_fraction,
         precision=precision,
         optimizer=config.optimizer.name,
         device=device,
@@ -158,7 +159,7 @@ def make_workload(
         keeps_best=training.checkpoint_selection == "best",
         has_padding=objective.reads != "blocks",
         source_length=length if is_pair else 0,
-        num_forward=objective.num_forward,
+        num_forward=work.passes,
         averages_weights=training.weight_averaging != "none",
-        last_layer_fraction=objective.last_layer_fraction(model, length) if is_transformer else 1.0,
+        last_layer_fraction=work.last_layer_fraction if is_transformer else 1.0,
     )

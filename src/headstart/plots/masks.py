@@ -118,7 +118,9 @@ def cross(queries: int, keys: int, real: int) -> Mask:
     body = BODIES["encoder-decoder"](_smallest_config("encoder-decoder", max(queries, keys)), 1)
     assert isinstance(body, EncoderDecoderBody)
     tokens, source = (torch.zeros(1, length, dtype=torch.long) for length in (queries, keys))
-    batch = Batch(tokens, tokens == 0, source=source, source_real=torch.arange(keys)[None, :] < real)
+    batch = Batch(
+        tokens, tokens == 0, source=source, source_attention_mask=torch.arange(keys)[None, :] < real
+    )
     mask = body.encode(batch)[0][2]
     seen = np.ones((queries, keys), dtype=bool)
     if mask is not None:
