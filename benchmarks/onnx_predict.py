@@ -22,7 +22,7 @@ from headstart.inference.classify import predict
 from headstart.inference.loaded_model import load_model
 from headstart.results import Provenance
 from headstart.training.runtime import start_runtime
-from headstart.workflows.export import export
+from headstart.workflows.convert import export
 from headstart.workflows.finetune import finetune
 from headstart.workflows.run_dir import collect_provenance
 

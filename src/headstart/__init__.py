@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headstart.contrib.libreoffice import fetch as fetch
     from headstart.data.audit import inspect_data as inspect_data
     from headstart.data.audit import inspect_parallel as inspect_parallel
     from headstart.data.datasets import load_dataset as load_dataset
-    from headstart.data.libreoffice import fetch as fetch
     from headstart.data.parallel import load_parallel as load_parallel
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.inference.classify import predict as predict
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from headstart.pretrained import shipped_bases as shipped_bases
     from headstart.workflows.classifier import swap_heads as swap_heads
     from headstart.workflows.compare import compare as compare
+    from headstart.workflows.convert import export as export
+    from headstart.workflows.convert import import_model as import_model
     from headstart.workflows.demo import run_demo as run_demo
     from headstart.workflows.evaluate import evaluate as evaluate
-    from headstart.workflows.export import export as export
     from headstart.workflows.finetune import finetune as finetune
-    from headstart.workflows.import_ import import_model as import_model
     from headstart.workflows.pack import pack as pack
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.recipe import run_recipe as run_recipe
@@ -51,11 +51,11 @@ _PUBLIC = {
     "HeadstartError": "headstart.errors",
     "compare": "headstart.workflows.compare",
     "evaluate": "headstart.workflows.evaluate",
-    "export": "headstart.workflows.export",
-    "fetch": "headstart.data.libreoffice",
+    "export": "headstart.workflows.convert",
+    "fetch": "headstart.contrib.libreoffice",
     "finetune": "headstart.workflows.finetune",
     "generate": "headstart.inference.generate",
-    "import_model": "headstart.workflows.import_",
+    "import_model": "headstart.workflows.convert",
     "inspect_data": "headstart.data.audit",
     "inspect_parallel": "headstart.data.audit",
     "load_dataset": "headstart.data.datasets",

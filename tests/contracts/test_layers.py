@@ -13,9 +13,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "headstart"
 LAYERS = [
     ["cli"],
     ["serving"],
-    ["workflows", "playground"],
+    ["workflows", "playground", "contrib"],
     ["inference", "planning"],
-    ["training", "generation", "baselines", "interchange"],
+    ["training", "generation", "baselines", "convert"],
     ["reports"],
     ["plots"],
     ["evaluation"],

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.errors import HeadstartError
 from headstart.inference.loaded_model import load_model
+from tests.convert.hf_models import save_stock
 from tests.helpers.datasets import write_corpus, write_labelled
-from tests.interchange.stock import save_stock
 
 pytestmark = pytest.mark.slow
 

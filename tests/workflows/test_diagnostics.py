@@ -12,9 +12,9 @@ from headstart.cli.app import app
 from headstart.errors import RunError
 from headstart.inference.classify import predict
 from headstart.results import Score
+from headstart.workflows.convert import export
 from headstart.workflows.diagnostics import _sample, explain_difference, is_better, warn_of_baseline
 from headstart.workflows.evaluate import evaluate
-from headstart.workflows.export import export
 from headstart.workflows.finetune import finetune, read_finetuned
 from headstart.workflows.run_dir import RunDir
 from tests.helpers.datasets import QUICK, write_labelled

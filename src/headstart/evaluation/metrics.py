@@ -1,7 +1,6 @@
-"""Marks for a classifier: sums that add up over parts, and the numbers read from them once, at the end."""
+"""Metrics of a classifier: accuracy, macro F1, loss and calibration."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,98 +9,49 @@ from headstart.results import Score
 BINS = 15  # of equal width, for the calibration error
 SMALLEST_PROBABILITY = 1e-7  # about what float32 can tell from 0; keeps one sure mistake from being infinite
 
-
-@dataclass(frozen=True)
-class ClassificationCounts:
-    """The sums from which every metric is read; the tallies of parts add up to the tally of the whole."""
-
-    confusion: np.ndarray  # (C, C) counts, row = truth, column = answer
-    loss: float  # summed negative log-likelihood
-    bin_counts: np.ndarray  # (BINS,) answers by confidence
-    bin_confidence: np.ndarray  # (BINS,) summed confidence
-    bin_correct: np.ndarray  # (BINS,) right answers
-
-    def __add__(self, other: "ClassificationCounts") -> "ClassificationCounts":
-        return ClassificationCounts(
-            self.confusion + other.confusion,
-            self.loss + other.loss,
-            self.bin_counts + other.bin_counts,
-            self.bin_confidence + other.bin_confidence,
-            self.bin_correct + other.bin_correct,
-        )
-
-    @property
-    def count(self) -> int:
-        """How many texts were marked."""
-        return int(self.confusion.sum())
-
-    @property
-    def correct(self) -> int:
-        """How many were answered rightly."""
-        return int(np.trace(self.confusion))
+Metric = Callable[
+    [np.ndarray, np.ndarray], float
+]  # of class indices (N,) and probabilities (N, C); NaN for N = 0
 
 
-def count_predictions(truth: np.ndarray, probabilities: np.ndarray) -> ClassificationCounts:
-    """The sums of one part: `truth` (N,) class indices, `probabilities` (N, C)."""
-    classes = probabilities.shape[1]
-    answers = probabilities.argmax(axis=1) if len(truth) else np.zeros(0, dtype=np.int64)
-    confusion = np.bincount(truth * classes + answers, minlength=classes * classes).reshape(classes, classes)
-    given = probabilities[np.arange(len(truth)), truth].astype(np.float64)
-    # A model that has gone to NaN still gets its marks: the loss says NaN, the confidence counts as 0.
-    confidence = np.nan_to_num(probabilities[np.arange(len(truth)), answers].astype(np.float64)).clip(
-        0.0, 1.0
-    )
-    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    return ClassificationCounts(
-        confusion,
-        float(-np.log(given.clip(SMALLEST_PROBABILITY, 1.0)).sum()),
-        np.bincount(bins, minlength=BINS),
-        np.bincount(bins, weights=confidence, minlength=BINS),
-        np.bincount(bins, weights=(answers == truth).astype(np.float64), minlength=BINS),
-    )
+def accuracy(truth: np.ndarray, probabilities: np.ndarray) -> float:
+    """The share of correct answers."""
+    return float((_answers(probabilities) == truth).mean()) if len(truth) else float("nan")
 
 
-def accuracy(sums: ClassificationCounts) -> float:
-    """The share of right answers."""
-    return sums.correct / sums.count if sums.count else float("nan")
-
-
-def macro_f1(sums: ClassificationCounts) -> float:
+def macro_f1(truth: np.ndarray, probabilities: np.ndarray) -> float:
     """The mean F1 of the classes that occur in the truth or among the answers."""
-    occurs = (sums.confusion.sum(axis=0) + sums.confusion.sum(axis=1)) > 0
-    return float(_per_class(sums)[2][occurs].mean()) if occurs.any() else float("nan")
+    from sklearn.metrics import f1_score  # takes long to load
+
+    if not len(truth):
+        return float("nan")
+    return float(f1_score(truth, _answers(probabilities), average="macro", zero_division=0))
 
 
-def loss(sums: ClassificationCounts) -> float:
+def loss(truth: np.ndarray, probabilities: np.ndarray) -> float:
     """The mean negative log-likelihood of the truth, in nats."""
-    return sums.loss / sums.count if sums.count else float("nan")
+    if not len(truth):
+        return float("nan")
+    likelihood = probabilities[np.arange(len(truth)), truth].astype(np.float64)
+    return float(-np.log(likelihood.clip(SMALLEST_PROBABILITY, 1.0)).sum()) / len(truth)
 
 
-def calibration_error(sums: ClassificationCounts) -> float:
-    """How far confidence and accuracy lie apart, bin by bin (expected calibration error; Guo et al., 2017)."""
-    return (
-        float(np.abs(sums.bin_confidence - sums.bin_correct).sum()) / sums.count
-        if sums.count
-        else float("nan")
-    )
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number read from a tally; called, it tallies first."""
-
-    read: Callable[[ClassificationCounts], float]
-
-    def __call__(self, truth: np.ndarray, probabilities: np.ndarray) -> float:
-        """The metric of `probabilities` (N, C) against `truth` (N,)."""
-        return self.read(count_predictions(truth, probabilities))
+def calibration_error(truth: np.ndarray, probabilities: np.ndarray) -> float:
+    """The mean distance of confidence and accuracy over bins (expected calibration error; Guo et al., 2017)."""
+    if not len(truth):
+        return float("nan")
+    # A model that has diverged to NaN still gets its metrics: its confidence counts as 0.
+    confidence = np.nan_to_num(probabilities.max(axis=1).astype(np.float64)).clip(0.0, 1.0)
+    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    gaps = np.bincount(bins, weights=confidence - (_answers(probabilities) == truth))
+    return float(np.abs(gaps).sum()) / len(truth)
 
 
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(accuracy),
-    "macro_f1": Metric(macro_f1),
-    "loss": Metric(loss),
-    "calibration_error": Metric(calibration_error),
+    "accuracy": accuracy,
+    "macro_f1": macro_f1,
+    "loss": loss,
+    "calibration_error": calibration_error,
 }
 
 
@@ -112,39 +62,31 @@ def score(
     seen: np.ndarray | None = None,
     split: str = "",
 ) -> Score:
-    """All marks of one model; `seen` (N,) is True where any training stage has read the text."""
-    whole = count_predictions(truth, probabilities)
-    unseen = np.ones(len(truth), dtype=bool) if seen is None else ~np.asarray(seen, dtype=bool)
-    fair = count_predictions(truth[unseen], probabilities[unseen])
-    precision, recall, f1 = _per_class(whole)
+    """All metrics of one model; `seen` (N,) is True where any training stage has read the text."""
+    from sklearn.metrics import precision_recall_fscore_support  # takes long to load
+
+    answers, labels = _answers(probabilities), range(len(classes))
+    fair = np.ones(len(truth), dtype=bool) if seen is None else ~np.asarray(seen, dtype=bool)
+    rows = precision_recall_fscore_support(truth, answers, labels=labels, zero_division=0)
+    names = ("precision", "recall", "f1", "count")
     return Score(
-        accuracy=accuracy(whole),
-        macro_f1=macro_f1(whole),
-        loss=loss(whole),
-        calibration_error=calibration_error(whole),
-        count=whole.count,
-        correct=whole.correct,
-        leaked=whole.count - fair.count,
-        leak_free_accuracy=accuracy(fair),
-        leak_free_count=fair.count,
+        accuracy=accuracy(truth, probabilities),
+        macro_f1=macro_f1(truth, probabilities),
+        loss=loss(truth, probabilities),
+        calibration_error=calibration_error(truth, probabilities),
+        count=len(truth),
+        correct=int((answers == truth).sum()),
+        leaked=len(truth) - int(fair.sum()),
+        leak_free_accuracy=accuracy(truth[fair], probabilities[fair]),
+        leak_free_count=int(fair.sum()),
         per_class={
-            name: {
-                "precision": float(precision[index]),
-                "recall": float(recall[index]),
-                "f1": float(f1[index]),
-                "count": int(whole.confusion[index].sum()),
-            }
-            for index, name in enumerate(classes)
+            label: dict(zip(names, (*map(float, row[:3]), int(row[3])), strict=True))
+            for label, row in zip(classes, zip(*rows, strict=True), strict=True)
         },
         split=split,
     )
 
 
-def _per_class(sums: ClassificationCounts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Precision, recall and F1 of each class; 0 where there is nothing to divide by."""
-    right, answered, asked = np.diag(sums.confusion), sums.confusion.sum(axis=0), sums.confusion.sum(axis=1)
-    return (
-        right / np.maximum(answered, 1),
-        right / np.maximum(asked, 1),
-        2 * right / np.maximum(answered + asked, 1),
-    )
+def _answers(probabilities: np.ndarray) -> np.ndarray:
+    """The most likely class of each text (N,)."""
+    return probabilities.argmax(axis=1) if len(probabilities) else np.zeros(0, dtype=np.int64)

@@ -1,8 +1,4 @@
-"""Marks for translations, by sacreBLEU (Post, 2018): scores with signatures and intervals, and tests between two systems.
-
-Everything is counted over the whole set at once from the counts of each sentence, so resampling sentences is adding
-those counts up in other ways; the arithmetic of a score is always sacreBLEU's own.
-"""
+"""Metrics of translations by sacreBLEU (Post, 2018): scores with signatures and intervals, and tests between two systems."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +11,7 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
+from sacrebleu.significance import PairedTest, Result
 
 from headstart.data.parallel import language_key
 from headstart.errors import ConfigError, DataError, pick
@@ -23,7 +20,7 @@ from headstart.results import Interval, TranslationScore, TranslationTest
 
 RESAMPLES = 1_000  # for an interval
 SHUFFLES = 10_000  # for a p-value
-AT_ONCE = 2**22  # numbers drawn at a time
+SEED = 0
 # Scripts without spaces between words are split into characters, Chinese as sacreBLEU advises; the signature tells.
 TOKENIZERS = {"zh": "zh", "ja": "char", "th": "char", "km": "char", "lo": "char", "my": "char", "dz": "char"}
 TOKENISED = "bleu_lowercased_tokenised"
@@ -31,7 +28,7 @@ TOKENISED = "bleu_lowercased_tokenised"
 
 @dataclass(frozen=True)
 class Measure:
-    """A way to mark translations: sacreBLEU's metric for a language, and what is done to texts before."""
+    """A metric of sacreBLEU for a language, and what is done to texts before."""
 
     metric: Callable[[str], Any]
     prepare: Callable[[Sequence[str], str], Sequence[str]] = lambda texts, language: texts
@@ -40,13 +37,13 @@ class Measure:
     before: str = ""  # what `prepare` does, for the signature
 
     def absence(self) -> str:
-        """Why the measure cannot be taken here, or ""."""
+        """Why the measure cannot be computed here, or ""."""
         if not self.needs or find_spec(self.needs):
             return ""
         return f"the package {self.needs} is not installed: pip install 'headstart[translate]'"
 
     def signature(self, metric: Any, language: str) -> str:
-        """How a score was counted; asked for after the metric has seen its references."""
+        """How a score was counted, after the metric has read its references."""
         before = (
             f"|before:{self.before}-{_base(language)},{self.needs}-{version(self.needs)}"
             if self.before
@@ -97,13 +94,12 @@ def score_translations(
     hypotheses_cut: int = 0,
     split: str = "",
     skipped: int = 0,
-    rng_seed: int = 0,
 ) -> TranslationScore:
-    """All marks of one system's translations into `language`; of `measures`, BLEU is always taken.
+    """The scores of one system's translations into `language`, BLEU always among them.
 
-    TER looks for moved phrases and takes many times as long as the others together.
+    TER searches for moved phrases and takes many times as long as the others together.
     """
-    _check(hypotheses, references)
+    _require_same_length(hypotheses, references)
     wanted = {name: pick(MEASURES, name, "measure") for name in dict.fromkeys(["bleu", *measures])}
     left_out = {name: "not asked for" for name in MEASURES if name not in wanted}
     left_out |= {name: why for name, measure in wanted.items() if (why := measure.absence())}
@@ -114,8 +110,7 @@ def score_translations(
             metric = measure.metric(language)
             counts = _counts(measure, metric, hypotheses, references, language)
             values[name] = _score(metric, counts.sum(axis=0))
-            draws = _resampled(metric, [counts], rng_seed)[0]
-            intervals[name] = _interval(values[name], draws, len(hypotheses))
+            intervals[name] = _interval(values[name], _bootstrap_scores(metric, [counts])[0], len(hypotheses))
             signatures[name] = measure.signature(metric, language)
     return TranslationScore(
         bleu=values["bleu"],
@@ -140,36 +135,34 @@ def compare_translations(
     language: str,
     *,
     measure: str = "bleu",
-    rng_seed: int = 0,
 ) -> TranslationTest:
-    """Two systems, each a name with its translations, set against each other on the same sentences.
+    """A comparison of two systems, each a name with its translations of the same sentences.
 
-    The interval is that of the paired bootstrap (Koehn, 2004); the p-value is that of approximate randomisation
-    (Riezler and Maxwell, 2005). As for classifiers, "better" is said only when both agree.
+    The interval comes from the paired bootstrap (Koehn, 2004), the p-value from approximate randomisation (Riezler and
+    Maxwell, 2005). As for classifiers, the verdict is "better" only when both agree.
     """
     kind = pick(MEASURES, measure, "measure")
     if why := kind.absence():
         raise ConfigError(
-            f"{measure} cannot be taken: {why}", hint="choose another measure, or install the package"
+            f"{measure} cannot be computed: {why}", hint="choose another measure, or install the package"
         )
     for _, hypotheses in (system, against):
-        _check(hypotheses, references)
+        _require_same_length(hypotheses, references)
     metric = kind.metric(language)
     sides = [_counts(kind, metric, hypotheses, references, language) for _, hypotheses in (system, against)]
     first, second = (_score(metric, counts.sum(axis=0)) for counts in sides)
-    draws = _resampled(metric, sides, rng_seed)
+    draws = _bootstrap_scores(metric, sides)
     difference = _interval(first - second, draws[0] - draws[1], len(references))
-    extreme = _shuffled(metric, sides, rng_seed) >= abs(first - second)
-    p_value = (int(extreme.sum()) + 1) / (len(extreme) + 1)
+    p_value = _p_value(kind, metric, against[1], system[1], references, language) if first != second else 1.0
     verdict = _verdict(difference, p_value, kind.lower_is_better)
     return TranslationTest(measure, system[0], against[0], difference, p_value, verdict)
 
 
-def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+def _require_same_length(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     if len(hypotheses) != len(references):
         raise DataError(
             f"there are {len(hypotheses):,} translations and {len(references):,} references",
-            hint="line n of one must answer line n of the other",
+            hint="line n of one must belong to line n of the other",
         )
     if not references:
         raise DataError("there is nothing to score", hint="give one translation or more with its reference")
@@ -178,19 +171,40 @@ def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 def _counts(
     measure: Measure, metric: Any, hypotheses: Sequence[str], references: Sequence[str], language: str
 ) -> np.ndarray:
-    """What sacreBLEU counts in each sentence, (sentences, numbers)."""
+    """The statistics that sacreBLEU extracts from each sentence, (sentences, numbers)."""
     texts, truths = measure.prepare(hypotheses, language), measure.prepare(references, language)
     return np.array(metric._extract_corpus_statistics(texts, [truths]), dtype=np.float64)
 
 
 def _score(metric: Any, counts: np.ndarray) -> float:
-    """The score of counts that were added up; they are whole numbers, as sacreBLEU's arithmetic expects."""
+    """The score of summed counts; they are whole numbers, as sacreBLEU's arithmetic expects."""
     return float(metric._compute_score_from_stats([int(value) for value in counts]).score)
 
 
-def _resampled(metric: Any, sides: Sequence[np.ndarray], rng_seed: int) -> np.ndarray:
-    """The scores of each side on sentences drawn with replacement, the same ones for all sides; (sides, RESAMPLES)."""
-    rng, sentences = np.random.default_rng(rng_seed), len(sides[0])
+def _p_value(
+    measure: Measure,
+    metric: Any,
+    baseline: Sequence[str],
+    system: Sequence[str],
+    references: Sequence[str],
+    language: str,
+) -> float:
+    """The p-value of sacreBLEU's approximate randomisation test."""
+    first, second, truths = (measure.prepare(texts, language) for texts in (baseline, system, references))
+    systems = [("baseline", first), ("system", second)]
+    _, table = PairedTest(systems, {"measure": metric}, [truths], "ar", n_samples=SHUFFLES)()
+    (result,) = (rows[1] for name, rows in table.items() if name != "System")
+    assert isinstance(result, Result)
+    assert result.p_value is not None
+    return float(result.p_value)
+
+
+def _bootstrap_scores(metric: Any, sides: Sequence[np.ndarray]) -> np.ndarray:
+    """The scores of each side on sentences drawn with replacement, the same ones for all sides; (sides, RESAMPLES).
+
+    sacreBLEU resamples two systems alike too, but returns no interval of their difference.
+    """
+    rng, sentences = np.random.default_rng(SEED), len(sides[0])
     scores = np.empty((len(sides), RESAMPLES))
     for draw in range(RESAMPLES):
         chosen = rng.integers(sentences, size=sentences)
@@ -198,24 +212,8 @@ def _resampled(metric: Any, sides: Sequence[np.ndarray], rng_seed: int) -> np.nd
     return scores
 
 
-def _shuffled(metric: Any, sides: Sequence[np.ndarray], rng_seed: int) -> np.ndarray:
-    """How far two systems differ that swap their translations by a coin's throw for each sentence; (SHUFFLES,)."""
-    rng, sentences = np.random.default_rng(rng_seed), len(sides[0])
-    first, second = sides
-    both, differences = first.sum(axis=0) + second.sum(axis=0), list[float]()
-    rows = max(32, AT_ONCE // sentences // 32 * 32)  # coins come in words of 32: in parts as all at once
-    while len(differences) < SHUFFLES:
-        size = min(rows, SHUFFLES - len(differences)), sentences
-        kept = rng.integers(2, size=size, dtype=bool).astype(np.float64)
-        one = kept @ (first - second) + second.sum(axis=0)  # (rows, numbers)
-        differences += [
-            abs(_score(metric, a) - _score(metric, b)) for a, b in zip(one, both - one, strict=True)
-        ]
-    return np.array(differences)
-
-
 def _interval(value: float, draws: np.ndarray, sentences: int) -> Interval:
-    """A value with the middle 95 % of its draws, unknown for one sentence alone."""
+    """A value with the middle 95 % of its draws; the bounds are unknown for a single sentence."""
     low, high = np.quantile(draws, [0.025, 0.975]) if sentences > 1 else (np.nan, np.nan)
     return Interval(value, float(min(low, value)), float(max(high, value)), 0.0)
 

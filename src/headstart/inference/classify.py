@@ -10,12 +10,12 @@ import numpy as np
 
 from headstart.batch import Row
 from headstart.config import DataConfig, parse
+from headstart.convert.onnx import GRAPH, OnnxClassifier
 from headstart.data.dataset import Example
 from headstart.data.datasets import load_texts
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError, pick
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
-from headstart.interchange.onnx import GRAPH, OnnxClassifier
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime
 
@@ -153,10 +153,10 @@ def _predict_with_onnx(run: str | Sequence[str], path: str, settings: Mapping[st
             raise ConfigError(
                 f"{section}.* has no effect on an exported graph", hint="set only data.* with --engine onnx"
             )
-    config = parse(DataConfig, {"keep": model.keep, **settings.get("data", {})})
+    config = parse(DataConfig, {"keep": model.truncation_side, **settings.get("data", {})})
 
     def probabilities(examples: Sequence[Example]) -> np.ndarray:
-        rows = encode_rows(model.tokenizer, examples, None, model.length, config.keep)
+        rows = encode_rows(model.tokenizer, examples, None, model.max_length, config.keep)
         return model.probabilities(rows, ONNX_TOKENS)
 
     return _predict_texts(load_texts(path, config), model.classes, probabilities)

@@ -51,19 +51,8 @@ def class_logits(
             found = np.zeros((len(rows), scores.shape[1]), dtype=np.float32)
         if is_own:
             found[numbers] = scores
-    return _joined(found, len(rows), runtime)
-
-
-def _joined(found: np.ndarray | None, rows: int, runtime: Runtime) -> np.ndarray:
-    """The rows that each process found as one table; every row was found by one of them."""
-    if runtime.processes.is_alone:
-        return np.zeros((0, 0), dtype=np.float32) if found is None else found
-    own = 0.0 if found is None else found.shape[1]
-    sums = runtime.processes.all_reduce({"columns": own, "tables": float(found is not None)})
-    if not sums["tables"]:
-        return np.zeros((0, 0), dtype=np.float32)
-    width = round(sums["columns"] / sums["tables"])
-    return runtime.processes.all_reduce_array(np.zeros((rows, width), np.float32) if found is None else found)
+    tables = [table for table in runtime.processes.all_gather(found) if table is not None]
+    return np.sum(tables, axis=0) if tables else np.zeros((0, 0), dtype=np.float32)
 
 
 def loss_sums(

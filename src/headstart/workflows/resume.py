@@ -39,7 +39,7 @@ def resume_run(
     """The outcome of a single training, once it is finished; None when it was finished before."""
     with init_processes() as processes:
         folder = RunDir.open(Path(run), processes)
-        with folder, processes.peer_errors():
+        with folder:
             info = folder.info()
             if info.status == "finished":
                 return None

@@ -365,7 +365,7 @@ def start_run(
     found = processes.broadcast(lambda: _own_run(path, config, inputs, processes.info))
     run_dir = RunDir(path, processes) if found else RunDir.create(path, processes)
     known = RunInfo.from_dict(json.loads(found), str(path)) if found else None
-    with run_dir, processes.peer_errors():
+    with run_dir:
         yield run_dir, known
 
 

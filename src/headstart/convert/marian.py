@@ -1,0 +1,136 @@
+"""Marian (Junczys-Dowmunt et al., 2018): the encoder-decoder of transformers that equals Vaswani et al. (2017).
+
+Its sinusoids are ordered otherwise: all sines, then all cosines, where ours alternate. So the hidden dimensions of
+every weight are put in that order; layer norm does not depend on it.
+"""
+
+import torch
+from torch import Tensor
+
+from headstart.convert.bert import BERT
+from headstart.convert.parity import ExportBundle
+from headstart.convert.weight_map import (
+    HFClass,
+    Modules,
+    Settings,
+    Supported,
+    Weights,
+    export_weights,
+    weight_rules,
+)
+
+MARIAN = HFClass("MarianMTModel", "AutoModelForSeq2SeqLM", outputs={"lm": "logits"})
+ACTIVATION = BERT.keys["activation"]
+TRANSLATOR: Supported = {  # what CTranslate2 supports too
+    "norm": ("layer",),
+    "norm_epsilon": (1e-5,),
+    "activation": ("relu", "gelu", "gelu-tanh"),
+    "biases": (True,),
+    "qk_norm": (False,),
+    "segments": (False,),
+    "embedding_norm": (False,),
+    "lm_transform": (False,),
+    "window": (None,),
+    "key_value_heads": (None,),
+}
+SUPPORTED: Supported = {**TRANSLATOR, "positions": ("sinusoidal",), "norm_first": (False,)}
+
+
+def _block(ours: str, theirs: str) -> Modules:
+    """The modules of a layer, as far as it has them."""
+    return {
+        f"{ours}.attention.qkv_proj": tuple(f"{theirs}.self_attn.{name}_proj" for name in "qkv"),
+        f"{ours}.attention.out_proj": f"{theirs}.self_attn.out_proj",
+        f"{ours}.attention_norm": f"{theirs}.self_attn_layer_norm",
+        f"{ours}.cross_attention.q_proj": f"{theirs}.encoder_attn.q_proj",
+        f"{ours}.cross_attention.kv_proj": tuple(f"{theirs}.encoder_attn.{name}_proj" for name in "kv"),
+        f"{ours}.cross_attention.out_proj": f"{theirs}.encoder_attn.out_proj",
+        f"{ours}.cross_attention_norm": f"{theirs}.encoder_attn_layer_norm",
+        f"{ours}.feed_forward.up_proj": f"{theirs}.fc1",
+        f"{ours}.feed_forward.down_proj": f"{theirs}.fc2",
+        f"{ours}.feed_forward_norm": f"{theirs}.final_layer_norm",
+    }
+
+
+MODULES: Modules = {
+    **_block("backbone.encoder.blocks.{}", "model.encoder.layers.{}"),
+    **_block("backbone.decoder.blocks.{}", "model.decoder.layers.{}"),
+}
+
+
+def reorder(name: str, weight: Tensor, order: Tensor) -> Tensor:
+    """A weight with its hidden dimensions in the order of Marian's sinusoids."""
+    if name.endswith((".out_proj.weight", ".fc2.weight")) or weight.ndim == 1:
+        is_output = "norm" in name or ".out_proj." in name or ".fc2." in name
+        return weight[order] if is_output else weight
+    return weight[:, order]
+
+
+def marian_weights(bundle: ExportBundle) -> tuple[Weights, bool]:
+    """Every weight under Marian's name and in its order, and whether both sides share one embedding."""
+    body, ours = bundle.config, bundle.model.state_dict()
+    order = torch.cat((torch.arange(0, body.width, 2), torch.arange(1, body.width, 2)))
+    rules = weight_rules(MODULES, ours, body)
+    theirs = export_weights(rules, ours)
+    target = ours["backbone.embedding.token_embedding.weight"]
+    source = ours.get("backbone.source_embedding.token_embedding.weight", target)
+    is_shared = body.tied and source is target
+    if is_shared:
+        theirs["model.shared.weight"] = target
+    else:
+        theirs |= {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
+        theirs |= {} if body.tied else {"lm_head.weight": ours["heads.lm.weight"]}
+    waves = bundle.model.backbone.embedding.waves[: body.max_length]
+    theirs |= {f"model.{side}.embed_positions.weight": waves for side in ("encoder", "decoder")}
+    theirs = {name: reorder(name, weight, order).contiguous().clone() for name, weight in theirs.items()}
+    theirs["final_logits_bias"] = ours.get("heads.lm.bias", torch.zeros(len(target)))[None].clone()
+    known = {rule.ours for rule in rules} | {"heads.lm.weight", "heads.lm.bias"}
+    unused = {name for name in ours if "token_embedding" not in name} - known
+    assert not unused, f"Marian has no place for {sorted(unused)}"
+    return theirs, is_shared
+
+
+def marian_config(bundle: ExportBundle, is_shared: bool) -> Settings:
+    """What config.json says, besides the special tokens."""
+    body = bundle.config
+    return {
+        "vocab_size": bundle.sources.size,
+        "decoder_vocab_size": bundle.tokenizer.size,
+        "d_model": body.width,
+        "encoder_layers": body.layers,
+        "decoder_layers": body.decoder_layers or body.layers,
+        "encoder_attention_heads": body.attention_heads,
+        "decoder_attention_heads": body.attention_heads,
+        "encoder_ffn_dim": body.feed_forward,
+        "decoder_ffn_dim": body.feed_forward,
+        "activation_function": ACTIVATION.write(body.activation)["hidden_act"],
+        "dropout": body.dropout,
+        "attention_dropout": body.attention_dropout,
+        "scale_embedding": body.scale_embedding,
+        "max_position_embeddings": body.max_length,
+        "share_encoder_decoder_embeddings": is_shared,
+        "tie_word_embeddings": body.tied,
+        "dtype": "float32",
+    }
+
+
+def special_token_ids(bundle: ExportBundle) -> Settings:
+    """The special tokens: a translation begins with `first` and ends with `last`."""
+    tokenizer = bundle.tokenizer
+    return {
+        "pad_token_id": tokenizer.padding,
+        "bos_token_id": tokenizer.first,
+        "eos_token_id": tokenizer.last,
+        "decoder_start_token_id": tokenizer.first,
+        "forced_eos_token_id": None,
+    }
+
+
+def generation_config(bundle: ExportBundle) -> Settings:
+    """What generation_config.json says: special tokens are not generated."""
+    forbidden = sorted(bundle.tokenizer.special_ids - {bundle.tokenizer.last})
+    return {
+        **special_token_ids(bundle),
+        "bad_words_ids": [[number] for number in forbidden],
+        "max_length": bundle.config.max_length,
+    }

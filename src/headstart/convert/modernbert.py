@@ -1,0 +1,129 @@
+"""ModernBERT (Warner et al., 2024): most layers use sliding-window attention with a rotary base of their own."""
+
+from headstart.config import BodyConfig
+from headstart.convert.hf_config import HFConfig
+from headstart.convert.llama import rope_theta
+from headstart.convert.weight_map import ConfigKey, HFClass, ModelFamily, Settings, Weights, with_prefix
+from headstart.errors import RunError
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+
+
+def _global_every(config: HFConfig) -> int:
+    """The distance between global layers; the first layer must be one, and the distances equal."""
+    types, num_layers = config.get("layer_types"), config.integer("num_hidden_layers")
+    if types is None:
+        return config.integer("global_attn_every_n_layers", 3)
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise RunError(
+            f"layer_types in {config.source} is {types!r}, which does not fit {num_layers} layers",
+            hint="correct config.json",
+        )
+    every = next((number for number, name in enumerate(types) if number and name == GLOBAL), num_layers)
+    if [LOCAL if number % every else GLOBAL for number in range(num_layers)] != types:
+        raise RunError(
+            f"layer_types in {config.source} is irregular, which headstart does not support",
+            hint="the first layer and every n-th one after it must have full attention",
+        )
+    return every
+
+
+def read(config: HFConfig, weights: Weights) -> Settings:
+    """The settings of attention and of the language-model head."""
+    every, rope = _global_every(config), config.get("rope_parameters", {})
+    has_head = "head.dense.weight" in weights and "classifier.weight" not in weights
+    if has_head:
+        bias = bool(config.get("norm_bias", False))
+        config.require("tie_word_embeddings", (True,), True)
+        config.require("classifier_activation", (config.get("hidden_activation", "gelu"),), "gelu")
+        config.require("classifier_bias", (bias,), False)
+    return {
+        "tied": True,
+        "lm_transform": has_head,
+        "head_biases": config.flag("decoder_bias", default=True),
+        "window": None if every == 1 else config.integer("local_attention", 128) // 2,
+        "global_every": every,
+        "rotary_base": rope_theta(config, rope.get(GLOBAL), config.number("global_rope_theta", 160000.0)),
+        "window_rotary_base": rope_theta(config, rope.get(LOCAL), config.number("local_rope_theta", 10000.0)),
+    }
+
+
+def write(body: BodyConfig) -> Settings:
+    """What config.json says about attention and the language-model head."""
+    return {
+        "classifier_bias": body.biases,
+        "decoder_bias": body.has_head_biases,
+        "layer_types": [LOCAL if body.is_local(number) else GLOBAL for number in range(body.layers)],
+        "rope_parameters": {
+            GLOBAL: {"rope_type": "default", "rope_theta": body.rotary_base},
+            LOCAL: {"rope_type": "default", "rope_theta": body.window_rotary_base},
+        },
+        "local_attention": 2 * (body.window or body.max_length),
+        "tie_word_embeddings": True,
+    }
+
+
+MODERNBERT = ModelFamily(
+    name="ModernBERT",
+    model_type="modernbert",
+    supported={
+        "kind": ("bidirectional",),
+        "positions": ("rotary",),
+        "norm": ("layer",),
+        "norm_first": (True,),
+        "first_norm": (False,),
+        "activation": ("geglu", "swiglu"),
+        "qk_norm": (False,),
+        "scale_embedding": (False,),
+        "segments": (False,),
+        "embedding_norm": (True,),
+        "pooler": (False,),
+        "key_value_heads": (None,),
+    },
+    keys={
+        "layers": ConfigKey("num_hidden_layers"),
+        "width": ConfigKey("hidden_size"),
+        "attention_heads": ConfigKey("num_attention_heads"),
+        "feed_forward": ConfigKey("intermediate_size"),
+        "activation": ConfigKey(
+            "hidden_activation",
+            "classifier_activation",
+            default="gelu",
+            values={"gelu": "geglu", "silu": "swiglu"},
+        ),
+        "biases": ConfigKey("norm_bias", "attention_bias", "mlp_bias", default=False),
+        "dropout": ConfigKey("mlp_dropout", "embedding_dropout", default=0.0),
+        "attention_dropout": ConfigKey("attention_dropout", default=0.0),
+        "max_length": ConfigKey("max_position_embeddings", default=8192),
+        "norm_epsilon": ConfigKey("norm_eps", default=1e-5),
+    },
+    other_keys=("head_biases", "window", "global_every", "rotary_base", "window_rotary_base"),
+    modules={
+        "backbone.embedding.token_embedding": "model.embeddings.tok_embeddings",
+        "backbone.embedding.norm": "model.embeddings.norm",
+        "backbone.stack.final_norm": "model.final_norm",
+        "backbone.stack.blocks.{}.attention_norm": "model.layers.{}.attn_norm",
+        "backbone.stack.blocks.{}.attention.qkv_proj": "model.layers.{}.attn.Wqkv",
+        "backbone.stack.blocks.{}.attention.out_proj": "model.layers.{}.attn.Wo",
+        "backbone.stack.blocks.{}.feed_forward_norm": "model.layers.{}.mlp_norm",
+        "backbone.stack.blocks.{}.feed_forward.up_proj": "model.layers.{}.mlp.Wi",
+        "backbone.stack.blocks.{}.feed_forward.down_proj": "model.layers.{}.mlp.Wo",
+    },
+    classes={
+        (): HFClass("ModernBertModel", "AutoModel"),
+        ("lm",): HFClass(
+            "ModernBertForMaskedLM",
+            "AutoModelForMaskedLM",
+            outputs={"lm": "logits"},
+            modules={
+                "heads.lm.transform.dense": "head.dense",
+                "heads.lm.transform.norm": "head.norm",
+                "heads.lm": "decoder",
+            },
+            supported={"lm_transform": (True,), "tied": (True,)},
+        ),
+    },
+    read=read,
+    write=write,
+    rename=lambda config, weights: with_prefix(weights, "model.", ("head.", "decoder.", "classifier.")),
+)

@@ -1,0 +1,261 @@
+"""Export as an ONNX graph for batches of any size and length, and the classifier that onnxruntime runs from it."""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headstart.atomic_io import write_json
+from headstart.batch import Batch, Row, pad
+from headstart.convert.parity import (
+    SAMPLES,
+    ExportBundle,
+    ParityReport,
+    check_tokens,
+    largest_difference,
+    require_package,
+)
+from headstart.convert.tokenizers import save_tokenizer
+from headstart.data.samplers import TextLoader
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import RunError
+
+GRAPH, DESCRIPTION, FORMAT = "model.onnx", "headstart.json", 2
+MAX_BYTES = 1_900_000_000  # of weights inside one file; a protocol buffer holds 2 GiB
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class _Graph(nn.Module):
+    """The model as a function of tensors."""
+
+    def __init__(self, bundle: ExportBundle):
+        super().__init__()
+        self.backbone = bundle.model.backbone
+        self.heads = nn.ModuleList(bundle.model.heads[name] for name in bundle.heads)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        batch = Batch(input_ids, attention_mask.bool(), segments=token_type_ids)
+        hidden = self.backbone(batch)
+        return tuple(head(hidden, batch, self.backbone) for head in self.heads) or (hidden,)
+
+
+def write_onnx(bundle: ExportBundle, folder: Path, int8: bool = False) -> ParityReport:
+    """Fill `folder` with graph, tokenizer and labels, run it, and compare."""
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        require_package(package, "onnx", "an export to onnx")
+    if bundle.config.kind == "bi-lstm":
+        raise RunError(
+            "an ONNX graph of any length cannot skip padding as a bi-lstm does",
+            hint="export a Transformer or a cnn",
+        )
+    if bundle.is_translator:
+        raise RunError(
+            "a translator reads two texts, and an ONNX graph here reads one",
+            hint="use --to transformers, or --to ctranslate2",
+        )
+    outputs = _output_names(bundle)
+    _write_graph(bundle, folder / GRAPH, list(outputs.values()))
+    _save_tokenizer(bundle, folder)
+    description = {
+        "format": FORMAT,
+        "classes": bundle.classes,
+        "max_length": bundle.max_length,
+        "truncation_side": bundle.truncation_side,
+        "outputs": outputs,
+        "int8": int8,
+    }
+    write_json(folder / DESCRIPTION, description)
+    report = _compare(bundle, folder, list(outputs))
+    if int8:
+        _quantize(folder / GRAPH)
+        report.details = _compare_int8(bundle, folder, list(outputs))
+    num_bytes = sum(file.stat().st_size for file in folder.glob(f"{GRAPH}*"))
+    report.details |= {"bytes": num_bytes, "int8": int8}
+    return report
+
+
+def _output_names(bundle: ExportBundle) -> dict[str, str]:
+    """The name of each output in the graph."""
+    names = list(bundle.heads)
+    if len(names) == 1:
+        return {names[0]: "logits"}
+    return {name: f"{name}_logits" for name in names} or {"hidden": "last_hidden_state"}
+
+
+def _save_tokenizer(bundle: ExportBundle, folder: Path) -> None:
+    """The run's tokenizer; where the format allows it, with the special tokens that it adds."""
+    bundle.tokenizer.save(folder)
+    if bundle.tokenizer.kind != "lab":
+        save_tokenizer(
+            bundle.tokenizer,
+            folder,
+            max_length=bundle.max_length,
+            keep=bundle.truncation_side,
+            adds_last=not (bundle.config.kind == "causal" and "lm" in bundle.heads),
+            has_segments=bundle.config.segments,
+            parses_specials="lm" in bundle.heads,
+        )
+
+
+def _write_graph(bundle: ExportBundle, path: Path, outputs: list[str]) -> None:
+    from torch.export import Dim
+
+    example = torch.full((2, 3), bundle.tokenizer.unknown)
+    token_types = (torch.zeros_like(example),) if bundle.config.segments else ()
+    inputs = (example, torch.ones_like(example), *token_types)
+    sizes = {0: Dim("batch"), 1: Dim("length", min=2, max=bundle.config.max_length)}
+    num_bytes = sum(each.numel() * each.element_size() for each in bundle.model.parameters())
+    with _quiet():
+        program = torch.onnx.export(
+            _Graph(bundle).eval(),
+            inputs,
+            dynamo=True,
+            verbose=False,
+            input_names=list(INPUTS[: len(inputs)]),
+            output_names=outputs,
+            dynamic_shapes=tuple(dict(sizes) for _ in inputs),
+        )
+        assert program is not None
+        for node in program.model.graph.all_nodes():  # the paths of our source files
+            node.metadata_props.clear()
+        program.save(str(path), external_data=num_bytes > MAX_BYTES)
+
+
+def _quantize(path: Path) -> None:
+    """Replace the graph by one with weights of 8 bits."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    graph = onnx.load(path)
+    del graph.graph.value_info[:]  # shapes that would contradict the new ones
+    files = list(path.parent.glob(f"{path.name}*"))
+    for file in files:
+        file.unlink()
+    with _quiet():
+        quantize_dynamic(
+            graph,
+            path,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            use_external_data_format=len(files) > 1,
+        )
+
+
+def open_session(path: Path) -> Any:
+    """A graph, ready to run on the CPU."""
+    runtime = require_package("onnxruntime", "onnx", "--engine onnx")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting threads burn no cores
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no common parent
+        raise RunError(f"{path} cannot be read: {error}", hint="export the run again") from None
+
+
+def _run_session(session: Any, batch: Batch) -> list[Tensor]:
+    segments = torch.zeros_like(batch.tokens) if batch.segments is None else batch.segments
+    values = dict(zip(INPUTS, (batch.tokens, batch.real.long(), segments), strict=True))
+    inputs = {each.name: values[each.name].numpy() for each in session.get_inputs()}
+    return [torch.from_numpy(output) for output in session.run(None, inputs)]
+
+
+def _compare(bundle: ExportBundle, folder: Path, heads: list[str]) -> ParityReport:
+    """Compare the tokens of every sample and the outputs of the graph with those of the run."""
+    exported = Tokenizer.load(folder)
+    for text, *encoded in zip(
+        SAMPLES, bundle.tokenizer.encode(SAMPLES), exported.encode(SAMPLES), strict=True
+    ):
+        ours, theirs = (
+            tokenizer.frame(ids, bundle.max_length, bundle.truncation_side).tolist()
+            for tokenizer, ids in zip((bundle.tokenizer, exported), encoded, strict=True)
+        )
+        check_tokens(text, ours, theirs)
+    report, session = ParityReport("ONNX graph", len(SAMPLES)), open_session(folder / GRAPH)
+    for batch in bundle.batches():
+        outputs = bundle.outputs(batch)
+        for head, output in zip(heads, _run_session(session, batch), strict=True):
+            report.compare(outputs[head], output, batch.real)
+    return report
+
+
+def _compare_int8(bundle: ExportBundle, folder: Path, heads: list[str]) -> dict[str, Any]:
+    """How often the graph of 8 bits predicts what the run predicts for the samples, and the largest difference."""
+    session, batch = open_session(folder / GRAPH), bundle.batches()[0]
+    outputs = bundle.outputs(batch)
+    num_equal = num_choices = 0
+    difference = 0.0
+    for head, theirs in zip(heads, _run_session(session, batch), strict=True):
+        ours = outputs[head]
+        difference = max(difference, largest_difference(ours, theirs, batch.real))
+        if ours.shape[:2] == batch.real.shape and ours.ndim > 2:
+            ours, theirs = ours[batch.real], theirs[batch.real]
+        equal = (ours > 0) == (theirs > 0) if ours.ndim < 2 else ours.argmax(-1) == theirs.argmax(-1)
+        num_equal, num_choices = num_equal + int(equal.sum()), num_choices + equal.numel()
+    return {"int8_difference": difference, "int8_agreed": num_equal, "int8_choices": num_choices}
+
+
+@dataclass(frozen=True)
+class OnnxClassifier:
+    """An exported classifier in memory."""
+
+    session: Any
+    tokenizer: Tokenizer
+    classes: list[str]
+    max_length: int
+    truncation_side: str
+
+    @classmethod
+    def open(cls, folder: Path) -> "OnnxClassifier":
+        """The classifier in a folder that `headstart export --to onnx` wrote."""
+        if not (folder / GRAPH).is_file() or not (folder / DESCRIPTION).is_file():
+            is_run = (folder / "run.json").is_file()
+            hint = f"`headstart export {folder} --to onnx --out DIR` first, and give DIR"
+            raise RunError(
+                f"{folder} holds no {GRAPH} with its {DESCRIPTION}", hint=hint if is_run else "check the path"
+            )
+        try:
+            content = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+            is_known = content["format"] == FORMAT
+            classes, max_length = list(content["classes"]), int(content["max_length"])
+            truncation_side = str(content["truncation_side"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{folder / DESCRIPTION} cannot be read: {error!r}", hint="export the run again"
+            ) from None
+        if not is_known:
+            raise RunError(f"{folder} was written by another version", hint="export the run again")
+        if not classes:
+            raise RunError(f"{folder} is a language model and names no classes", hint="export a classifier")
+        return cls(open_session(folder / GRAPH), Tokenizer.load(folder), classes, max_length, truncation_side)
+
+    def probabilities(self, rows: Sequence[Row], batch_tokens: int) -> np.ndarray:
+        """The probability of every class (N, C) for each text, in the order given."""
+        found = np.zeros((len(rows), len(self.classes)))
+        for numbers in TextLoader(rows, batch_tokens, shuffled=False).batches(0):
+            batch = Batch(*pad([rows[number].tokens for number in numbers], self.tokenizer.padding))
+            found[numbers] = _run_session(self.session, batch)[0].softmax(dim=-1).numpy()
+        return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Turn off the warnings of the exporters."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,1 +1,0 @@
-"""How a model leaves, and comes in."""
