@@ -153,7 +153,7 @@ def make_texts(objective: Any, size: int, length: int, count: int) -> list[Any]:
     """Texts with classes, or pairs, of lengths like those of reviews and of news sentences."""
     import numpy as np
 
-    from headstart.batch import Row
+    from headstart.batch import EncodedExample
 
     chance = np.random.default_rng(0)
     is_pair = objective.reads == "translations"
@@ -166,8 +166,8 @@ def make_texts(objective: Any, size: int, length: int, count: int) -> list[Any]:
 
     if is_pair:
         both = zip(texts(long + 1), texts(other), strict=True)
-        return [Row(target, source=source) for target, source in both]
-    return [Row(text, number % 2) for number, text in enumerate(texts(long))]
+        return [EncodedExample(target, source=source) for target, source in both]
+    return [EncodedExample(text, number % 2) for number, text in enumerate(texts(long))]
 
 
 def make_loader(config: Any, objective: Any, size: int, folder: Path) -> Any:
@@ -434,19 +434,19 @@ def make_collator(setting: Setting, objective: Any, size: int) -> Callable[[list
         batch = objective.collate(batches[0], vocabulary, rng)
         if objective.name == "classify":
             return {
-                "input_ids": batch.tokens, "attention_mask": batch.real.long(), "labels": batch.labels["class"]
+                "input_ids": batch.tokens, "attention_mask": batch.attention_mask.long(), "labels": batch.labels["class"]
             }  # fmt: skip
         if objective.name == "translate":
             return {
-                "input_ids": batch.source, "attention_mask": batch.source_real.long(),
-                "decoder_input_ids": batch.tokens, "decoder_attention_mask": batch.real.long(),
+                "input_ids": batch.source, "attention_mask": batch.source_attention_mask.long(),
+                "decoder_input_ids": batch.tokens, "decoder_attention_mask": batch.attention_mask.long(),
                 "labels": batch.labels["lm"],
             }  # fmt: skip
         if objective.name == "causal-lm":
             rows = torch.stack([torch.from_numpy(row.tokens).long() for row in batches[0]])[:, :-1]
             return {"input_ids": rows, "labels": rows}
         labels = torch.full((batch.tokens.numel(),), IGNORE)
-        labels[batch.asked] = batch.labels["lm"]
+        labels[batch.label_positions] = batch.labels["lm"]
         return {"input_ids": batch.tokens, "labels": labels.view_as(batch.tokens)}
 
     return collate

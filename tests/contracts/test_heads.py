@@ -31,9 +31,9 @@ def test_a_head_fits_every_body_and_never_reads_padding(kind, name, settings):
     )
     changed = tokens.masked_fill(~real, 17)
     with torch.no_grad():
-        answer = model(Batch(tokens, real, source=SOURCE, source_real=SOURCE > 0))[name]
-        other = model(Batch(changed, real, source=SOURCE, source_real=SOURCE > 0))[name]
-        second = {"source": SOURCE[1:], "source_real": SOURCE[1:] > 0}
+        answer = model(Batch(tokens, real, source=SOURCE, source_attention_mask=SOURCE > 0))[name]
+        other = model(Batch(changed, real, source=SOURCE, source_attention_mask=SOURCE > 0))[name]
+        second = {"source": SOURCE[1:], "source_attention_mask": SOURCE[1:] > 0}
         alone = model(Batch(tokens[1:, :4], real[1:, :4], **second))[name]
     if answer.shape[:2] == (2, 9):  # an answer for every token
         answer, other, alone = answer[real], other[real], alone.flatten(0, 1)

@@ -268,7 +268,7 @@ def test_learned_positions_bound_a_search(kind):
     reader = body_reader(kind, "learned-geglu", max_position_embeddings=8)
     batch = body_batch(kind, [6, 2, 8, 5])
     found = beam_search(reader, batch, Rules(3, 50, least=50), Beam(3))
-    prompt = batch.real.sum(dim=1).tolist()
+    prompt = batch.attention_mask.sum(dim=1).tolist()
     assert [len(source[0].tokens) for source in found] == [9 - length for length in prompt]
 
 

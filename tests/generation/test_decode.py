@@ -34,7 +34,9 @@ def uncached(reader, batch, row, rules):
     while len(found) < rules.most:
         real = torch.ones_like(tokens, dtype=torch.bool)
         with torch.no_grad():
-            hidden = reader.backbone(Batch(tokens, real, source=one.source, source_real=one.source_real))
+            hidden = reader.backbone(
+                Batch(tokens, real, source=one.source, source_attention_mask=one.source_attention_mask)
+            )
             scores = reader.score(hidden[:, -1]).log_softmax(dim=-1)[0]
         allowed = scores.clone()
         allowed[list(rules.banned)] = -torch.inf
@@ -145,7 +147,7 @@ def test_learned_positions_end_a_text_and_not_the_others(kind):
     reader = body_reader(kind, "learned-geglu", max_position_embeddings=8)
     batch = body_batch(kind, [6, 2, 8, 5])
     texts = decode(reader, batch, Rules(last=3, most=50, least=50))
-    prompt = batch.real.sum(dim=1).tolist()
+    prompt = batch.attention_mask.sum(dim=1).tolist()
     assert [len(text.tokens) for text in texts] == [9 - length for length in prompt]
     assert all(text.is_cut for text in texts)
     for row in range(4):

@@ -107,7 +107,7 @@ def test_the_account_of_any_shape_equals_the_built_model(
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_every_objective_on_every_body_it_can_ask_is_counted(name):
     objective = OBJECTIVES[name]()
-    for kind in objective.bodies:
+    for kind in objective.architectures:
         body = tiny_config(kind)
         heads = objective.heads(body, 40, 3)
         assert account(body, 40, heads).total == built_count(body, 40, heads)

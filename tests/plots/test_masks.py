@@ -39,7 +39,7 @@ def test_the_cross_mask_is_where_a_decoder_gives_its_source_any_weight():
     torch.manual_seed(0)
     body, mask = BODIES["encoder-decoder"](tiny_config("encoder-decoder"), 40), MASKS["cross"]
     tokens, source = torch.randint(5, 40, (1, 8)), torch.randint(5, 40, (1, 6))
-    batch = Batch(tokens, tokens > 0, source=source, source_real=torch.arange(6)[None, :] < 4)
+    batch = Batch(tokens, tokens > 0, source=source, source_attention_mask=torch.arange(6)[None, :] < 4)
     with torch.no_grad():
         attentions = body.watch_all(batch)
     assert mask.source == "model"
@@ -56,7 +56,7 @@ def test_for_real_queries_the_causal_mask_alone_is_both_masks_combined():
 
 def test_a_full_text_hides_nothing_from_a_bidirectional_body():
     body = BODIES["bidirectional"](tiny_config("bidirectional"), 8)
-    full = Batch(torch.zeros(1, 5).long(), torch.ones(1, 5).bool(), is_full=True)
+    full = Batch(torch.zeros(1, 5).long(), torch.ones(1, 5).bool(), unpadded=True)
     assert attention_mask(body, full).all()
 
 

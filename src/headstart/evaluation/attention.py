@@ -87,7 +87,7 @@ def attention_maps(model: Model, batch: Batch, pieces: Sequence[str], title: str
     """The self-attention weights of the first text of `batch`; `pieces` are its tokens as strings."""
     body = self_attention_body(model)
     model.eval()
-    length = int(batch.real[0].sum())
+    length = int(batch.attention_mask[0].sum())
     assert length == len(pieces), (length, len(pieces))
     _, layers = body.watch(batch)  # L times (B, A, T, T)
     weights = torch.stack([layer[0, :, :length, :length] for layer in layers]).float().cpu().numpy()

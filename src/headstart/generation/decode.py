@@ -54,7 +54,7 @@ class Text:
 
 def rooms(reader: Reader, batch: Batch, rules: Rules, most: Sequence[int] | None) -> Tensor:
     """How many tokens each row may still get (R,): its own limit, the rules', and what positions there are."""
-    lengths = batch.real.sum(dim=1).to(reader.device)
+    lengths = batch.attention_mask.sum(dim=1).to(reader.device)
     room = torch.full_like(lengths, rules.most)
     if most is not None:
         room = torch.minimum(room, torch.tensor(most, device=room.device))
@@ -106,7 +106,11 @@ def staying(done: np.ndarray) -> np.ndarray:
 
 def _own(batch: Batch, row: int) -> tuple[np.ndarray, int]:
     """What a row has of its own: its source or its prompt."""
-    tokens, real = (batch.tokens, batch.real) if batch.source is None else (batch.source, batch.source_real)
+    tokens, real = (
+        (batch.tokens, batch.attention_mask)
+        if batch.source is None
+        else (batch.source, batch.source_attention_mask)
+    )
     assert real is not None
     return tokens[row][real[row]].cpu().numpy(), 0
 
@@ -141,7 +145,7 @@ class _Decoding:
         self.draws = uniform(sampling.seed, own, longest if is_random else 0).to(room.device)
         self.history: Tensor | None = None  # (R, T), what is not to be repeated
         if sampling.repetition_penalty != 1:  # padding counts as the first token, which is in it anyhow
-            self.history = torch.where(batch.real, batch.tokens, batch.tokens[:, :1])
+            self.history = torch.where(batch.attention_mask, batch.tokens, batch.tokens[:, :1])
 
     def run(self) -> None:
         """Write until every row has ended or has no room left."""
@@ -232,7 +236,7 @@ def log_probabilities(reader: Reader, batch: Batch, texts: Sequence[Sequence[int
     A text that should be marked on where it ends has `last` as its last token.
     """
     batch = batch.to(reader.device)
-    lengths = batch.real.sum(dim=1).tolist()
+    lengths = batch.attention_mask.sum(dim=1).tolist()
     rows = [
         torch.cat((batch.tokens[row, :length], torch.tensor(text, dtype=torch.long, device=reader.device)))
         for row, (length, text) in enumerate(zip(lengths, texts, strict=True))

@@ -99,21 +99,21 @@ class ModelReader:
 def prompts(rows: Sequence[np.ndarray], padding: int) -> Batch:
     """Texts to go on with as a batch; each begins with the tokenizer's `first` and has no `last`."""
     tokens, real = pad([torch.from_numpy(np.asarray(row)).long() for row in rows], padding)
-    return Batch(tokens, real, is_full=bool(real.all()))
+    return Batch(tokens, real, unpadded=bool(real.all()))
 
 
 def sources(rows: Sequence[np.ndarray], padding: int, first: int) -> Batch:
     """Framed texts for an encoder, and for the decoder the one token with which every answer begins."""
     source, real = pad([torch.from_numpy(np.asarray(row)).long() for row in rows], padding)
     tokens = torch.full((len(rows), 1), first)
-    return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), source=source, source_real=real)
+    return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), source=source, source_attention_mask=real)
 
 
 def start(reader: Reader, batch: Batch, room: int) -> tuple[Any, Tensor]:
     """The memory after reading the batch's prompts, and the vector of each prompt's last token (R, D)."""
     memory = reader.begin(batch, batch.tokens.shape[1] + room)
-    vectors = reader.read(batch.tokens, memory, None if batch.tokens.shape[1] == 1 else batch.real)
-    places = batch.real.sum(dim=1) - 1
+    vectors = reader.read(batch.tokens, memory, None if batch.tokens.shape[1] == 1 else batch.attention_mask)
+    places = batch.attention_mask.sum(dim=1) - 1
     return memory, vectors[torch.arange(len(places), device=places.device), places]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
@@ -211,7 +211,7 @@ def _complete(
 
 def _batches(rows: list[np.ndarray], request: Request, width: int) -> list[list[int]]:
     """Batches of row numbers: rows of similar length together."""
-    lengths = [Row(np.zeros(len(row) + request.tokens, np.int8)) for row in rows]
+    lengths = [EncodedExample(np.zeros(len(row) + request.tokens, np.int8)) for row in rows]
     loader = TextLoader(lengths, max(1, BATCH_TOKENS // width), shuffled=False)
     return [numbers.tolist() for numbers in loader.batches(0)]
 

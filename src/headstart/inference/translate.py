@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headstart.batch import Batch, Row
+from headstart.batch import Batch, EncodedExample
 from headstart.config import DataConfig
 from headstart.data.datasets import load_texts
 from headstart.data.samplers import TextLoader
@@ -229,7 +229,9 @@ def _source_batches(
 ) -> Iterator[tuple[list[int], Batch, Rules, list[int]]]:
     """Batches of sources of similar length: their numbers, the batch, its rules, and each translation's token limit."""
     banned = tuple(sorted(tokenizer.special_ids - {tokenizer.last}))
-    loader = TextLoader([Row(row) for row in rows], max(1, batch_tokens(runtime) // width), shuffled=False)
+    loader = TextLoader(
+        [EncodedExample(row) for row in rows], max(1, batch_tokens(runtime) // width), shuffled=False
+    )
     for numbers in loader.batches(0):
         chosen = [rows[number] for number in numbers]
         limits = [min(len(row) + EXTRA_TOKENS, longest or len(row) + EXTRA_TOKENS) for row in chosen]

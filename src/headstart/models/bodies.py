@@ -35,9 +35,9 @@ class TransformerBody(Body):
 
         A causal body needs none: padding stands at the end, after every real token.
         """
-        if self.is_causal(batch) or batch.is_full:
+        if self.is_causal(batch) or batch.unpadded:
             return None
-        return batch.real[:, None, None, :]
+        return batch.attention_mask[:, None, None, :]
 
     def views(self, batch: Batch, turns: Turns | None, places: Tensor | None = None) -> list[View]:
         """How each layer reads tokens that stand at `places`, or at all of T."""
@@ -53,7 +53,7 @@ class TransformerBody(Body):
 
     def _flat(self, batch: Batch, places: Tensor | None) -> Tensor:
         """What `forward` gives, but at padding, where nobody looks."""
-        flat = flat_of(batch.real)
+        flat = flat_of(batch.attention_mask)
         tokens = batch.tokens.flatten().index_select(0, flat.places)[None]  # (1, N)
         columns = flat.columns[None]
         hidden, turns = self.embedding.at(tokens, columns, batch.tokens.shape[1])
@@ -125,16 +125,16 @@ class EncoderDecoderBody(Body):
         return len(self.encoder.blocks) + len(self.decoder.blocks)
 
     def _source(self, batch: Batch) -> Batch:
-        if batch.source is None or batch.source_real is None:
+        if batch.source is None or batch.source_attention_mask is None:
             raise ConfigError(
                 "an encoder-decoder reads two texts, and one was given", hint="it translates: see --pair"
             )
-        return Batch(batch.source, batch.source_real)
+        return Batch(batch.source, batch.source_attention_mask)
 
     def encode(self, batch: Batch) -> list[Source]:
         """What each decoder layer reads of the source: keys, values (B, A, S, D/A) and mask (B, 1, 1, S)."""
         source = self._source(batch)
-        mask = source.real[:, None, None, :]
+        mask = source.attention_mask[:, None, None, :]
         hidden, turns = (self.source_embedding or self.embedding)(source)
         memory = self.encoder.through(hidden, self._looks(source, mask, turns))  # (B, S, D)
         return self._crossing(memory, mask)
@@ -167,7 +167,7 @@ class EncoderDecoderBody(Body):
     def watch_all(self, batch: Batch) -> "Watched":
         """What `forward` gives, with the weights of all three kinds of attention."""
         source = self._source(batch)
-        mask = source.real[:, None, None, :]
+        mask = source.attention_mask[:, None, None, :]
         hidden, turns = (self.source_embedding or self.embedding)(source)
         memory, inside, _ = self.encoder.through_watched(hidden, self._looks(source, mask, turns))
         hidden, turns = self.embedding(batch)

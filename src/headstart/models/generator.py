@@ -52,8 +52,8 @@ class GeneratorHead(nn.Module):
             batch.tokens.shape[1], self.config.hidden_size // self.config.num_heads, 10000.0
         )
         turns = (cos.to(read.device), sin.to(read.device))
-        mask = None if batch.is_full else batch.real[:, None, None, :]
+        mask = None if batch.unpadded else batch.attention_mask[:, None, None, :]
         for block in self.blocks:
             read = block(read, mask, False, turns)
-        chosen = read if batch.asked is None else read.flatten(0, 1)[batch.asked]
+        chosen = read if batch.label_positions is None else read.flatten(0, 1)[batch.label_positions]
         return F.linear(self.out_proj(chosen), body.table, self.bias)

@@ -112,7 +112,7 @@ class LanguageHead(nn.Module):
     def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
         """Scores (B, T, V), or (N, V) at the asked positions alone."""
         weight, bias = self.projection(body.table)
-        return F.linear(self.transformed(asked(hidden, batch)), weight, bias)
+        return F.linear(self.transformed(at_label_positions(hidden, batch)), weight, bias)
 
 
 def language_head(heads: nn.ModuleDict) -> LanguageHead:
@@ -122,9 +122,9 @@ def language_head(heads: nn.ModuleDict) -> LanguageHead:
     return head
 
 
-def asked(hidden: Tensor, batch: Batch) -> Tensor:
+def at_label_positions(hidden: Tensor, batch: Batch) -> Tensor:
     """The vectors at the positions that the batch asks for: (N, D), or all of them (B, T, D)."""
-    return hidden if batch.asked is None else rows_at(hidden.flatten(0, 1), batch.asked)
+    return hidden if batch.label_positions is None else rows_at(hidden.flatten(0, 1), batch.label_positions)
 
 
 class ClassHead(nn.Module):
@@ -163,7 +163,7 @@ class ClassHead(nn.Module):
         """One vector for each text (B, D)."""
         if hidden.ndim == 2:
             return hidden
-        return body.pooled(hidden) if self.pool is None else self.pool(hidden, batch.real)
+        return body.pooled(hidden) if self.pool is None else self.pool(hidden, batch.attention_mask)
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Scores (B, C) of pooled vectors (B, D)."""

@@ -43,7 +43,11 @@ class Model(nn.Module):
     def _places(self, batch: Batch) -> Tensor | None:
         """The positions at which a lone class head reads; None when it reads them all."""
         heads = list(self.heads.values())
-        return heads[0].places(batch.real) if len(heads) == 1 and isinstance(heads[0], ClassHead) else None
+        return (
+            heads[0].places(batch.attention_mask)
+            if len(heads) == 1 and isinstance(heads[0], ClassHead)
+            else None
+        )
 
 
 def build_heads(config: ModelConfig, specs: Mapping[str, HeadSpec]) -> dict[str, nn.Module]:

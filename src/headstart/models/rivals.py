@@ -37,7 +37,7 @@ class RecurrentBody(Body):
     def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         """A vector for every token (B, T, D); padding is never stepped over."""
         hidden, _ = self.embedding(batch)
-        lengths = batch.real.sum(dim=1).clamp(min=1).cpu()
+        lengths = batch.attention_mask.sum(dim=1).clamp(min=1).cpu()
         for recurrence, norm in zip(self.lstms, self.norms, strict=True):
             packed = pack_padded_sequence(norm(hidden), lengths, batch_first=True, enforce_sorted=False)
             read, _ = pad_packed_sequence(
@@ -74,7 +74,7 @@ class ConvolutionBody(Body):
     def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         """A vector for every token (B, T, D); padding counts as nothing at every layer."""
         hidden, _ = self.embedding(batch)
-        real = batch.real[..., None]
+        real = batch.attention_mask[..., None]
         for convolution, norm in zip(self.convs, self.norms, strict=True):
             read = convolution((norm(hidden) * real).transpose(1, 2)).transpose(1, 2)
             hidden = hidden + drop(F.glu(read, dim=-1), self.config.dropout, self.training)

@@ -114,6 +114,7 @@ def make_load(
     heads = objective.heads(body, size, classes)
     training = config.training
     tokens = length or training.max_length
+    work = objective.workload(body, tokens)
     is_pair = objective.reads == "translations"
     return Load(
         body=body,
@@ -122,7 +123,7 @@ def make_load(
         account=account(body, size, heads),
         batch=batch or default_batch(config, (2 if is_pair else 1) * tokens),
         length=tokens,
-        asked=objective.loss_fraction,
+        asked=work.label_fraction,
         precision=precision,
         optimizer=config.optimizer.name,
         device=device,
@@ -130,11 +131,9 @@ def make_load(
         keeps_best=training.checkpoint_selection == "best",
         has_padding=objective.reads != "blocks",
         source_length=tokens if is_pair else 0,
-        passes=objective.num_forward,
+        passes=work.passes,
         averages=training.weight_averaging != "none",
-        finished=objective.last_layer_fraction(body, tokens)
-        if body.architecture in ("causal", "bidirectional")
-        else 1.0,
+        finished=work.last_layer_fraction if body.architecture in ("causal", "bidirectional") else 1.0,
     )
 
 

@@ -122,8 +122,8 @@ def _cross_mask(queries: int, keys: int, padding: int) -> np.ndarray:
     body = BODIES["encoder-decoder"](_smallest_config("encoder-decoder", max(queries, keys)), 1)
     assert isinstance(body, EncoderDecoderBody)
     tokens, source = (torch.zeros(1, length, dtype=torch.long) for length in (queries, keys))
-    source_real = torch.arange(keys)[None, :] < keys - padding
-    mask = body.encode(Batch(tokens, tokens == 0, source=source, source_real=source_real))[0][2]
+    source_mask = torch.arange(keys)[None, :] < keys - padding
+    mask = body.encode(Batch(tokens, tokens == 0, source=source, source_attention_mask=source_mask))[0][2]
     assert mask is not None
     return mask[0, 0].expand(queries, keys).numpy().copy()
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.errors import RunError
 from headstart.evaluation.attention import (
     AttentionMaps,
@@ -185,13 +185,16 @@ class ModelWorker:
             "cut": len(prompt) < len(ids),
         }
 
-    def _encode(self, ability: Ability, texts: Sequence[str]) -> tuple[list[Row], list[bool]]:
+    def _encode(self, ability: Ability, texts: Sequence[str]) -> tuple[list[EncodedExample], list[bool]]:
         """The texts as token ids with special tokens, and which of them were truncated."""
         length, encoded = self.length(ability), self.tokenizer.encode(texts)
-        rows = [Row(self.tokenizer.frame(ids, length, self.config.data.truncation_side)) for ids in encoded]
+        rows = [
+            EncodedExample(self.tokenizer.frame(ids, length, self.config.data.truncation_side))
+            for ids in encoded
+        ]
         return rows, [len(ids) + 2 > length for ids in encoded]
 
-    def _logits(self, rows: Sequence[Row]) -> np.ndarray:
+    def _logits(self, rows: Sequence[EncodedExample]) -> np.ndarray:
         objective = self.trained.objective
         return class_logits(self.fast_model, objective, rows, self.tokenizer, self.runtime, self.eval_tokens)
 
@@ -220,7 +223,7 @@ class ModelWorker:
             labels.append({**label, "explanation": self._explain(row, index)} if explain else label)
         return labels
 
-    def _explain(self, row: Row, label: int) -> dict[str, Any]:
+    def _explain(self, row: EncodedExample, label: int) -> dict[str, Any]:
         if len(row.tokens) > self.limits.max_explained_tokens:
             raise http_error(
                 422,
@@ -291,7 +294,7 @@ class ModelWorker:
         num_layers = body.num_decoder_layers or body.num_layers
         self._check_size(num_layers * body.num_heads, len(target) - 1, len(source))
         batch = self.trained.objective.collate(
-            [Row(target, source=source)], translator.tokenizer, generator_for(0)
+            [EncodedExample(target, source=source)], translator.tokenizer, generator_for(0)
         )
         pieces = translator.source_tokenizer.pieces(source), translator.tokenizer.pieces(target)
         batch = batch.to(translator.runtime.device)

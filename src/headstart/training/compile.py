@@ -152,12 +152,12 @@ def _widened(batch: Batch, most: int) -> Batch:
     Attention goes different ways for other lengths, and without padding; each way would be compiled.
     """
     changes: dict[str, Tensor] = {}
-    for name in ("tokens", "real", "segments", "source", "source_real"):
+    for name in ("tokens", "real", "segments", "source", "source_attention_mask"):
         own: Tensor | None = getattr(batch, name)
         if own is None:
             continue
         changes[name] = F.pad(own, (0, _wide(own.shape[1], most) - own.shape[1]))
-    return replace(batch, is_full=False, **changes)  # type: ignore[arg-type]
+    return replace(batch, unpadded=False, **changes)  # type: ignore[arg-type]
 
 
 def should_compile(
@@ -171,7 +171,7 @@ def should_compile(
         is_able=can_compile(runtime.device.type),
         is_sharded=runtime.is_sharded,
         weights=count_parameters(model),
-        num_forward=objective.num_forward,
+        num_forward=objective.workload(config.model, training.max_length).passes,
         tokens=training.max_tokens if training.max_tokens is not None else (steps or 0) * in_step,
     )
 

@@ -16,7 +16,7 @@ from headstart.objectives.base import Objective
 from headstart.objectives.classification import HEAD_SETTINGS
 from headstart.results import Score, Transfer
 from headstart.training.callbacks import Event
-from headstart.training.evaluate import marked_places, predict_probabilities
+from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.linear_probe import fit_head
 from headstart.training.runtime import Runtime, StopSignal, seed_everything
 from headstart.training.trainer import Evaluation, Trainer
@@ -128,7 +128,7 @@ def make_trainer(
     training = config.training
     texts = task.dataset.texts("train")
     loader = training_loader(task.rows["train"], texts, task.tokenizer, training, config.data)
-    chosen = marked_places(len(task.rows["valid"]), training.eval_subset_size)
+    chosen = eval_subset(len(task.rows["valid"]), training.eval_subset_size)
     truth = np.array(task.dataset.targets("valid"))[chosen]
     rows = [task.rows["valid"][place] for place in chosen]
 

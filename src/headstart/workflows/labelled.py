@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headstart.atomic_io import content_hash
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
@@ -21,7 +21,7 @@ class Task:
 
     dataset: Dataset
     tokenizer: Tokenizer
-    rows: dict[str, list[Row]]
+    rows: dict[str, list[EncodedExample]]
 
     @property
     def classes(self) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.models.model import build_model
 from headstart.objectives import make_objective
@@ -42,13 +42,13 @@ class MadeUp:
         """The same row numbers again and again."""
         return [np.arange(self.batch)] * 1000
 
-    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """Rows of full length; a labelled text is one token shorter than its neighbours, so that a mask is due."""
         chance = np.random.default_rng(int(numbers[0]))
         lengths = [self.length - (index == 0 and self.classes > 0) for index in range(len(numbers))]
         label = (lambda index: index % self.classes) if self.classes else (lambda index: None)
         rows = [
-            Row(chance.integers(2, self.size, length, dtype=np.int32), label(index))
+            EncodedExample(chance.integers(2, self.size, length, dtype=np.int32), label(index))
             for index, length in enumerate(lengths)
         ]
         if not self.source_size:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.data.decontamination import apart_hashes
@@ -125,7 +125,7 @@ class Teaching:
         if not texts:
             return dataset
         length, keep = config.training.max_length, config.data.truncation_side
-        rows = [Row(tokenizer.frame(ids, length, keep)) for ids in tokenizer.encode(texts)]
+        rows = [EncodedExample(tokenizer.frame(ids, length, keep)) for ids in tokenizer.encode(texts)]
         alone = replace(runtime, processes=ALONE, is_sharded=False)  # each process asks for itself
         answers = [
             predict_probabilities(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.augmentation import translation_loader
 from headstart.data.dataset import hashes
@@ -30,7 +30,7 @@ from headstart.objectives.seq2seq import Seq2Seq
 from headstart.results import Transfer, TranslationScore, plain
 from headstart.training.callbacks import Event, Note
 from headstart.training.distributed import Processes, init_processes
-from headstart.training.evaluate import loss_sums, marked_places
+from headstart.training.evaluate import eval_subset, loss_sums
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.plan import announce, no_parts
@@ -295,7 +295,7 @@ def make_translation_trainer(
     training = config.training
     tokenizers = task.tokenizer, task.source_tokenizer
     loader = translation_loader(task.rows["train"], task.text.train, tokenizers, training)
-    chosen = marked_places(len(task.rows["valid"]), training.eval_subset_size)
+    chosen = eval_subset(len(task.rows["valid"]), training.eval_subset_size)
     rows, sources = task.rows["valid"], task.sources("valid")
     rows, sources = [rows[place] for place in chosen], [sources[place] for place in chosen]
     references = [task.text.valid[place].target for place in chosen]
@@ -315,7 +315,11 @@ def make_translation_trainer(
 
 
 def mark_losses(
-    model: Model, objective: Objective, rows: Sequence[Row], vocabulary: Tokenizer, runtime: Runtime
+    model: Model,
+    objective: Objective,
+    rows: Sequence[EncodedExample],
+    vocabulary: Tokenizer,
+    runtime: Runtime,
 ) -> tuple[float, float]:
     """The loss (nats a token, without smoothing) and the share of right tokens, each with the true ones before it."""
     loader = TextLoader(rows, batch_tokens(runtime), shuffled=False)

@@ -7,7 +7,7 @@ from itertools import compress
 import numpy as np
 
 from headstart.atomic_io import content_hash
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.augmentation import check_both
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
@@ -26,7 +26,7 @@ class TranslationTask:
     text: ParallelText
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer
-    rows: dict[str, list[Row]]
+    rows: dict[str, list[EncodedExample]]
 
     @property
     def is_shared(self) -> bool:
@@ -119,7 +119,7 @@ def encode_pairs(
     tokenizers: tuple[Tokenizer, Tokenizer],
     length: int | None,
     keep: str = "start",
-) -> list[Row]:
+) -> list[EncodedExample]:
     """Pairs as framed tokens on both sides, each cut to `length` where one is given."""
     tokenizer, source_tokenizer = tokenizers
     targets = tokenizer.encode([example.target for example in examples])
@@ -129,6 +129,6 @@ def encode_pairs(
         return splitter.frame(ids, length or len(ids) + 2, keep)
 
     return [
-        Row(framed(tokenizer, target), source=framed(source_tokenizer, source))
+        EncodedExample(framed(tokenizer, target), source=framed(source_tokenizer, source))
         for target, source in zip(targets, sources, strict=True)
     ]
