@@ -30,10 +30,9 @@ VERDICT_COLOURS = {"better": "green", "worse": "red", "no difference shown": "ye
 AUDIT_COUNTS = {
     "count": ("texts", "texts"),
     "duplicates": ("repeats", "duplicates"),
-    "conflicts": ("conflicts", "conflicting labels"),
+    "conflicts": ("conflicts", "conflicting labels or translations"),
     "copies": ("copies", "same on both sides"),
     "in_train": ("in train", "also in train"),
-    "several": ("several", "several translations"),
     "near_in_train": ("near", "near-duplicates in train"),
     "truncated": ("cut", "truncated"),
     "unknown": ("unknown", "unknown tokens"),
@@ -180,7 +179,7 @@ def audit_leaks(audit: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     leaks: dict[str, list[tuple[str, str]]] = {}
     for key, kind in (("leaks", "exact duplicates across splits"), ("near", "near-duplicates across splits")):
         for leak in audit.get(key, []):
-            side = f"{leak['side']}: " if "side" in leak else ""
+            side = f"{leak['side']}: " if leak.get("side") else ""
             rows = "; ".join(f"{split}: {', '.join(names)}" for split, names in leak["origins"].items())
             leaks.setdefault(kind, []).append((side + leak["excerpt"], rows))
     return leaks
