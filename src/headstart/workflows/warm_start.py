@@ -132,7 +132,7 @@ def _from_base(trained: LoadedModel, preset: str | None, settings: Mapping[str, 
     if tokenizer.get("type") is not None:
         check_tokenizer(trained, tokenizer["type"])
     is_shared = trained.own_source_tokenizer is None
-    if tokenizer.get("shared", is_shared) != is_shared:
+    if tokenizer.get("shared_vocab", is_shared) != is_shared:
         words = "one vocabulary for both sides" if is_shared else "a vocabulary for each side"
         raise ConfigError(f"{trained.name} has {words}", hint="leave tokenizer.shared_vocab out")
     raw = load_preset(preset or PRESET)
