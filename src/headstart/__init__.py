@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headstart.contrib.libreoffice import fetch as fetch
     from headstart.data.audit import inspect_data as inspect_data
-    from headstart.data.audit import inspect_parallel as inspect_parallel
     from headstart.data.datasets import load_dataset as load_dataset
     from headstart.data.parallel import load_parallel as load_parallel
     from headstart.errors import HeadstartError as HeadstartError
@@ -57,7 +56,6 @@ _PUBLIC = {
     "generate": "headstart.inference.generate",
     "import_model": "headstart.workflows.convert",
     "inspect_data": "headstart.data.audit",
-    "inspect_parallel": "headstart.data.audit",
     "load_dataset": "headstart.data.datasets",
     "load_parallel": "headstart.data.parallel",
     "contextual_vectors": "headstart.inference.embed",

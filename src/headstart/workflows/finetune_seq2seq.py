@@ -37,7 +37,7 @@ from headstart.training.evaluate import eval_subset, loss_sums
 from headstart.training.runtime import Runtime, StopSignal, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.finetune_defaults import fit_length, with_backbone
-from headstart.workflows.plan import no_parts
+from headstart.workflows.plan import sharded_translator_error
 from headstart.workflows.run_dir import SCRATCH, RunDir, absolute_paths
 from headstart.workflows.training_job import (
     FinishedRun,
@@ -103,7 +103,7 @@ def finetune_seq2seq(
                 config = translator_config(loaded, preset, settings or {}, facts)
             runtime = start_runtime(config.training, processes)
             if runtime.is_sharded:
-                raise no_parts()
+                raise sharded_translator_error()
         inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
         inputs["pair"] = "-".join(languages)
         job = TranslationJob(config, inputs, runtime, main_only(processes, on_event), loaded)
