@@ -7,7 +7,7 @@ import numpy as np
 
 from headstart.config import ModelConfig, RunConfig
 from headstart.data.augmentation import training_loader
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.evaluation.metrics import METRICS, score
 from headstart.inference.loaded_model import LoadedModel
 from headstart.models.heads import ClassHead
@@ -156,5 +156,5 @@ def score_rows(
     probabilities = predict_probabilities(
         model, objective, task.rows[split], task.tokenizer, runtime, runtime.eval_batch_tokens
     )
-    was_seen = seen_before(task.dataset.hashes(split), seen)
+    was_seen = is_contaminated(task.dataset.hashes(split), seen)
     return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)

@@ -8,7 +8,7 @@ from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import without_apart
+from headstart.data.decontamination import exclude_evaluation_texts
 from headstart.data.splits import balanced_subset
 from headstart.data.tokenizer import Tokenizer
 from headstart.inference.classify import encode_rows
@@ -42,7 +42,7 @@ def load_labelled(
         first = dataset.skips[0]
         on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
     if config.data.exclude_eval_texts_of:
-        dataset = without_apart(dataset, config.data.exclude_eval_texts_of)
+        dataset = exclude_evaluation_texts(dataset, config.data.exclude_eval_texts_of)
     if config.data.train_size is not None:
         dataset = balanced_subset(dataset, config.data.train_size, config.training.seed)
     for note in dataset.notes:

@@ -13,7 +13,7 @@ from headstart.data.documents import Documents
 from headstart.data.nsp_pairs import PairLoader
 from headstart.data.samplers import BlockLoader, Loader, MixedLoader
 from headstart.data.token_cache import Corpus
-from headstart.data.token_stream import TokenStream, join, spare
+from headstart.data.token_stream import TokenStream, exclude_documents, join
 from headstart.errors import DataError
 from headstart.training.callbacks import Event, Note
 from headstart.training.distributed import Processes
@@ -25,8 +25,8 @@ def without_repeats(
     """The corpora without texts that are set apart and, if `data.deduplicate`, without documents that stood before."""
     if not config.deduplicate and not config.exclude_eval_texts_of:
         return list(parts)
-    train = spare([part.train for part in parts], never, config.deduplicate)
-    valid = spare([part.valid for part in parts], never, config.deduplicate)
+    train = exclude_documents([part.train for part in parts], never, config.deduplicate)
+    valid = exclude_documents([part.valid for part in parts], never, config.deduplicate)
     kept = [
         replace(part, train=one, valid=other) for part, one, other in zip(parts, train, valid, strict=True)
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config import RunConfig, resolve
-from headstart.data.decontamination import apart_hashes
+from headstart.data.decontamination import evaluation_hashes
 from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
 from headstart.data.nsp_pairs import PairLoader
 from headstart.data.samplers import BlockLoader
@@ -211,7 +211,7 @@ def _run(
     ]
     with processes.raise_on_all():
         documents = [each.open(config.data) for each in mix]
-        never = apart_hashes(config.data.exclude_eval_texts_of)
+        never = evaluation_hashes(config.data.exclude_eval_texts_of)
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
     fingerprints = same_text(documents, processes)

@@ -10,7 +10,7 @@ import numpy as np
 from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example, text_hash
-from headstart.data.decontamination import apart_hashes
+from headstart.data.decontamination import evaluation_hashes
 from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
@@ -100,7 +100,7 @@ class Teaching:
         """The texts without labels, each once, and none that the dataset has or that is set apart."""
         self.check(objective, config, dataset.classes)
         known = [dataset.hashes(split) for split in dataset.splits]
-        passed = set(np.concatenate([*known, apart_hashes(config.data.exclude_eval_texts_of)]).tolist())
+        passed = set(np.concatenate([*known, evaluation_hashes(config.data.exclude_eval_texts_of)]).tolist())
         found = []
         for each in self.unlabelled:
             for text in each.open(config.data):

@@ -14,7 +14,7 @@ from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.augmentation import translation_loader
 from headstart.data.dataset import hashes
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.parallel import load_parallel, parse_pair
 from headstart.data.samplers import TextLoader, padding_share
 from headstart.data.tokenizer import Tokenizer
@@ -349,7 +349,7 @@ def mark_translations(
     found = score_translations(
         texts, references, language, measures=measures, hypotheses_cut=cut, split=split
     )
-    unseen = np.flatnonzero(~seen_before(hashes(task.text.sources(split)), seen))
+    unseen = np.flatnonzero(~is_contaminated(hashes(task.text.sources(split)), seen))
     fair = None
     if len(unseen):
         sides = [texts[place] for place in unseen], [references[place] for place in unseen]
