@@ -23,22 +23,14 @@ def audit(
     seed: int = data_flag(0, "Which subset --train-size takes."),
 ) -> None:
     """Check labelled data, or parallel text with --pair, before training: counts, lengths, duplicates and leaks."""
-    found: Any
-    if pair is None:
-        found = hs.inspect_data(data, length=length, seed=seed, settings=call.settings)
-    else:
-        refused = {
-            "train_size": "--train-size",
-            "text_column": "--text-column",
-            "label_column": "--label-column",
-        }
-        for name in call.settings.get("data", {}):
-            if name in refused:
-                raise ConfigError(
-                    f"{refused[name]} goes with labelled data, not with --pair",
-                    hint="the columns of a parallel table are called by their languages",
-                )
-        found = hs.inspect_parallel(data, pair, length=length, settings=call.settings)
+    refused = {"train_size": "--train-size", "text_column": "--text-column", "label_column": "--label-column"}
+    for name in call.settings.get("data", {}) if pair else ():
+        if name in refused:
+            raise ConfigError(
+                f"{refused[name]} goes with labelled data, not with --pair",
+                hint="the columns of a parallel table are called by their languages",
+            )
+    found = hs.inspect_data(data, pair=pair, length=length, seed=seed, settings=call.settings)
     call.show(found, lambda found: _show_audit(found.to_dict()))
 
 
@@ -68,7 +60,7 @@ def tokenize(
     number, slash, count = shard.partition("/")
     if not (slash and number.isdigit() and count.isdigit()):
         raise ConfigError(f"--shard {shard!r} is not I/N", hint="for example --shard 0/4")
-    from headstart.workflows.prepare import prepare_corpora
+    from headstart.workflows.tokenize_corpus import prepare_corpora
 
     with call.progress() as listener:
         found = prepare_corpora(
