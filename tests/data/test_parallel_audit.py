@@ -11,7 +11,7 @@ from headstart.data.audit import TokenCounts, audit_parallel
 from headstart.data.dataset import SkippedRow, text_hash
 from headstart.data.parallel import PairExample, ParallelText
 from headstart.errors import HeadstartError
-from headstart.reports.render import render
+from headstart.reports.pages import render_audit
 from headstart.reports.tables import audit_tables, terminal_table
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
@@ -117,7 +117,7 @@ def test_any_pairs_have_an_audit_that_is_plain_json_and_can_be_shown(splits):
             assert part.sides[language].in_train == (0 if name == "train" else in_train)
             assert part.sides[language].duplicates == part.count - len({text_hash(row[side]) for row in splits[name]})  # fmt: skip
     assert len(audit_tables(content)) == 3
-    assert "Lengths" in render("audit.html", audit=content)
+    assert "Lengths" in render_audit(content)
 
 
 def test_the_tables_are_narrow_and_say_what_was_found():
@@ -133,7 +133,7 @@ def test_the_tables_are_narrow_and_say_what_was_found():
 
 
 def test_the_page_shows_both_sides_and_their_leaks():
-    page = render("audit.html", audit=audit_parallel(LEAKY).to_dict())
+    page = render_audit(audit_parallel(LEAKY).to_dict())
     assert "train, de" in page
     assert "de: Tag" in page
     assert "same on both sides" in page

@@ -8,7 +8,7 @@ from headstart.config import ModelConfig, merge
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model
-from headstart.workflows.warm_start import PairFacts, translator_config, warm_start, warm_start_defaults
+from headstart.workflows.finetune_seq2seq import PairFacts, translator_config, warm_start, warm_start_defaults
 from tests.helpers.datasets import QUICK, write_corpus
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
@@ -52,7 +52,7 @@ def warmed(world, name, settings=None, preset=None):
     config, objective = translator_config(trained, preset, merge(SHORT, settings or {}))
     size = trained.tokenizer.size
     torch.manual_seed(0)
-    model = build_model(config.model, size, objective.heads(config.model, size, 0))
+    model = build_model(config.body, size, objective.heads(config.body, size, 0))
     fresh = {key: weight.clone() for key, weight in model.state_dict().items()}
     return trained, config, model, fresh, warm_start(trained, model)
 
@@ -137,5 +137,5 @@ def test_settings_of_the_user_win_over_those_that_follow_the_pairs(world):
     fitted, _ = translator_config(trained, None, {}, facts)
     narrow = {"model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24}}
     named, _ = translator_config(trained, None, merge(narrow, {"optimizer": {"learning_rate": 0.02}}), facts)
-    assert fitted.training.tokens_per_batch < 8192
+    assert fitted.training.batch_tokens < 8192
     assert named.optimizer.learning_rate == 0.02  # the user's own value wins

@@ -18,17 +18,17 @@ from headstart.evaluation.attention import (
     readable,
     translation_maps,
 )
-from headstart.generation.beam import Beam
+from headstart.generation.beam_search import Beam
+from headstart.generation.generate import Unfolding, stream
 from headstart.generation.reader import prompts
-from headstart.generation.stream import stream
-from headstart.generation.unfold import Unfolding
 from headstart.inference.classify import leave_one_out
 from headstart.inference.embed import Encoder, plain_batch, usual_length
 from headstart.inference.generate import Request as GenerationSettings
 from headstart.inference.generate import Writer, open_writer
 from headstart.inference.loaded_model import LoadedModel
 from headstart.inference.translate import Translator, open_translator, search_translations
-from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import TransformerBackbone
 from headstart.models.model import count_parameters
 from headstart.models.packed import cast_linears, packed
 from headstart.objectives.masked_lm import CausalAndMasked
@@ -97,7 +97,7 @@ class ModelWorker:
             else:
                 self.fast_model = cast_linears(self.model, self.runtime.precision)
                 self.eval_tokens *= 2  # half as wide, so a cache holds twice as many
-            self.fast_model.backbone.is_flat = isinstance(self.fast_model.backbone, TransformerBody)
+            self.fast_model.backbone.is_flat = isinstance(self.fast_model.backbone, TransformerBackbone)
         self.num_threads = THREAD_POOL.max_batches if self.runtime.device.type == "cpu" else 1
         self._weights_per_token = self.num_parameters - self.model.backbone.table.numel()
         self._lock = threading.Lock()
@@ -341,7 +341,11 @@ def _no_embedder(trained: LoadedModel) -> str:
 
 def _no_attention(trained: LoadedModel) -> str:
     kind = trained.info.config.model.architecture
-    return "" if issubclass(BODIES[kind], TransformerBody) else f"has a {kind} body without attention to show"
+    return (
+        ""
+        if issubclass(BACKBONES[kind], TransformerBackbone)
+        else f"has a {kind} body without attention to show"
+    )
 
 
 def _no_generator(trained: LoadedModel) -> str:

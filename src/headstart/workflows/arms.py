@@ -22,9 +22,8 @@ from headstart.results import CurvePoint, SeedResult, Transfer, plain
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
-from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
-from headstart.workflows.labelled import Task, data_fingerprint
+from headstart.workflows.finetune import Task, data_fingerprint, make_classifier, make_trainer
 from headstart.workflows.run_dir import FitState
 
 DIGITS = 9  # of a probability on disk: enough for every float32
@@ -93,7 +92,7 @@ class Encoder:
             split: [EncodedExample(known[example.text], index[example.label or ""]) for example in examples]
             for split, examples in dataset.splits.items()
         }
-        return Task(dataset, plan.tokenizer, found)
+        return Task(plan.tokenizer, dataset, found)
 
 
 def train_fit(
