@@ -18,7 +18,7 @@ from headstart.data.documents import Corpora, Documents, MixtureComponent, parse
 from headstart.data.nsp_pairs import PairLoader
 from headstart.data.samplers import BlockLoader, Loader, MixedLoader
 from headstart.data.token_cache import Corpus
-from headstart.data.token_stream import TokenStream, join
+from headstart.data.token_stream import TokenStream, exclude_documents, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.inference.loaded_model import LoadedModel, RunInfo, Tokenizers, load_model
