@@ -152,7 +152,7 @@ def _widened(batch: Batch, most: int) -> Batch:
     Attention goes different ways for other lengths, and without padding; each way would be compiled.
     """
     changes: dict[str, Tensor] = {}
-    for name in ("tokens", "real", "segments", "source", "source_attention_mask"):
+    for name in ("tokens", "attention_mask", "segments", "source", "source_attention_mask"):
         own: Tensor | None = getattr(batch, name)
         if own is None:
             continue
