@@ -22,7 +22,7 @@ import numpy as np
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import TrainingConfig, merge, parse_assignments
 from headstart.data.augmentation import MergeDropout
-from headstart.data.splits import take_labels
+from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError
 from headstart.evaluation.statistics import adjust, interval, paired_test
 from headstart.inference.loaded_model import load_model
@@ -122,7 +122,7 @@ def parts_of(task: Task) -> tuple[list[Part], Encoder]:
     splits = dict(parts[0].dataset.splits)
     if task.labels is not None:  # of many labelled texts few are read
         seeds = range(task.seeds)
-        splits["train"] = [e for s in seeds for e in take_labels(dataset, task.labels, s).train]
+        splits["train"] = [e for s in seeds for e in balanced_subset(dataset, task.labels, s).train]
     return parts, Encoder([example for rows in splits.values() for example in rows])
 
 
@@ -157,7 +157,7 @@ def run(job: Job, work: Path) -> str:
         parts, encoder = parts_of(job.task)
         part = parts[job.part]
         if job.task.labels is not None:
-            part = replace(part, dataset=take_labels(part.dataset, job.task.labels, job.label_seed))
+            part = replace(part, dataset=balanced_subset(part.dataset, job.task.labels, job.label_seed))
         plan = plan_of(job.task, job.method)
         encoder.task(part.dataset, plan)  # tokenised once for all fits, so it is not in their seconds
         write_fit(path, train_fit(plan, part, None, job.seed, encoder))

@@ -26,7 +26,7 @@ import headstart as hs
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import merge
 from headstart.data.datasets import load_dataset
-from headstart.data.splits import take_labels
+from headstart.data.splits import balanced_subset
 from headstart.data.tables import read_table
 from headstart.inference.loaded_model import load_model
 from headstart.workflows.finetune import finetune_config
@@ -71,7 +71,7 @@ def run_cell(given: tuple[TextSet, int, str, int, Path]) -> dict[str, Any]:
     trained = load_model(base)
     dataset = load_dataset(str(part), draft.data)
     if labels < text_set.train:
-        dataset = take_labels(dataset, labels, seed)
+        dataset = balanced_subset(dataset, labels, seed)
     chosen, _ = finetune_config(trained, None, common, data=DatasetFacts.of(dataset, trained.tokenizer))
     settings = merge(common, settings_of(variant, text_set.language, chosen.model_dump()))
     name = content_hash([text_set.fingerprint, labels, variant, seed, chosen.model_dump(), settings])[:16]

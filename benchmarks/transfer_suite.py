@@ -48,7 +48,7 @@ from headstart.config import DataConfig
 from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.data.datasets import SOURCES, split_files
 from headstart.data.decontamination import seen_before
-from headstart.data.splits import take_labels, without_repeats
+from headstart.data.splits import balanced_subset, deduplicate
 from headstart.data.tables import column_names, iterate_rows, read_table
 from headstart.data.text_io import read_lines
 from headstart.errors import DataError, HeadstartError, Stopped, pick
@@ -217,7 +217,7 @@ def read_reviews(path: Path, kind: str) -> Loaded:
         own = [(text, stars) for text, source, stars in rows if source in STAR_SOURCES and stars in STARS]
         examples = [Example(text, STARS[stars]) for text, stars in own]
     by_class: defaultdict[str, list[Example]] = defaultdict(list)
-    for example in without_repeats(examples):
+    for example in deduplicate(examples):
         by_class[str(example.label)].append(example)
     most = TOPIC_TEXTS if kind == "topics" else min(map(len, by_class.values()))
     ranked = [(at, label, row) for label, own in by_class.items() for at, row in enumerate(own[:most])]
@@ -485,7 +485,7 @@ def run_cell(cell: Cell, work: Path) -> Record:
     """Train and score one model, write its result, delete its run."""
     part, out = cell.text_set.part(cell.seed), work / "runs" / cell.id
     rows, _ = read_table(part / "scored.jsonl", "text", "label")
-    data = take_labels(hs.load_dataset(str(part), DataConfig()), cell.labels, cell.seed)
+    data = balanced_subset(hs.load_dataset(str(part), DataConfig()), cell.labels, cell.seed)
     found: Record = {"id": cell.id, "seen": 0, "warnings": [], "commit": commit()}
     base = cell.base.path if cell.base else ""
     if cell.base:  # scored texts that the base has read in its pretraining

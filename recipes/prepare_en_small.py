@@ -14,9 +14,9 @@ from pathlib import Path
 
 from headstart.config import DataConfig
 from headstart.data.dataset import Example, text_hash
-from headstart.data.datasets import class_finder, load_dataset
+from headstart.data.datasets import label_mapper, load_dataset
 from headstart.data.decontamination import apart_hashes
-from headstart.data.splits import cut
+from headstart.data.splits import split_by_hash
 from headstart.data.text_io import read_lines
 from headstart.errors import DataError
 
@@ -78,7 +78,7 @@ class WrittenLabels:
 
     def __init__(self, pattern: str):
         self.pattern = re.compile(pattern)
-        self.class_of = class_finder(CLASSES)
+        self.class_of = label_mapper(CLASSES)
 
     def label(self, text: str) -> str | None:
         """The one class that the text names, or None."""
@@ -110,7 +110,7 @@ def write_tables(
     Texts are split, compared and held out by the hash of what was written, so that a cut label hides no copy.
     """
     labels = WrittenLabels(pattern)
-    splits, _ = cut(labels.examples(texts), ("train", "valid"))
+    splits, _ = split_by_hash(labels.examples(texts), ("train", "valid"))
 
     def hashes(text: str) -> set[int]:
         return {text_hash(text), text_hash(labels.without(text))}
@@ -144,7 +144,7 @@ def data_folder(description: str | None) -> Path:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path, help=f"the recipe's --data, the folder that holds {REVIEWS}")
+    parser.add_argument("data", type=Path, help=f"the recipe's --data-root, the folder that holds {REVIEWS}")
     folder: Path = parser.parse_args().data
     return folder
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headstart.config import DataConfig
 from headstart.data.dataset import SPLITS, Example
 from headstart.data.datasets import SOURCES, load_dataset
-from headstart.data.splits import cut
+from headstart.data.splits import split_by_hash
 from headstart.errors import DataError
 
 
@@ -104,7 +104,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setitem(SOURCES, "imdb", lambda: films)
     with lzma.open(tmp_path / "imdb-unlabelled.txt.xz", "wt", encoding="utf-8") as file:
         file.write("\n".join([*rated, "", *said]) + "\n")
-    held = {row.text for split in ("valid", "test") for row in cut(films, SPLITS)[0][split]}
+    held = {row.text for split in ("valid", "test") for row in split_by_hash(films, SPLITS)[0][split]}
     return tmp_path, rated, said, films, held
 
 
@@ -129,8 +129,8 @@ def test_the_tables_hold_each_text_once_split_by_what_was_written(world, small, 
     ):
         labels = small.WrittenLabels(small.VERDICT if stage == "verdicts" else small.RATING)
         named = [Example(text, label) for text, label in own.items() if label]
-        splits = cut(named, ("train", "valid"))[0]
-        train_films = [row.text for row in cut(films, SPLITS)[0]["train"]]
+        splits = split_by_hash(named, ("train", "valid"))[0]
+        train_films = [row.text for row in split_by_hash(films, SPLITS)[0]["train"]]
         splits["train"] += [Example(text, more[text]) for text in train_films if more.get(text)]
         wanted = {
             split: [(labels.without(row.text), row.label) for row in rows if row.text not in held]

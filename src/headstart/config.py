@@ -135,7 +135,9 @@ class BodyConfig(Section):
 class TokenizerConfig(Section):
     """How text becomes tokens."""
 
-    kind: str = Field("bpe", description="bpe, unigram, wordpiece, characters, or the path of a trained one")
+    kind: str = Field(
+        "bpe", description="kind (bpe, unigram, wordpiece, characters), or the path of a trained one"
+    )
     vocabulary: int = Field(8000, ge=8, description="tokens to learn at most, specials included")
     lowercase: bool = Field(False, description="fold case before splitting")
     shared: bool = Field(
@@ -147,7 +149,7 @@ class ObjectiveConfig(BaseModel):
     """What is asked; the other keys are the fields of the objective called `name`."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    name: str = ""
+    name: str = Field("", description="what to learn: causal-lm, masked-lm, classify, translate, …")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -161,11 +163,11 @@ class OptimizerConfig(Section):
     kind: Literal["adamw", "adam", "muon"] = Field(
         "adamw", description="muon = Muon for matrices, AdamW for the rest"
     )
-    learning_rate: float = Field(1e-3, gt=0, description="at the top of the schedule")
+    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
     weight_decay: float = Field(0.01, ge=0, description="for matrices only")
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.98, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1, description="of Adam: decay of the mean of gradients")
+    beta2: float = Field(0.98, ge=0, lt=1, description="of Adam: decay of the mean of squared gradients")
+    epsilon: float = Field(1e-8, gt=0, description="of Adam: added to the denominator")
     momentum: float = Field(0.95, ge=0, lt=1, description="of Muon")
     clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
     layer_decay: float = Field(
@@ -200,10 +202,10 @@ class ScheduleConfig(Section):
 class TrainingConfig(Section):
     """Budget, batches and bookkeeping; exactly one of epochs, steps, tokens, minutes is set."""
 
-    epochs: float | None = Field(None, gt=0)
-    steps: int | None = Field(None, gt=0)
-    tokens: int | None = Field(None, gt=0)
-    minutes: float | None = Field(None, gt=0)
+    epochs: float | None = Field(None, gt=0, description="stop after reading the data this many times")
+    steps: int | None = Field(None, gt=0, description="stop after this many steps")
+    tokens: int | None = Field(None, gt=0, description="stop after this many tokens")
+    minutes: float | None = Field(None, gt=0, description="stop after this many minutes")
     length: int = Field(
         256, ge=2, description="tokens a text (fine-tuning) or a block (pretraining) holds at most"
     )
@@ -212,8 +214,8 @@ class TrainingConfig(Section):
     )
     batch_examples: int | None = Field(None, ge=1, description="texts in one batch at most")
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
-    seed: int = Field(0, ge=0, lt=2**31)
-    device: str = Field("auto", description="auto, cpu, cuda, mps")
+    seed: int = Field(0, ge=0, lt=2**31, description="random seed")
+    device: str = Field("auto", description="where to compute: auto, cpu, cuda, mps")
     precision: Literal["auto", "fast", "float32", "bfloat16"] = Field(
         "auto",
         description="auto = bfloat16 on a GPU with it; fast = also on a processor that multiplies it natively",
@@ -323,8 +325,8 @@ PATH_SETTINGS = ("apart",)  # settings of data that name other sets
 class DataConfig(Section):
     """How files are read."""
 
-    text_column: str = "text"
-    label_column: str = "label"
+    text_column: str = Field("text", description="the column that holds the text")
+    label_column: str = Field("label", description="the column that holds the label")
     labels: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many")
     strict: bool = Field(False, description="rows that would be skipped are errors")
     keep: Literal["start", "end", "both"] = Field(

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
-from headstart.cli.options import own_place
+from headstart.cli.training import new_folder
 from headstart.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ from headstart.errors import ConfigError
 )
 def test_a_run_is_called_after_its_parts(tmp_path, monkeypatch, parts, name):
     monkeypatch.chdir(tmp_path)
-    assert own_place(None, None, *parts) == Path("runs") / name
+    assert new_folder(Path("runs"), *parts) == Path("runs") / name
 
 
 def test_what_is_there_is_left_as_it_is(tmp_path, monkeypatch):
@@ -31,23 +31,24 @@ def test_what_is_there_is_left_as_it_is(tmp_path, monkeypatch):
     for taken in ("base-a", "base-a-2"):
         (tmp_path / "runs" / taken).mkdir(parents=True)
     (tmp_path / "runs" / "base-a-3").symlink_to("nowhere")
-    assert own_place(None, None, "base", "a.tsv") == Path("runs/base-a-4")
-    assert own_place(Path("mine"), 2, "base", "a.tsv") == Path("mine")
+    assert new_folder(Path("runs"), "base", "a.tsv") == Path("runs/base-a-4")
 
 
 def test_a_folder_is_called_by_its_name_wherever_one_stands(tmp_path, monkeypatch):
     (tmp_path / "books").mkdir()
     monkeypatch.chdir(tmp_path / "books")
-    assert own_place(None, None, "base", ".") == Path("runs/base-books")
+    assert new_folder(Path("runs"), "base", ".") == Path("runs/base-books")
 
 
-def test_many_processes_have_to_be_told(monkeypatch):
-    with pytest.raises(ConfigError, match="where the run goes"):
-        own_place(None, 2, "base", "a.tsv")
+def test_many_processes_need_a_folder(monkeypatch):
+    def problem(*words):
+        return CliRunner().invoke(app, ["finetune", "base", "a.tsv", *words]).exception
+
+    assert "needs a folder" in str(problem("--nproc", "2"))
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="where the run goes"):
-        own_place(None, None, "base", "a.tsv")
+    assert isinstance(problem(), ConfigError)
+    assert "needs a folder" in str(problem())
 
 
 @pytest.mark.slow

@@ -4,19 +4,12 @@ import sys
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from headstart.cli.embed import embed, search
-from headstart.cli.picture import plot_app
+from headstart.cli.app import app
 from headstart.errors import HeadstartError
 from headstart.workflows.pretrain import pretrain
 from tests.helpers.datasets import QUICK, write_corpus
-
-app = typer.Typer()
-app.add_typer(plot_app)
-app.command()(embed)
-app.command()(search)
 
 
 def call(*words):
@@ -34,7 +27,7 @@ def world(tmp_path_factory):
 
 
 def test_the_doors_load_without_torch_or_matplotlib():
-    code = "import headstart.cli.picture, headstart.cli.embed, sys; "
+    code = "import headstart.cli.app, sys; "
     check = "assert not {'torch', 'matplotlib', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code + check]).returncode == 0
 
@@ -57,7 +50,7 @@ def test_attention_prints_its_arrays_as_json(world):
 @pytest.mark.slow
 def test_pictures_are_drawn_where_they_are_asked_for(world, tmp_path):
     done = call("plot", "attention", world / "base", "a film", "--out", tmp_path / "a.html")
-    assert f"drawn in {tmp_path / 'a.html'}" in done.output
+    assert f"plotted in {tmp_path / 'a.html'}" in done.output
     call("plot", "masks", "--length", 6, "--out", tmp_path / "m.svg")
     call("plot", "positions", world / "base", "--out", tmp_path / "p.svg")
     call(

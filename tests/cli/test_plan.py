@@ -3,16 +3,10 @@
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from headstart.cli.complexity import complexity
-from headstart.cli.plan import plan
+from headstart.cli.app import app
 from headstart.errors import ConfigError
-
-app = typer.Typer()
-app.command()(plan)
-app.command()(complexity)
 
 
 def call(*words):
@@ -74,7 +68,7 @@ def test_what_does_not_fit_says_what_to_change():
 
 @pytest.mark.slow
 def test_measuring_times_real_steps():
-    assert planned("--preset", "tiny", "--batch", 2, "--length", 16, "--measure")["time"]["measured"]
+    assert planned("--preset", "tiny", "--batch", 2, "--length", 16, "--calibrate")["time"]["measured"]
 
 
 @pytest.mark.slow

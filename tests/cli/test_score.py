@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from headstart.cli.evaluate import show_score
+from headstart.cli.inference import show_score
 from headstart.results import Score
 
 
@@ -13,7 +13,7 @@ from headstart.results import Score
     [
         (0, None),
         (3, "leak-free accuracy 0.5000 over 7 texts: 3 of 10 were seen in training"),
-        (10, "all 10 texts were seen in training: this is no fair mark"),
+        (10, "all 10 texts were seen in training: this score is not fair"),
     ],
 )
 def test_a_score_tells_how_much_of_it_is_fair(capsys, leaked, words):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.data.audit import audit
-from headstart.data.dataset import Dataset, Example, Skip, text_hash
+from headstart.data.dataset import Dataset, Example, SkippedRow, text_hash
 
 
 def dataset_of(skips=(), **splits):
@@ -83,7 +83,7 @@ def test_without_lengths_nothing_is_said_of_tokens():
         (LEAKY, "1 texts of train stand with more than one label"),
         (
             dataset_of(
-                [Skip("t:2", "odd"), Skip("t:3", "empty"), Skip("t:4", "empty")],
+                [SkippedRow("t:2", "odd"), SkippedRow("t:3", "empty"), SkippedRow("t:4", "empty")],
                 train=[("x", "a"), ("y", "b")],
             ),
             "3 rows were skipped; 2 of them as at t:3: empty",

@@ -8,7 +8,7 @@ import pytest
 from headstart.config import DataConfig
 from headstart.data.dataset import Example
 from headstart.data.datasets import SOURCES, load_dataset, load_for_scoring, load_texts
-from headstart.data.splits import without_repeats
+from headstart.data.splits import deduplicate
 from headstart.errors import DataError
 
 CONFIG = DataConfig()
@@ -67,7 +67,7 @@ def test_a_repeated_text_is_read_once_and_one_with_two_labels_never():
         Example("b", "y"),
         Example("c", "y"),
     ]
-    assert sorted(without_repeats(examples), key=lambda found: found.text) == [
+    assert sorted(deduplicate(examples), key=lambda found: found.text) == [
         Example("a", "x", "1"),
         Example("c", "y"),
     ]

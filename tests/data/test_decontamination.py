@@ -9,7 +9,7 @@ from headstart.config import DataConfig
 from headstart.data.dataset import hashes
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import lengthened, seen_before, shortened, without_apart
-from headstart.data.splits import cut_folds
+from headstart.data.splits import stratified_folds
 from headstart.errors import DataError
 
 READ = hashes(f"text number {number}" for number in range(20_000))
@@ -61,7 +61,7 @@ def test_held_out_texts_are_in_no_split_and_in_no_fold(judged):
     odd = {f"text number {n} is here" for n in range(1, 400, 2)}
     assert {row.text for rows in dataset.splits.values() for row in rows} == odd
     assert dataset.notes[-1] == "200 rows left out: data.apart keeps their texts for judging"
-    for fold in cut_folds(dataset, 2):
+    for fold in stratified_folds(dataset, 2):
         assert {row.text for row in fold.train + fold.valid} == odd
 
 

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headstart.data.dataset import Dataset, Example
-from headstart.data.splits import all_folds, cut_folds
+from headstart.data.splits import merge_folds, stratified_folds
 from headstart.errors import ConfigError, DataError
 
 
@@ -32,7 +32,7 @@ def test_folds_are_apart_whole_even_and_blind_to_the_order_of_rows(size, texts, 
     assume(
         len(sizes) == len({label for _, label in rows}) and min(sizes.values()) > 1 and len(clear) >= count
     )
-    folds = cut_folds(dataset(rows), count)
+    folds = stratified_folds(dataset(rows), count)
     held = [example.text for fold in folds for example in fold.valid]
     assert sorted(held) == sorted(clear)
     for fold in folds:
@@ -44,20 +44,20 @@ def test_folds_are_apart_whole_even_and_blind_to_the_order_of_rows(size, texts, 
             assert abs(sum(e.label == label for e in fold.valid) - size / count) < 1
     again = list(rows)
     chance.shuffle(again)
-    assert [[e.text for e in fold.valid] for fold in cut_folds(dataset(again), count)] == [
+    assert [[e.text for e in fold.valid] for fold in stratified_folds(dataset(again), count)] == [
         [e.text for e in fold.valid] for fold in folds
     ]
-    assert [e.text for e in all_folds(folds).train] == held
+    assert [e.text for e in merge_folds(folds).train] == held
 
 
 def test_folds_are_the_same_for_ever():
-    folds = cut_folds(dataset([(f"text {n}", "ab"[n % 2]) for n in range(10)]), 3)
+    folds = stratified_folds(dataset([(f"text {n}", "ab"[n % 2]) for n in range(10)]), 3)
     assert [[int(e.text[-1]) for e in fold.valid] for fold in folds] == [[2, 4, 7, 5], [6, 8, 9], [0, 3, 1]]
 
 
 def test_what_was_left_out_is_told():
     rows = [(f"text {n}", "ab"[n % 2]) for n in range(10)]
-    folds = cut_folds(dataset([*rows, ("text  1", "b"), ("text 2", "b")]), 2)
+    folds = stratified_folds(dataset([*rows, ("text  1", "b"), ("text 2", "b")]), 2)
     assert "3 rows" in folds[0].notes[-1]  # the repeat, and both of the text with two labels
 
 
@@ -71,4 +71,4 @@ def test_what_was_left_out_is_told():
 )
 def test_what_cannot_be_cut_is_refused(rows, count, kind, words):
     with pytest.raises(kind, match=words):
-        cut_folds(dataset([*rows]), count)
+        stratified_folds(dataset([*rows]), count)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from headstart.config import DataConfig, TokenizerConfig
-from headstart.data.documents import open_documents
-from headstart.data.mixture import Portion, portions
+from headstart.data.documents import MixtureComponent, open_documents, parse_mixture
 from headstart.data.samplers import BlockLoader, MixedLoader
 from headstart.data.token_cache import prepare
 from headstart.data.token_stream import join, spare
@@ -76,12 +75,12 @@ def test_weights_that_leave_nothing_to_read_are_refused():
 
 def test_weights_are_written_behind_a_name(tmp_path):
     corpus = write_corpus(tmp_path / "a=b.txt")
-    assert portions([str(corpus), f"{corpus}=2.5", "imdb=3"]) == [
-        Portion(str(corpus)),
-        Portion(str(corpus), 2.5),
-        Portion("imdb", 3.0),
+    assert parse_mixture([str(corpus), f"{corpus}=2.5", "imdb=3"]) == [
+        MixtureComponent(str(corpus)),
+        MixtureComponent(str(corpus), 2.5),
+        MixtureComponent("imdb", 3.0),
     ]
-    assert portions({"imdb": 2}) == [Portion("imdb", 2.0)]
+    assert parse_mixture({"imdb": 2}) == [MixtureComponent("imdb", 2.0)]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +96,12 @@ def test_weights_are_written_behind_a_name(tmp_path):
 )
 def test_a_weight_that_cannot_be_is_answered(word, problem):
     with pytest.raises(ConfigError, match=problem) as caught:
-        portions([word])
+        parse_mixture([word])
     assert caught.value.hint
 
 
 def test_a_path_with_a_sign_of_equality_is_no_weight():
-    assert portions(["lang=fr/reviews.txt"]) == [Portion("lang=fr/reviews.txt")]
+    assert parse_mixture(["lang=fr/reviews.txt"]) == [MixtureComponent("lang=fr/reviews.txt")]
 
 
 @pytest.fixture

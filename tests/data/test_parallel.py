@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headstart.config import DataConfig
 from headstart.data.audit import audit_parallel
-from headstart.data.dataset import Skip, text_hash
+from headstart.data.dataset import SkippedRow, text_hash
 from headstart.data.parallel import (
     PairExample,
     available_languages,
@@ -222,10 +222,10 @@ def test_pairs_that_cannot_be_used_are_counted_and_named(tmp_path):
     found = load(data)
     ratio = "one side has over 9 times the characters of the other (data.max_ratio)"
     assert found.skips == [
-        Skip("train.en:2", "source is empty"),
-        Skip("train.en:3", "target is empty"),
-        Skip("train.en:4", "source and target are empty"),
-        Skip("train.en:5", ratio),
+        SkippedRow("train.en:2", "source is empty"),
+        SkippedRow("train.en:3", "target is empty"),
+        SkippedRow("train.en:4", "source and target are empty"),
+        SkippedRow("train.en:5", ratio),
     ]
     assert sides(found.train) == [("one", "eins")]
     assert len(found.valid) == 1, "what is judged on is kept whole"

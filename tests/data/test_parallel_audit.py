@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.data.audit import audit_parallel
-from headstart.data.dataset import Skip, text_hash
+from headstart.data.dataset import SkippedRow, text_hash
 from headstart.data.parallel import PairExample, ParallelText
 from headstart.errors import HeadstartError
 from headstart.reports.render import render
@@ -81,7 +81,10 @@ def test_lengths_are_told_in_words_characters_and_tokens_and_the_ratio_by_side()
         (LEAKY, "1 de texts of valid are in train but for case, space or punctuation"),
         (LEAKY, "1 of the 5 pairs of train have the same text on both sides"),
         (
-            texts_of([Skip("t:2", "odd"), Skip("t:3", "empty"), Skip("t:4", "empty")], train=[("x", "y")]),
+            texts_of(
+                [SkippedRow("t:2", "odd"), SkippedRow("t:3", "empty"), SkippedRow("t:4", "empty")],
+                train=[("x", "y")],
+            ),
             "2 rows were skipped, the first at t:3: empty",
         ),
     ],

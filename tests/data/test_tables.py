@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headstart.data import tables as records
-from headstart.data.dataset import Example, Skip
+from headstart.data.dataset import Example, SkippedRow
 from headstart.data.tables import iterate_table, iterate_texts, read_table
 from headstart.errors import DataError
 
@@ -118,10 +118,10 @@ def test_rows_that_cannot_be_used_are_counted_and_named(tmp_path):
     examples, skips = read(tmp_path, "t.tsv", content)
     assert len(examples) == 1
     assert skips == [
-        Skip("t.tsv:3", "the text is empty"),
-        Skip("t.tsv:5", "the label is empty"),
-        Skip("t.tsv:6", "1 field where the header has 2"),
-        Skip("t.tsv:7", "3 fields where the header has 2"),
+        SkippedRow("t.tsv:3", "the text is empty"),
+        SkippedRow("t.tsv:5", "the label is empty"),
+        SkippedRow("t.tsv:6", "1 field where the header has 2"),
+        SkippedRow("t.tsv:7", "3 fields where the header has 2"),
     ]
 
 
@@ -214,7 +214,7 @@ def test_a_table_is_read_one_row_at_a_time_and_without_labels(tmp_path):
     rows = iterate_table(path, "text", None, skips.append)
     assert next(rows) == Example("first", None, "t.tsv:2")
     assert next(rows).text == "third"
-    assert skips == [Skip("t.tsv:3", "the text is empty")]
+    assert skips == [SkippedRow("t.tsv:3", "the text is empty")]
     with pytest.raises(DataError, match=":5 is not UTF-8"):
         next(rows)
 

@@ -163,7 +163,7 @@ def test_torn_weights_are_named(base, table, tmp_path):
         (["finetune", "scratch", "{table}", "--out", "r", "--text-column", "review"], "review"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "objective.poling=mean"], "poling"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "training.device=cuda:7"], "cuda:7"),
-        (["finetune", "scratch", "{table}", "--out", "r", "--save-every", "often"], "often"),
+        (["finetune", "scratch", "{table}", "--out", "r", "--save-steps", "often"], "--save-steps"),
         (["finetune", "scratch", "{table}", "--out", "r", "--config", "missing.toml"], "missing.toml"),
         (["finetune", "scratch", "{table}", "--out", "r", "--tokenizer", "bep"], "bep"),
         (["pretrain", "nowhere.txt", "--out", "r"], "nowhere.txt"),

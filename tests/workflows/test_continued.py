@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.config import BodyConfig, DataConfig, merge
 from headstart.data.dataset import hashes
-from headstart.data.mixture import portions
+from headstart.data.documents import parse_mixture
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
@@ -228,7 +228,7 @@ def test_an_adaptation_reads_enough_and_not_too_much(tokens):
 
 def test_a_large_corpus_is_not_counted_to_its_end(world, monkeypatch):
     tokenizer = load_model(str(world / "base")).tokenizer
-    mix = portions([str(world / "one.txt")])
+    mix = parse_mixture([str(world / "one.txt")])
     assert 500 < count_tokens(mix, DataConfig(), tokenizer) < 20_000
     monkeypatch.setattr("headstart.workflows.continued.COUNTED", 100)
     assert count_tokens(mix, DataConfig(), tokenizer) is None

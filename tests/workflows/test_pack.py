@@ -246,7 +246,7 @@ def test_texts_that_are_gone_ask_for_others_to_measure_on(bases, tmp_path):
     corpus.unlink()
     with pytest.raises(RunError, match="cannot be read here") as caught:
         pack(str(tmp_path / "base"), "fine", tmp_path)
-    assert "--measure" in caught.value.hint
+    assert "--eval-data" in caught.value.hint
 
 
 def test_a_fault_in_the_facts_is_told(bases, tmp_path):

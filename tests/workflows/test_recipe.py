@@ -223,10 +223,13 @@ def test_a_fault_in_a_recipe_is_told_before_anything_is_trained(world, old, new,
     ("words", "problem"),
     [
         (["--recipe", "none.toml"], "no recipe at"),
-        (["--recipe", "recipe.toml", "--data", "texts", "--stage", "4"], "no stage 4"),
-        (["--recipe", "recipe.toml", "--data", "texts", "--scale", "0"], "trains nothing"),
-        (["--recipe", "recipe.toml", "--data", "texts", "--set", "dcay.training.steps=3"], "dcay"),
-        (["--recipe", "recipe.toml", "--data", "texts", "--set", "decay.steps=3"], "no setting of the stage"),
+        (["--recipe", "recipe.toml", "--data-root", "texts", "--stage", "4"], "no stage 4"),
+        (["--recipe", "recipe.toml", "--data-root", "texts", "--scale", "0"], "trains nothing"),
+        (["--recipe", "recipe.toml", "--data-root", "texts", "--set", "dcay.training.steps=3"], "dcay"),
+        (
+            ["--recipe", "recipe.toml", "--data-root", "texts", "--set", "decay.steps=3"],
+            "no setting of the stage",
+        ),
         (["--recipe", "recipe.toml", "corpus.txt"], "names its own texts"),
         (["--recipe", "recipe.toml", "--from", "base"], "--from"),
         (["--stage", "2", "corpus.txt"], "--stage goes with --recipe"),
@@ -242,7 +245,7 @@ def test_what_does_not_go_together_on_the_command_line_is_answered(world, monkey
 
 def test_the_command_cooks_stage_by_stage(world, monkeypatch):
     monkeypatch.chdir(world)
-    words = ["pretrain", "--recipe", "recipe.toml", "--data", "texts", "--out", "run"]
+    words = ["pretrain", "--recipe", "recipe.toml", "--data-root", "texts", "--out", "run"]
     first = CliRunner().invoke(app, [*words, "--stage", "1"])
     assert first.exit_code == 0, (first.output, first.exception)
     assert "more stages are left" in first.output

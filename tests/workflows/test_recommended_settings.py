@@ -223,7 +223,15 @@ def test_a_pooler_may_be_added(world):
 
 def test_a_wrong_key_in_a_recipe_dies_before_anything_is_trained(world, tmp_path):
     (tmp_path / "recipe.toml").write_text(RECIPE.replace("layer_decay", "layer_dcay"))
-    words = ["pretrain", "--recipe", tmp_path / "recipe.toml", "--data", world, "--out", tmp_path / "run"]
+    words = [
+        "pretrain",
+        "--recipe",
+        tmp_path / "recipe.toml",
+        "--data-root",
+        world,
+        "--out",
+        tmp_path / "run",
+    ]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert "layer_dcay" in str(result.exception)
     assert "layer_decay" in result.exception.hint

@@ -237,6 +237,6 @@ def test_pairs_that_are_gone_ask_for_others_to_measure_a_packed_translator_on(wo
     (tmp_path / "run" / "run.json").write_text(json.dumps(info))
     with pytest.raises(RunError, match="cannot be read here") as caught:
         pack(str(tmp_path / "run"), "xx-gone", tmp_path / "bases")
-    assert "--measure" in caught.value.hint
+    assert "--eval-data" in caught.value.hint
     assert not (tmp_path / "bases" / "xx-gone").exists()
     pack(str(tmp_path / "run"), "xx-gone", tmp_path / "bases", measure=str(world / "pairs"))

@@ -1,1 +1,1 @@
-"""The command line: thin doors."""
+"""The command line."""

@@ -1,75 +1,122 @@
-"""headstart audit."""
+"""Commands on data: audit, tokenize, download."""
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-import typer
+from headstart.cli.options import Call, argument, command, data_flag, flag
+from headstart.errors import ConfigError
 
-from headstart.cli import options as o
 
-
+@command(
+    "audit reviews.tsv",
+    "audit aligned --pair en-fr --json",
+    settings="tokenizer.kind data.labels data.text_column data.label_column data.strict",
+)
 def audit(
-    data: Annotated[
-        str, typer.Argument(help="A table, a folder of train/valid/test tables, or a built-in name.")
-    ],
-    pair: Annotated[
-        str | None,
-        typer.Option(
-            "--pair",
-            metavar="SOURCE-TARGET",
-            help="DATA is parallel text, from one language to another: en-de.",
-        ),
-    ] = None,
-    tokenizer: o.TokenizerName = None,
-    length: Annotated[int, typer.Option("--length", help="Tokens after which a text would be cut.")] = 256,
-    labels: o.Labels = None,
-    seed: Annotated[int, typer.Option("--seed", help="Which subset --labels takes.")] = 0,
-    text_column: o.TextColumn = None,
-    label_column: o.LabelColumn = None,
-    strict: o.Strict = False,
-    assignments: o.Assignments = None,
-    as_json: o.Json = False,
-    quiet: o.Quiet = False,
+    call: Call,
+    data: str = argument("DATA", "A table, a folder of train/valid/test tables, or a built-in name."),
+    pair: str | None = flag(
+        None, "DATA is parallel text, from one language to another: en-de.", metavar="SOURCE-TARGET"
+    ),
+    length: int = data_flag(256, "Tokens after which a text would be cut.", "--length"),
+    seed: int = data_flag(0, "Which subset --labels takes."),
 ) -> None:
-    """Audit labelled data, or parallel text with --pair, before training: counts, lengths, duplicates and leaks."""
-    settings = o.gather(
-        None,
-        assignments,
-        data__text_column=text_column,
-        data__label_column=label_column,
-        data__strict=strict,
-        data__labels=labels,
-    )
+    """Check labelled data, or parallel text with --pair, before training: counts, lengths, duplicates and leaks."""
     from headstart.data.audit import inspect_data, inspect_parallel
 
     found: Any
     if pair is None:
-        found = inspect_data(data, tokenizer=tokenizer, length=length, seed=seed, settings=settings)
+        found = inspect_data(data, length=length, seed=seed, settings=call.settings)
     else:
-        _refuse_labels(labels, text_column, label_column)
-        found = inspect_parallel(data, pair, tokenizer=tokenizer, length=length, settings=settings)
-    if as_json:
-        from headstart.cli.listener import print_json
+        refused = {"labels": "--labels", "text_column": "--text-column", "label_column": "--label-column"}
+        for name in call.settings.get("data", {}):
+            if name in refused:
+                raise ConfigError(
+                    f"{refused[name]} goes with labelled data, not with --pair",
+                    hint="the columns of a parallel table are called by their languages",
+                )
+        found = inspect_parallel(data, pair, length=length, settings=call.settings)
+    call.show(found, lambda found: _show_audit(found.to_dict()))
 
-        print_json(found)
-        return
+
+def _show_audit(found: dict[str, Any]) -> None:
     from rich.console import Console
 
     from headstart.reports.tables import audit_lines, audit_tables, terminal_table
 
     console = Console()
-    for table in audit_tables(found.to_dict()):
+    for table in audit_tables(found):
         console.print(terminal_table(table))
-    for line in audit_lines(found.to_dict()):
+    for line in audit_lines(found):
         console.print(line, highlight=False)
 
 
-def _refuse_labels(labels: int | None, text_column: str | None, label_column: str | None) -> None:
-    from headstart.errors import ConfigError
+@command(
+    "tokenize corpus.txt --preset small",
+    "tokenize corpus.txt --preset small --shard 0/4",
+    settings="tokenizer.kind data.text_column data.documents data.strict",
+    config=True,
+)
+def tokenize(
+    call: Call,
+    corpora: list[str] = argument("CORPUS...", "Text files, tables, folders or built-in names."),
+    preset: str = flag("tiny", "Named settings: lab, tiny, small."),
+    shard: str = flag("0/1", "Only shard I of N, counted from 0: 0/4, 1/4, 2/4, 3/4.", metavar="I/N"),
+) -> None:
+    """Tokenize a corpus ahead of training, whole or in shards that any scheduler may run side by side.
 
-    flags = {"--labels": labels, "--text-column": text_column, "--label-column": label_column}
-    for flag, value in flags.items():
-        if value is not None:
-            raise ConfigError(
-                f"{flag} goes with labelled data, not with --pair",
-                hint="the columns of a parallel table are called by their languages",
-            )
+    `headstart pretrain` with the same corpus, preset, tokenizer and data settings uses the result.
+    """
+    number, slash, count = shard.partition("/")
+    if not (slash and number.isdigit() and count.isdigit()):
+        raise ConfigError(f"--shard {shard!r} is not I/N", hint="for example --shard 0/4")
+    from headstart.workflows.prepare import prepare_corpora
+
+    with call.progress() as listener:
+        found = prepare_corpora(
+            corpora, share=(int(number), int(count)), preset=preset, settings=call.settings, on_event=listener
+        )
+    call.show(found, _show_tokens)
+
+
+def _show_tokens(found: list[Any]) -> None:
+    for each in found:
+        done = f"{each.name}: {each.own_pieces} of {each.pieces} pieces are done here"
+        if each.tokens is None:
+            print(f"{done}; others are still missing")
+        else:
+            print(f"{done}; all are ready: {each.tokens:,} tokens of {each.documents:,} documents")
+    print(f"tokenizer: {found[0].tokenizer}")
+
+
+@command(
+    "download libreoffice-help --pair en-fr -o libreoffice-en-fr",
+    "download libreoffice-help --pair en-de -o pairs --packages debs",
+)
+def download(
+    call: Call,
+    name: str = argument("NAME", "A set of parallel text: libreoffice-help."),
+    pair: str = flag(..., "From one language to another: en-fr, en-de, …", metavar="SOURCE-TARGET"),
+    out: Path = flag(
+        ..., "The new folder to write train, valid and test to.", "--out", "-o", metavar="FOLDER"
+    ),
+    packages: Path | None = flag(
+        None, "A folder of downloaded .deb files, to stay off the network.", "--packages", metavar="FOLDER"
+    ),
+) -> None:
+    """Build parallel text for translation from freely licensed packages of Debian, with apt and without root."""
+    from headstart.contrib.libreoffice import fetch as build
+    from headstart.training.callbacks import Stage
+
+    with call.progress() as listener:
+        found = build(name, pair, out, packages=packages, on_stage=lambda words: listener(Stage(words)))
+    call.show(found, _show_download)
+
+
+def _show_download(found: Any) -> None:
+    counts = ", ".join(f"{count:,} {split}" for split, count in found.counts.items())
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
+    print(f"{found.path}: {counts}")
+    print(f"dropped: {dropped or 'nothing'}")
+    print(f"licence: {found.licence}")
+    print(f"look at it: headstart audit {found.path} --pair {'-'.join(found.pair)}")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from headstart.config import DataConfig, TokenizerConfig, parse
-from headstart.data.dataset import Dataset, Example, Skip, text_hash
+from headstart.data.dataset import Dataset, Example, SkippedRow, text_hash
 from headstart.data.datasets import load_dataset
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
-from headstart.data.splits import take_labels
+from headstart.data.splits import balanced_subset
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError
 
@@ -70,7 +70,7 @@ class Audit:
     splits: dict[str, SplitAudit]
     leaks: list[Leak]
     near: list[Leak]  # equal but for case, space and punctuation, and not in `leaks`
-    skips: list[Skip]
+    skips: list[SkippedRow]
     notes: list[str]
     warnings: list[str]
 
@@ -257,7 +257,7 @@ class ParallelAudit:
     leaks: list[SideLeak]
     near: list[SideLeak]  # equal but for case, space and punctuation, and not in `leaks`
     skipped: dict[str, int]  # reason -> rows left out for it
-    skips: list[Skip]
+    skips: list[SkippedRow]
     notes: list[str]
     warnings: list[str]
 
@@ -349,7 +349,10 @@ def _with_side(sides: Mapping[str, Audit], kind: str) -> list[SideLeak]:
 
 
 def _parallel_warnings(
-    splits: Mapping[str, PairAudit], limit: int | None, skips: Sequence[Skip], skipped: Mapping[str, int]
+    splits: Mapping[str, PairAudit],
+    limit: int | None,
+    skips: Sequence[SkippedRow],
+    skipped: Mapping[str, int],
 ) -> list[str]:
     """What deserves a second look, in words."""
     warnings = []
@@ -390,7 +393,7 @@ def inspect_data(
     config, words = _settings(settings or {}, tokenizer)
     dataset = load_dataset(data, config, with_test=True)
     if config.labels is not None:
-        dataset = take_labels(dataset, config.labels, seed)
+        dataset = balanced_subset(dataset, config.labels, seed)
     on_stage(f"tokenizer: {words.kind}")
     found: Tokenizer = resolve_tokenizer(words, lambda: dataset.texts("train"))
     on_stage("tokenising")

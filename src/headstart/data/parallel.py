@@ -1,6 +1,6 @@
 """Parallel text: sentences and their translations, from aligned files or from tables with one column a language.
 
-Every line or row becomes a `PairExample` or a counted `Skip`; order and alignment stay as they are in the files.
+Every line or row becomes a `PairExample` or a counted `SkippedRow`; order and alignment stay as they are in the files.
 """
 
 import os
@@ -13,11 +13,11 @@ from itertools import zip_longest
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.dataset import SPLITS, Skip, text_hash
+from headstart.data.dataset import SPLITS, SkippedRow, Splits, text_hash
 from headstart.data.datasets import language_files, split_files
 from headstart.data.splits import split_of
 from headstart.data.tables import column_names, iterate_rows, refuse, text_fault
-from headstart.data.text_io import TABLE_KINDS, kind_of, missing, open_text
+from headstart.data.text_io import check_kind, missing, open_text
 from headstart.errors import ConfigError, DataError
 
 
@@ -61,7 +61,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PairExample:
-    """A text, its translation, and where they stand ("train.en:17")."""
+    """A text, its translation, and where they come from ("train.en:17")."""
 
     source: str
     target: str
@@ -69,29 +69,14 @@ class PairExample:
 
 
 @dataclass(frozen=True)
-class ParallelText:
+class ParallelText(Splits[PairExample]):
     """Texts and their translations by split, and an account of what was left out."""
 
     name: str
     pair: Pair
-    splits: dict[str, list[PairExample]]  # keys among SPLITS
-    skips: list[Skip] = field(default_factory=list)
+    splits: dict[str, list[PairExample]]
+    skips: list[SkippedRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def train(self) -> list[PairExample]:
-        """The pairs to learn from."""
-        return self.splits["train"]
-
-    @property
-    def valid(self) -> list[PairExample]:
-        """The pairs to tune on."""
-        return self.splits.get("valid", [])
-
-    @property
-    def test(self) -> list[PairExample]:
-        """The pairs to judge on; empty unless they were loaded with the test split."""
-        return self.splits.get("test", [])
 
     def sources(self, split: str) -> list[str]:
         """The texts of one split to translate, in order."""
@@ -102,44 +87,51 @@ class ParallelText:
         return [example.target for example in self.splits.get(split, [])]
 
 
-Rows = Callable[[], Iterator[PairExample | Skip]]  # the lines or rows of one split, read when called
+Rows = Callable[[], Iterator[PairExample | SkippedRow]]  # reads the lines or rows of one split when called
 
 
 def load_parallel(data: str, pair: Pair, config: DataConfig, *, with_test: bool = False) -> ParallelText:
     """The pairs of a folder of train.en, train.de, valid.en, …, of a table, or of a folder of tables.
 
-    What has no valid split is cut by a hash of the source, into train, valid and, where it has no test split either,
-    test. The test split is shown only `with_test`; shown or not, it is never part of train.
+    Without a valid split, train is split by a hash of the source into train, valid and, without a test split, test.
+    The test split is shown only `with_test`; shown or not, it is never part of train.
     """
-    places, notes = _places(data, pair)
-    if "train" not in places:
-        raise _without_train(data, pair, list(places))
-    shown, skips = SPLITS if with_test else SPLITS[:2], list[Skip]()
-    found = {
-        name: _read(places[name], f"{name} of {data}", config, skips) for name in shown if name in places
-    }
-    if "valid" not in places:
-        names = [name for name in SPLITS if name == "train" or name not in places]
-        found |= _cut(found["train"], names, data)
-        parts = " and ".join(names[1:])
-        notes.append(
-            f"no {parts} given: a tenth of train {'each ' * (len(names) > 2)}stands in, by a hash of the source"
+    sources, notes = _find_rows(data, pair)
+    if "train" not in sources:
+        languages = ", ".join(available_languages(data)) or "no file called train.LANGUAGE"
+        found = f" in train, only in {' and '.join(sources)}" if sources else f"; it has {languages}"
+        raise DataError(
+            f"{data} has no {pair[0]} and {pair[1]} side by side{found}",
+            hint=f"name its files train.{pair[0]} and train.{pair[1]}, or give a --pair that it has",
         )
-    found["train"] = _within_ratio(found["train"], config, skips)
-    splits = {name: found[name] for name in shown if name in found}
+    shown, skips = SPLITS if with_test else SPLITS[:2], list[SkippedRow]()
+    splits = {
+        name: _usable_pairs(sources[name], f"{name} of {data}", config, skips)
+        for name in shown
+        if name in sources
+    }
+    if "valid" not in sources:
+        names = [name for name in SPLITS if name == "train" or name not in sources]
+        splits |= _split_by_source(splits["train"], names, data)
+        each = "each " * (len(names) > 2)
+        notes.append(
+            f"no {' and '.join(names[1:])} given: a tenth of train {each}is used, by a hash of the source"
+        )
+    splits["train"] = _within_ratio(splits["train"], config, skips)
+    splits = {name: splits[name] for name in shown if name in splits}
     return ParallelText(Path(data).resolve().name.split(".")[0], pair, splits, skips, notes)
 
 
 def load_pairs_for_scoring(
     data: str, pair: Pair, config: DataConfig
-) -> tuple[str, list[PairExample], list[Skip]]:
-    """What to judge a translator on: the test split where there is one, else valid, else a table whole ("all")."""
-    places, skips = _places(data, pair)[0], list[Skip]()
+) -> tuple[str, list[PairExample], list[SkippedRow]]:
+    """What to evaluate a translator on: the test split where there is one, else valid, else a whole table ("all")."""
+    sources, skips = _find_rows(data, pair)[0], list[SkippedRow]()
     if not os.path.isdir(data):
-        return "all", _read(places["train"], data, config, skips), skips
+        return "all", _usable_pairs(sources["train"], data, config, skips), skips
     for name in ("test", "valid"):
-        if name in places:
-            return name, _read(places[name], f"{name} of {data}", config, skips), skips
+        if name in sources:
+            return name, _usable_pairs(sources[name], f"{name} of {data}", config, skips), skips
     held_out = load_parallel(data, pair, config, with_test=True)
     return "test", held_out.test, held_out.skips
 
@@ -147,19 +139,19 @@ def load_pairs_for_scoring(
 def available_languages(data: str) -> list[str]:
     """The languages that a folder's files are called by, or the columns of a table, in the order of the alphabet."""
     if not os.path.isdir(data):
-        return sorted(column_names(_table(data)))
+        return sorted(column_names(_existing_table(data)))
     folder = Path(data)
     names = {language for files in language_files(folder).values() for language in files}
     return sorted(names.union(*(column_names(path) for path in split_files(folder).values())))
 
 
-def _places(data: str, pair: Pair) -> tuple[dict[str, Rows], list[str]]:
-    """Where the pairs of each split are read from, a lone table counting as train, and notes on what is not."""
+def _find_rows(data: str, pair: Pair) -> tuple[dict[str, Rows], list[str]]:
+    """The reader of each split, a lone table counting as train, and notes on files that are not read."""
     if not os.path.isdir(data):
-        return {"train": partial(_table_rows, _table(data), pair)}, []
+        return {"train": partial(_table_rows, _existing_table(data), pair)}, []
     folder, notes = Path(data), []
     tables = split_files(folder)
-    places: dict[str, Rows] = {name: partial(_table_rows, path, pair) for name, path in tables.items()}
+    sources: dict[str, Rows] = {name: partial(_table_rows, path, pair) for name, path in tables.items()}
     for name, files in language_files(folder).items():
         where = f"{name} of {folder}"
         spelled = [spelling for language in pair if (spelling := find_language(language, files, where))]
@@ -172,29 +164,17 @@ def _places(data: str, pair: Pair) -> tuple[dict[str, Rows], list[str]]:
                 f"{folder} has {name} twice: as {files[spelled[0]].name} and as {tables[name].name}",
                 hint="keep one of them",
             )
-        places[name] = partial(_aligned_rows, files[spelled[0]], files[spelled[1]])
-    return places, notes
+        sources[name] = partial(_aligned_rows, files[spelled[0]], files[spelled[1]])
+    return sources, notes
 
 
-def _table(data: str) -> Path:
-    path = Path(data)
+def _existing_table(data: str) -> Path:
     if not os.path.exists(data):
-        raise missing(path)
-    if kind_of(path) not in TABLE_KINDS:
-        raise DataError(
-            f"{path} is no table: its name ends in none of {', '.join(TABLE_KINDS)} (also with .gz or .xz)",
-            hint="of aligned files, such as train.en and train.de, give the folder that holds them",
-        )
-    return path
-
-
-def _without_train(data: str, pair: Pair, splits: Sequence[str]) -> DataError:
-    languages = ", ".join(available_languages(data)) or "no file called train.LANGUAGE"
-    held = f" in train, only in {' and '.join(splits)}" if splits else f"; it has {languages}"
-    return DataError(
-        f"{data} has no {pair[0]} and {pair[1]} side by side{held}",
-        hint=f"name its files train.{pair[0]} and train.{pair[1]}, or give a --pair that it has",
+        raise missing(Path(data))
+    check_kind(
+        Path(data), hint="for aligned files, such as train.en and train.de, give the folder that holds them"
     )
+    return Path(data)
 
 
 def _aligned_rows(source: Path, target: Path) -> Iterator[PairExample]:
@@ -217,7 +197,7 @@ def _aligned_rows(source: Path, target: Path) -> Iterator[PairExample]:
         )
 
 
-def _table_rows(path: Path, pair: Pair) -> Iterator[PairExample | Skip]:
+def _table_rows(path: Path, pair: Pair) -> Iterator[PairExample | SkippedRow]:
     names = column_names(path)
     columns = [find_language(language, names, str(path)) or language for language in pair]
     absent = [column for column in columns if column not in names]
@@ -229,34 +209,34 @@ def _table_rows(path: Path, pair: Pair) -> Iterator[PairExample | Skip]:
     for number, values in iterate_rows(path, columns, has_labels=False):
         origin = f"{path.name}:{number}"
         if isinstance(values, str):
-            yield Skip(origin, values)
+            yield SkippedRow(origin, values)
             continue
         faults = (
             fault and f"{language}: {fault}"
             for language, fault in zip(pair, map(text_fault, values), strict=True)
         )
         reason = next(filter(None, faults), "")
-        yield Skip(origin, reason) if reason else PairExample(values[0], values[1], origin)
+        yield SkippedRow(origin, reason) if reason else PairExample(values[0], values[1], origin)
 
 
-def _read(rows: Rows, where: str, config: DataConfig, skips: list[Skip]) -> list[PairExample]:
+def _usable_pairs(rows: Rows, where: str, config: DataConfig, skips: list[SkippedRow]) -> list[PairExample]:
     """The pairs of one split that have a text on both sides."""
-    first, kept = Skip("", "it is empty"), list[PairExample]()
+    pairs, first_skip = list[PairExample](), SkippedRow("", "it is empty")
     for row in rows():
-        reason = row.reason if isinstance(row, Skip) else _empty_sides(row)
+        reason = row.reason if isinstance(row, SkippedRow) else _empty_sides(row)
         if isinstance(row, PairExample) and not reason:
-            kept.append(row)
+            pairs.append(row)
             continue
-        skip = Skip(row.origin, reason)
-        first = first if first.origin else skip
-        _leave_out(skip, config, skips)
-    if not kept:
-        named = f"{first.origin}: " * bool(first.origin)
+        skip = SkippedRow(row.origin, reason)
+        first_skip = first_skip if first_skip.origin else skip
+        _skip(skip, config, skips)
+    if not pairs:
+        origin = f"{first_skip.origin}: " * bool(first_skip.origin)
         raise DataError(
-            f"no pair of {where} can be used; {named}{first.reason}",
+            f"no pair of {where} can be used; {origin}{first_skip.reason}",
             hint="a pair has a text in both languages, on the same line or in the same row",
         )
-    return kept
+    return pairs
 
 
 def _empty_sides(pair: PairExample) -> str:
@@ -265,31 +245,27 @@ def _empty_sides(pair: PairExample) -> str:
     return f"{' and '.join(empty)} {'is' if len(empty) == 1 else 'are'} empty" if empty else ""
 
 
-def _leave_out(skip: Skip, config: DataConfig, skips: list[Skip]) -> None:
+def _skip(skip: SkippedRow, config: DataConfig, skips: list[SkippedRow]) -> None:
     if config.strict:
         refuse(skip)
     skips.append(skip)
 
 
-def _within_ratio(pairs: list[PairExample], config: DataConfig, skips: list[Skip]) -> list[PairExample]:
+def _within_ratio(pairs: list[PairExample], config: DataConfig, skips: list[SkippedRow]) -> list[PairExample]:
     """The pairs of train of which neither side is absurdly longer than the other."""
-    if not config.max_ratio:
-        return pairs
-    kept = []
-    for pair in pairs:
-        if length_ratio(pair) <= config.max_ratio:
-            kept.append(pair)
-        else:
-            reason = (
-                f"one side has over {config.max_ratio:g} times the characters of the other (data.max_ratio)"
-            )
-            _leave_out(Skip(pair.origin, reason), config, skips)
-    if not kept:
+    ratio = config.max_ratio
+    usable = [pair for pair in pairs if not ratio or length_ratio(pair) <= ratio]
+    if len(usable) < len(pairs):
+        reason = f"one side has over {ratio:g} times the characters of the other (data.max_ratio)"
+        for pair in pairs:
+            if length_ratio(pair) > ratio:
+                _skip(SkippedRow(pair.origin, reason), config, skips)
+    if not usable:
         raise DataError(
-            f"in no pair of train are the sides within {config.max_ratio:g} times each other's length",
+            f"in no pair of train are the sides within {ratio:g} times each other's length",
             hint="check that the files belong together, or set data.max_ratio higher (0 = any)",
         )
-    return kept
+    return usable
 
 
 def length_ratio(pair: PairExample) -> float:
@@ -298,18 +274,20 @@ def length_ratio(pair: PairExample) -> float:
     return max(longer, SHORTEST) / max(shorter, SHORTEST)
 
 
-def _cut(pairs: list[PairExample], names: Sequence[str], data: str) -> dict[str, list[PairExample]]:
-    """Pairs split by the hash of their source; where a split would be empty, the source of lowest hash goes there."""
+def _split_by_source(
+    pairs: list[PairExample], names: Sequence[str], data: str
+) -> dict[str, list[PairExample]]:
+    """Pairs split by the hash of their source; a split that would be empty gets the source of lowest hash."""
     hashed = [text_hash(pair.source) for pair in pairs]
-    place = {key: split if (split := split_of(key)) in names else "train" for key in sorted(hashed)}
+    split = {key: name if (name := split_of(key)) in names else "train" for key in sorted(hashed)}
     for rank, name in enumerate(names):
-        counts = Counter(place.values())
-        spare = [key for key, split in place.items() if counts[split] > 1 or names.index(split) > rank]
-        if not counts[name] and spare:
-            place[spare[0]] = name
+        counts = Counter(split.values())
+        movable = [key for key, own in split.items() if counts[own] > 1 or names.index(own) > rank]
+        if not counts[name] and movable:
+            split[movable[0]] = name
     splits: dict[str, list[PairExample]] = {name: [] for name in names}
     for key, pair in zip(hashed, pairs, strict=True):
-        splits[place[key]].append(pair)
+        splits[split[key]].append(pair)
     if not splits["train"] or not splits["valid"]:
         raise DataError(
             f"{data} has too few different sources to set any aside for valid",

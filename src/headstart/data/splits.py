@@ -17,23 +17,25 @@ def split_of(hashed: int) -> str:
     return {0: "valid", 1: "test"}.get(hashed % 10, "train")
 
 
-def cut(examples: Sequence[Example], names: Sequence[str]) -> tuple[dict[str, list[Example]], list[str]]:
+def split_by_hash(
+    examples: Sequence[Example], names: Sequence[str]
+) -> tuple[dict[str, list[Example]], list[str]]:
     """Examples split by hash into `names` ("train" first; what falls elsewhere stays in train), and notes.
 
     Where the hash leaves a class out of a split, its texts of lowest hash are moved: each class has a text
     in train, and in every other split as far as it has texts enough.
     """
     hashed = [text_hash(example.text) for example in examples]
-    place = {key: split if (split := split_of(key)) in names else "train" for key in hashed}
-    moved = _mend(examples, hashed, place, names)
+    split = {key: name if (name := split_of(key)) in names else "train" for key in hashed}
+    moved = _spread_classes(examples, hashed, split, names)
     splits: dict[str, list[Example]] = {name: [] for name in names}
     for example, key in zip(examples, hashed, strict=True):
-        splits[place[key]].append(example)
-    notes = (
-        [f"texts moved between the splits by hash, so that each class is in each where it can be: {moved}"]
-        if moved
-        else []
-    )
+        splits[split[key]].append(example)
+    notes = []
+    if moved:
+        notes.append(
+            f"texts moved between the splits by hash, so that each class is in each where it can be: {moved}"
+        )
     for name in names[1:]:
         labels = {example.label for example in splits[name]}
         absent = sorted({str(example.label) for example in examples if example.label not in labels})
@@ -42,8 +44,10 @@ def cut(examples: Sequence[Example], names: Sequence[str]) -> tuple[dict[str, li
     return splits, notes
 
 
-def _mend(examples: Sequence[Example], hashed: list[int], place: dict[int, str], names: Sequence[str]) -> int:
-    """Change `place` until no class misses a split that it could have; say how many texts moved."""
+def _spread_classes(
+    examples: Sequence[Example], hashed: list[int], split: dict[int, str], names: Sequence[str]
+) -> int:
+    """Change `split` until no class is missing from a split that it could have; the number of texts moved."""
     labels_of: defaultdict[int, set[str | None]] = defaultdict(set)
     for example, key in zip(examples, hashed, strict=True):
         labels_of[key].add(example.label)
@@ -52,63 +56,52 @@ def _mend(examples: Sequence[Example], hashed: list[int], place: dict[int, str],
     for key in sorted(labels_of):
         for label in labels_of[key]:
             keys_of[label].append(key)
-            counts[place[key], label] += 1
-
-    def move(key: int, name: str) -> int:
-        for label in labels_of[key]:
-            counts[place[key], label] -= 1
-            counts[name, label] += 1
-        place[key] = name
-        return 1
-
+            counts[split[key], label] += 1
     moved = 0
     for name in names:
         for label in sorted(keys_of, key=str):
-            if counts[name, label]:
+            movable = (
+                key
+                for key in keys_of[label]
+                if name == "train"
+                or (split[key] == "train" and all(counts["train", other] > 1 for other in labels_of[key]))
+            )
+            moving = None if counts[name, label] else next(movable, None)
+            if moving is None:
                 continue
-            for key in keys_of[label]:
-                if name == "train" or (
-                    place[key] == "train" and all(counts["train", other] > 1 for other in labels_of[key])
-                ):
-                    moved += move(key, name)
-                    break
+            for other in labels_of[moving]:
+                counts[split[moving], other] -= 1
+                counts[name, other] += 1
+            split[moving] = name
+            moved += 1
     return moved
 
 
-def take_labels(dataset: Dataset, count: int, seed: int) -> Dataset:
+def balanced_subset(dataset: Dataset, count: int, seed: int) -> Dataset:
     """The dataset with `count` balanced rows of train chosen by `seed`; the others lose their labels.
 
     For one seed a smaller subset lies inside every larger one.
     """
-    train = dataset.train
+    train, classes = dataset.train, dataset.classes
     if count > len(train):
         raise DataError(
-            f"{count:,} labels are asked for, but train has {len(train):,}",
-            hint=f"ask for {len(train)} or fewer",
+            f"{count:,} labels are requested, but train has {len(train):,}",
+            hint=f"request {len(train)} or fewer",
         )
-    if count < len(dataset.classes):
+    if count < len(classes):
         raise DataError(
-            f"{count} labels cannot show {len(dataset.classes)} classes",
-            hint=f"ask for {len(dataset.classes)} or more",
+            f"{count} labels cannot show {len(classes)} classes", hint=f"request {len(classes)} or more"
         )
     chosen = set(_balanced_order(train, seed)[:count])
-    kept = [example for index, example in enumerate(train) if index in chosen]
-    rest = [
-        Example(example.text, None, example.origin)
-        for index, example in enumerate(train)
-        if index not in chosen
-    ]
-    counts = Counter(example.label for example in kept)
+    labelled = [example for index, example in enumerate(train) if index in chosen]
+    rest = [replace(example, label=None) for index, example in enumerate(train) if index not in chosen]
+    counts = Counter(example.label for example in labelled)
     notes = list(dataset.notes)
-    if max(counts.values()) - min(counts[label] for label in dataset.classes) > 1:
-        shown = ", ".join(f"{label} {counts[label]}" for label in dataset.classes)
+    if max(counts.values()) - min(counts[label] for label in classes) > 1:
+        shown = ", ".join(f"{label} {counts[label]}" for label in classes)
         notes.append(f"the {count:,} labels are as even as train allows: {shown}")
-    return replace(
-        dataset,
-        splits={**dataset.splits, "train": kept},
-        notes=notes,
-        unlabelled=[*dataset.unlabelled, *rest],
-    )
+    splits = {**dataset.splits, "train": labelled}
+    return replace(dataset, splits=splits, notes=notes, unlabelled=[*dataset.unlabelled, *rest])
 
 
 def _balanced_order(examples: Sequence[Example], seed: int) -> list[int]:
@@ -126,8 +119,8 @@ def _balanced_order(examples: Sequence[Example], seed: int) -> list[int]:
     return [index for _, _, index in sorted(ranked)]
 
 
-def without_repeats(examples: list[Example]) -> list[Example]:
-    """Each text once, in the order of its hash; a text that stands with two labels has no true one and is left out."""
+def deduplicate(examples: list[Example]) -> list[Example]:
+    """Each text once, in the order of its hash; a text with two labels has no true one and is left out."""
     first: dict[int, Example] = {}
     labels: defaultdict[int, set[str | None]] = defaultdict(set)
     for example in examples:
@@ -137,26 +130,24 @@ def without_repeats(examples: list[Example]) -> list[Example]:
     return [first[hashed] for hashed in sorted(first) if len(labels[hashed]) == 1]
 
 
-def cut_folds(dataset: Dataset, count: int) -> list[Dataset]:
+def stratified_folds(dataset: Dataset, count: int) -> list[Dataset]:
     """The texts of train and valid as `count` datasets, each with another fold as valid and the rest as train.
 
-    A text that stands twice is read once, and one that stands with two labels is left out, so nothing that is held
-    out is also learnt from. Each class is dealt evenly in the order of hashes: rows may stand in any order.
+    Repeats are left out first, so no held-out text is also trained on. Each class is dealt evenly in the order of
+    hashes: rows may be in any order.
     """
     if count < 2:
         raise ConfigError(f"{count} folds hold nothing out", hint="use --folds 5 or 10")
     given = [*dataset.train, *dataset.valid]
-    examples = without_repeats(given)
+    examples = deduplicate(given)
     by_class: defaultdict[str, list[Example]] = defaultdict(list)
     for example in examples:
         by_class[str(example.label)].append(example)
     rare = next((label for label in dataset.classes if len(by_class[label]) < 2), None)
     if rare is not None or len(examples) < count:
-        what = (
-            f"the class {rare!r} has fewer than two texts" if rare is not None else f"{len(examples)} texts"
-        )
+        found = f"{len(examples)} texts" if rare is None else f"the class {rare!r} has fewer than two texts"
         raise DataError(
-            f"{dataset.name} cannot be cut into {count} folds: {what}",
+            f"{dataset.name} cannot be cut into {count} folds: {found}",
             hint="give more labelled texts, or fewer folds",
         )
     dealt = [example for label in dataset.classes for example in by_class[label]]
@@ -164,24 +155,13 @@ def cut_folds(dataset: Dataset, count: int) -> list[Dataset]:
     if len(examples) < len(given):
         gone = len(given) - len(examples)
         notes.append(f"{gone:,} rows that repeat a text, or give it another label, are left out of the folds")
-    return [
-        Dataset(
-            dataset.name,
-            {
-                "train": [example for place, example in enumerate(dealt) if place % count != fold],
-                "valid": dealt[fold::count],
-            },
-            dataset.classes,
-            dataset.skips,
-            notes,
-            dataset.unlabelled,
-        )
-        for fold in range(count)
-    ]
+    folds = []
+    for fold in range(count):
+        train = [example for index, example in enumerate(dealt) if index % count != fold]
+        folds.append(replace(dataset, splits={"train": train, "valid": dealt[fold::count]}, notes=notes))
+    return folds
 
 
-def all_folds(folds: list[Dataset]) -> Dataset:
-    """The folds put together again as one split, in the order of the folds; each text stands there once."""
-    first = folds[0]
-    held_out = [example for fold in folds for example in fold.valid]
-    return Dataset(first.name, {"train": held_out}, first.classes, first.skips, first.notes, first.unlabelled)
+def merge_folds(folds: list[Dataset]) -> Dataset:
+    """The held-out parts of all folds as one train split, in the order of the folds; each text occurs once."""
+    return replace(folds[0], splits={"train": [example for fold in folds for example in fold.valid]})

@@ -8,9 +8,10 @@ import gzip
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,18 @@ CORRUPT = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 
 ICONV = "convert it: iconv -f {} -t UTF-8 old > new"
 
+# What went wrong, in the order in which it is looked for: the sentence and the hint.
+READ_ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
+    (
+        CORRUPT,
+        "{path} is corrupt or no {path.suffix} file: {reason}",
+        "copy or download it again, or give it the ending of what it is",
+    ),
+    (IsADirectoryError, "{path} is a folder where a file is expected", "name a file inside it"),
+    (PermissionError, "{path} may not be read", "allow it: chmod u+r {path}"),
+    ((OSError, ValueError), "{path} cannot be read: {reason}", "check the path and the disk"),
+)
+
 
 def kind_of(path: Path) -> str:
     """The ending that says how a file is read, compression aside; "" when it is none of `KINDS`."""
@@ -37,10 +50,24 @@ def kind_of(path: Path) -> str:
     return next((kind for kind in KINDS if name.endswith(kind)), "")
 
 
-def open_text(path: Path) -> Iterator[tuple[int, str]]:
-    """Each line of a file with its number from 1, without its line end."""
-    with reading(path), open(path, "rb") as stored, decompressed(stored, path.suffix) as handle:
-        yield from decode_lines(handle, str(path))
+def check_kind(
+    path: Path, kinds: Sequence[str] = TABLE_KINDS, hint: str = "give the file the ending of what it is"
+) -> str:
+    """The file's kind, or an error when it is none of `kinds`."""
+    kind = kind_of(path)
+    if kind in kinds:
+        return kind
+    problem = f"{path} is no table" if kinds == TABLE_KINDS else f"{path} cannot be read"
+    raise DataError(
+        f"{problem}: its name ends in none of {', '.join(kinds)} (also with .gz or .xz)", hint=hint
+    )
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """A file as stored and as decompressed; errors of either are a sentence with a hint."""
+    with reading(path), open(path, "rb") as stored, decompressed(stored, path.suffix) as content:
+        yield stored, content
 
 
 def decompressed(stored: IO[bytes], suffix: str) -> IO[bytes]:
@@ -49,8 +76,14 @@ def decompressed(stored: IO[bytes], suffix: str) -> IO[bytes]:
     return opener(stored) if opener else stored
 
 
+def open_text(path: Path) -> Iterator[tuple[int, str]]:
+    """Each line of a file with its number from 1, without its line end."""
+    with opened(path) as (_, content):
+        yield from decode_lines(content, str(path))
+
+
 def read_lines(path: Path) -> Iterator[str]:
-    """Each line of a file as one text; empty lines are kept, so that answers line up with the file."""
+    """Each line of a file as one text, empty lines too, so that answers line up with the file."""
     return (line for _, line in open_text(path))
 
 
@@ -73,8 +106,38 @@ def decode_lines(handle: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
         yield number, line.removesuffix("\n").removesuffix("\r")
 
 
+def _encoding_and_lines(handle: IO[bytes]) -> tuple[str, Iterator[bytes]]:
+    first = handle.readline()
+    if first.startswith(codecs.BOM_UTF16_LE):
+        return "utf-16-le", _utf16_lines(handle, first[2:], b"\n\0")
+    if first.startswith(codecs.BOM_UTF16_BE):
+        return "utf-16-be", _utf16_lines(handle, first[2:], b"\0\n")
+    first = first.removeprefix(codecs.BOM_UTF8)
+    return "utf-8", chain([first] if first else [], handle)
+
+
+def _utf16_lines(handle: IO[bytes], first: bytes, newline: bytes) -> Iterator[bytes]:
+    """Lines of UTF-16: a newline byte ends one only as half of an aligned newline character."""
+    line = bytearray()
+    for piece in chain([first], iter(handle.readline, b"")):
+        line += piece
+        if len(line) % 2:
+            line += handle.read(1)
+        if line.endswith(newline):
+            yield bytes(line)
+            line.clear()
+    if line:
+        yield bytes(line)
+
+
+def _encoding_hint(raw: bytes, number: int) -> str:
+    if number == 1 and raw.startswith((b"\x1f\x8b", b"\xfd7zXZ")):
+        return "the file is compressed: let its name end in " + (".gz" if raw.startswith(b"\x1f") else ".xz")
+    return ICONV.format("WINDOWS-1252") + " (name the encoding that it was saved in)"
+
+
 def one_line(text: str) -> str:
-    """The text with every line break that any reader may know as a space, so that it stays on one line."""
+    """The text on one line: every line break that any reader may know is a space."""
     return " ".join(text.splitlines())
 
 
@@ -96,61 +159,14 @@ def names_beside(path: Path) -> list[str]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what the operating system or a decompressor says of `path` into a sentence with a hint."""
+    """Turn an error of the operating system or a decompressor about `path` into a sentence with a hint."""
     try:
         yield
-    except CORRUPT as error:
-        reason = str(error) or type(error).__name__
-        raise DataError(
-            f"{path} is corrupt or no {path.suffix} file: {reason}",
-            hint="copy or download it again, or give it the ending of what it is",
-        ) from None
     except FileNotFoundError:
         raise missing(path) from None
-    except IsADirectoryError:
-        raise DataError(
-            f"{path} is a folder where a file is expected", hint="name a file inside it"
-        ) from None
-    except PermissionError:
-        raise DataError(f"{path} may not be read", hint=f"allow it: chmod u+r {path}") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}", hint="check the path and the disk") from None
-
-
-def _encoding_and_lines(handle: IO[bytes]) -> tuple[str, Iterator[bytes]]:
-    first = handle.readline()
-    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
-        if first.startswith(mark):
-            return encoding, _wide_lines(handle, first.removeprefix(mark), encoding == "utf-16-le")
-    return "utf-8", _narrow_lines(handle, first.removeprefix(codecs.BOM_UTF8))
-
-
-def _narrow_lines(handle: IO[bytes], first: bytes) -> Iterator[bytes]:
-    if first:
-        yield first
-    yield from handle
-
-
-def _wide_lines(handle: IO[bytes], first: bytes, is_little: bool) -> Iterator[bytes]:
-    """Lines of UTF-16: a newline byte ends one only as half of an aligned newline character."""
-    line = bytearray()
-    piece = first
-    while piece:
-        line += piece
-        if is_little and piece.endswith(b"\n") and len(line) % 2:
-            line += handle.read(1)
-            ends = line.endswith(b"\0")
-        else:
-            ends = not is_little and len(line) % 2 == 0 and line.endswith(b"\0\n")
-        if ends:
-            yield bytes(line)
-            line.clear()
-        piece = handle.readline()
-    if line:
-        yield bytes(line)
-
-
-def _encoding_hint(raw: bytes, number: int) -> str:
-    if number == 1 and raw.startswith((b"\x1f\x8b", b"\xfd7zXZ")):
-        return "the file is compressed: let its name end in " + (".gz" if raw.startswith(b"\x1f") else ".xz")
-    return ICONV.format("WINDOWS-1252") + " (name the encoding that it was saved in)"
+    except (*CORRUPT, OSError, ValueError) as error:
+        problem, hint = next(
+            (problem, hint) for kinds, problem, hint in READ_ERRORS if isinstance(error, kinds)
+        )
+        reason = str(error) or type(error).__name__
+        raise DataError(problem.format(path=path, reason=reason), hint=hint.format(path=path)) from None

@@ -15,7 +15,7 @@ from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example
 from headstart.data.decontamination import seen_before
-from headstart.data.splits import all_folds, cut_folds, take_labels
+from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.evaluation.metrics import score
 from headstart.inference.classify import encode_rows
 from headstart.results import CurvePoint, SeedResult, Transfer, plain
@@ -63,10 +63,10 @@ def whole_part(dataset: Dataset) -> list[Part]:
 
 def fold_parts(dataset: Dataset, count: int) -> tuple[list[Part], Dataset]:
     """A part for each fold, scored on what it holds out, and all scored texts as one dataset."""
-    folds = cut_folds(dataset, count)
+    folds = stratified_folds(dataset, count)
     ends = np.cumsum([0, *(len(fold.valid) for fold in folds)])
     parts = [Part(fold, "valid", np.arange(*ends[at : at + 2])) for at, fold in enumerate(folds)]
-    return parts, all_folds(folds)
+    return parts, merge_folds(folds)
 
 
 def labels_in(parts: Sequence[Part]) -> int:
@@ -110,7 +110,7 @@ def train_fit(
 
     With `checkpoints` it keeps its state there on the way, goes on from it, and leaves it to the caller to take away.
     """
-    dataset = part.dataset if budget is None else take_labels(part.dataset, budget, seed)
+    dataset = part.dataset if budget is None else balanced_subset(part.dataset, budget, seed)
     start, before, moved, seen = time.monotonic(), 0.0, None, dataset.hashes("train")
     if plan.kind == "classical":
         found, curve = _fit_classical(plan, dataset, part.scored, seed)

@@ -22,7 +22,7 @@ from headstart.data.augmentation import check_dropout
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import without_apart
-from headstart.data.splits import take_labels
+from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives import make_objective
@@ -154,8 +154,8 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
         first.with_({"training": {"seed": seed}})
     for budget in budgets:  # a budget that the data cannot meet is told before anything is trained
         if budget != most:
-            take_labels(parts[0].dataset, budget, inputs["seeds"][0])
-    largest = parts[0].dataset if max(budgets) == most else take_labels(parts[0].dataset, max(budgets), 0)
+            balanced_subset(parts[0].dataset, budget, inputs["seeds"][0])
+    largest = parts[0].dataset if max(budgets) == most else balanced_subset(parts[0].dataset, max(budgets), 0)
     plans = _plans(bases, inputs, judged, largest, parts[0].scored, on_event)
     _check(plans, inputs, budgets, most)
     for plan in plans:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from headstart.config import BodyConfig, DataConfig, load_preset
-from headstart.data.mixture import Portion
+from headstart.data.documents import MixtureComponent
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.inference.loaded_model import LoadedModel
@@ -26,7 +26,7 @@ MIN_STEPS = 100
 LEARNING_RATE = 5e-4  # of a model 256 wide; falls with the square of the width
 
 
-def count_tokens(mix: Sequence[Portion], config: DataConfig, tokenizer: Tokenizer) -> int | None:
+def count_tokens(mix: Sequence[MixtureComponent], config: DataConfig, tokenizer: Tokenizer) -> int | None:
     """About how many tokens the corpora hold; None for a large or an unreadable mix, whose settings are the preset's."""
     characters = 0.0
     sample: list[str] = []

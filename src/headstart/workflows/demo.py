@@ -11,7 +11,7 @@ from headstart.atomic_io import write_bytes, write_json
 from headstart.config import merge, resolve
 from headstart.data.audit import inspect_data
 from headstart.data.datasets import load_dataset
-from headstart.data.splits import take_labels
+from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
@@ -92,7 +92,7 @@ def _check(inputs: dict[str, Any]) -> None:
     training = {"epochs": inputs["epochs"], "seed": inputs["first_seed"]}
     resolve("pretrain", "tiny", {"training": {"minutes": inputs["minutes"]}})
     config = resolve("finetune", "tiny", {"training": training, "data": {"labels": inputs["labels"]}})
-    take_labels(load_dataset(DATA, config.data), inputs["labels"], inputs["first_seed"])
+    balanced_subset(load_dataset(DATA, config.data), inputs["labels"], inputs["first_seed"])
 
 
 def _claim(folder: Path, inputs: dict[str, Any]) -> None:

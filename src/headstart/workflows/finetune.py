@@ -12,7 +12,7 @@ from headstart.atomic_io import content_hash
 from headstart.config import BUDGETS, RunConfig, load_preset, resolve
 from headstart.data.augmentation import check_dropout
 from headstart.data.dataset import Dataset
-from headstart.data.mixture import Corpora
+from headstart.data.documents import Corpora
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import Classifier, LoadedModel, RunInfo, load_model
 from headstart.models.model import count_parameters

@@ -9,7 +9,7 @@ from headstart.config import RunConfig
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import without_apart
-from headstart.data.splits import take_labels
+from headstart.data.splits import balanced_subset
 from headstart.data.tokenizer import Tokenizer
 from headstart.inference.classify import encode_rows
 from headstart.training.callbacks import Event, Note, Stage
@@ -44,7 +44,7 @@ def load_labelled(
     if config.data.apart:
         dataset = without_apart(dataset, config.data.apart)
     if config.data.labels is not None:
-        dataset = take_labels(dataset, config.data.labels, config.training.seed)
+        dataset = balanced_subset(dataset, config.data.labels, config.training.seed)
     for note in dataset.notes:
         on_event(Note(note))
     return dataset

@@ -14,7 +14,7 @@ from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_f
 from headstart.config import DataConfig, load_toml, parse
 from headstart.data.datasets import SOURCES
 from headstart.data.decontamination import apart_hashes, shortened
-from headstart.data.mixture import Portion
+from headstart.data.documents import MixtureComponent
 from headstart.data.token_stream import join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
@@ -174,7 +174,7 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
                 model, trained.objective, task, "valid", config, runtime, trained.train_fingerprints
             )
             return f"the validation part of {Path(inputs['data']).name}", _numbers(marks)
-        mix = [Portion(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
+        mix = [MixtureComponent(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
         parts = [
             prepare_documents(each.open(config.data), trained.tokenizer, lambda event: None) for each in mix
         ]
@@ -183,10 +183,12 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
     except (DataError, KeyError) as error:
         raise RunError(
             f"the texts that {trained.name} was made of cannot be read here: {error}",
-            hint="--measure DATA names others to measure the loss of storing on",
+            hint="--eval-data DATA names others to measure the loss of storing on",
         ) from None
     if len(valid) <= trained.objective.lookahead:
-        raise RunError(f"{trained.name} had no held-out text", hint="--measure TEXT names some to measure on")
+        raise RunError(
+            f"{trained.name} had no held-out text", hint="--eval-data TEXT names some to measure on"
+        )
     marks = score_language(model, trained.objective, valid, config, trained.tokenizer, runtime, leaked=0)
     return "the held-out part of its texts", _numbers(marks)
 
@@ -203,7 +205,7 @@ def _translator_marks(trained: LoadedModel, measure: str | None) -> tuple[str, d
     except DataError as error:
         raise RunError(
             f"the pairs that {trained.name} was made of cannot be read here: {error}",
-            hint="--measure DATA names others to measure the loss of storing on",
+            hint="--eval-data DATA names others to measure the loss of storing on",
         ) from None
 
 

@@ -66,11 +66,13 @@ def plan(
 def check_measurable(device: Device, cluster: Cluster) -> None:
     """Refuse to measure what is not here."""
     if cluster.count > 1:
-        raise ConfigError("--measure runs on one device", hint="leave out --gpus and --nodes, or --measure")
+        raise ConfigError(
+            "--calibrate runs on one device", hint="leave out --gpus and --nodes, or --calibrate"
+        )
     if device.name != this_machine().name:
         raise ConfigError(
-            f"--measure runs on this machine, and {device.name} is another",
-            hint="leave out --gpu or --measure",
+            f"--calibrate runs on this machine, and {device.name} is another",
+            hint="leave out --gpu or --calibrate",
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from headstart.config import RunConfig, resolve
 from headstart.data.decontamination import apart_hashes
-from headstart.data.mixture import Corpora, Portion, portions
+from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
 from headstart.data.nsp_pairs import PairLoader
 from headstart.data.samplers import BlockLoader
 from headstart.data.token_cache import Corpus
@@ -85,7 +85,7 @@ def pretrain(
     """
     with init_processes() as processes:
         with processes.raise_on_all():
-            mix = portions(corpora)
+            mix = parse_mixture(corpora)
             trained = None if base is None else load_model(base)
             teaching = make_teaching(teacher)
             given = with_absolute_paths(settings)
@@ -96,7 +96,7 @@ def pretrain(
             if tokens is not None:
                 config, objective = pretrain_config(preset, given, trained, teaching, tokens)
             runtime = start_runtime(config.training, processes)
-        inputs = pretrain_inputs(mix, base, portions(tokenizer_corpora or []))
+        inputs = pretrain_inputs(mix, base, parse_mixture(tokenizer_corpora or []))
         inputs |= {} if teaching is None else teaching.inputs()
         with start_run(Path(out), config, inputs, runtime, trained) as (folder, known):
             if known is not None and known.status == "finished":
@@ -107,7 +107,9 @@ def pretrain(
             return _run(folder, config, inputs, objective, trained, teaching, runtime, known, listen)
 
 
-def pretrain_inputs(mix: Sequence[Portion], base: str | None, split_by: Sequence[Portion]) -> dict[str, Any]:
+def pretrain_inputs(
+    mix: Sequence[MixtureComponent], base: str | None, split_by: Sequence[MixtureComponent]
+) -> dict[str, Any]:
     """What run.json keeps of what a run is given; `split_by` is what a new tokenizer is learnt from, if not the mix."""
     given: dict[str, Any] = {
         "corpora": [each.absolute().corpus for each in mix],
@@ -203,7 +205,10 @@ def _run(
     on_event: Callable[[Event], None],
 ) -> Pretrained:
     started, processes = time.time(), runtime.processes
-    mix = [Portion(**each) for each in inputs.get("mix", [{"corpus": name} for name in inputs["corpora"]])]
+    mix = [
+        MixtureComponent(**each)
+        for each in inputs.get("mix", [{"corpus": name} for name in inputs["corpora"]])
+    ]
     with processes.raise_on_all():
         documents = [each.open(config.data) for each in mix]
         never = apart_hashes(config.data.apart)
@@ -220,7 +225,7 @@ def _run(
     elif whose := trained or teaching:
         tokenizer = whose.tokenizer
     else:
-        others = [Portion(**each).open(config.data) for each in inputs.get("tokenizer_corpora", [])]
+        others = [MixtureComponent(**each).open(config.data) for each in inputs.get("tokenizer_corpora", [])]
         tokenizer = broadcast_tokenizer(
             processes, lambda: learn_tokenizer(config.tokenizer, others or documents, on_event, never)
         )

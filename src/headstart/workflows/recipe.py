@@ -34,7 +34,7 @@ from headstart.config import (
     parse,
 )
 from headstart.data.datasets import SOURCES
-from headstart.data.mixture import Portion
+from headstart.data.documents import MixtureComponent
 from headstart.errors import ConfigError, HeadstartError, RunError, Stopped, pick
 from headstart.inference.loaded_model import RECIPE, LoadedModel, RunInfo, load_model
 from headstart.pretrained import shipped_bases
@@ -138,11 +138,11 @@ class Stage:
     number: int
     config: StageConfig
     settings: Settings
-    mix: list[Portion]
+    mix: list[MixtureComponent]
     table: str
     base: "Stage | None"  # to continue from; None = the recipe's base, or from scratch
     teachers: "list[Stage | str]"
-    unlabelled: list[Portion]
+    unlabelled: list[MixtureComponent]
 
     @property
     def folder(self) -> str:
@@ -168,7 +168,7 @@ class Recipe:
     config: RecipeConfig
     texts: dict[str, TextConfig]
     stages: list[Stage]
-    tokenizer_texts: dict[str, Portion]
+    tokenizer_texts: dict[str, MixtureComponent]
 
 
 def open_recipe(path: Path) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
         name: parse(TextConfig, text, f"texts.{name}") for name, text in content.get("texts", {}).items()
     }
     found = {
-        name: Portion(place(text.path, root), 1.0, text.text_column, text.documents)
+        name: MixtureComponent(place(text.path, root), 1.0, text.text_column, text.documents)
         for name, text in texts.items()
     }
     if not (raw := content.get("stages")):
@@ -225,7 +225,7 @@ def place(name: str, root: Path) -> str:
     if not path.exists():
         raise ConfigError(
             f"the recipe reads {name}, which is not in {root}",
-            hint="--data names the folder that holds its texts",
+            hint="--data-root names the folder that holds its texts",
         )
     return str(path)
 
@@ -250,7 +250,7 @@ def _stage(
     number: int,
     config: RecipeConfig,
     stage: StageConfig,
-    texts: Mapping[str, Portion],
+    texts: Mapping[str, MixtureComponent],
     before: list[Stage],
     root: Path,
     over: Mapping[str, Any],

@@ -11,7 +11,7 @@ from headstart.batch import Row
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.data.decontamination import apart_hashes
-from headstart.data.mixture import Corpora, Portion, portions
+from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import LoadedModel, load_model
@@ -29,7 +29,7 @@ class Teaching:
     """The teachers of a run, and texts without labels that they label for it."""
 
     teachers: list[LoadedModel]
-    unlabelled: list[Portion]
+    unlabelled: list[MixtureComponent]
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -160,14 +160,16 @@ def make_teaching(
     if len(set(names)) < len(names) or not all(names):
         raise ConfigError(f"teachers {', '.join(names)}: one is named twice, or not at all", hint="RUN1,RUN2")
     teachers = [load_model(name, with_weights=with_weights) for name in names]
-    return Teaching(teachers, portions(unlabelled or []))
+    return Teaching(teachers, parse_mixture(unlabelled or []))
 
 
 def teaching_of(inputs: Mapping[str, Any]) -> Teaching | None:
     """The teachers that run.json tells of."""
     if "teacher" not in inputs:
         return None
-    return make_teaching(inputs["teacher"], [Portion(**each) for each in inputs.get("unlabelled", [])])
+    return make_teaching(
+        inputs["teacher"], [MixtureComponent(**each) for each in inputs.get("unlabelled", [])]
+    )
 
 
 def _split(words: str) -> list[str]:

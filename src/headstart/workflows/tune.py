@@ -16,7 +16,7 @@ from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import RunConfig, merge
 from headstart.data.augmentation import dropout_of
 from headstart.data.dataset import Dataset
-from headstart.data.splits import all_folds, cut_folds, take_labels
+from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.errors import ConfigError, RunError, Stopped, pick
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.results import Provenance, plain
@@ -195,8 +195,8 @@ def _parts(inputs: dict[str, Any], config: RunConfig, on_event: Callable[[Event]
     open_labels = config.with_({"data": {"labels": None}})
     dataset = load_labelled(inputs["data"], open_labels, on_event=on_event)
     if config.data.labels is not None:
-        pool: Dataset = all_folds(cut_folds(dataset, inputs["folds"]))
-        dataset = take_labels(pool, config.data.labels, config.training.seed)
+        pool: Dataset = merge_folds(stratified_folds(dataset, inputs["folds"]))
+        dataset = balanced_subset(pool, config.data.labels, config.training.seed)
     return fold_parts(dataset, inputs["folds"])[0]
 
 

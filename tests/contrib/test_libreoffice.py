@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import DataConfig
+from headstart.contrib.libreoffice import align, fetch, find_packages, package_files, paragraphs
 from headstart.data.audit import audit_parallel
 from headstart.data.dataset import SPLITS, text_hash
-from headstart.data.libreoffice import align, fetch, find_packages, package_files, paragraphs
 from headstart.data.parallel import load_parallel
 from headstart.data.splits import split_of
 from headstart.errors import DataError, HeadstartError
@@ -296,7 +296,7 @@ def test_a_damaged_package_gives_no_traceback(tmp_path, place, junk, packing):
 
 
 def test_a_package_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("headstart.data.libreoffice.MAX_BYTES", 2**20)
+    monkeypatch.setattr("headstart.contrib.libreoffice.MAX_BYTES", 2**20)
     zeros = {"usr/zeros": bytes(2**20)}
     for packing in ("gz", "xz", "bz2", ""):
         path = written(tmp_path, deb_of(zeros, packing=packing))
@@ -310,7 +310,7 @@ def test_a_package_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not (shutil.which("zstd") and shutil.which("dpkg-deb")), reason="needs zstd and dpkg-deb")
 def test_what_dpkg_unpacks_is_bounded_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("headstart.data.libreoffice.MAX_BYTES", 2**20)
+    monkeypatch.setattr("headstart.contrib.libreoffice.MAX_BYTES", 2**20)
     path = written(tmp_path, deb_of({"usr/zeros": bytes(2**22)}, "2", "", zstd, ".zst"))
     assert "take more than 1,048,576 bytes" in str(read_or_error(path))
 

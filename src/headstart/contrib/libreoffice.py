@@ -1,7 +1,7 @@
-"""The parallel set `libreoffice-help`: LibreOffice's help in two languages, from Debian's packages.
+"""The parallel corpus `libreoffice-help`: LibreOffice's help in two languages, built from Debian packages.
 
-A paragraph has the same id on the same page in every language, so no alignment is guessed. apt downloads the packages.
-They are read in memory: nothing is installed, and no file of a package is written to disk.
+A paragraph has the same id on the same page in every language, so pairs need no alignment model. apt downloads the
+packages. They are read in memory: nothing is installed, and no file of a package is written to disk.
 """
 
 import bz2
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import IO
 from urllib.parse import unquote
 
 from headstart.atomic_io import write_folder
@@ -25,7 +25,7 @@ from headstart.data.audit import near_hash
 from headstart.data.dataset import SPLITS, text_hash
 from headstart.data.parallel import language_key, parse_pair
 from headstart.data.splits import split_of
-from headstart.data.text_io import CORRUPT, OPENERS, reading
+from headstart.data.text_io import CORRUPT, decompressed, reading
 from headstart.errors import DataError, RunError, nearest, pick
 
 NAME = "libreoffice-help"
@@ -33,23 +33,18 @@ LICENCE = (
     "MPL-2.0, by the LibreOffice contributors and Oracle; parts Apache-2.0, by the Apache Software Foundation"
 )
 ENGLISH = "en_us"  # the language that the others are translated from
-UNPACKERS: dict[str, Callable[[io.BytesIO], Any]] = {
-    "": lambda stored: stored,
-    **OPENERS,
-    ".bz2": bz2.BZ2File,
-}
-MAX_BYTES = 2**28  # of one package, packed or unpacked; the largest help package unpacks to a quarter of that
+MAX_BYTES = 2**28  # of one package, compressed or not; the largest help package unpacks to a quarter of that
 PAGE = re.compile(r"/help/[^/]+/text/(.+\.html)$")
 BLOCKS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 LETTER = re.compile(r"[^\W\d_]")
 
-Place = tuple[str, str, int]  # page, id, which of those with that id
+Position = tuple[str, str, int]  # page, id, which of the paragraphs with that id
 Pairs = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A set that was built: where it is, how many pairs each split has, what it is made of and what was left out."""
+    """Where the corpus was written, how many pairs each split has, its packages and what was dropped."""
 
     path: str
     name: str
@@ -58,6 +53,20 @@ class Fetched:
     versions: dict[str, str]
     dropped: dict[str, int]
     licence: str
+
+    def readme(self) -> str:
+        """The README.md of the corpus."""
+        source, target = self.pair
+        return f"""# {NAME}, {source} to {target}
+
+The help of LibreOffice, aligned by the ids of its paragraphs. Made by `headstart download {NAME} --pair {source}-{target} --out FOLDER`.
+
+- pairs: {", ".join(f"{count:,} {split}" for split, count in self.counts.items())}
+- split by a hash of the {source} text; no text occurs twice in either language
+- from: {", ".join(f"{name} {version}" for name, version in self.versions.items())} (Debian packages)
+- dropped: {", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()) or "nothing"}
+- licence: {self.licence}
+"""
 
 
 def fetch(
@@ -68,17 +77,28 @@ def fetch(
     packages: str | Path | None = None,
     on_stage: Callable[[str], None] = lambda name: None,
 ) -> Fetched:
-    """The set called `name` as train, valid and test files under `out`, split by a hash of the source.
+    """Write the corpus as train, valid and test files under `out`, split by a hash of the source.
 
-    With `packages`, a folder of downloaded packages, nothing is fetched over the network. From English to a language
-    that is well translated there are over 30,000 pairs.
+    `packages` is a folder of downloaded packages; with it, nothing is fetched over the network. From English to a
+    language that is well translated there are over 30,000 pairs.
     """
     pick({NAME: None}, name, "set")
     languages = parse_pair(pair) if isinstance(pair, str) else pair
     folder = Path(out)
     if os.path.lexists(folder):
         raise RunError(f"{folder} already exists", hint="choose another --out, or remove it first")
-    pairs, versions, dropped = _build(languages, None if packages is None else Path(packages), on_stage)
+    names = {language: _package_name(language) for language in (*languages, ENGLISH)}
+    with tempfile.TemporaryDirectory(prefix="headstart-") as temporary:
+        if packages is None:
+            _refuse_unknown_languages(languages)
+            on_stage(f"downloading {', '.join(sorted(set(names.values())))}")
+            _download(sorted(set(names.values())), Path(temporary))
+        files = find_packages(sorted(set(names.values())), Path(packages or temporary))
+        texts = {}
+        for package, path in files.items():
+            on_stage(f"reading {path.name}")
+            texts[package] = paragraphs(path)
+    pairs, dropped = align(*(texts[names[language]] for language in (*languages, ENGLISH)))
     splits: dict[str, Pairs] = {split: [] for split in SPLITS}
     for row in pairs:
         splits[split_of(text_hash(row[0]))].append(row)
@@ -88,73 +108,36 @@ def fetch(
             hint="choose another pair of languages",
         )
     counts = {split: len(rows) for split, rows in splits.items()}
+    versions = {package: unquote(path.stem.split("_")[1]) for package, path in files.items()}
     found = Fetched(str(folder), name, languages, counts, versions, dropped, LICENCE)
 
     def fill(beside: Path) -> None:
         for split, rows in splits.items():
-            for language, texts in zip(languages, zip(*rows, strict=True), strict=True):
-                content = "".join(f"{text}\n" for text in texts)
+            for language, sentences in zip(languages, zip(*rows, strict=True), strict=True):
+                content = "".join(f"{sentence}\n" for sentence in sentences)
                 (beside / f"{split}.{language}").write_bytes(content.encode("utf-8"))
-        (beside / "README.md").write_bytes(_readme(found).encode("utf-8"))
+        (beside / "README.md").write_bytes(found.readme().encode("utf-8"))
 
     write_folder(folder, fill)
     return found
 
 
-def _readme(found: Fetched) -> str:
-    source, target = found.pair
-    return f"""# {NAME}, {source} to {target}
-
-The help of LibreOffice, aligned by the ids of its paragraphs. Made by `headstart download {NAME} --pair {source}-{target} --out FOLDER`.
-
-- pairs: {", ".join(f"{count:,} {split}" for split, count in found.counts.items())}
-- split by a hash of the {source} text; no text occurs twice in either language
-- from: {", ".join(f"{name} {version}" for name, version in found.versions.items())} (Debian packages)
-- dropped: {", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items()) or "nothing"}
-- licence: {found.licence}
-"""
-
-
-def _build(
-    pair: tuple[str, str], packages: Path | None, on_stage: Callable[[str], None]
-) -> tuple[Pairs, dict[str, str], dict[str, int]]:
-    """The pairs in the order of the pages, each package's version, and counts of what was dropped."""
-    names = {language: _package(language) for language in (*pair, ENGLISH)}
-    wanted = sorted(set(names.values()))
-    with tempfile.TemporaryDirectory(prefix="headstart-") as folder:
-        if packages is None:
-            _check_known(pair)
-            on_stage(f"downloading {', '.join(wanted)}")
-            _download(wanted, Path(folder))
-        files = find_packages(wanted, packages or Path(folder))
-        texts = {}
-        for name, path in files.items():
-            on_stage(f"reading {path.name}")
-            texts[name] = paragraphs(path)
-    versions = {name: unquote(path.stem.split("_")[1]) for name, path in files.items()}
-    pairs, dropped = align(*(texts[names[language]] for language in (*pair, ENGLISH)))
-    return pairs, versions, dropped
-
-
 def align(
-    source: dict[Place, str], target: dict[Place, str], english: dict[Place, str]
+    source: dict[Position, str], target: dict[Position, str], english: dict[Position, str]
 ) -> tuple[Pairs, dict[str, int]]:
-    """Pairs of paragraphs with the same place, each text once on each side, and counts of what was dropped."""
+    """Pairs of paragraphs with the same position, each text once on each side, and counts of what was dropped."""
     pairs: Pairs = []
     seen: tuple[set[int | None], set[int | None]] = set(), set()
     dropped: Counter[str] = Counter()
-    for place in sorted(source.keys() & target.keys()):
-        texts = source[place], target[place]
+    for position in sorted(source.keys() & target.keys()):
+        texts = source[position], target[position]
         keys = near_hash(texts[0]), near_hash(texts[1])
-        original = near_hash(english.get(place, ""))
-        is_english = source is english, target is english
+        translations = [key for key, side in zip(keys, (source, target), strict=True) if side is not english]
         if not all(texts):
             dropped["empty"] += 1
         elif not all(LETTER.search(text) for text in texts):
             dropped["without letters"] += 1
-        elif keys[0] == keys[1] or original in (
-            key for key, own in zip(keys, is_english, strict=True) if not own
-        ):
+        elif keys[0] == keys[1] or near_hash(english.get(position, "")) in translations:
             dropped["untranslated"] += 1
         elif keys[0] in seen[0] or keys[1] in seen[1]:
             dropped["repeats (but for case, space and punctuation)"] += 1
@@ -165,9 +148,9 @@ def align(
     return pairs, dict(dropped)
 
 
-def paragraphs(package: Path) -> dict[Place, str]:
+def paragraphs(package: Path) -> dict[Position, str]:
     """The text of every paragraph of a help package that has an id and is not program code."""
-    found: dict[Place, str] = {}
+    found: dict[Position, str] = {}
     for name, content in package_files(package):
         if page := PAGE.search(f"/{name}"):
             parser = _Paragraphs()
@@ -194,19 +177,19 @@ class _Paragraphs(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.found: list[tuple[str, str]] = []
-        self._begin("", "")
+        self._open_block("", "")
 
-    def _begin(self, tag: str, key: str) -> None:
+    def _open_block(self, tag: str, key: str) -> None:
         self.tag, self.key = tag, key
         self.spans: list[str] = []
-        self.texts: list[list[str]] = [[]]  # of the paragraph, and of the choice inside it that is open
-        self.choices: list[dict[str, str]] = []  # of each switch that is open: name ("" = common) -> text
+        self.texts: list[list[str]] = [[]]  # of the paragraph, and of the open choice inside it
+        self.choices: list[dict[str, str]] = []  # of each open switch: name ("" = common) -> text
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
         kind = values.get("class", "")
         if tag in BLOCKS:
-            self._begin(tag, "" if "code" in kind else values.get("id", ""))
+            self._open_block(tag, "" if "code" in kind else values.get("id", ""))
         elif tag == "br":
             self.handle_data(" ")
         elif tag == "span":
@@ -223,7 +206,7 @@ class _Paragraphs(HTMLParser):
         if tag == self.tag:
             if self.key:
                 self.found.append((self.key, " ".join("".join(self.texts[0]).split())))
-            self._begin("", "")
+            self._open_block("", "")
         elif tag == "span" and self.spans:
             span = self.spans.pop()
             if span.startswith("choice"):
@@ -236,18 +219,18 @@ class _Paragraphs(HTMLParser):
         self.texts[-1].append(data)
 
 
-def _package(language: str) -> str:
+def _package_name(language: str) -> str:
     key = language_key(language)
     return f"{NAME}-{ENGLISH if key == 'en' else key}".replace("_", "-")
 
 
-def _check_known(pair: tuple[str, str]) -> None:
-    """Refuse a language of which apt says that there is no help in it."""
+def _refuse_unknown_languages(pair: tuple[str, str]) -> None:
+    """Refuse a language for which apt lists no help package."""
     if shutil.which("apt-cache") is None:
         return
     known = set(_apt("apt-cache", "pkgnames", f"{NAME}-").stdout.split()) - {f"{NAME}-common"}
     for language in pair:
-        if known and _package(language) not in known:
+        if known and _package_name(language) not in known:
             languages = sorted(name.removeprefix(f"{NAME}-").replace("-", "_") for name in known)
             raise DataError(
                 f"Debian has no LibreOffice help in {language!r}", hint=nearest(language, languages)
@@ -272,21 +255,21 @@ def _download(names: Sequence[str], folder: Path) -> None:
         )
 
 
-def _apt(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "LC_ALL": "C"}  # the messages are read
+def _apt(*command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "LC_ALL": "C"}  # messages in English
     return subprocess.run(
-        words, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", check=False
     )
 
 
 def find_packages(names: Sequence[str], folder: Path) -> dict[str, Path]:
     """The newest .deb file of each package in a folder."""
 
-    def order(path: Path) -> tuple[list[int], str]:
+    def version(path: Path) -> tuple[list[int], str]:
         return [int(number) for number in re.findall(r"\d+", path.name)], path.name
 
     with reading(folder):
-        files = sorted((path for path in folder.iterdir() if path.suffix == ".deb"), key=order)
+        files = sorted((path for path in folder.iterdir() if path.suffix == ".deb"), key=version)
     found = {path.name.partition("_")[0]: path for path in files if "_" in path.name}
     for name in names:
         if name not in found:
@@ -297,7 +280,7 @@ def find_packages(names: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def package_files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The path and content of each plain file in a .deb, in the package's order; links and devices are passed over."""
+    """The path and content of each regular file in a .deb, in order; links and devices are skipped."""
     try:
         with tarfile.open(fileobj=io.BytesIO(_data_tar(path))) as archive:
             for member in archive:
@@ -311,31 +294,29 @@ def package_files(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _data_tar(path: Path) -> bytes:
-    """The unpacked tar archive with the files of a .deb, which is an ar archive."""
+    """The decompressed data.tar of a .deb (an ar archive), refused above `MAX_BYTES`."""
     with reading(path), open(path, "rb") as handle:
-        package = handle.read(MAX_BYTES + 1)
-    if not package.startswith(b"!<arch>\n"):
+        package = io.BytesIO(handle.read(MAX_BYTES + 1))
+    if package.read(8) != b"!<arch>\n":
         raise tarfile.ReadError("it is no ar archive")
-    at = 8
-    while header := package[at : at + 60]:
+    while header := package.read(60):
         name, size = header[:16].decode("ascii", "replace").strip().removesuffix("/"), header[48:58].strip()
-        if not (header.endswith(b"`\n") and size.isdigit() and at + 60 + int(size) <= len(package)):
-            raise tarfile.ReadError("it is cut short or damaged")
+        content = package.read(int(size)) if header.endswith(b"`\n") and size.isdigit() else None
+        if content is None or len(content) < int(size):
+            raise tarfile.ReadError("it is truncated or damaged")
         if name.startswith("data.tar"):
-            content = package[at + 60 : at + 60 + int(size)]
-            return _unpacked(path, name, content)
-        at += 60 + int(size) + int(size) % 2  # members begin at even places
+            return _decompress(path, name, io.BytesIO(content))
+        package.seek(int(size) % 2, io.SEEK_CUR)  # members start at even offsets
     raise tarfile.ReadError("it has no data.tar")
 
 
-def _unpacked(path: Path, name: str, content: bytes) -> bytes:
+def _decompress(path: Path, name: str, content: IO[bytes]) -> bytes:
     suffix = name.removeprefix("data.tar")
-    if suffix in UNPACKERS:
-        tar: bytes = UNPACKERS[suffix](io.BytesIO(content)).read(MAX_BYTES + 1)
-    elif shutil.which("dpkg-deb") is None:
-        raise DataError(
-            f"{path} is packed in a way that needs dpkg-deb ({name})", hint="do it on Debian or Ubuntu"
-        )
+    if suffix != ".zst":
+        stream = bz2.BZ2File(content) if suffix == ".bz2" else decompressed(content, suffix)
+        tar = stream.read(MAX_BYTES + 1)
+    elif shutil.which("dpkg-deb") is None:  # Python 3.14 is the first to know zstd
+        raise DataError(f"{path} needs dpkg-deb to be read ({name})", hint="do it on Debian or Ubuntu")
     else:
         command = ["dpkg-deb", "--fsys-tarfile", str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

@@ -1,0 +1,381 @@
+"""Commands that use a trained model: evaluate, predict, generate, translate, embed, search."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headstart.cli.options import Call, advanced_flag, argument, command, flag
+
+NAMED = 5  # lines that a report names
+TEXTS = argument("FILE|-", "A .txt (one text a line) or a table; - = standard input.")
+ENCODER = argument("RUN", "A base or a fine-tuned run: its folder, or the name of a shipped base.")
+POOL = flag(
+    "mean",
+    "The first token's vector, the mean, the last token's, or all.",
+    "--pool",
+    metavar="cls|mean|last|token",
+)
+LENGTH_PENALTY = advanced_flag(0.6, "Beam search: above 0 favours longer texts, below 0 shorter ones.")
+
+
+@command(
+    "evaluate runs/mine reviews.tsv --json",
+    "evaluate runs/en-fr aligned --beam 1",
+    settings="data.text_column data.label_column data.strict",
+)
+def evaluate(
+    call: Call,
+    run: str = argument(
+        "RUN",
+        "The folder of a finished run, or the name of a shipped base; RUN1,RUN2 evaluates classifiers as one.",
+    ),
+    data: str = argument(
+        "DATA", "Labelled data for a classifier, pairs for a translator, a corpus for a language model."
+    ),
+    beam: int | None = flag(
+        None, "Beam width of a translator; 1 = greedy.", "--beam", min=1, show_default="5"
+    ),
+    against: str | None = flag(
+        None, "Another translator to compare with, by paired tests.", "--against", metavar="RUN"
+    ),
+) -> None:
+    """Score a run on DATA: the test split of a folder, else its valid split; all of a single file."""
+    from headstart.workflows.evaluate import evaluate as score
+
+    call.show(score(run, data, settings=call.settings, beam=beam, against=against), show_score)
+
+
+def show_score(result: Any) -> None:
+    """A score in words, with the leak-free one when there is leakage."""
+    from headstart.results import Score, TranslationScore
+    from headstart.workflows.evaluate import TranslationComparison
+
+    if result.skipped:
+        print(f"{result.skipped} rows could not be used and are not counted (--strict names the first)")
+    if isinstance(result, Score):
+        print(
+            f"{result.split}: accuracy {result.accuracy:.4f} ({result.correct} of {result.count}), "
+            f"macro-F1 {result.macro_f1:.4f}, loss {result.loss:.4f}, calibration error {result.calibration_error:.4f}"
+        )
+        if result.leaked and not result.leak_free_count:
+            print(f"all {result.count} texts were seen in training: this score is not fair")
+        elif result.leaked:
+            print(
+                f"leak-free accuracy {result.leak_free_accuracy:.4f} over {result.leak_free_count} texts: "
+                f"{result.leaked} of {result.count} were seen in training"
+            )
+    elif isinstance(result, TranslationScore):
+        _show_translations(result)
+    elif isinstance(result, TranslationComparison):
+        _show_translations(result.score)
+        _show_translations(result.against)
+        for test in result.tests:
+            low, high = test.difference.low, test.difference.high
+            print(
+                f"{test.measure}: {test.system} is {test.difference.mean:+.2f} from {test.against} "
+                f"({low:+.2f} to {high:+.2f}, p = {test.p_value:.4f}): {test.verdict}"
+            )
+    else:
+        bits = "" if result.bits_per_byte is None else f", {result.bits_per_byte:.4f} bits a byte"
+        print(
+            f"perplexity {result.perplexity:.3f}, accuracy {result.accuracy:.4f}{bits}, over {result.count:,} tokens"
+        )
+        if result.leaked:
+            print(
+                f"{result.leaked} of {result.documents} documents were read in training: this score is not fair"
+            )
+
+
+def _show_translations(result: Any) -> None:
+    others = {
+        "chrF": result.chrf,
+        "TER": result.ter,
+        "lower-cased and tokenised BLEU": result.bleu_lowercased_tokenised,
+    }
+    more = "".join(f", {name} {value:.2f}" for name, value in others.items() if value is not None)
+    interval = result.intervals["bleu"]
+    print(
+        f"{result.split}: BLEU {result.bleu:.2f} ({interval.low:.2f} to {interval.high:.2f}){more} over "
+        f"{result.count:,} texts, {'greedy' if result.beam == 1 else f'beam of {result.beam}'}; "
+        f"perplexity {result.perplexity:.3f}"
+    )
+    if result.hypotheses_cut:
+        print(f"{result.hypotheses_cut} translations were stopped at the length limit")
+    if result.leaked:
+        fair = "unknown" if result.leak_free_bleu is None else f"{result.leak_free_bleu:.2f}"
+        print(
+            f"leak-free BLEU {fair} over {result.leak_free_count} texts: "
+            f"{result.leaked} of {result.count} sources were seen in training"
+        )
+
+
+@command("predict runs/mine new.txt", "predict en-tiny - --json", settings="data.text_column")
+def predict(
+    call: Call,
+    run: str = argument(
+        "RUN",
+        "The folder of a fine-tuned run; RUN1,RUN2 averages probabilities; with --engine onnx, an export.",
+    ),
+    file: str = TEXTS,
+    engine: str = advanced_flag(
+        "torch", "onnx reads a folder of `headstart export --to onnx`.", metavar="torch|onnx"
+    ),
+) -> None:
+    """Print label, probability and text for every text, one a line, in order."""
+    import json
+
+    from headstart.inference.classify import predict as answer
+
+    for label, probability, text in answer(run, file, engine=engine, settings=call.settings):
+        if call.as_json:
+            line = json.dumps({"label": label, "probability": probability, "text": text}, ensure_ascii=False)
+        else:
+            line = f"{' '.join(label.split())}\t{probability:.4f}\t{' '.join(text.split())}"
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+@command(
+    'generate runs/writer "the film" --tokens 40',
+    "generate runs/writer - --beam 5 --json",
+    settings="--set",
+)
+def generate(
+    call: Call,
+    run: str = argument("RUN", "A causal language model: its folder, or the name of a shipped base."),
+    prompt: str = argument("PROMPT|-", "The text to continue; - = standard input, one prompt a line."),
+    tokens: int = flag(100, "Tokens to generate at most.", min=1),
+    count: int = flag(1, "Texts to generate for each prompt.", "--count", min=1),
+    seed: int = flag(0, "Random seed."),
+    temperature: float | None = advanced_flag(
+        None, "Below 1 favours likely tokens, above 1 the others.", show_default="0.8"
+    ),
+    top_k: int | None = advanced_flag(None, "Sample from the k likeliest tokens."),
+    top_p: float | None = advanced_flag(
+        None, "Sample from the fewest tokens whose probability reaches p.", show_default="0.95"
+    ),
+    min_p: float | None = advanced_flag(
+        None, "Sample from tokens at least this share as likely as the likeliest."
+    ),
+    repetition_penalty: float = advanced_flag(1.0, "Above 1 makes tokens of the text so far less likely."),
+    greedy: bool = advanced_flag(False, "Take the likeliest token, always."),
+    beam: int | None = advanced_flag(
+        None, "Beam search of this width for the most probable texts.", "--beam"
+    ),
+    length_penalty: float = LENGTH_PENALTY,
+) -> None:
+    """Continue PROMPT, token by token as the model writes.
+
+    With - every line of standard input is a prompt, and each of its texts is one line. --json prints an object a text.
+    """
+    from headstart.inference.generate import Request, generate_lines, open_writer
+    from headstart.inference.generate import generate as write
+
+    request = Request(
+        tokens,
+        count,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        seed,
+        greedy,
+        beam,
+        length_penalty,
+    )
+    writer = open_writer(run, call.settings)
+    if prompt == "-":
+        from headstart.data.text_io import decode_lines
+
+        lines = (line for _, line in decode_lines(sys.stdin.buffer, "standard input"))
+        cut = _print_texts(generate_lines(writer, lines, request), call.as_json)
+    elif count > 1 or call.as_json or beam is not None:
+        cut = _print_texts(generate_lines(writer, [prompt], request), call.as_json)
+    else:
+        sys.stdout.write(prompt)
+        (found,) = write(writer, prompt, on_text=_print_token, **request.__dict__)
+        sys.stdout.write("\n")
+        cut = [found.tokens] * found.is_cut
+    sys.stdout.flush()
+    if cut and not call.quiet and not call.as_json:
+        texts = "the text was" if len(cut) == 1 else f"{len(cut):,} texts were"
+        why = f"--tokens {tokens}" + (", or the model's positions" if min(cut) < tokens else "")
+        print(f"{texts} cut at {why}", file=sys.stderr)
+
+
+def _print_token(number: int, text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _print_texts(found: Iterator[Any], as_json: bool) -> list[int]:
+    """Print each text on one line, with its prompt; the lengths of those that are cut."""
+    import json
+
+    from headstart.data.text_io import one_line
+
+    cut: list[int] = []
+    for each in found:
+        line = json.dumps(each.__dict__, ensure_ascii=False) if as_json else one_line(each.prompt + each.text)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        cut += [each.tokens] * each.is_cut
+    return cut
+
+
+@command(
+    "translate en-fr-captions captions.txt -o french.txt",
+    "translate runs/en-fr - --beam 1",
+    settings="data.text_column",
+)
+def translate(
+    call: Call,
+    run: str = argument("RUN", "A translator: a run trained with --pair, or the name of a shipped one."),
+    file: str = argument("FILE|-", "A text, one a line (also .gz, .xz), or a table; - = standard input."),
+    out: Path | None = flag(
+        None, "Write to this file, once everything is translated.", "--out", "-o", metavar="FILE"
+    ),
+    beam: int = flag(5, "Beam width; 1 = greedy.", "--beam", min=1),
+    n_best: int = flag(1, "Print this many translations of each line, with its number.", min=1),
+    scores: bool = flag(False, "Print the score before each translation.", "--scores"),
+    max_length: int | None = advanced_flag(
+        None, "Tokens of a translation at most.", min=1, show_default="50 more than its line has"
+    ),
+    length_penalty: float = LENGTH_PENALTY,
+) -> None:
+    """Translate every line of FILE, in order: one line out for one line in.
+
+    A blank line stays blank. --json prints an object a line. Standard error reports what was cut.
+    """
+    from headstart.atomic_io import write_with
+    from headstart.cli.progress import Listener
+    from headstart.inference import translate as inference
+    from headstart.training.callbacks import Stage
+
+    translator = inference.open_translator(run, call.settings)
+    lines = inference.read_sources(file, translator.data)
+    chunk_lines = 1 if file == "-" and sys.stdin.isatty() else inference.CHUNK_LINES
+    found = inference.translate(
+        translator, lines, beam=beam, n_best=n_best, length_penalty=length_penalty, max_length=max_length,
+        chunk_lines=chunk_lines, scored=scores or call.as_json,
+    )  # fmt: skip
+    sources, texts = _CutLines(), _CutLines()
+
+    def write(handle: BinaryIO) -> None:
+        with Listener(call.quiet or (out is None and sys.stdout.isatty())) as listener:
+            for each in found:
+                for line in _translation_lines(each, call.as_json, scores, n_best):
+                    handle.write(line.encode() + b"\n")
+                handle.flush()
+                sources.add(each.line, each.is_source_cut)
+                texts.add(each.line, each.candidates[0].is_cut)
+                listener(Stage("translating", each.line, 0))
+
+    def write_file(path: Path) -> None:
+        with open(path, "wb") as handle:
+            write(handle)
+
+    if out is None:
+        write(sys.stdout.buffer)
+    else:
+        write_with(out, write_file)
+    if not call.quiet:
+        longest = translator.longest_source
+        sources.report("line was", "lines were", f"longer than {longest} tokens and read that far")
+        texts.report("translation was", "translations were", "cut at the limit (--max-length)")
+
+
+def _translation_lines(found: Any, as_json: bool, scores: bool, n_best: int) -> Iterator[str]:
+    """What is printed for one line of the source."""
+    import json
+    from dataclasses import asdict
+
+    from headstart.data.text_io import one_line
+
+    if as_json:
+        yield json.dumps(asdict(found), ensure_ascii=False)
+        return
+    for each in found.candidates:
+        columns = [str(found.line)] * (n_best > 1) + [f"{each.score:.4f}"] * scores
+        yield "\t".join([*columns, one_line(each.text)])
+
+
+class _CutLines:
+    """Lines that were cut: their number, and the first of them."""
+
+    def __init__(self) -> None:
+        self.first: list[int] = []
+        self.count = 0
+
+    def add(self, line: int, is_cut: bool) -> None:
+        """Count a line if it was cut."""
+        self.count += is_cut
+        self.first += [line] * (is_cut and len(self.first) < NAMED)
+
+    def report(self, one: str, several: str, what: str) -> None:
+        """Name the cut lines on standard error."""
+        if self.count:
+            names = ", ".join(map(str, self.first)) + (", …" if self.count > len(self.first) else "")
+            print(f"{self.count:,} {one if self.count == 1 else several} {what}: {names}", file=sys.stderr)
+
+
+@command(
+    "embed en-tiny new.txt -o vectors.npy",
+    "embed runs/base reviews.tsv -o cls.npy --pool cls",
+    settings="training.length data.text_column",
+)
+def embed(
+    call: Call,
+    run: str = ENCODER,
+    file: str = TEXTS,
+    out: Path = flag(..., "The .npy file to write.", "--out", "-o", metavar="FILE"),
+    pool: str = POOL,
+) -> None:
+    """Write a vector for every text of FILE, in order.
+
+    With --pool token every token has a vector; OUT.offsets.npy holds where each text starts, OUT.pieces.jsonl its
+    tokens.
+    """
+    from headstart.inference.embed import embed as write
+    from headstart.training.callbacks import Stage
+
+    with call.progress() as listener:
+        found = write(
+            run, file, out, pool=pool, settings=call.settings,
+            on_done=lambda texts: listener(Stage("reading texts", texts, 0)),
+        )  # fmt: skip
+    call.show(found, _show_vectors)
+
+
+def _show_vectors(found: Any) -> None:
+    print(f"{found.vectors:,} vectors of {found.width} numbers for {found.texts:,} texts in {found.path}")
+    for path in found.extra_files:
+        print(f"beside: {path}")
+    if found.cut:
+        print(f"{found.cut:,} texts were longer than {found.length} tokens and were cut: --length reads more")
+
+
+@command(
+    'search en-tiny reviews.tsv "a funny film"',
+    'search en-tiny reviews.tsv "a dull plot" --top 3 --json',
+    settings="training.length data.text_column",
+)
+def search(
+    call: Call,
+    run: str = ENCODER,
+    file: str = TEXTS,
+    query: str = argument("QUERY", "The text to find neighbours of, in quotes."),
+    top: int = flag(5, "How many to print.", min=1),
+    pool: str = POOL,
+) -> None:
+    """Print the texts of FILE nearest to QUERY by cosine, each with its number in the file."""
+    from headstart.inference.embed import nearest_texts
+
+    call.show(nearest_texts(run, file, query, top=top, pool=pool, settings=call.settings), _show_neighbours)
+
+
+def _show_neighbours(found: list[Any]) -> None:
+    for each in found:
+        sys.stdout.write(f"{each.cosine:.4f}\t{each.line}\t{' '.join(each.text.split())}\n")

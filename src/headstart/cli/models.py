@@ -1,0 +1,217 @@
+"""Commands on finished models: models, package, import, export, serve."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from headstart.cli.options import Call, advanced_flag, argument, command, flag
+from headstart.errors import ConfigError, RunError, nearest
+
+RUN = argument("RUN", "The folder of a finished run, or the name of a shipped base.")
+OUT = flag(..., "The new folder to write to.", "--out", "-o", metavar="FOLDER")
+
+
+@command("models", "models en-tiny")
+def models(call: Call, name: str | None = argument("[NAME]", "Show the card of this base.", None)) -> None:
+    """List the pretrained models that come with headstart, or show the card of one."""
+    from headstart.pretrained import check_base, shipped_bases
+
+    found = shipped_bases()
+    if name is not None:
+        if name not in found:
+            hint = nearest(name, found) if found else "none come with this version"
+            raise RunError(f"no base is called {name!r}", hint=hint)
+        card = found[name] / "card.md"
+        check_base(found[name])
+        call.show(_described(found[name]), lambda _: print(card.read_text("utf-8"), end=""))
+        return
+    rows = []
+    for path in found.values():
+        try:
+            rows.append(_described(path))
+        except RunError as error:  # the others are listed all the same
+            print(f"warning: {error}", file=sys.stderr)
+    call.show(rows, _show_models)
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """What a base says of itself, and its size."""
+    from headstart.pretrained import describe_base
+
+    return {
+        **describe_base(path),
+        "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+    }
+
+
+def _show_models(rows: list[dict[str, Any]]) -> None:
+    from headstart.pretrained import FOLDERS
+    from headstart.reports.formatting import format_benchmark
+
+    if not rows:
+        print("no bases come with this version of headstart")
+        print("make one: headstart pretrain --recipe recipes/en-small.toml --data-root DATA --out RUN")
+        print(f"a base made with `headstart package` is found in the folder that {FOLDERS} names")
+        return
+    for row in rows:
+        print(
+            f"{row['name']}: {row['language'] or 'language not stated'}, {row['parameters']:,} parameters,"
+            f" {row['bytes'] / 2**20:.1f} MiB; {row['title']}"
+        )
+        for score in row["scores"]:
+            print(f"  {format_benchmark(score)}")
+    print("use one by its name: headstart finetune NAME DATA --out RUN; its card: headstart models NAME")
+    translators = [row["name"] for row in rows if row["objective"] == "translate"]
+    if translators:
+        print(f"translators translate as they are: headstart translate {translators[0]} FILE")
+
+
+@command(
+    "package runs/base --name fr-small -o my-bases",
+    "package runs/base --name fr-small -o my-bases --form bfloat16",
+)
+def package(
+    call: Call,
+    run: str = argument("RUN", "The folder of a finished run."),
+    name: str = flag(..., "The name of the base, such as fr-small."),
+    out: Path = flag(..., "The folder of bases; FOLDER/NAME is written.", "--out", "-o", metavar="FOLDER"),
+    form: str = flag("int8", "How weights are stored.", "--form", metavar="int8|bfloat16|float32"),
+    measure: str | None = flag(
+        None,
+        "What the loss of storing is measured on.",
+        "--eval-data",
+        metavar="DATA",
+        show_default="the run's own held-out texts",
+    ),
+    facts: Path | None = flag(
+        None, "A TOML file for the card: licences, scores, limits.", "--facts", metavar="FILE"
+    ),
+    shard_mib: float = advanced_flag(12.0, "MiB that a file holds at most.", "--shard-mib", min=0.01),
+) -> None:
+    """Package RUN as a base to share: 8-bit weights, card and checksums, with the measured loss of storing."""
+    from headstart.workflows.pack import pack
+
+    result = pack(run, name, out, form=form, shard_mib=shard_mib, measure=measure, facts=facts)
+    call.show(result, lambda found: _show_package(found, out))
+
+
+def _show_package(result: Any, out: Path) -> None:
+    print(
+        f"{result.name} in {result.path}: {result.parameters:,} parameters, {result.weight_bytes / 2**20:.2f} MiB of "
+        f"weights, {result.total_bytes / 2**20:.2f} MiB in all"
+    )
+    scores = ", ".join(
+        f"{key} {value:.5f} before, {result.after[key]:.5f} as stored" for key, value in result.before.items()
+    )
+    print(
+        f"weights are off by {result.weight_error:.2%} of their size; on {result.measured_on}: {scores or 'no score'}"
+    )
+    use = "translate {} FILE" if "bleu" in result.before else "finetune {} DATA --out RUN"
+    print(f"use it: HEADSTART_BASES={out} headstart {use.format(result.name)}")
+
+
+@command("import camembert-base -o runs/camembert", "import ../bert-tiny -o runs/bert --json")
+def import_(
+    call: Call,
+    folder: Path = argument("FOLDER", "A local folder of transformers' save_pretrained."),
+    out: Path = OUT,
+) -> None:
+    """Import a BERT, RoBERTa, CamemBERT, ModernBERT, EuroBERT, GPT-2 or Llama as a base."""
+    from headstart.workflows.convert import import_model
+
+    call.show(import_model(folder, out), _show_import)
+
+
+def _show_import(result: Any) -> None:
+    print(
+        f"base ready in {result.path}: a {result.kind} {result.family} of {result.parameters:,} parameters, "
+        f"{result.vocab_size:,} tokens, texts of up to {result.max_length:,}"
+    )
+    if not result.has_lm_head:
+        print("it has no language-model head: fine-tune or embed with it")
+    if result.dropped:
+        print(f"not imported, {sum(result.dropped.values()):,} weights: {', '.join(sorted(result.dropped))}")
+    print(f"next: headstart finetune {result.path} DATA --out RUN")
+
+
+@command("export runs/mine --to transformers -o exported", "export runs/mine --to onnx --int8 -o exported")
+def export(
+    call: Call,
+    run: str = RUN,
+    to: str = flag(..., "The library to export for.", metavar="transformers|onnx|ctranslate2"),
+    out: Path = OUT,
+    int8: bool = flag(False, "Weights of 8 bits (onnx)."),
+) -> None:
+    """Write RUN as a folder for another library, once it answers there as it does here.
+
+    Tokens and answers are compared on texts of many languages; a folder that differs is removed.
+    """
+    from headstart.workflows.convert import export as write
+
+    call.show(write(run, to, out, int8=int8), lambda found: _show_export(found, int8))
+
+
+def _show_export(result: Any, int8: bool) -> None:
+    found = result.details
+    print(f"{result.kind} in {result.path}: {result.parameters:,} parameters")
+    print(
+        f"the same as the run: tokens of {result.texts} texts equal, {result.answers:,} answers within "
+        f"{result.difference:.1e}"
+    )
+    if int8:
+        print(
+            f"in 8 bits: {found['int8_agreed']} of {found['int8_choices']} choices on the sample texts are the run's, "
+            f"answers at most {found['int8_difference']:.3g} apart, {found['bytes'] / 2**20:.1f} MiB"
+        )
+    for note in result.notes:
+        print(f"note: {note}")
+    if result.kind == "transformers":
+        print(f"load it: transformers.{found['auto_class']}.from_pretrained({str(result.path)!r})")
+    if result.kind == "ctranslate2":
+        print(f"load it: {found['auto_class']}({str(result.path)!r})")
+
+
+@command("serve en-tiny", "serve mine=runs/mine en-fr-captions --port 8080", settings="--set")
+def serve(
+    call: Call,
+    runs: list[str] = argument(
+        "RUN...",
+        "Folders, NAME=FOLDER, or shipped bases; runs still in training and comparisons are shown too.",
+    ),
+    host: str = flag("127.0.0.1", "The address to listen at; any but this machine's own needs a token."),
+    port: int = flag(8000, "The port to listen at; 0 = any that is free.", min=0, max=65535),
+    token_file: Path | None = flag(
+        None, "A file whose first line is the secret of all clients (16 characters or more).", metavar="FILE"
+    ),
+    precision: str | None = advanced_flag(
+        None,
+        "Precision of classify and embed; fast = bfloat16 where the processor supports it.",
+        metavar="auto|fast|float32|bfloat16",
+        show_default="the run's own training.precision",
+    ),
+    log_texts: bool = advanced_flag(False, "Also log the texts that are sent."),
+) -> None:
+    """Serve runs over HTTP, with a playground at / and a description at /openapi.json.
+
+    --set limits.KEY=VALUE changes a limit, e.g. --set limits.max_texts=64. --json logs JSON lines, --quiet no requests.
+    """
+    try:
+        from headstart.serving.server import serve as start
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("headstart"):
+            raise
+        raise ConfigError(
+            f"serving needs the package {error.name}", hint="pip install 'headstart[serve]'"
+        ) from None
+    start(
+        runs,
+        host=host,
+        port=port,
+        token_file=token_file,
+        settings=call.settings,
+        precision=precision,
+        log_texts=log_texts,
+        as_json=call.as_json,
+        quiet=call.quiet,
+        on_ready=lambda url: print(f"serving {', '.join(runs)} at {url} (playground: {url}/)", flush=True),
+    )

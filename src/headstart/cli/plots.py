@@ -1,0 +1,257 @@
+"""Commands that look inside: plan, complexity, plot attention, plot masks, plot positions, plot heads."""
+
+from pathlib import Path
+from typing import Any
+
+from headstart.cli.options import Call, advanced_flag, argument, budget_flag, command, data_flag, flag
+from headstart.config import merge
+from headstart.errors import ConfigError
+
+RUN = argument("RUN", "The folder of a finished run, or the name of a shipped base.")
+OUT = flag(
+    None,
+    "Where to plot; a folder gets PNG, SVG and HTML.",
+    "--out",
+    "-o",
+    metavar="FOLDER|FILE.png|.svg|.html",
+)
+
+
+@command(
+    "plan --preset small --gpu 'RTX 3060' --tokens 100000000",
+    "plan --preset lab --classes 2 --json",
+    settings="objective.name training.precision optimizer.kind",
+    config=True,
+)
+def plan(
+    call: Call,
+    preset: str = flag("tiny", "Named settings: tiny, small, lab, bert, translate-tiny, …"),
+    classes: int | None = data_flag(None, "Classes to tell apart; implies --objective classify.", min=2),
+    vocabulary: int | None = data_flag(
+        None, "Tokens in the vocabulary.", "--vocab", min=2, show_default="the preset's"
+    ),
+    batch: int | None = data_flag(None, "Texts in a batch.", min=1, show_default="the preset's"),
+    length: int | None = data_flag(
+        None, "Tokens of each text.", "--length", min=2, show_default="the preset's"
+    ),
+    tokens: int | None = budget_flag(None, "Tokens in the text to be read.", min=1),
+    epochs: float | None = budget_flag(None, "How often that text is read."),
+    gpu: str | None = flag(
+        None, "A device by name, e.g. 'RTX 3060'.", show_default="this machine, and a list of all"
+    ),
+    gpus: int = advanced_flag(1, "Such devices in each machine.", min=1),
+    nodes: int = advanced_flag(1, "Machines that train together.", min=1),
+    network: float = advanced_flag(100.0, "Gigabits a second out of each machine.", min=0.001),
+    price: float | None = advanced_flag(None, "Price of one device for an hour.", min=0),
+    measure: bool = advanced_flag(
+        False, "Time a few real steps on this machine instead of estimating.", "--calibrate"
+    ),
+) -> None:
+    """Estimate what a run needs: parameters, memory, time, and whether it fits on a GPU.
+
+    Needs no data and trains nothing.
+    """
+    from headstart.workflows.plan import plan as run
+
+    settings = call.settings
+    if classes is not None and "name" not in settings.get("objective", {}):
+        settings = merge(settings, {"objective": {"name": "classify"}})
+    found = run(
+        preset, gpu=gpu, settings=settings, measure=measure, gpus=gpus, nodes=nodes, network=network,
+        classes=classes or 2, vocabulary=vocabulary, batch=batch, length=length, tokens=tokens, epochs=epochs,
+        price=price,
+    )  # fmt: skip
+    call.show(found.to_dict(), _show_plan)
+
+
+def _show_plan(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from headstart.reports.tables import plan_lines, plan_tables
+
+    console = Console(highlight=False)
+    for table in plan_tables(found):
+        console.print(table)
+    for line in plan_lines(found):
+        console.print(line, soft_wrap=True)
+
+
+@command("complexity --quick", "complexity -o plots")
+def complexity(
+    call: Call,
+    quick: bool = flag(False, "Small sizes only: seconds instead of a minute."),
+    out: Path | None = flag(
+        None,
+        "A folder for complexity.png, complexity.svg and complexity.json.",
+        "--out",
+        "-o",
+        metavar="FOLDER",
+    ),
+    device: str = flag("auto", "auto, cpu, cuda, mps."),
+) -> None:
+    """Measure how self-attention, recurrence and convolution scale with length and width, and compare with theory."""
+    from headstart.workflows.complexity import complexity as run
+
+    content = run(quick=quick, device=device).to_dict()
+    if out is not None:
+        from headstart.atomic_io import write_json
+        from headstart.plots.complexity import draw_growth
+        from headstart.plots.style import save_figure
+
+        write_json(out / "complexity.json", content)
+        figure = draw_growth(content)
+        for name in ("complexity.png", "complexity.svg"):
+            save_figure(figure, out / name)
+    call.show(content, lambda found: _show_complexity(found, out))
+
+
+def _show_complexity(content: dict[str, Any], out: Path | None) -> None:
+    from rich.console import Console
+
+    from headstart.reports.tables import complexity_tables, crossing_lines
+
+    console = Console(highlight=False)
+    for table in complexity_tables(content):
+        console.print(table)
+    for line in crossing_lines(content):
+        console.print(line, markup=False, soft_wrap=True)
+    if out is not None:
+        console.print(f"plots in {out}", markup=False, soft_wrap=True)
+
+
+@command(
+    'plot attention en-tiny "The film was not as good as the book." -o plots',
+    'plot attention en-tiny "Good." --layer 1 --attention-head 1 --json',
+)
+def attention(
+    call: Call,
+    run: str = RUN,
+    text: str = argument("TEXT", "The text to read, in quotes."),
+    out: Path | None = OUT,
+    target: str | None = flag(
+        None, "Of a translator: the translation of TEXT.", metavar="TEXT", show_default="its own translation"
+    ),
+    part: str | None = flag(
+        None,
+        "Of a translator: target to source, source to itself, target to itself.",
+        "--part",
+        metavar="cross|encoder|decoder",
+        show_default="cross",
+    ),
+    layer: int | None = flag(None, "Plot this layer alone, counted from 1."),
+    attention_head: int | None = flag(None, "Plot this attention head alone, counted from 1."),
+) -> None:
+    """Plot where each token of TEXT attends, in every layer and attention head.
+
+    For a translator: where the translation of TEXT attends in it.
+    """
+    _need_target(out, call)
+    from headstart.workflows.picture import picture_attention
+
+    maps, files = picture_attention(
+        run, text, out, target=target, part=part, layer=layer, attention_head=attention_head
+    )
+
+    def show(_: object) -> None:
+        keys = "" if maps.is_self else f" that attend to {len(maps.keys)}"
+        print(
+            f"{len(maps.queries)} tokens{keys}, {maps.layers} layers of {maps.attention_heads} attention heads"
+        )
+        _show_files(files)
+
+    call.show(maps.to_dict(layer, attention_head), show, compact=True)
+
+
+@command("plot masks -o plots/masks.png", "plot masks --length 12 --json")
+def masks(
+    call: Call,
+    length: int = flag(8, "Tokens of the texts that are drawn.", "--length"),
+    out: Path | None = OUT,
+) -> None:
+    """Plot which token may attend to which: causal, padding, both, packed documents, prefix, cross."""
+    _need_target(out, call)
+    from headstart.workflows.picture import picture_masks
+
+    found, files = picture_masks(out, length=length)
+
+    def show(_: object) -> None:
+        for mask in found:
+            print(f"{mask.name:18} {'as the model applies it' if mask.source == 'model' else 'a definition'}")
+        _show_files(files)
+
+    call.show([mask.to_dict() for mask in found], show, compact=True)
+
+
+@command("plot positions -o plots/sinusoids.png --width 64", "plot positions en-tiny -o plots/positions.png")
+def positions(
+    call: Call,
+    run: str | None = argument("[RUN]", "A run whose positions to plot; without one, sinusoids alone.", None),
+    width: int | None = flag(None, "Size of a position's vector."),
+    length: int | None = flag(None, "How many positions.", "--length"),
+    out: Path | None = OUT,
+) -> None:
+    """Plot position vectors as a heat map, and how alike positions are by their distance."""
+    _need_target(out, call)
+    from headstart.workflows.picture import picture_positions
+
+    found, files = picture_positions(run, out, width=width, length=length)
+
+    def show(_: object) -> None:
+        for each in found:
+            near = ", ".join(f"{n}: {each.cosine[n]:.3f}" for n in (1, 2, 4, 8) if n < len(each.cosine))
+            print(f"{each.kind}: {each.vectors.shape[0]} positions, cosine by distance {near}")
+        _show_files(files)
+
+    call.show([each.to_dict() for each in found], show, compact=True)
+
+
+@command(
+    "plot heads en-tiny rotten-tomatoes -o plots/heads.png",
+    "plot heads runs/mine reviews.tsv --texts 50 --json",
+    settings="data.text_column data.label_column",
+)
+def heads(
+    call: Call,
+    run: str = RUN,
+    file: str = argument(
+        "FILE",
+        "Texts for a base (.txt, one a line, or a table), labelled data for a classifier, or a built-in name.",
+    ),
+    out: Path | None = OUT,
+    texts: int = flag(200, "Texts to read at most.", "--texts", min=2),
+) -> None:
+    """Measure what each attention head does: entropy, mean distance, and the loss without it."""
+    _need_target(out, call)
+    from headstart.workflows.picture import picture_attention_heads
+
+    with call.progress() as listener:
+        study, files = picture_attention_heads(
+            run, file, out, texts=texts, settings=call.settings, on_event=listener
+        )
+
+    def show(_: object) -> None:
+        print(
+            f"loss with all attention heads {study.loss:.4f}, over {study.answers:,} answers of {study.texts} texts"
+        )
+        print("layer  attention head  entropy  distance  loss rises by  95 % interval")
+        for row in study.rows():
+            print(
+                f"{row['layer']:5}  {row['attention_head']:14}  {row['entropy']:7.2f}  {row['distance']:8.1f}  "
+                f"{row['ablation']:+13.4f}  {study.range_words(row['layer'] - 1, row['attention_head'] - 1)}"
+            )
+        _show_files(files)
+
+    call.show(study.to_dict(), show, compact=True)
+
+
+def _need_target(out: Path | None, call: Call) -> None:
+    """Refuse to compute what is neither plotted nor printed."""
+    if out is None and not call.as_json:
+        raise ConfigError(
+            "there is no file to plot to", hint="add --out FOLDER or --out FILE.png, or --json for numbers"
+        )
+
+
+def _show_files(files: list[Path]) -> None:
+    for path in files:
+        print(f"plotted in {path}")

@@ -1,0 +1,425 @@
+"""Commands that train: demo, pretrain, finetune, tune, resume, compare."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from headstart.cli.inference import show_score
+from headstart.cli.options import Call, advanced_flag, argument, budget_flag, command, data_flag, flag
+from headstart.errors import ConfigError
+from headstart.training.launch import rank_info
+
+BASE = argument("BASE", "A run folder, the name of a shipped base, or scratch.")
+LABELLED = argument("DATA", "A table, a folder of train/valid/test tables, or a built-in name.")
+OUT = flag(
+    None, "The new folder of the run.", "--out", "-o", metavar="RUN", show_default="a new one in runs/"
+)
+PRESET = flag(
+    None, "Named settings: tiny, small, lab, bert, translate-tiny, …", show_default="tiny, or the base's"
+)
+TEACHER = advanced_flag(None, "Distil from this run; RUN1,RUN2 for several.", "--teacher", metavar="RUN")
+NO_PAIR = flag(None, "Refused: translators have finetune and evaluate.", "--pair", hidden=True)
+COLUMNS = "data.text_column data.label_column data.strict"
+MACHINE = "training.seed training.device training.deterministic training.save_every training.save_minutes training.force"
+
+
+@command("demo", "demo --minutes 1 --seeds 2 -o runs/quick")
+def demo(
+    call: Call,
+    out: Path = flag(Path("runs/demo"), "The new folder to write to.", "--out", "-o"),
+    base: str = flag("en-tiny", "The shipped base, or a run, to compare with the demo's own base."),
+    seed: int = flag(0, "The first seed."),
+    labels: int = data_flag(1600, "Labelled reviews to train on.", "--labels"),
+    minutes: float = budget_flag(3.5, "Minutes of pretraining."),
+    epochs: float = budget_flag(3.0, "Epochs of fine-tuning; the shipped base takes one at most."),
+    seeds: int = budget_flag(3, "Models to train of each arm."),
+) -> None:
+    """Do the whole job on built-in film reviews: audit, pretrain, compare with a shipped base, report."""
+    from headstart.workflows.demo import run_demo
+
+    with call.progress() as listener:
+        result = run_demo(
+            out, minutes=minutes, seeds=seeds, labels=labels, epochs=epochs, base=base, first_seed=seed,
+            on_event=listener,
+        )  # fmt: skip
+    call.show(result, lambda found: show_comparison(found, out))
+
+
+@command(
+    "pretrain corpus.txt -o runs/base --minutes 20",
+    "pretrain corpus.txt --from en-tiny --epochs 1",
+    settings="objective.name tokenizer.kind training.length data.text_column data.documents data.strict training.epochs "
+    "training.steps training.tokens training.minutes training.batch_examples optimizer.learning_rate "
+    + MACHINE,
+    config=True,
+    processes=True,
+)
+def pretrain(
+    call: Call,
+    corpora: list[str] | None = argument(
+        "CORPUS[=WEIGHT]...",
+        "Texts, tables, folders or built-in names; weight 3 samples a text 3 times as often.",
+        None,
+    ),
+    out: Path | None = OUT,
+    preset: str | None = PRESET,
+    base: str | None = flag(
+        None, "Continue from a base: its tokenizer, weights and shape.", "--from", metavar="RUN"
+    ),
+    teacher: str | None = TEACHER,
+    recipe: Path | None = advanced_flag(None, "Make a base stage by stage, as this file says."),
+    data: Path = advanced_flag(Path("."), "With --recipe: the folder that holds its texts.", "--data-root"),
+    stage: int | None = advanced_flag(None, "With --recipe: stop after this stage.", "--stage"),
+    scale: float = advanced_flag(1.0, "With --recipe: multiply every stage's budget by this.", "--scale"),
+) -> None:
+    """Train a base on raw text as a language model.
+
+    A killed run loses nothing: `headstart resume RUN` continues it.
+    """
+    if recipe is None and not corpora:
+        raise ConfigError("there is nothing to read", hint="name a CORPUS, or a recipe with --recipe FILE")
+    if recipe is None and stage is not None:
+        raise ConfigError("--stage goes with --recipe", hint="name a recipe, or leave it out")
+    if recipe is not None and corpora:
+        raise ConfigError(
+            f"a recipe names its own texts, and {corpora[0]} is given too", hint="leave one of them out"
+        )
+    given = {
+        "--from": base,
+        "--teacher": teacher,
+        "--preset": preset,
+        "--nproc": call.context.params["nproc"],
+    }
+    for name, value in given.items():
+        if recipe is not None and value is not None:
+            raise ConfigError(f"{name} does not go with --recipe", hint="leave it out")
+    folder = out
+    if folder is None and recipe is not None:
+        folder = Path("runs") / recipe.stem  # the same each time: the command given again continues the run
+    folder = folder or default_run_dir(call, *(corpus.split("=")[0] for corpus in (corpora or [])[:3]))
+    if call.launch():
+        return
+    from headstart.training.callbacks import Note
+    from headstart.workflows.pretrain import pretrain as run
+    from headstart.workflows.recipe import run_recipe
+
+    result: object
+    with call.progress() as listener:
+        if out is None:
+            listener(Note(f"the run is written to {folder}"))
+        settings: dict[str, Any] = {"settings": call.settings, "on_event": listener}
+        if recipe is not None:
+            result = run_recipe(recipe, data, folder, last_stage=stage, scale=scale, **settings)
+        else:
+            result = run(corpora or [], folder, base=base, teacher=teacher, preset=preset, **settings)
+    if result is None:
+        call.show({"finished": False}, lambda _: print(f"more stages are left: headstart resume {folder}"))
+    else:
+        call.show(result, show_run)
+
+
+@command(
+    "finetune en-tiny reviews.tsv -o runs/mine",
+    "finetune scratch aligned --pair en-fr --preset translate-tiny",
+    settings=f"tokenizer.kind training.length data.labels {COLUMNS} training.epochs training.steps training.minutes "
+    f"training.batch_examples optimizer.learning_rate training.freeze training.keep_winner {MACHINE}",
+    config=True,
+    processes=True,
+)
+def finetune(
+    call: Call,
+    base: str = BASE,
+    data: str = LABELLED,
+    out: Path | None = OUT,
+    preset: str | None = PRESET,
+    pair: str | None = flag(
+        None, "Train a translator between two languages: en-de.", metavar="SOURCE-TARGET"
+    ),
+    teacher: str | None = TEACHER,
+    unlabelled: list[str] | None = advanced_flag(
+        None, "With --teacher: texts that it labels; may be repeated.", "--unlabelled", metavar="CORPUS"
+    ),
+) -> None:
+    """Put a new head on BASE and train it on DATA; a BASE with the classes of DATA keeps its own head.
+
+    With `scratch` as BASE the same model starts from random weights: the control to compare with. With --pair DATA
+    holds texts and their translations (train.en, train.de, …), and an encoder-decoder is trained to translate.
+    """
+    folder = out or default_run_dir(call, base, data, *([] if pair is None else [pair]))
+    if call.launch():
+        return
+    from headstart.training.callbacks import Note
+    from headstart.workflows.finetune import finetune as run
+
+    with call.progress() as listener:
+        if out is None:
+            listener(Note(f"the run is written to {folder}"))
+        result = run(
+            base, data, folder, pair=pair, teacher=teacher, unlabelled=unlabelled, preset=preset,
+            settings=call.settings, on_event=listener,
+        )  # fmt: skip
+    call.show(result, show_run)
+
+
+@command(
+    "tune en-tiny reviews.tsv -o runs/tuned --trials 20",
+    "tune en-tiny reviews.tsv -o runs/tuned --search optimizer.learning_rate=1e-5:1e-3:log",
+    settings=f"tokenizer.kind training.seed training.device training.length data.labels {COLUMNS} training.epochs",
+    config=True,
+)
+def tune(
+    call: Call,
+    base: str = BASE,
+    data: str = LABELLED,
+    out: Path = flag(..., "The new folder of the search.", "--out", "-o"),
+    preset: str | None = PRESET,
+    metric: str = flag("accuracy", "What to tune by.", metavar="accuracy|macro_f1|loss"),
+    folds: int | None = data_flag(
+        None, "Score each trial over this many folds of train and valid, not on valid."
+    ),
+    trials: int | None = budget_flag(
+        None, "Trials in all.", show_default="20, or as many as --minutes allows"
+    ),
+    minutes: float | None = budget_flag(None, "Start no new trial after this many minutes of them."),
+    search: list[str] | None = advanced_flag(
+        None,
+        "A setting to search: low:high, low:high:log, low:high:int, or a,b,c; may be repeated.",
+        metavar="SECTION.KEY=LOW:HIGH",
+    ),
+    only: bool = advanced_flag(False, "Search what --search names and nothing else.", "--only"),
+    prune: str = advanced_flag(
+        "median", "How trials stop early.", "--prune", metavar="median|hyperband|none"
+    ),
+    pair: str | None = NO_PAIR,
+) -> None:
+    """Search the best settings to fine-tune BASE on DATA, and write them to OUT/best.toml.
+
+    A setting that you give is not searched. Run the same command again to continue after a stop.
+    """
+    _refuse_pair(pair, "tune")
+    from headstart.workflows.tune import tune as run
+
+    with call.progress() as listener:
+        result = run(
+            base, data, out, trials=trials, minutes=minutes, folds=folds, search=search or [], only=only,
+            metric=metric, prune=prune, preset=preset, settings=call.settings, on_event=listener,
+        )  # fmt: skip
+    call.show(result, show_search)
+
+
+@command("resume runs/base", "resume runs/base --nproc 2", processes=True)
+def resume(call: Call, run: Path = argument("RUN", "The folder of a run that stopped.")) -> None:
+    """Continue a run that stopped, as if it never had.
+
+    With --nproc it continues in as many processes, whatever their number was before.
+    """
+    if call.launch():
+        return
+    from headstart.results import Comparison
+    from headstart.workflows.resume import resume as resume_run
+    from headstart.workflows.tune import Tuned
+
+    with call.progress() as listener:
+        result = resume_run(run, listener)
+    if result is None:
+        call.show({"finished": True}, lambda _: print(f"{run} is finished: there is nothing to resume"))
+    elif isinstance(result, Comparison):
+        call.show(result, lambda found: show_comparison(found, run))
+    else:
+        call.show(result, show_search if isinstance(result, Tuned) else show_run)
+
+
+@command(
+    "compare reviews.tsv --base en-tiny --seeds 3",
+    "compare reviews.tsv --base en-tiny --labels 100,400,1600 -o runs/curve",
+    settings=f"tokenizer.kind training.device training.length {COLUMNS} training.epochs training.batch_examples "
+    "optimizer.learning_rate",
+    config=True,
+)
+def compare(
+    call: Call,
+    data: str = LABELLED,
+    bases: list[str] | None = flag(None, "A base to compare; may be repeated.", "--base", metavar="BASE"),
+    out: Path = flag(Path("runs/compare"), "The new folder for the report.", "--out", "-o"),
+    preset: str | None = PRESET,
+    arms: str = flag(
+        "classical,scratch,frozen,fine-tuned", "Arms to train; ensemble may be added.", metavar="ARM,..."
+    ),
+    seed: int = flag(0, "The first seed; the others follow it."),
+    labels: str | None = data_flag(
+        None, "Label budgets: 100,400,1600 gives a curve.", "--labels", metavar="N,..."
+    ),
+    folds: int | None = data_flag(None, "Join train and valid, and hold out each of this many folds once."),
+    seeds: int = budget_flag(3, "Models to train of each arm."),
+    objectives: str | None = advanced_flag(
+        None, "Pretrain and compare a base with each.", metavar="NAME,..."
+    ),
+    corpora: list[str] | None = advanced_flag(
+        None, "With --objectives: text to pretrain on; may be repeated.", "--corpus", metavar="CORPUS"
+    ),
+    tokens: int | None = advanced_flag(None, "With --objectives: tokens that the first of them reads."),
+    mark: float | None = advanced_flag(
+        None, "Report when each arm passes this accuracy.", "--mark", show_default="that of scratch"
+    ),
+    pair: str | None = NO_PAIR,
+) -> None:
+    """Measure what pretraining gains: every arm at equal budget, over several seeds, against a TF-IDF baseline."""
+    _refuse_pair(pair, "compare")
+    if objectives is None and (corpora or tokens):
+        raise ConfigError(
+            "--corpus and --tokens go with --objectives", hint="add --objectives, or leave them out"
+        )
+    if objectives is not None and bases:
+        raise ConfigError("--objectives makes its own bases", hint="leave out --base, or --objectives")
+    if objectives is not None and not corpora:
+        raise ConfigError(
+            "--objectives needs text to pretrain on", hint="add --corpus FILE, or --corpus imdb"
+        )
+    with call.progress() as listener:
+        comparing: dict[str, Any] = {
+            "seeds": seeds, "first_seed": seed, "labels": _label_budgets(labels), "folds": folds,
+            "arms": _names(arms), "mark": mark, "on_event": listener,
+        }  # fmt: skip
+        if objectives is None:
+            from headstart.workflows.compare import compare as run
+
+            result = run(data, bases or [], out, preset=preset, settings=call.settings, **comparing)
+        else:
+            from headstart.workflows.objectives import DEFAULT_TOKENS, compare_objectives
+
+            shared = ("body", "tokenizer")  # the other sections are for fine-tuning
+            machine = (
+                "device",
+                "precision",
+                "compile",
+            )  # how to compute is set once, for bases and arms alike
+            training = call.settings.get("training", {})
+            pretraining = {name: call.settings[name] for name in shared if name in call.settings}
+            pretraining["training"] = {name: training[name] for name in machine if name in training}
+            tuning = {name: part for name, part in call.settings.items() if name not in shared}
+            result = compare_objectives(
+                data, corpora or [], _names(objectives), out, preset=preset or "tiny",
+                tokens=tokens or DEFAULT_TOKENS, settings=tuning, pretraining=pretraining, **comparing,
+            )  # fmt: skip
+    call.show(result, lambda found: show_comparison(found, out))
+
+
+def default_run_dir(call: Call, *parts: str) -> Path:
+    """A folder in runs/ that does not exist yet, named after what the run is made of.
+
+    Many processes, and a job that may start again, would not find the same one, so they need --out.
+    """
+    if call.context.params["nproc"] is not None or rank_info().is_launched:
+        error = ConfigError("a run in many processes needs a folder", hint="add --out RUN")
+        error.is_shared = True  # every process finds the same
+        raise error
+    return new_folder(Path("runs"), *parts)
+
+
+def new_folder(parent: Path, *parts: str) -> Path:
+    """A folder that does not exist yet, named after bases, tables and corpora."""
+    names = (Path(part).resolve().name if part in (".", "..") else Path(part).name for part in parts)
+    plain = (re.sub(r"(\.(tsv|csv|jsonl|json|txt|xz|gz))+$", "", name, flags=re.IGNORECASE) for name in names)
+    name = "-".join(re.sub(r"[^\w.-]+", "_", each).strip("._-") or "run" for each in plain)
+    found, number = parent / name, 2
+    while found.exists() or found.is_symlink():
+        found, number = parent / f"{name}-{number}", number + 1
+    return found
+
+
+def _refuse_pair(pair: str | None, name: str) -> None:
+    """Answer `--pair` on a command that reads labelled data with the commands for translators."""
+    if pair is not None:
+        raise ConfigError(
+            f"headstart {name} works on labelled data, not on parallel text",
+            hint=f"headstart finetune BASE PAIRS --pair {pair} --out RUN trains a translator, with any --set; "
+            "headstart evaluate RUN PAIRS --against OTHER compares two with paired tests",
+        )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _label_budgets(text: str | None) -> list[int] | None:
+    """`--labels 100,400` as numbers."""
+    if text is None:
+        return None
+    numbers = [int(part) if part.isdigit() else 0 for part in _names(text)]
+    if min(numbers) < 2:
+        raise ConfigError(
+            f"--labels {text!r} is no list of numbers from 2 on", hint="write 1600, or 100,400,1600"
+        )
+    return numbers
+
+
+def show_run(result: Any) -> None:
+    """A trained base, classifier or translator in words."""
+    from headstart.reports.formatting import format_duration
+    from headstart.workflows.finetune import Finetuned
+    from headstart.workflows.pretrain import Pretrained
+
+    size, seconds = f"{result.parameters:,} parameters", format_duration(result.seconds)
+    if isinstance(result, Pretrained):
+        print(f"base ready in {result.path}: {size}, {result.tokens:,} tokens read in {seconds}")
+        score = result.score
+        if score is not None:
+            bits = "" if score.bits_per_byte is None else f", {score.bits_per_byte:.3f} bits a byte"
+            print(
+                f"on held-out text: perplexity {score.perplexity:.2f}, accuracy {score.accuracy:.4f}{bits}",
+                end=" ",
+            )
+            print(f"({score.count:,} tokens of {score.documents:,} documents)")
+        print(f"next: headstart finetune {result.path} DATA --out RUN")
+        return
+    kind, use = ("classifier", "predict") if isinstance(result, Finetuned) else ("translator", "translate")
+    for warning in result.warnings if isinstance(result, Finetuned) else []:
+        print(f"warning: {warning}")
+    print(f"{kind} ready in {result.path}: {size}, trained in {seconds},")
+    print(f"weights of epoch {result.best_epoch:g}")
+    if isinstance(result, Finetuned) and result.classifier == "tfidf":
+        print(
+            "the run answers with TF-IDF + linear SVM (--keep-winner); the network's weights are saved beside it"
+        )
+    show_score(result.score)
+    if isinstance(result, Finetuned) and result.baseline is not None:
+        print(
+            f"TF-IDF + linear SVM on the same texts: accuracy {result.baseline.accuracy:.4f} "
+            f"({result.baseline.correct} of {result.baseline.count}), macro-F1 {result.baseline.macro_f1:.4f},"
+        )
+        print(result.comparison)
+    print(f"next: headstart {use} {result.path} FILE, or headstart evaluate {result.path} DATA")
+
+
+def show_comparison(result: Any, out: Path) -> None:
+    """A comparison as a table and its verdicts."""
+    from rich.console import Console
+
+    from headstart.reports.tables import comparison_table, verdict_lines
+
+    console = Console()
+    console.print(comparison_table(result))
+    for line in verdict_lines(result):
+        console.print(line, highlight=False)
+    page = out / "report.html" if (out / "report.html").exists() else out / "compare" / "report.html"
+    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
+
+
+def show_search(result: Any) -> None:
+    """A finished search of settings as a table and in words."""
+    from rich.console import Console
+
+    from headstart.reports.tables import trials_table
+    from headstart.results import plain
+
+    console = Console(highlight=False)
+    console.print(trials_table(plain(result)))
+    best, default = result.best.value or 0.0, result.standing.value
+    before = f", {default:.4f} with the default settings (trial 0)" if default is not None else ""
+    console.print(
+        f"best {result.metric} {best:.4f} over {result.texts:,} texts ({result.scored}){before}; it is the best of "
+        f"{len(result.trials)} on the texts it was chosen by, so it is optimistic",
+        markup=False,
+    )
+    more = f"next: headstart finetune BASE DATA --config {result.path}/best.toml --out RUN"
+    console.print(more, markup=False, soft_wrap=True)
