@@ -38,8 +38,8 @@ class Trained:
 def train(corpus: str, attention_heads: int, seed: int, steps: int, folder: Path) -> Trained:
     """A tiny base with this many attention heads."""
     settings = {
-        "body": {"attention_heads": attention_heads},
-        "training": {"steps": steps, "seed": seed},
+        "model": {"num_heads": attention_heads},
+        "training": {"max_steps": steps, "seed": seed},
     }
     done: Pretrained = pretrain([corpus], folder / f"{attention_heads}-{seed}", settings=settings)
     assert done.score is not None, f"{corpus} holds too little text to set any aside"

@@ -42,7 +42,7 @@ def blocks(texts: list[str], trained: LoadedModel, length: int) -> np.ndarray:
 @torch.no_grad()
 def losses(models: list[Model], rows: np.ndarray, trained: LoadedModel) -> list[float]:
     """The mean loss of each model at the hidden tokens, then of all together."""
-    objective, rng = MaskedLM(rate=0.3), torch.Generator().manual_seed(0)
+    objective, rng = MaskedLM(mask_rate=0.3), torch.Generator().manual_seed(0)
     sums, asked = np.zeros(len(models) + 1), 0
     for at in range(0, len(rows), BATCH):
         batch = objective.collate([Row(row) for row in rows[at : at + BATCH]], trained.tokenizer, rng)

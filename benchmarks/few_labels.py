@@ -55,14 +55,21 @@ from headstart.workflows.tokenizers import choose_tokenizer
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bpe-dropout": {"training": {"bpe_dropout": 0.1}},
-    "cut-off": {"training": {"cutoff": 0.15}},
-    "r-drop": {"objective": {"r_drop": 1.0}},
-    "reset": {"training": {"reset_layers": 1}},
-    "ema": {"training": {"average": "ema", "average_epochs": 1.0}},
-    "last": {"training": {"average": "last", "average_epochs": 5.0}},
-    "smoothing": {"objective": {"smoothing": 0.1}},
-    "layer decay": {"optimizer": {"layer_decay": 0.8}},
-    "together": {"training": {"bpe_dropout": 0.1, "cutoff": 0.15, "average": "ema", "average_epochs": 1.0}},
+    "cut-off": {"training": {"token_cutoff": 0.15}},
+    "r-drop": {"objective": {"r_drop_alpha": 1.0}},
+    "reset": {"training": {"reinit_top_layers": 1}},
+    "ema": {"training": {"weight_averaging": "ema", "averaging_epochs": 1.0}},
+    "last": {"training": {"weight_averaging": "last_epochs", "averaging_epochs": 5.0}},
+    "smoothing": {"objective": {"label_smoothing": 0.1}},
+    "layer decay": {"optimizer": {"layerwise_lr_decay": 0.8}},
+    "together": {
+        "training": {
+            "bpe_dropout": 0.1,
+            "token_cutoff": 0.15,
+            "weight_averaging": "ema",
+            "averaging_epochs": 1.0,
+        }
+    },
     "ensemble": {},  # of plain models
     "classical": {},  # no network: where the task stands without one
 }
@@ -100,10 +107,15 @@ class Job:
 def settings_of(task: Task, method: str) -> dict[str, Any]:
     """Nothing is selected on validation texts: the last epoch counts, and only it is marked."""
     shared: dict[str, Any] = {
-        "training": {"length": task.length, "keep": "last", "evaluate_every": 10**9, "marked": 100}
+        "training": {
+            "max_length": task.length,
+            "checkpoint_selection": "last",
+            "eval_steps": 10**9,
+            "eval_subset_size": 100,
+        }
     }
     if task.epochs is not None:
-        shared["training"]["epochs"] = task.epochs
+        shared["training"]["max_epochs"] = task.epochs
     for section, key, value in task.settings:
         shared.setdefault(section, {})[key] = value
     return merge(shared, METHODS[method])

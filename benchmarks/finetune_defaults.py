@@ -38,24 +38,24 @@ VARIANTS = (
     "batches of 64",
 )  # fmt: skip
 FORMER: dict[str, Any] = {  # what the bases recommend for reviews, which was the default for every set
-    "en": {"optimizer": {"learning_rate": 5e-5}, "training": {"epochs": 3, "length": 384}},
-    "fr": {"optimizer": {"learning_rate": 1e-4}, "training": {"epochs": 5, "length": 256}},
+    "en": {"optimizer": {"learning_rate": 5e-5}, "training": {"max_epochs": 3, "max_length": 384}},
+    "fr": {"optimizer": {"learning_rate": 1e-4}, "training": {"max_epochs": 5, "max_length": 256}},
 }
 
 
 def settings_of(variant: str, language: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a variant adds to the rule's choice."""
-    rate, epochs = chosen["optimizer"]["learning_rate"], chosen["training"]["epochs"]
-    former = {"training": {"linear_probe": False, "batch_examples": 32}}
+    rate, epochs = chosen["optimizer"]["learning_rate"], chosen["training"]["max_epochs"]
+    former = {"training": {"linear_probe": False, "batch_size": 32}}
     return {
         "rule": {},
         "former": merge(former, FORMER[language]),
         "no linear probe": {"training": {"linear_probe": False}},
         "learning rate / 3": {"optimizer": {"learning_rate": rate / 3}},
         "learning rate x 3": {"optimizer": {"learning_rate": rate * 3}},
-        "epochs / 2": {"training": {"epochs": epochs / 2}},
-        "epochs x 2": {"training": {"epochs": epochs * 2}},
-        "batches of 64": {"training": {"batch_examples": 64}},
+        "epochs / 2": {"training": {"max_epochs": epochs / 2}},
+        "epochs x 2": {"training": {"max_epochs": epochs * 2}},
+        "batches of 64": {"training": {"batch_size": 64}},
     }[variant]
 
 
@@ -65,7 +65,7 @@ def run_cell(given: tuple[TextSet, int, str, int, Path]) -> dict[str, Any]:
     base, part = BASES[text_set.language], text_set.part(seed)
     common = {
         "training": {"seed": seed, "precision": "fast"},
-        "data": {"labels": labels if labels < text_set.train else None},
+        "data": {"train_size": labels if labels < text_set.train else None},
     }
     draft, _ = finetune_config(None, None, common)
     trained = load_model(base)
@@ -89,7 +89,7 @@ def run_cell(given: tuple[TextSet, int, str, int, Path]) -> dict[str, Any]:
             {
                 "set": text_set.name, "labels": labels, "variant": variant, "seed": seed, "count": len(right),
                 "accuracy": float(right.mean()), "seconds": found.seconds, "warnings": found.warnings,
-                "epochs": chosen.training.epochs, "learning_rate": chosen.optimizer.learning_rate,
+                "epochs": chosen.training.max_epochs, "learning_rate": chosen.optimizer.learning_rate,
                 "last_accuracy_on_valid": found.curve[-1]["accuracy"], "baseline": found.baseline.accuracy,
             },
         )  # fmt: skip

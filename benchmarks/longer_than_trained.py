@@ -57,8 +57,8 @@ def measure(steps: int, seeds: int) -> dict[str, list[list[float]]]:
             with tempfile.TemporaryDirectory() as folder:
                 settings = {
                     "objective": {"name": "causal-lm"},
-                    "body": {"positions": kind, "max_length": TRAINED * TIMES[-1]},
-                    "training": {"length": TRAINED, "steps": steps, "seed": seed},
+                    "model": {"position_embedding": kind, "max_position_embeddings": TRAINED * TIMES[-1]},
+                    "training": {"max_length": TRAINED, "max_steps": steps, "seed": seed},
                 }
                 hs.pretrain(["imdb"], Path(folder) / "base", preset="tiny", settings=settings)
                 found[kind].append(perplexities(Path(folder) / "base"))

@@ -104,7 +104,9 @@ def main() -> None:
     given = words.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        settings = {"training": {"steps": given.steps, "length": given.length, "evaluate_every": given.steps}}
+        settings = {
+            "training": {"max_steps": given.steps, "max_length": given.length, "eval_steps": given.steps}
+        }
         done = finetune("scratch", given.data, folder / "run", preset=given.preset, settings=settings)
         config = load_model(str(folder / "run")).info.config
         examples = load_dataset(given.data, config.data).splits["valid"][: given.texts]

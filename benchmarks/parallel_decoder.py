@@ -67,7 +67,7 @@ def measure(preset: str, batch: int, repeats: int, device: str) -> list[dict[str
     """Seconds of each way and the largest relative difference of their losses, by length."""
     config = resolve("finetune", preset)
     objective = make_objective(config.objective)
-    body, size = objective.resolve_backbone(config.body), config.tokenizer.vocabulary
+    body, size = objective.resolve_backbone(config.model), config.tokenizer.vocab_size
     torch.manual_seed(0)
     model = build_model(body, size, objective.heads(body, size, 0)).eval().to(device)
     rows = []

@@ -40,7 +40,7 @@ ON_CPU = [
     Setting("tiny MLM", "pretrain", "tiny", 64, 64),
     Setting("tiny MLM, longer", "pretrain", "tiny", 64, 256),
     Setting("tiny classifier", "finetune", "tiny", 16, 256),
-    Setting("tiny MLM, AdamW", "pretrain", "tiny", 32, 128, {"optimizer": {"kind": "adamw"}}),
+    Setting("tiny MLM, AdamW", "pretrain", "tiny", 32, 128, {"optimizer": {"name": "adamw"}}),
     Setting("small MLM", "pretrain", "small", 16, 128),
     Setting("small classifier", "finetune", "small", 4, 256),
 ]
@@ -51,12 +51,12 @@ ON_GPU = [
     Setting("tiny MLM", "pretrain", "tiny", 64, 64),
     Setting("tiny MLM, large batch", "pretrain", "tiny", 1024, 128),
     Setting("small MLM", "pretrain", "small", 256, 256),
-    Setting("small MLM, AdamW", "pretrain", "small", 128, 512, {"optimizer": {"kind": "adamw"}}),
+    Setting("small MLM, AdamW", "pretrain", "small", 128, 512, {"optimizer": {"name": "adamw"}}),
     Setting("small MLM, float32", "pretrain", "small", 64, 256, {"training": {"precision": "float32"}}),
     Setting("small classifier", "finetune", "small", 32, 512),
     Setting(
         "768 wide MLM", "pretrain", "small", 64, 512,
-        {"body": {"width": 768, "layers": 12, "attention_heads": 12, "feed_forward": 2048}},
+        {"model": {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "intermediate_size": 2048}},
     ),
 ]  # fmt: skip
 SWIFT = {"training": {"compile": True}}

@@ -21,7 +21,7 @@ from headstart.workflows.measure import measure_steps
 
 ADAMW = {
     "objective": {"name": "masked-lm"},
-    "optimizer": {"kind": "adamw"},
+    "optimizer": {"name": "adamw"},
 }  # as the peers of speed_cpu_pretrain.py
 # name, job, preset, settings, texts, tokens of each, vocabulary, classes
 SETTINGS = {

@@ -34,7 +34,7 @@ def make_run(folder: Path, preset: str, reviews: int) -> Path:
     from headstart.workflows.finetune import finetune
 
     run = folder / preset
-    settings = {"training": {"steps": 2}}
+    settings = {"training": {"max_steps": 2}}
     finetune("scratch", "rotten-tomatoes", run, preset=preset, settings=settings)
     found = [example.text for example in load_dataset("rotten-tomatoes", DataConfig()).splits["valid"]]
     texts = [" ".join(found[at : at + reviews]) for at in range(0, len(found) - reviews + 1, reviews)]
@@ -61,7 +61,7 @@ def rival(run: Path, port: int) -> None:
     )
 
     about = json.loads((run / "run.json").read_text("utf-8"))
-    body, training = about["settings"]["body"], about["settings"]["training"]
+    body, training = about["settings"]["model"], about["settings"]["training"]
     inner = body["feed_forward"] * (3 if body["activation"] in ("swiglu", "geglu") else 2) // 2
     config = BertConfig(
         vocab_size=about["vocabulary"],
@@ -74,7 +74,7 @@ def rival(run: Path, port: int) -> None:
     )
     model = BertForSequenceClassification(config).eval()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(run / "tokenizer.json"), pad_token="[PAD]", model_max_length=training["length"]
+        tokenizer_file=str(run / "tokenizer.json"), pad_token="[PAD]", model_max_length=training["max_length"]
     )
     device = 0 if torch.cuda.is_available() else -1
     pipe = TextClassificationPipeline(model=model, tokenizer=tokenizer, device=device)

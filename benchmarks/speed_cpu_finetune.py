@@ -28,7 +28,7 @@ TARGET = 3.0
 def ours(task: Task, settings: dict[str, Any]) -> Callable[[int], int]:
     """Steps of headstart's own loop; says how many tokens they read."""
     config, objective = finetune_config(None, "lab", settings)
-    config = config.with_({"training": {"epochs": None, "steps": 10**6, "save_minutes": None}})
+    config = config.with_({"training": {"max_epochs": None, "max_steps": 10**6, "save_minutes": None}})
     model, _ = make_classifier(config, objective, task, None, start_runtime(config.training))
     trainer = make_trainer(model, objective, task, config, start_runtime(config.training))
 

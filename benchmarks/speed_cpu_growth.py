@@ -28,7 +28,7 @@ AROUND = {"batch": 16, "length": 128}
 
 def body(**changes: Any) -> dict[str, Any]:
     """The settings of a body with some sizes changed."""
-    return {"body": changes, "optimizer": {"kind": "adamw"}}
+    return {"model": changes, "optimizer": {"name": "adamw"}}
 
 
 DIMENSIONS: dict[str, tuple[list[int], Callable[[int], Setting]]] = {
@@ -42,7 +42,7 @@ DIMENSIONS: dict[str, tuple[list[int], Callable[[int], Setting]]] = {
     "vocabulary": (
         [4000, 8000, 16000, 64000],
         lambda n: Setting(
-            f"vocabulary {n}", "pretrain", "tiny", 16, 128, {**body(), "tokenizer": {"vocabulary": n}}
+            f"vocabulary {n}", "pretrain", "tiny", 16, 128, {**body(), "tokenizer": {"vocab_size": n}}
         ),
     ),
 }
@@ -72,17 +72,17 @@ def corpus_child(megabytes: int) -> None:
             while handle.tell() < megabytes * 10**6:
                 spots = (len(words) * chance.random((1000, 40)) ** 3).astype(int)  # few words are frequent
                 handle.writelines(" ".join(line) + "\n" for line in words[spots])
-        documents = open_documents(str(path), DataConfig(documents="line"))
+        documents = open_documents(str(path), DataConfig(document_separator="line"))
         texts = (text for text, _ in zip(documents, range(10_000), strict=False))
-        tokenizer = train_tokenizer(texts, TokenizerConfig(vocabulary=8000))
+        tokenizer = train_tokenizer(texts, TokenizerConfig(vocab_size=8000))
         start = time.process_time()
         corpus = prepare(documents, tokenizer, Path(place) / "cache")
         prepared = time.process_time() - start
         peak = peak_memory()
-        config = resolve("pretrain", "tiny", {"training": {"steps": 10**6, "save_minutes": None}})
+        config = resolve("pretrain", "tiny", {"training": {"max_steps": 10**6, "save_minutes": None}})
         objective = make_objective(config.objective)
-        config = config.with_({"body": objective.resolve_backbone(config.body).model_dump()})
-        model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
+        config = config.with_({"model": objective.resolve_backbone(config.model).model_dump()})
+        model = build_model(config.model, tokenizer.size, objective.heads(config.model, tokenizer.size, 0))
         loader = make_loader(corpus.train, config, objective, tokenizer)
         trainer = Trainer(model, objective, loader, tokenizer, config, start_runtime(config.training))
         for _, parts in zip(range(8), trainer._steps(), strict=False):

@@ -63,7 +63,7 @@ def prepare_child(file: str, tokenizer: str, number: str, count: str) -> None:
     from headstart.training.runtime import peak_memory
     from headstart.workflows.prepare import prepare_corpora
 
-    settings = {"data": {"documents": "line"}, "tokenizer": {"kind": tokenizer}}
+    settings = {"data": {"document_separator": "line"}, "tokenizer": {"type": tokenizer}}
     start = time.process_time()
     prepare_corpora([file], share=(int(number), int(count)), settings=settings)
     print(json.dumps({"seconds": time.process_time() - start, "bytes": peak_memory()}))
@@ -76,9 +76,9 @@ def train_child(file: str, tokenizer: str, out: str, steps: str) -> None:
 
     held: list[int] = []
     settings = {
-        "data": {"documents": "line"},
-        "tokenizer": {"kind": tokenizer},
-        "training": {"steps": int(steps), "save_minutes": None},
+        "data": {"document_separator": "line"},
+        "tokenizer": {"type": tokenizer},
+        "training": {"max_steps": int(steps), "save_minutes": None},
     }
     pretrain([file], out, settings=settings, on_event=lambda event: held.append(own_memory()))
     print(json.dumps({"bytes": peak_memory(), "own": max(held), "heard": len(held)}))
@@ -142,8 +142,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         paths = make_texts(words.data, folder, [max(1, round(words.megabytes * share)) for share in SHARES])
-        documents = open_documents(str(folder / "base.txt"), DataConfig(documents="line"))
-        train_tokenizer(sample(documents, 5_000_000), TokenizerConfig(vocabulary=VOCABULARY)).save(
+        documents = open_documents(str(folder / "base.txt"), DataConfig(document_separator="line"))
+        train_tokenizer(sample(documents, 5_000_000), TokenizerConfig(vocab_size=VOCABULARY)).save(
             folder / "tokenizer"
         )
         found = [measure(path, folder / "tokenizer", words.cores, words.steps) for path in paths]

@@ -77,14 +77,14 @@ def main() -> None:
     """Measure and write."""
     began = time.monotonic()
     words = options(__doc__, data=None, preset="tiny", texts=256, repeats=5)
-    config = {"training": {"steps": 3, "marked": 16}}
+    config = {"training": {"max_steps": 3, "eval_subset_size": 16}}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         run = hs.finetune("scratch", words.data, folder / "run", preset=words.preset, settings=config).path
         hs.export(str(run), "transformers", folder / "theirs")
         info = load_model(str(run)).info
         texts = load_dataset(words.data, info.config.data).texts("valid")[: words.texts]
-        length = info.config.training.length
+        length = info.config.training.max_length
         own = ours(run)
         pipes = {
             f"pipeline, batches of {size}": theirs(folder / "theirs", length, size) for size in (1, 8, 32)

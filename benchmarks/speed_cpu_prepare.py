@@ -33,7 +33,7 @@ def text_of(folder: str, megabytes: int, path: Path) -> None:
     def lines() -> Iterator[str]:
         for file in files:
             written = 0
-            for text in open_documents(str(file), DataConfig(documents="line")):
+            for text in open_documents(str(file), DataConfig(document_separator="line")):
                 yield " ".join(text.splitlines()) + "\n"
                 written += len(text.encode()) + 1
                 if written >= share:
@@ -52,7 +52,7 @@ def child(words: object) -> None:
     from headstart.training.runtime import peak_memory
 
     file, tokenizer, way = getattr(words, "child").split("|")  # noqa: B009
-    documents = open_documents(file, DataConfig(documents="line"))
+    documents = open_documents(file, DataConfig(document_separator="line"))
     if way == "transformers":
         from transformers import PreTrainedTokenizerFast
 
@@ -100,9 +100,9 @@ def main() -> None:
         for size in sizes:
             text_of(words.data, size, folder / f"{size}.txt")
         texts = sample(
-            open_documents(str(folder / f"{sizes[0]}.txt"), DataConfig(documents="line")), 5_000_000
+            open_documents(str(folder / f"{sizes[0]}.txt"), DataConfig(document_separator="line")), 5_000_000
         )
-        train_tokenizer(texts, TokenizerConfig(vocabulary=VOCABULARY)).save(folder)
+        train_tokenizer(texts, TokenizerConfig(vocab_size=VOCABULARY)).save(folder)
         for _ in range(words.repeats):
             for way, file in (("headstart", sizes[-1]), ("transformers", sizes[0])):
                 path = folder / f"{file}.txt"

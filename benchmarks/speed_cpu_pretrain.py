@@ -47,7 +47,7 @@ def reviews(data: str, tokenizer: Tokenizer | None, config: RunConfig) -> tuple[
     """The training reviews as framed tokens of at most the preset's length."""
     texts = load_dataset(data, config.data).texts("train")
     tokenizer = tokenizer or train_tokenizer(texts, config.tokenizer)
-    length = config.training.length
+    length = config.training.max_length
     return tokenizer, [tokenizer.frame(ids, length) for ids in tokenizer.encode(texts)]
 
 
@@ -56,15 +56,15 @@ def ours(config: RunConfig, rows: list[np.ndarray], tokenizer: Tokenizer) -> Cal
     objective = make_objective(config.objective)
     config = config.with_(
         {
-            "body": objective.resolve_backbone(config.body).model_dump(),
-            "training": {"steps": 10**6, "save_minutes": None},
+            "model": objective.resolve_backbone(config.model).model_dump(),
+            "training": {"max_steps": 10**6, "save_minutes": None},
         }
     )
     seed_everything(0)
-    model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
+    model = build_model(config.model, tokenizer.size, objective.heads(config.model, tokenizer.size, 0))
     training = config.training
     loader = BlockLoader(
-        Tokens(np.concatenate(rows)), training.length, training.batch_tokens, 0, objective.lookahead
+        Tokens(np.concatenate(rows)), training.max_length, training.tokens_per_batch, 0, objective.lookahead
     )
     trainer = Trainer(model, objective, loader, tokenizer, config, start_runtime(training))
     parameters[config.preset] = count_parameters(model)
@@ -88,9 +88,9 @@ def real_labels(batch: dict[str, torch.Tensor]) -> int:
 
 def lab(data: str, steps: int) -> dict[str, Callable[[], float]]:
     """The ways to train the lab's language model."""
-    config = resolve("pretrain", "lab", {"training": {"batch_tokens": 2048, "precision": "float32"}})
+    config = resolve("pretrain", "lab", {"training": {"tokens_per_batch": 2048, "precision": "float32"}})
     tokenizer, rows = reviews(data, open_tokenizer(data), config)
-    wide = config.with_({"training": {"batch_tokens": 8192}})
+    wide = config.with_({"training": {"tokens_per_batch": 8192}})
     fast = config.with_({"training": {"precision": "fast"}})
     theirs = [{"input_ids": row, "length": len(row)} for row in rows]
     stream = np.concatenate(rows)
@@ -113,21 +113,21 @@ def lab(data: str, steps: int) -> dict[str, Callable[[], float]]:
 
 def masked(preset: str, batch: int, steps: int, data: str) -> dict[str, Callable[[], float]]:
     """The ways to train a masked language model, on blocks of equal length with no padding on either side."""
-    plain = {"optimizer": {"kind": "adamw"}, "training": {"precision": "float32", "batch_tokens": batch}}
+    plain = {"optimizer": {"name": "adamw"}, "training": {"precision": "float32", "tokens_per_batch": batch}}
     config = resolve("pretrain", preset, plain)
     tokenizer, rows = reviews(data, None, config)
-    length = config.training.length
+    length = config.training.max_length
     stream = np.concatenate(rows)
     blocks = [{"input_ids": stream[at : at + length]} for at in range(0, len(stream) - length, length)]
     assert tokenizer.mask is not None
     collate = hidden_tokens(tokenizer.mask, tokenizer.size, float(config.objective.settings["rate"]))
-    trainer = TrainerWay(bert(tokenizer.size, config.body, length), blocks, collate, batch // length)
+    trainer = TrainerWay(bert(tokenizer.size, config.model, length), blocks, collate, batch // length)
     parameters[f"{preset} BERT"] = count_parameters(trainer.model)
     return {
         "headstart": steps_at(ours(config, rows, tokenizer), steps),
         "(b) Trainer": lambda: trainer.rate(steps, lambda batch: batch["input_ids"].numel()),
         "headstart, Muon": steps_at(
-            ours(config.with_({"optimizer": {"kind": "muon"}}), rows, tokenizer), steps
+            ours(config.with_({"optimizer": {"name": "muon"}}), rows, tokenizer), steps
         ),
         "headstart, bfloat16": steps_at(
             ours(config.with_({"training": {"precision": "fast"}}), rows, tokenizer), steps

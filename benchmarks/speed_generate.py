@@ -38,8 +38,8 @@ def make_run(folder: Path, preset: str) -> Path:
     (folder / "text.txt").write_text("\n".join(lines) + "\n")
     settings = {
         "objective": {"name": "causal-lm"},
-        "training": {"steps": 1, "batch_tokens": 512, "device": "cpu"},
-        "tokenizer": {"vocabulary": 8000},
+        "training": {"max_steps": 1, "tokens_per_batch": 512, "device": "cpu"},
+        "tokenizer": {"vocab_size": 8000},
     }
     return hs.pretrain([str(folder / "text.txt")], folder / "run", preset=preset, settings=settings).path
 

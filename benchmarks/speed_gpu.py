@@ -66,7 +66,7 @@ KERNELS = {
     "optimiser": r"multi_tensor|foreach|adam|lerp",
     "copies and rotations": r"copy|memcpy|memset|cat|neg|clone",
 }
-MASKED, CAUSAL = {"objective": {"name": "masked-lm", "rate": 0.3}}, {"objective": {"name": "causal-lm"}}
+MASKED, CAUSAL = {"objective": {"name": "masked-lm", "mask_rate": 0.3}}, {"objective": {"name": "causal-lm"}}
 SETTINGS = [
     Setting("masked LM, 256 tokens", "headstart", "pretrain", "small", 256, MASKED),
     Setting("causal LM, 256 tokens", "headstart", "pretrain", "small", 256, CAUSAL),
@@ -91,9 +91,9 @@ SETTINGS = [
     Setting("translation", "Marian", "finetune", "vaswani-base", 128, gib=30),
 ]
 REHEARSED = {
-    "body": {"layers": 2, "width": 32, "attention_heads": 2, "feed_forward": 64},
-    "tokenizer": {"vocabulary": 500},
-    "training": {"batch_tokens": 512, "batch_examples": 8, "device": "cpu"},
+    "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64},
+    "tokenizer": {"vocab_size": 500},
+    "training": {"tokens_per_batch": 512, "batch_size": 8, "device": "cpu"},
 }
 
 
@@ -103,15 +103,15 @@ def settled(setting: Setting, rehearsed: bool) -> Any:
     from headstart.objectives import make_objective
 
     training = {
-        "steps": VASWANI_STEPS, "length": setting.length, "compile": setting.is_compiled,
+        "max_steps": VASWANI_STEPS, "max_length": setting.length, "compile": setting.is_compiled,
         "precision": "float32" if rehearsed else "bfloat16", "save_minutes": None,
     }  # fmt: skip
     if setting.preset != "vaswani-base":
-        training["steps"] = 1_000_000
+        training["max_steps"] = 1_000_000
     config = resolve(
         setting.job, setting.preset, setting.settings, REHEARSED if rehearsed else {}, {"training": training}
     )
-    body = make_objective(config.objective).resolve_backbone(config.body)
+    body = make_objective(config.objective).resolve_backbone(config.model)
     return config.with_({"body": body.model_dump()})
 
 

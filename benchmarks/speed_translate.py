@@ -56,9 +56,9 @@ def made_up(folder: Path, preset: str, lines: int) -> tuple[Path, list[str]]:
                 "".join(f"{text()}\n" for _ in range(count))
             )
     settings = {
-        "training": {"steps": 1, "batch_tokens": 512, "marked": 1, "device": "cpu"},
-        "objective": {"best": "loss"},
-        "tokenizer": {"vocabulary": 8000},
+        "training": {"max_steps": 1, "tokens_per_batch": 512, "eval_subset_size": 1, "device": "cpu"},
+        "objective": {"metric_for_best_model": "loss"},
+        "tokenizer": {"vocab_size": 8000},
     }
     hs.finetune(
         "scratch", str(folder / "pairs"), folder / "run", pair="one-two", preset=preset, settings=settings
@@ -323,7 +323,7 @@ def main() -> None:
             words.told = f"--preset {words.preset} {words.told}"
             what = f"a translator of the shape of `{words.preset}`, {len(lines)} lines, {FIXED} tokens each"
         body = open_translator(str(run)).reader.backbone.config
-        what += f"; {body.layers} + {body.decoder_layers or body.layers} layers of width {body.width}"
+        what += f"; {body.num_layers} + {body.num_decoder_layers or body.num_layers} layers of width {body.hidden_size}"
         rows: list[dict[str, object]] = []
         if words.whole:
             write(measure_whole(run, folder, lines, words), words, what)

@@ -373,7 +373,7 @@ def frozen(task: Task) -> Predict:
 def fine_tuned(task: Task) -> Predict:
     """The base fine-tuned with headstart's defaults: only seed, precision and number of labels are set."""
     training = {"seed": task.cell.seed, "precision": task.cell.precision}
-    settings = {"training": training, "data": {"labels": task.cell.labels}}
+    settings = {"training": training, "data": {"train_size": task.cell.labels}}
     part = task.cell.text_set.part(task.cell.seed)
     result = hs.finetune(task.base, str(part), task.out, settings=settings)
     task.details["warnings"] = result.warnings

@@ -105,7 +105,7 @@ def test_a_translator_translates_by_its_name(base, tmp_path):
 def test_a_step_of_fine_tuning_starts_from_a_base(base, tmp_path):
     for split in ("train", "valid"):
         (tmp_path / f"{split}.tsv").write_text(f"text\tlabel\na good {split}\tyes\na bad {split}\tno\n")
-    settings = {"training": {"steps": 1, "length": 16}}
+    settings = {"training": {"max_steps": 1, "max_length": 16}}
     done = finetune(base.name, str(tmp_path), tmp_path / "run", settings=settings)
     assert done.score.count == 2
     body = {name for name in loaded(base.name).weights if name.startswith("backbone.")}

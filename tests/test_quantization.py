@@ -14,12 +14,12 @@ from headstart.quantization import as_stored, compact, read_weights, rounded, st
 def weights():
     chance = torch.Generator().manual_seed(0)
     return {
-        "body.table": torch.randn(1000, 48, generator=chance),
-        "body.norm": torch.rand(48, generator=chance),
-        "body.cube": torch.randn(4, 6, 5, generator=chance),
-        "body.zeros": torch.zeros(3, 4),
-        "body.number": torch.tensor(2.5),
-        "body.counts": torch.arange(5),
+        "model.table": torch.randn(1000, 48, generator=chance),
+        "model.norm": torch.rand(48, generator=chance),
+        "model.cube": torch.randn(4, 6, 5, generator=chance),
+        "model.zeros": torch.zeros(3, 4),
+        "model.number": torch.tensor(2.5),
+        "model.counts": torch.arange(5),
     }
 
 
@@ -33,7 +33,7 @@ def test_what_is_stored_comes_back_whatever_the_size_of_the_shards(tmp_path, wei
     for name in weights:
         assert torch.equal(found[name], expected[name]), name
         assert found[name].shape == weights[name].shape
-        assert found[name].dtype == (torch.int64 if name == "body.counts" else torch.float32)
+        assert found[name].dtype == (torch.int64 if name == "model.counts" else torch.float32)
     files = list(tmp_path.glob("*.safetensors"))
     assert all(path.stat().st_size <= mib * 2**20 for path in files)
     assert len(files) == 1 or mib < 1
@@ -42,18 +42,18 @@ def test_what_is_stored_comes_back_whatever_the_size_of_the_shards(tmp_path, wei
 
 def test_eight_bits_are_off_by_half_a_step_of_the_row_at_most(weights):
     found = as_stored(weights, "int8")
-    table = weights["body.table"]
+    table = weights["model.table"]
     step = table.abs().amax(dim=1, keepdim=True) / 127
-    assert ((found["body.table"] - table).abs() <= 0.501 * step).all()  # scales are rounded up to 16 bits
-    assert torch.allclose(found["body.norm"], weights["body.norm"], rtol=2**-11, atol=0)  # vectors too
-    assert torch.equal(found["body.zeros"], weights["body.zeros"])
+    assert ((found["model.table"] - table).abs() <= 0.501 * step).all()  # scales are rounded up to 16 bits
+    assert torch.allclose(found["model.norm"], weights["model.norm"], rtol=2**-11, atol=0)  # vectors too
+    assert torch.equal(found["model.zeros"], weights["model.zeros"])
     whole, _ = rounded(table)
     assert whole.abs().max() == 127
 
 
 @pytest.mark.parametrize("size", [1e-9, 1e-5, 1.0, 1e6, 1e30])
 def test_rows_of_any_size_are_off_by_half_a_step_at_most(weights, size):
-    rows = torch.cat([size * weights["body.table"], torch.zeros(1, 48)])
+    rows = torch.cat([size * weights["model.table"], torch.zeros(1, 48)])
     found = as_stored({"table": rows, "vector": rows[0]}, "int8")
     step = rows.abs().amax(dim=1, keepdim=True) / 127
     assert ((found["table"] - rows).abs() <= 0.501 * step).all()

@@ -38,7 +38,7 @@ def lay_out(recipe, root):
     """Empty files in the place of those that a recipe reads."""
     tables = [stage["table"] for stage in recipe["stages"] if "table" in stage]
     names = [text["path"] for text in recipe["texts"].values()] + tables
-    for name in [*names, *recipe["data"]["apart"]]:
+    for name in [*names, *recipe["data"]["exclude_eval_texts_of"]]:
         if name not in SOURCES:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).touch()
@@ -62,9 +62,9 @@ def test_a_recipe_keeps_to_its_size(recipe):
     stage = found.stages[0]
     config = resolve("pretrain", found.config.preset, stage.settings)
     objective = make_objective(config.objective)
-    size = config.tokenizer.vocabulary
+    size = config.tokenizer.vocab_size
     with torch.device("meta"):
-        body = objective.resolve_backbone(config.body)
+        body = objective.resolve_backbone(config.model)
         model = build_model(body, size, objective.heads(body, size, 0))
     limits = {"small": (24_000_000, 24 * 2**20), "tiny": (8_000_000, 8 * 2**20)}
     most, most_bytes = limits[name.partition("-")[2]]
@@ -81,7 +81,7 @@ def test_a_recipe_keeps_to_its_size(recipe):
 def test_no_recipe_learns_from_the_labels_it_is_judged_on(recipe):
     _, found = recipe
     for stage in found.stages:
-        judged = {Path(name).name for name in stage.settings["data"]["apart"]}
+        judged = {Path(name).name for name in stage.settings["data"]["exclude_eval_texts_of"]}
         assert judged & {"imdb", "cls-books-fr"}
         assert Path(stage.table).name not in judged
 
@@ -130,11 +130,11 @@ def test_the_test_split_of_imdb_is_read_by_no_stage_of_the_english_recipe(tmp_pa
             plain.write_text("\n".join([*head, *some, *others]) + "\n", "utf-8")
     bent = path.read_text("utf-8").replace(".xz", "")
     (tmp_path / "recipe.toml").write_text(bent, "utf-8")
-    small = {"layers": 1, "width": 16, "attention_heads": 2, "feed_forward": 24}
+    small = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24}
     over = {
-        "body": small,
-        "tokenizer": {"vocabulary": 2000},
-        "training": {"steps": 2, "batch_tokens": 1024},
+        "model": small,
+        "tokenizer": {"vocab_size": 2000},
+        "training": {"max_steps": 2, "tokens_per_batch": 1024},
     }
     run_recipe(tmp_path / "recipe.toml", tmp_path, tmp_path / "run", settings=over)
     held = hashes(imdb.texts("valid") + imdb.texts("test"))

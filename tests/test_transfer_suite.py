@@ -60,7 +60,7 @@ def trainers(monkeypatch):
         Path(out).mkdir(parents=True)
         return SimpleNamespace(seconds=12.0, tokens=100)
 
-    info = SimpleNamespace(config=SimpleNamespace(model_dump=lambda: {"training": {"epochs": 3}}))
+    info = SimpleNamespace(config=SimpleNamespace(model_dump=lambda: {"training": {"max_epochs": 3}}))
     rows = lambda run, path: (("good", 1.0, line) for line in Path(path).read_text("utf-8").splitlines())
     loaded = lambda name, with_weights=True: SimpleNamespace(
         info=info, train_fingerprints=np.zeros(0, np.uint64)
@@ -312,7 +312,7 @@ def test_a_base_is_adapted_once_and_fine_tuned_with_defaults(data, work, trainer
     assert [name for name, *_ in trainers].count("pretrain") == 1
     tuned = [call for call in trainers if call[0] == "finetune"]
     assert len(tuned) == 8
-    assert tuned[0][2] == {"training": {"seed": 0, "precision": "auto"}, "data": {"labels": 10}}
+    assert tuned[0][2] == {"training": {"seed": 0, "precision": "auto"}, "data": {"train_size": 10}}
     assert {base for _, base, _ in tuned[:4]} == {"en-tiny"}
     assert all("adapted" in base for _, base, _ in tuned[4:])
     records = suite.read_records(cells, work)

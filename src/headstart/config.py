@@ -25,23 +25,23 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
-class BodyConfig(Section):
+class ModelConfig(Section):
     """The shape of a body."""
 
-    kind: str = Field("auto", description="a row of BODIES; auto = what the objective needs")
-    layers: int = Field(4, ge=1, le=1000, description="blocks")
-    decoder_layers: int | None = Field(
+    architecture: str = Field("auto", description="a row of BODIES; auto = what the objective needs")
+    num_layers: int = Field(4, ge=1, le=1000, description="blocks")
+    num_decoder_layers: int | None = Field(
         None, ge=1, description="blocks of an encoder-decoder's decoder; none = as many as `layers`"
     )
-    source_vocabulary: int | None = Field(
+    source_vocab_size: int | None = Field(
         None,
         ge=1,
         description="tokens of the source's own vocabulary (encoder-decoder); none = one for both sides",
     )
-    width: int = Field(256, ge=1, description="numbers that describe one token (D)")
-    attention_heads: int = Field(4, ge=1, description="parts into which attention splits the width (A)")
-    feed_forward: int = Field(768, ge=1, description="inner width of the feed-forward part")
-    positions: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
+    hidden_size: int = Field(256, ge=1, description="numbers that describe one token (D)")
+    num_heads: int = Field(4, ge=1, description="parts into which attention splits the width (A)")
+    intermediate_size: int = Field(768, ge=1, description="inner width of the feed-forward part")
+    position_embedding: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
         "rotary", description="how order is told"
     )
     norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm")
@@ -51,83 +51,83 @@ class BodyConfig(Section):
     activation: Literal["swiglu", "geglu", "gelu", "gelu-tanh", "relu", "relu2"] = Field(
         "swiglu", description="feed-forward; gelu-tanh is GPT-2's approximation"
     )
-    biases: bool = Field(False, description="biases in linear maps and in LayerNorm")
+    bias: bool = Field(False, description="biases in linear maps and in LayerNorm")
     qk_norm: bool = Field(False, description="norm of queries and keys per attention head")
-    tied: bool = Field(True, description="the language-model head reads the token table instead of its own")
+    tie_embeddings: bool = Field(
+        True, description="the language-model head reads the token table instead of its own"
+    )
     scale_embedding: bool = Field(False, description="token vectors times the square root of the width")
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="share of activations dropped in training")
     attention_dropout: float = Field(
         0.0, ge=0.0, lt=1.0, description="share of attention weights dropped in training"
     )
-    max_length: int = Field(512, ge=2, description="longest text the body reads, in tokens")
-    segments: bool = Field(
+    max_position_embeddings: int = Field(512, ge=2, description="longest text the body reads, in tokens")
+    token_type_embeddings: bool = Field(
         False, description="a learned vector tells the first text of a pair from the second"
     )
     embedding_norm: bool = Field(False, description="norm right after the embedding, as in BERT")
     pooler: bool = Field(False, description="a dense layer and tanh over the first token, as in BERT")
-    norm_epsilon: float = Field(1e-5, gt=0, description="the small number inside a norm")
-    kernel: int = Field(5, ge=1, description="tokens that one convolution sees (cnn)")
-    dilated: bool = Field(True, description="each convolution looks twice as far as the one below (cnn)")
-    rotary_base: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
-    key_value_heads: int | None = Field(
+    norm_eps: float = Field(1e-5, gt=0, description="the small number inside a norm")
+    kernel_size: int = Field(5, ge=1, description="tokens that one convolution sees (cnn)")
+    dilation: bool = Field(True, description="each convolution looks twice as far as the one below (cnn)")
+    rope_theta: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
+    num_kv_heads: int | None = Field(
         None,
         ge=1,
         description="attention heads of keys and values, each shared by several; none = all their own",
     )
-    lm_transform: bool = Field(
+    mlm_head_transform: bool = Field(
         False, description="a dense layer, the activation and a norm before the token scores, as in BERT"
     )
-    head_biases: bool | None = Field(
-        None, description="biases in the heads' last layer; none = as body.biases"
-    )
-    first_norm: bool = Field(
+    head_bias: bool | None = Field(None, description="biases in the heads' last layer; none = as model.bias")
+    norm_first_layer: bool = Field(
         True, description="norm before the first block's attention; ModernBERT has none (norm_first)"
     )
-    window: int | None = Field(
+    sliding_window: int | None = Field(
         None, ge=1, description="tokens each way that a local layer sees; none = every layer sees all"
     )
-    global_every: int = Field(
+    global_attn_every_n_layers: int = Field(
         3, ge=1, description="with a window: the first layer and every n-th after it see all"
     )
-    window_rotary_base: float = Field(
+    local_rope_theta: float = Field(
         10000.0, gt=1.0, description="base of the rotary wavelengths in local layers"
     )
 
     @property
-    def has_head_biases(self) -> bool:
+    def has_head_bias(self) -> bool:
         """Whether the heads' last layer has a bias."""
-        return self.biases if self.head_biases is None else self.head_biases
+        return self.bias if self.head_bias is None else self.head_bias
 
     def is_local(self, layer: int) -> bool:
         """Whether the layer of this number, counted from 0, sees its window alone."""
-        return self.window is not None and layer % self.global_every != 0
+        return self.sliding_window is not None and layer % self.global_attn_every_n_layers != 0
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "BodyConfig":
-        shared = self.key_value_heads
-        if shared is not None and self.attention_heads % shared:
+    def _fits_together(self) -> "ModelConfig":
+        shared = self.num_kv_heads
+        if shared is not None and self.num_heads % shared:
             raise ConfigError(
-                f"body.attention_heads {self.attention_heads} is no multiple of body.key_value_heads {shared}",
+                f"model.num_heads {self.num_heads} is no multiple of model.num_kv_heads {shared}",
                 hint="each attention head of keys and values is shared by equally many others",
             )
-        if not self.first_norm and not self.norm_first:
+        if not self.norm_first_layer and not self.norm_first:
             raise ConfigError(
-                "body.first_norm=false goes with norms before each part",
-                hint="set body.norm_first=true, or leave body.first_norm out",
+                "model.norm_first_layer=false goes with norms before each part",
+                hint="set model.norm_first=true, or leave model.norm_first_layer out",
             )
         return self
 
     @model_validator(mode="after")
-    def _width_splits_evenly(self) -> "BodyConfig":
-        if self.width % self.attention_heads:
+    def _width_splits_evenly(self) -> "ModelConfig":
+        if self.hidden_size % self.num_heads:
             raise ConfigError(
-                f"body.width {self.width} is no multiple of body.attention_heads {self.attention_heads}",
-                hint=f"try {self.width - self.width % self.attention_heads + self.attention_heads}",
+                f"model.hidden_size {self.hidden_size} is no multiple of model.num_heads {self.num_heads}",
+                hint=f"try {self.hidden_size - self.hidden_size % self.num_heads + self.num_heads}",
             )
-        if self.positions == "rotary" and (self.width // self.attention_heads) % 2:
+        if self.position_embedding == "rotary" and (self.hidden_size // self.num_heads) % 2:
             raise ConfigError(
-                f"rotary positions need an even width per attention head, not {self.width // self.attention_heads}",
-                hint="change body.attention_heads, or set body.positions=sinusoidal",
+                f"rotary positions need an even width per attention head, not {self.hidden_size // self.num_heads}",
+                hint="change model.num_heads, or set model.position_embedding=sinusoidal",
             )
         return self
 
@@ -135,12 +135,12 @@ class BodyConfig(Section):
 class TokenizerConfig(Section):
     """How text becomes tokens."""
 
-    kind: str = Field(
+    type: str = Field(
         "bpe", description="kind (bpe, unigram, wordpiece, characters), or the path of a trained one"
     )
-    vocabulary: int = Field(8000, ge=8, description="tokens to learn at most, specials included")
+    vocab_size: int = Field(8000, ge=8, description="tokens to learn at most, specials included")
     lowercase: bool = Field(False, description="fold case before splitting")
-    shared: bool = Field(
+    shared_vocab: bool = Field(
         True, description="translation: one vocabulary for both sides, or one of this size for each"
     )
 
@@ -160,41 +160,43 @@ class ObjectiveConfig(BaseModel):
 class OptimizerConfig(Section):
     """How weights change."""
 
-    kind: Literal["adamw", "adam", "muon"] = Field(
+    name: Literal["adamw", "adam", "muon"] = Field(
         "adamw", description="muon = Muon for matrices, AdamW for the rest"
     )
     learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
     weight_decay: float = Field(0.01, ge=0, description="for matrices only")
     beta1: float = Field(0.9, ge=0, lt=1, description="of Adam: decay of the mean of gradients")
     beta2: float = Field(0.98, ge=0, lt=1, description="of Adam: decay of the mean of squared gradients")
-    epsilon: float = Field(1e-8, gt=0, description="of Adam: added to the denominator")
+    eps: float = Field(1e-8, gt=0, description="of Adam: added to the denominator")
     momentum: float = Field(0.95, ge=0, lt=1, description="of Muon")
-    clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
-    layer_decay: float = Field(
+    max_grad_norm: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
+    layerwise_lr_decay: float = Field(
         1.0, gt=0, le=1, description="each block's rate as a share of the one above it"
     )
-    head_scale: float = Field(1.0, gt=0, description="the heads' rate as a multiple of the top block's")
+    head_lr_multiplier: float = Field(
+        1.0, gt=0, description="the heads' rate as a multiple of the top block's"
+    )
 
 
-class ScheduleConfig(Section):
+class LrScheduleConfig(Section):
     """How the learning rate moves over the budget."""
 
-    kind: Literal[
+    name: Literal[
         "constant", "linear", "cosine", "slanted-triangular", "warmup-stable-decay", "inverse-square-root"
     ] = "cosine"
-    warmup: float = Field(0.05, ge=0, le=1, description="share of the budget spent rising")
+    warmup_ratio: float = Field(0.05, ge=0, le=1, description="share of the budget spent rising")
     warmup_steps: int | None = Field(None, ge=1, description="steps spent rising, in place of a share")
-    decay: float = Field(0.2, ge=0, le=1, description="share spent falling (warmup-stable-decay)")
-    final: float = Field(
+    decay_ratio: float = Field(0.2, ge=0, le=1, description="share spent falling (warmup-stable-decay)")
+    min_lr_ratio: float = Field(
         0.0, ge=0, le=1, description="rate at the end as a share of the top (not of inverse-square-root)"
     )
 
     @model_validator(mode="after")
-    def _rises_first(self) -> "ScheduleConfig":
-        if self.kind == "inverse-square-root" and self.warmup_steps is None and not self.warmup:
+    def _rises_first(self) -> "LrScheduleConfig":
+        if self.name == "inverse-square-root" and self.warmup_steps is None and not self.warmup_ratio:
             raise ConfigError(
-                "inverse-square-root falls from where its warm-up ends, and schedule.warmup is 0",
-                hint="set schedule.warmup_steps=4000, or a share of the budget as schedule.warmup",
+                "inverse-square-root falls from where its warm-up ends, and lr_schedule.warmup_ratio is 0",
+                hint="set lr_schedule.warmup_steps=4000, or a share of the budget as lr_schedule.warmup_ratio",
             )
         return self
 
@@ -202,18 +204,18 @@ class ScheduleConfig(Section):
 class TrainingConfig(Section):
     """Budget, batches and bookkeeping; exactly one of epochs, steps, tokens, minutes is set."""
 
-    epochs: float | None = Field(None, gt=0, description="stop after reading the data this many times")
-    steps: int | None = Field(None, gt=0, description="stop after this many steps")
-    tokens: int | None = Field(None, gt=0, description="stop after this many tokens")
-    minutes: float | None = Field(None, gt=0, description="stop after this many minutes")
-    length: int = Field(
+    max_epochs: float | None = Field(None, gt=0, description="stop after reading the data this many times")
+    max_steps: int | None = Field(None, gt=0, description="stop after this many steps")
+    max_tokens: int | None = Field(None, gt=0, description="stop after this many tokens")
+    max_minutes: float | None = Field(None, gt=0, description="stop after this many minutes")
+    max_length: int = Field(
         256, ge=2, description="tokens a text (fine-tuning) or a block (pretraining) holds at most"
     )
-    batch_tokens: int = Field(
+    tokens_per_batch: int = Field(
         8192, ge=1, description="token budget of one batch, padding included, over all processes together"
     )
-    batch_examples: int | None = Field(None, ge=1, description="texts in one batch at most")
-    accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
+    batch_size: int | None = Field(None, ge=1, description="texts in one batch at most")
+    gradient_accumulation_steps: int = Field(1, ge=1, description="batches whose gradients make one step")
     seed: int = Field(0, ge=0, lt=2**31, description="random seed")
     device: str = Field("auto", description="where to compute: auto, cpu, cuda, mps")
     precision: Literal["auto", "fast", "float32", "bfloat16"] = Field(
@@ -224,33 +226,35 @@ class TrainingConfig(Section):
         False,
         description="torch.compile training steps, which costs about a minute; auto = for long runs on a GPU",
     )
-    sharded: bool = Field(
+    fsdp: bool = Field(
         False, description="many processes hold a part of the model each (FSDP2), not a copy each (DDP)"
     )
-    timeout: float = Field(
+    ddp_timeout_minutes: float = Field(
         10.0, gt=0, description="minutes that a process waits for the others before it calls them lost"
     )
     deterministic: bool = Field(
         False, description="the same bits each time on the same machines, also on a GPU; slower there"
     )
-    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
-    marked: int | None = Field(
+    eval_steps: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
+    eval_subset_size: int | None = Field(
         None, ge=1, description="validation texts read at each evaluation; none = all of them"
     )
-    save_every: int | None = Field(None, ge=1, description="steps between checkpoints")
+    save_steps: int | None = Field(None, ge=1, description="steps between checkpoints")
     save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
-    force: bool = Field(False, description="train even when the plan says that memory will not do")
+    ignore_memory_check: bool = Field(
+        False, description="train even when the plan says that memory will not do"
+    )
     tensorboard: bool = Field(False, description="also write TensorBoard files (extra: tensorboard)")
-    keep: Literal["best", "last"] = Field(
+    checkpoint_selection: Literal["best", "last"] = Field(
         "best", description="which weights are the run's: best on validation, or last"
     )
-    freeze: bool = Field(False, description="train the heads alone")
-    unfreeze_every: float | None = Field(
+    freeze_backbone: bool = Field(False, description="train the heads alone")
+    gradual_unfreezing_epochs: float | None = Field(
         None, gt=0, description="epochs after which one more block thaws, top first"
     )
-    head: Literal["auto", "fresh"] = Field(
-        "auto",
-        description="auto = a base's own head goes on where it names the very classes of the data (fine-tuning)",
+    head_init: Literal["reuse", "random"] = Field(
+        "reuse",
+        description="`reuse` keeps the pretrained classification head if its label set equals the dataset's (fine-tuning)",
     )
     linear_probe: bool = Field(
         False,
@@ -260,25 +264,25 @@ class TrainingConfig(Section):
         False,
         description="answer with the TF-IDF baseline where it has the better validation score (fine-tuning)",
     )
-    reset_layers: int = Field(0, ge=0, description="top blocks of a base that start fresh (fine-tuning)")
+    reinit_top_layers: int = Field(0, ge=0, description="top blocks of a base that start fresh (fine-tuning)")
     bpe_dropout: float = Field(
         0.0,
         ge=0,
         lt=1,
         description="share of merges left out when texts are split anew each epoch (fine-tuning)",
     )
-    cutoff: float = Field(
+    token_cutoff: float = Field(
         0.0, ge=0, lt=1, description="share of a text's tokens taken out, others each epoch (fine-tuning)"
     )
-    average: Literal["none", "ema", "last"] = Field(
+    weight_averaging: Literal["none", "ema", "last_epochs"] = Field(
         "none",
         description="weights to judge and keep: as they are, a moving average, the mean of the last epochs",
     )
-    average_epochs: float = Field(3.0, gt=0, description="epochs that the average looks back on")
-    teacher_share: float = Field(
+    averaging_epochs: float = Field(3.0, gt=0, description="epochs that the average looks back on")
+    distillation_alpha: float = Field(
         0.5, ge=0, le=1, description="of a teacher's answers in the loss; the rest is for the true ones"
     )
-    teacher_temperature: float = Field(
+    distillation_temperature: float = Field(
         2.0, gt=0, description="above 1 softens the answers of teacher and student"
     )
 
@@ -287,39 +291,45 @@ class TrainingConfig(Section):
         given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"the budget is given twice: {' and '.join(given)}", hint="keep one of them")
-        if self.freeze and self.unfreeze_every is not None:
+        if self.freeze_backbone and self.gradual_unfreezing_epochs is not None:
             raise ConfigError(
-                "training.freeze and training.unfreeze_every exclude each other", hint="keep one of them"
-            )
-        if self.sharded and (self.compile or self.unfreeze_every is not None):
-            other = "compile" if self.compile else "unfreeze_every"
-            raise ConfigError(
-                f"training.sharded and training.{other} exclude each other",
-                hint="keep one of them; without training.sharded each process holds the whole model",
-            )
-        still = next((name for name in ("freeze", "unfreeze_every") if getattr(self, name)), None)
-        if self.reset_layers and still:
-            raise ConfigError(
-                f"training.{still} would keep the blocks of training.reset_layers as chance made them",
+                "training.freeze_backbone and training.gradual_unfreezing_epochs exclude each other",
                 hint="keep one of them",
             )
-        if self.average == "last" and (self.tokens is not None or self.minutes is not None):
+        if self.fsdp and (self.compile or self.gradual_unfreezing_epochs is not None):
+            other = "compile" if self.compile else "gradual_unfreezing_epochs"
+            raise ConfigError(
+                f"training.fsdp and training.{other} exclude each other",
+                hint="keep one of them; without training.fsdp each process holds the whole model",
+            )
+        still = next(
+            (name for name in ("freeze_backbone", "gradual_unfreezing_epochs") if getattr(self, name)), None
+        )
+        if self.reinit_top_layers and still:
+            raise ConfigError(
+                f"training.{still} would keep the blocks of training.reinit_top_layers as chance made them",
+                hint="keep one of them",
+            )
+        if self.weight_averaging == "last_epochs" and (
+            self.max_tokens is not None or self.max_minutes is not None
+        ):
             raise ConfigError(
                 "which epochs are the last is known only for a budget in epochs or steps",
-                hint="set training.average=ema, or a budget in epochs",
+                hint="set training.weight_averaging=ema, or a budget in epochs",
             )
         return self
 
 
-BUDGETS = ("epochs", "steps", "tokens", "minutes")
+BUDGETS = ("max_epochs", "max_steps", "max_tokens", "max_minutes")
 # Settings of training that say where and how it is done, not what comes out: another machine may have others.
 MACHINE_SETTINGS = (
-    "device", "precision", "compile", "sharded", "timeout", "deterministic", "save_every", "save_minutes", "force",
+    "device", "precision", "compile", "fsdp", "ddp_timeout_minutes", "deterministic", "save_steps", "save_minutes",
+    "ignore_memory_check",
     "tensorboard",
 )  # fmt: skip
 
 
-PATH_SETTINGS = ("apart",)  # settings of data that name other sets
+PATH_SETTINGS = ("exclude_eval_texts_of",)  # settings of data that name other sets
 
 
 class DataConfig(Section):
@@ -327,27 +337,29 @@ class DataConfig(Section):
 
     text_column: str = Field("text", description="the column that holds the text")
     label_column: str = Field("label", description="the column that holds the label")
-    labels: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many")
-    strict: bool = Field(False, description="rows that would be skipped are errors")
-    keep: Literal["start", "end", "both"] = Field(
+    train_size: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many")
+    on_bad_row: Literal["skip", "error"] = Field(
+        "skip", description="what happens to a row that cannot be used"
+    )
+    truncation_side: Literal["start", "end", "both"] = Field(
         "start", description="which part of an over-long text is read"
     )
-    documents: Literal["auto", "line", "paragraph"] = Field(
+    document_separator: Literal["auto", "line", "paragraph"] = Field(
         "auto", description="what parts documents in a .txt file"
     )
-    classes: dict[str, list[str]] = Field(
+    label_map: dict[str, list[str]] = Field(
         {},
         description="classes made of a table's labels, e.g. {good = ['4', '5']}; rows with other labels are left out",
     )
-    unique: bool = Field(
+    deduplicate: bool = Field(
         False,
         description="pretraining: a document that stood before, in this text or another, is passed over",
     )
-    apart: list[str] = Field(
+    exclude_eval_texts_of: list[str] = Field(
         [],
         description="labelled sets whose validation and test texts are read by no training: built-in names or paths",
     )
-    max_ratio: float = Field(
+    max_length_ratio: float = Field(
         9.0,
         ge=0,
         description="translation: longer side of a pair to learn from over the shorter, in characters; 0 = any",
@@ -359,11 +371,11 @@ class RunConfig(Section):
 
     job: Job
     preset: str = "tiny"
-    body: BodyConfig = BodyConfig()
+    model: ModelConfig = ModelConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    lr_schedule: LrScheduleConfig = LrScheduleConfig()
     training: TrainingConfig = TrainingConfig()
     data: DataConfig = DataConfig()
 
@@ -372,7 +384,7 @@ class RunConfig(Section):
         return parse(RunConfig, merge(self.model_dump(), changes))
 
 
-TABLE_SETTINGS = ("classes",)  # settings that are tables by themselves
+TABLE_SETTINGS = ("label_map",)  # settings that are tables by themselves
 
 
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
@@ -388,7 +400,7 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
                 below = {name: old for name, old in below.items() if name not in BUDGETS}
             if key == "objective" and value.get("name", below.get("name")) != below.get("name"):
                 below = {}  # another objective has other settings
-            if key == "schedule" and value.get("warmup") is not None:
+            if key == "lr_schedule" and value.get("warmup_ratio") is not None:
                 below = {name: old for name, old in below.items() if name != "warmup_steps"}
             merged[key] = merge(below, value)
         else:
@@ -467,7 +479,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         section, dot, key = name.strip().partition(".")
         if not (sign and dot and key):
             raise ConfigError(
-                f"--set {assignment!r} is not section.key=value", hint="for example --set body.width=256"
+                f"--set {assignment!r} is not section.key=value",
+                hint="for example --set model.hidden_size=256",
             )
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]

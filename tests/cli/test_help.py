@@ -82,7 +82,7 @@ def test_training_commands_take_the_flags_that_people_type(name):
 
 
 def test_flags_have_the_defaults_of_the_schema_where_nothing_else_decides():
-    body = RunConfig(job="finetune").body
+    body = RunConfig(job="finetune").model
     others = [finetune_defaults(REFERENCE, body, "reuse"), finetune_defaults(REFERENCE, body, "fresh")]
     for preset in map(load_preset, preset_names()):
         others += [preset, preset.get("pretrain", {}), preset.get("finetune", {})]
@@ -115,8 +115,8 @@ def test_a_flag_reaches_its_setting_and_a_default_does_not(monkeypatch):
     assert isinstance(result.exception, ZeroDivisionError)
     assert seen["settings"] == {
         "optimizer": {"learning_rate": 0.5},
-        "training": {"batch_examples": 3, "device": "cpu", "seed": 4},
-        "data": {"strict": True},
+        "training": {"batch_size": 3, "device": "cpu", "seed": 4},
+        "data": {"on_bad_row": "error"},
     }
 
 

@@ -59,8 +59,8 @@ def test_the_commands_say_where_the_run_is(tmp_path, monkeypatch):
         f"a {'fine' if n % 2 else 'poor'} text {n}\t{'yes' if n % 2 else 'no'}\n" for n in range(40)
     )
     (tmp_path / "opinions.tsv").write_text("text\tlabel\n" + rows)
-    small = ["--set", "body.layers=1", "--set", "body.width=16", "--set", "body.attention_heads=1"]
-    read = ["pretrain", "corpus.txt=2", "--steps", "2", "--set", "tokenizer.vocabulary=300", *small]
+    small = ["--set", "model.num_layers=1", "--set", "model.hidden_size=16", "--set", "model.num_heads=1"]
+    read = ["pretrain", "corpus.txt=2", "--steps", "2", "--set", "tokenizer.vocab_size=300", *small]
     for words, place in (
         (read, "runs/corpus"),
         (read, "runs/corpus-2"),

@@ -21,7 +21,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADSTART_CACHE", str(folder / "cache"))
-        settings = {**QUICK, "training": {**QUICK["training"], "steps": 3}}
+        settings = {**QUICK, "training": {**QUICK["training"], "max_steps": 3}}
         pretrain([str(write_corpus(folder / "corpus.txt"))], folder / "base", settings=settings)
     return folder
 
@@ -51,14 +51,14 @@ def test_attention_prints_its_arrays_as_json(world):
 def test_pictures_are_drawn_where_they_are_asked_for(world, tmp_path):
     done = call("plot", "attention", world / "base", "a film", "--out", tmp_path / "a.html")
     assert f"plotted in {tmp_path / 'a.html'}" in done.output
-    call("plot", "masks", "--length", 6, "--out", tmp_path / "m.svg")
+    call("plot", "masks", "--max-length", 6, "--out", tmp_path / "m.svg")
     call("plot", "positions", world / "base", "--out", tmp_path / "p.svg")
     call(
         "plot",
         "heads",
         world / "base",
         world / "corpus.txt",
-        "--texts",
+        "--max-texts",
         10,
         "--out",
         tmp_path / "h.svg",
@@ -70,10 +70,10 @@ def test_pictures_are_drawn_where_they_are_asked_for(world, tmp_path):
 def test_masks_positions_and_heads_print_json_too(world):
     assert len(json.loads(call("plot", "masks", "--json").stdout)) == 6
     assert (
-        json.loads(call("plot", "positions", "--width", 8, "--length", 5, "--json").stdout)[0]["kind"]
+        json.loads(call("plot", "positions", "--width", 8, "--max-length", 5, "--json").stdout)[0]["kind"]
         == "sinusoidal"
     )
-    done = call("plot", "heads", world / "base", world / "corpus.txt", "--texts", 4, "--json")
+    done = call("plot", "heads", world / "base", world / "corpus.txt", "--max-texts", 4, "--json")
     study = json.loads(done.stdout)
     assert len(study["attention_heads"]) == 2
     assert study["attention_heads"][0]["low"] is None  # one part has no interval, and JSON no NaN

@@ -26,9 +26,9 @@ def test_the_lab_language_model_and_classifier_have_their_known_counts():
 
 def test_flags_reach_the_plan():
     found = planned(
-        "--preset", "small", "--objective", "causal-lm", "--vocab", 1000, "--batch", 7, "--length", 33,
+        "--preset", "small", "--objective", "causal-lm", "--vocab", 1000, "--batch", 7, "--max-length", 33,
         "--gpu", "rtx3060", "--tokens", 5000, "--epochs", 2, "--price", 1, "--precision", "float32",
-        "--optimizer", "adamw", "--set", "body.layers=3",
+        "--optimizer", "adamw", "--set", "model.num_layers=3",
     )  # fmt: skip
     blocks = {block["name"]: block for block in found["parameters"]["blocks"]}
     assert blocks["token table"]["total"] == 384_000
@@ -61,14 +61,14 @@ def test_a_gpu_that_does_not_exist_is_answered_with_the_nearest():
 
 
 def test_what_does_not_fit_says_what_to_change():
-    done = call("plan", "--preset", "small", "--gpu", "gtx 1050 ti", "--batch", 4096, "--length", 512)
+    done = call("plan", "--preset", "small", "--gpu", "gtx 1050 ti", "--batch", 4096, "--max-length", 512)
     assert "it does not fit" in done.stdout
-    assert "accumulate" in done.stdout
+    assert "gradient_accumulation_steps" in done.stdout
 
 
 @pytest.mark.slow
 def test_measuring_times_real_steps():
-    assert planned("--preset", "tiny", "--batch", 2, "--length", 16, "--calibrate")["time"]["measured"]
+    assert planned("--preset", "tiny", "--batch", 2, "--max-length", 16, "--calibrate")["time"]["measured"]
 
 
 @pytest.mark.slow

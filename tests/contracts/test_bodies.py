@@ -104,8 +104,10 @@ def test_a_full_batch_needs_no_mask_to_say_the_same(kind, shape):
 @pytest.mark.parametrize("kind", ATTENTIVE)
 @pytest.mark.parametrize("shape", ["modern", "lab"])
 def test_bodies_without_learned_positions_read_past_their_maximum(kind, shape):
-    short, batch = make_backbone(kind, shape, max_length=6), make_batch([20])
-    assert torch.allclose(short(batch), make_backbone(kind, shape, max_length=64)(batch), atol=1e-5)
+    short, batch = make_backbone(kind, shape, max_position_embeddings=6), make_batch([20])
+    assert torch.allclose(
+        short(batch), make_backbone(kind, shape, max_position_embeddings=64)(batch), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -188,7 +190,7 @@ def test_several_rows_read_one_source():
 def test_vectors_asked_for_at_some_places_are_those_that_stand_there(kind, shape):
     body, batch = make_backbone(kind, shape), make_batch([5, 9, 3])
     places = torch.tensor([0, 4, 10, 17, 18])  # real ones; the last row begins at 18
-    way = torch.randn(len(places), body.config.width)
+    way = torch.randn(len(places), body.config.hidden_size)
     found = body(batch, places)
     plain = body(batch).flatten(0, 1)[places]
     assert torch.allclose(found, plain, atol=1e-5)

@@ -33,10 +33,10 @@ def test_an_objective_learns_eight_examples_by_heart(name, kind):
     objective, model = make_model(name, kind)
     config = RunConfig(
         job="finetune",
-        body=tiny_config(kind),
+        model=tiny_config(kind),
         optimizer={"learning_rate": 1e-2, "weight_decay": 0.0},
-        schedule={"kind": "constant", "warmup": 0.0},
-        training={"steps": 250, "keep": "last"},
+        lr_schedule={"name": "constant", "warmup_ratio": 0.0},
+        training={"max_steps": 250, "checkpoint_selection": "last"},
     )
     loader = TextLoader(rows_for(objective, [10] * 8), batch_tokens=200)
     told = []

@@ -137,14 +137,12 @@ def call(*words):
 
 def test_the_command_tells_what_it_made(packages, tmp_path):
     out = tmp_path / "set"
-    code, said, _ = call(
-        "libreoffice-help", "--pair", "en-fr", "--out", out, "--packages", packages, "--json"
-    )
+    code, said, _ = call("libreoffice-help", "--pair", "en-fr", "--out", out, "--deb-dir", packages, "--json")
     found = json.loads(said)
     assert code == 0
     assert found["versions"]["libreoffice-help-en-us"] == "4:7.4-1"
     code, said, _ = call(
-        "libreoffice-help", "--pair", "fr-en", "--out", tmp_path / "b", "--packages", packages
+        "libreoffice-help", "--pair", "fr-en", "--out", tmp_path / "b", "--deb-dir", packages
     )
     assert code == 0
     assert "MPL-2.0" in said
@@ -193,7 +191,7 @@ def test_what_apt_cannot_do_is_said_with_a_hint(apt, tmp_path, download, names, 
 def test_without_apt_there_is_another_way(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, said, hint = call("libreoffice-help", "--pair", "en-fr", "--out", tmp_path / "set")
-    assert (code, "no apt-get here" in said, "--packages" in hint) == (2, True, True)
+    assert (code, "no apt-get here" in said, "--deb-dir" in hint) == (2, True, True)
 
 
 @pytest.mark.parametrize(
@@ -202,13 +200,13 @@ def test_without_apt_there_is_another_way(tmp_path, monkeypatch):
         (["libreoffice", "--pair", "en-fr", "--out", "new"], "no set is called 'libreoffice'"),
         (["libreoffice-help", "--pair", "en", "--out", "new"], "no pair of languages"),
         (["libreoffice-help", "--pair", "en-fr", "--out", "debs"], "already exists"),
-        (["libreoffice-help", "--pair", "en-fr", "--out", "new", "--packages", "nowhere"], "nowhere"),
+        (["libreoffice-help", "--pair", "en-fr", "--out", "new", "--deb-dir", "nowhere"], "nowhere"),
         (
-            ["libreoffice-help", "--pair", "en-de", "--out", "new", "--packages", "debs"],
+            ["libreoffice-help", "--pair", "en-de", "--out", "new", "--deb-dir", "debs"],
             "libreoffice-help-de",
         ),
-        (["libreoffice-help", "--pair", "en-fr", "--out", "new", "--packages", "few"], "too few"),
-        (["libreoffice-help", "--pair", "en-fr", "--out", "new", "--packages", "bare"], "no help pages"),
+        (["libreoffice-help", "--pair", "en-fr", "--out", "new", "--deb-dir", "few"], "too few"),
+        (["libreoffice-help", "--pair", "en-fr", "--out", "new", "--deb-dir", "bare"], "no help pages"),
     ],
 )
 def test_a_wrong_word_writes_nothing(packages, tmp_path, monkeypatch, words, problem):

@@ -3,7 +3,7 @@
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from headstart.config import BodyConfig, TokenizerConfig
+from headstart.config import ModelConfig, TokenizerConfig
 from headstart.convert.parity import SAMPLES, ExportBundle
 from headstart.data.tokenizer import train_tokenizer
 from headstart.models.model import build_model
@@ -16,15 +16,15 @@ SMALL = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": SIZE,
 }  # fmt: skip
 BERT_LIKE = {
-    "positions": "learned", "norm": "layer", "norm_first": False, "activation": "gelu", "biases": True,
-    "segments": True, "embedding_norm": True, "pooler": True, "lm_transform": True, "norm_epsilon": 1e-12,
+    "position_embedding": "learned", "norm": "layer", "norm_first": False, "activation": "gelu", "bias": True,
+    "token_type_embeddings": True, "embedding_norm": True, "pooler": True, "mlm_head_transform": True, "norm_eps": 1e-12,
 }  # fmt: skip
 GPT2_LIKE = {
-    "positions": "learned", "norm": "layer", "activation": "gelu-tanh", "biases": True, "head_biases": False,
+    "position_embedding": "learned", "norm": "layer", "activation": "gelu-tanh", "bias": True, "head_bias": False,
 }  # fmt: skip
 MODERN = {
-    "norm": "layer", "activation": "geglu", "embedding_norm": True, "first_norm": False, "window": 3,
-    "global_every": 2, "rotary_base": 160000.0, "lm_transform": True, "head_biases": True,
+    "norm": "layer", "activation": "geglu", "embedding_norm": True, "norm_first_layer": False, "sliding_window": 3,
+    "global_attn_every_n_layers": 2, "rope_theta": 160000.0, "mlm_head_transform": True, "head_bias": True,
 }  # fmt: skip
 
 
@@ -33,10 +33,16 @@ def make_bundle(
 ):
     """A model of ours with random weights, ready to leave."""
     torch.manual_seed(0)
-    words = train_tokenizer(TEXTS, TokenizerConfig(kind=tokenizer, vocabulary=SIZE))
+    words = train_tokenizer(TEXTS, TokenizerConfig(type=tokenizer, vocab_size=SIZE))
     asked = make(OBJECTIVES[objective], settings or {})
-    small = {"layers": 3, "width": 32, "attention_heads": 4, "feed_forward": 48, "max_length": 64}
-    shape = asked.resolve_backbone(BodyConfig(**{**small, **body}))
+    small = {
+        "num_layers": 3,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+    }
+    shape = asked.resolve_backbone(ModelConfig(**{**small, **body}))
     specs = asked.heads(shape, words.size, len(classes))
     model = stir(build_model(shape, words.size, specs)).eval()
     return ExportBundle(model, specs, words, list(classes) if "class" in specs else [], length, "start")

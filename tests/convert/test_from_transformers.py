@@ -84,7 +84,7 @@ def test_segments_are_the_same(tmp_path):
     segments = (torch.arange(30) > 4).long().expand(4, -1)
     wanted = hidden_of(model, tokens, real, token_type_ids=segments)
     assert float((wanted - ours_of(trained, tokens, real, segments))[real].abs().max()) < 1e-4
-    assert trained.info.config.body.pooler
+    assert trained.info.config.model.pooler
     assert sorted(found.dropped) == ["cls.seq_relationship.bias", "cls.seq_relationship.weight"]
     with torch.no_grad():
         pooled = model.bert(input_ids=tokens, attention_mask=real.long()).pooler_output
@@ -173,7 +173,7 @@ def test_old_rotary_settings_are_understood(tmp_path):
     import_model(tmp_path / "stock", tmp_path / "run")
     tokens, real = batch(2)
     trained = load_model(str(tmp_path / "run"))
-    assert trained.info.config.body.rotary_base == 700.0
+    assert trained.info.config.model.rope_theta == 700.0
     assert float((hidden_of(model, tokens, real) - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4
 
 

@@ -16,13 +16,13 @@ from tests.helpers.datasets import QUICK, write_labelled
 from tests.helpers.tiny_models import SHAPES
 
 VARIANTS = [
-    {"objective": "causal-lm", "qk_norm": True, "key_value_heads": 2},
-    {"objective": "classify", "kind": "causal"},
+    {"objective": "causal-lm", "qk_norm": True, "num_kv_heads": 2},
+    {"objective": "classify", "architecture": "causal"},
     {"objective": "classify", "settings": {"pooling": "mean+max"}, **SHAPES["lab"]},
     {"objective": "masked-lm+next-sentence", **BERT_LIKE},
     {"objective": "masked-lm", **MODERN},
     {"objective": "replaced-token", "positions": "none", "norm": "layer"},
-    {"objective": "classify", "kind": "cnn"},
+    {"objective": "classify", "architecture": "cnn"},
 ]
 
 
@@ -31,7 +31,7 @@ VARIANTS = [
     "words", VARIANTS, ids=lambda words: words["objective"] + "-" + words.get("kind", "auto")
 )
 def test_the_graph_gives_the_same_answers_at_any_batch_and_length(words, tmp_path):
-    bundle = make_bundle(**{"layers": 3 if "window" in words else 1, **words})
+    bundle = make_bundle(**{"num_layers": 3 if "sliding_window" in words else 1, **words})
     written = write_onnx(bundle, tmp_path)
     assert written.difference < 1e-4
     session = open_session(tmp_path / GRAPH)
@@ -52,7 +52,11 @@ def test_the_graph_gives_the_same_answers_at_any_batch_and_length(words, tmp_pat
 def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classifier")
     table = write_labelled(folder / "table.tsv")
-    settings = {**QUICK, "training": {**QUICK["training"], "steps": 30}, "optimizer": {"learning_rate": 3e-3}}
+    settings = {
+        **QUICK,
+        "training": {**QUICK["training"], "max_steps": 30},
+        "optimizer": {"learning_rate": 3e-3},
+    }
     finetune("scratch", str(table), folder / "run", settings=settings)
     texts = [line.split("\t")[0] for line in table.read_text("utf-8").splitlines()[1:]]
     texts += ["naïve café 日本 😀", "x", "[CLS] [PAD]", "long " * 200]
@@ -73,7 +77,7 @@ def test_the_engine_onnx_predicts_what_torch_predicts(classifier):
     with pytest.raises(HeadstartError, match="is an ONNX export"):
         predict(str(classifier / "graph"), str(classifier / "texts.txt"))
     with pytest.raises(HeadstartError, match="'training'"):
-        predict(str(classifier / "graph"), "-", engine="onnx", settings={"training": {"length": 9}})
+        predict(str(classifier / "graph"), "-", engine="onnx", settings={"training": {"max_length": 9}})
     (classifier / "graph" / GRAPH).write_bytes(b"torn")
     with pytest.raises(HeadstartError, match="cannot be read"):
         predict(str(classifier / "graph"), "-", engine="onnx")

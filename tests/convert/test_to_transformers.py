@@ -23,32 +23,35 @@ VARIANTS = [
     ("LlamaForCausalLM", {"objective": "causal-lm"}),
     (
         "LlamaForCausalLM",
-        {"objective": "causal-lm", "tied": False, "activation": "geglu", "tokenizer": "wordpiece"},
+        {"objective": "causal-lm", "tie_embeddings": False, "activation": "geglu", "tokenizer": "wordpiece"},
     ),
-    ("LlamaForCausalLM", {"objective": "causal-lm", "key_value_heads": 2, "rotary_base": 500.0}),
-    ("LlamaForCausalLM", {"objective": "causal-lm", "biases": True, "head_biases": False}),
-    ("LlamaForSequenceClassification", {"objective": "classify", "kind": "causal"}),
+    ("LlamaForCausalLM", {"objective": "causal-lm", "num_kv_heads": 2, "rope_theta": 500.0}),
+    ("LlamaForCausalLM", {"objective": "causal-lm", "bias": True, "head_bias": False}),
+    ("LlamaForSequenceClassification", {"objective": "classify", "architecture": "causal"}),
     (
         "LlamaForSequenceClassification",
-        {"objective": "classify", "kind": "causal", "tokenizer": "characters"},
+        {"objective": "classify", "architecture": "causal", "tokenizer": "characters"},
     ),
-    ("EuroBertForMaskedLM", {"objective": "masked-lm", "norm_epsilon": 1e-6}),
+    ("EuroBertForMaskedLM", {"objective": "masked-lm", "norm_eps": 1e-6}),
     (
         "EuroBertForMaskedLM",
-        {"objective": "masked-lm", "tied": False, "biases": True, "tokenizer": "unigram"},
+        {"objective": "masked-lm", "tie_embeddings": False, "bias": True, "tokenizer": "unigram"},
     ),
     ("EuroBertForMaskedLM", {"objective": "causal+masked", "attention_dropout": 0.1}),
     ("EuroBertForSequenceClassification", {"objective": "classify", "tokenizer": "unigram"}),
     ("EuroBertForSequenceClassification", {"objective": "classify", "settings": {"pooling": "first"}}),
-    ("EuroBertForSequenceClassification", {"objective": "classify", "biases": True, "tied": False}),
+    ("EuroBertForSequenceClassification", {"objective": "classify", "bias": True, "tie_embeddings": False}),
     ("BertForMaskedLM", {"objective": "masked-lm", **BERT_LIKE}),
-    ("BertForMaskedLM", {"objective": "masked-lm", **BERT_LIKE, "pooler": False, "segments": False}),
+    (
+        "BertForMaskedLM",
+        {"objective": "masked-lm", **BERT_LIKE, "pooler": False, "token_type_embeddings": False},
+    ),
     ("BertForPreTraining", {"objective": "masked-lm+next-sentence", "tokenizer": "wordpiece", **BERT_LIKE}),
     ("BertForNextSentencePrediction", {"objective": "next-sentence", **BERT_LIKE}),
     ("BertForSequenceClassification", {"objective": "classify", "settings": POOLER, **BERT_LIKE}),
     ("ModernBertForMaskedLM", {"objective": "masked-lm", **MODERN}),
     ("GPT2LMHeadModel", {"objective": "causal-lm", **GPT2_LIKE}),
-    ("GPT2ForSequenceClassification", {"objective": "classify", "kind": "causal", **GPT2_LIKE}),
+    ("GPT2ForSequenceClassification", {"objective": "classify", "architecture": "causal", **GPT2_LIKE}),
 ]
 
 
@@ -159,7 +162,7 @@ def test_there_and_back_again_gives_the_same_vectors(name, words, tmp_path):
     ]
     from headstart.models.bodies import BODIES
 
-    body = BODIES[back.config.kind](back.config, back.vocab_size).eval()
+    body = BODIES[back.config.architecture](back.config, back.vocab_size).eval()
     body.load_state_dict(
         {
             key.removeprefix("backbone."): weight

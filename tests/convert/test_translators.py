@@ -26,13 +26,13 @@ from tests.convert.hf_models import SIZE, TEXTS, make_bundle, stir
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
 
 VASWANI = {
-    "kind": "encoder-decoder", "positions": "sinusoidal", "norm": "layer", "norm_first": False, "activation": "relu",
-    "biases": True, "scale_embedding": True, "layers": 2,
+    "architecture": "encoder-decoder", "position_embedding": "sinusoidal", "norm": "layer", "norm_first": False, "activation": "relu",
+    "bias": True, "scale_embedding": True, "num_layers": 2,
 }  # fmt: skip
 SHAPES = {
     "vaswani": {},
-    "untied": {"tied": False},
-    "deep-encoder": {"layers": 3, "decoder_layers": 1},
+    "untied": {"tie_embeddings": False},
+    "deep-encoder": {"num_layers": 3, "num_decoder_layers": 1},
     "gelu": {"activation": "gelu"},
     "gelu-tanh-unscaled": {"activation": "gelu-tanh", "scale_embedding": False},
 }
@@ -45,8 +45,8 @@ def make_translator(tokenizer="bpe", own_sources=False, **body):
     bundle = make_bundle("translate", tokenizer, length=64, **{**VASWANI, **body})
     if not own_sources:
         return bundle
-    words = train_tokenizer(TEXTS, TokenizerConfig(kind="bpe", vocabulary=SIZE - 20))
-    shape = bundle.config.model_copy(update={"source_vocabulary": words.size})
+    words = train_tokenizer(TEXTS, TokenizerConfig(type="bpe", vocab_size=SIZE - 20))
+    shape = bundle.config.model_copy(update={"source_vocab_size": words.size})
     specs = Seq2Seq().heads(shape, bundle.tokenizer.size, 0)
     model = stir(build_model(shape, bundle.tokenizer.size, specs)).eval()
     return ExportBundle(model, specs, bundle.tokenizer, [], 64, "start", words)
@@ -126,7 +126,7 @@ def test_every_weight_of_a_block_has_its_place():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"norm_first": True}, {"positions": "learned"}, {"biases": False}, {"norm_epsilon": 1e-6}]
+    "setting", [{"norm_first": True}, {"positions": "learned"}, {"bias": False}, {"norm_eps": 1e-6}]
 )
 def test_what_marian_has_not_is_named(tmp_path, setting):
     name, value = next(iter(setting.items()))
@@ -137,8 +137,8 @@ def test_what_marian_has_not_is_named(tmp_path, setting):
 
 
 def test_what_does_not_fit_elsewhere_is_refused(tmp_path):
-    with pytest.raises(RunError, match=r"CTranslate2 has no body\.positions=rotary"):
-        write_ctranslate2(make_translator(positions="rotary"), tmp_path)
+    with pytest.raises(RunError, match=r"CTranslate2 has no model\.position_embedding=rotary"):
+        write_ctranslate2(make_translator(position_embedding="rotary"), tmp_path)
     with pytest.raises(RunError, match="only translators can be exported"):
         write_ctranslate2(make_bundle("causal-lm"), tmp_path)
     with pytest.raises(RunError, match="reads two texts"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headstart.config import BodyConfig, resolve
+from headstart.config import ModelConfig, resolve
 from headstart.convert import FAMILIES
 from headstart.convert.weight_map import export_weights, find_class, import_weights, weight_rules
 from headstart.errors import RunError
@@ -13,36 +13,45 @@ from tests.convert.hf_models import BERT_LIKE, GPT2_LIKE, MODERN, make_bundle
 from tests.helpers.tiny_models import tiny_config
 
 BODIES = {
-    "llama": {"kind": "causal"},
-    "eurobert": {"kind": "bidirectional", "biases": True, "key_value_heads": 1},
-    "bert": {"kind": "bidirectional", **BERT_LIKE},
-    "modernbert": {"kind": "bidirectional", **MODERN},
-    "gpt2": {"kind": "causal", **GPT2_LIKE},
+    "llama": {"architecture": "causal"},
+    "eurobert": {"architecture": "bidirectional", "bias": True, "num_kv_heads": 1},
+    "bert": {"architecture": "bidirectional", **BERT_LIKE},
+    "modernbert": {"architecture": "bidirectional", **MODERN},
+    "gpt2": {"architecture": "causal", **GPT2_LIKE},
 }
 
 
 # Dropout acts in training only, and the last ones belong to backbones that are no single Transformer stack.
-WITHOUT_EFFECT = ("dropout", "attention_dropout", "kernel", "dilated", "decoder_layers", "source_vocabulary")
+WITHOUT_EFFECT = (
+    "dropout",
+    "attention_dropout",
+    "kernel_size",
+    "dilation",
+    "num_decoder_layers",
+    "source_vocab_size",
+)
 ALL = list(FAMILIES.values())
 
 
 @pytest.mark.parametrize("family", ALL, ids=lambda family: family.name)
 def test_every_setting_of_the_model_is_supported_converted_or_without_effect(family):
     of_heads = (
-        {"tied", "lm_transform", "head_biases"}
+        {"tie_embeddings", "mlm_head_transform", "head_bias"}
         if any(c.supported for c in family.classes.values())
         else set()
     )
-    of_windows = {"global_every", "window_rotary_base"} if "window" in family.supported else set()
+    of_windows = (
+        {"global_attn_every_n_layers", "local_rope_theta"} if "sliding_window" in family.supported else set()
+    )
     known = {*family.supported, *family.keys, *family.other_keys, *WITHOUT_EFFECT, *of_heads, *of_windows}
     if family.supported["positions"] == ("learned",):
-        known.add("rotary_base")
-    assert set(BodyConfig.model_fields) - known == set()
+        known.add("rope_theta")
+    assert set(ModelConfig.model_fields) - known == set()
 
 
 @pytest.mark.parametrize("family", ALL, ids=lambda family: family.name)
 def test_exported_weights_can_be_imported_again(family):
-    body = tiny_config(**BODIES.get(family.model_type, BODIES["bert"]), layers=3)
+    body = tiny_config(**BODIES.get(family.model_type, BODIES["bert"]), num_layers=3)
     assert family.mismatches(body) == []
     torch.manual_seed(0)
     model = build_model(body, 40, {"lm": HeadSpec("lm", 40)})
@@ -58,28 +67,33 @@ def test_exported_weights_can_be_imported_again(family):
 
 CHANGES = {
     "positions": "sinusoidal", "norm": "layer", "norm_first": False, "activation": "relu2", "qk_norm": True,
-    "scale_embedding": True, "segments": True, "embedding_norm": True, "pooler": True, "window": 4, "kind": "cnn",
+    "scale_embedding": True, "token_type_embeddings": True, "embedding_norm": True, "pooler": True, "sliding_window": 4, "architecture": "cnn",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
 @pytest.mark.parametrize("kind", ["causal", "bidirectional"])
 def test_an_unsupported_setting_is_named(name, kind):
-    body = tiny_config(**{"kind": kind, name: CHANGES[name]})
+    body = tiny_config(**{"architecture": kind, name: CHANGES[name]})
     with pytest.raises(RunError) as caught:
         find_class(ALL, body, {"lm": HeadSpec("lm", 40)})
     word = str(CHANGES[name]).lower() if isinstance(CHANGES[name], bool) else str(CHANGES[name])
-    assert f"body.{name}={word}" in str(caught.value)
+    assert f"model.{name}={word}" in str(caught.value)
     assert "--preset tiny" in caught.value.hint
     assert "--to onnx" in caught.value.hint
 
 
 def test_the_course_lab_is_refused_and_the_nearest_preset_named():
     config = resolve("pretrain", "lab")
-    specs = make_objective(config.objective).heads(config.body, 50_001, 0)
+    specs = make_objective(config.objective).heads(config.model, 50_001, 0)
     with pytest.raises(RunError) as caught:
-        find_class(ALL, config.body, specs)
-    for part in ("Llama", "body.positions=sinusoidal", "body.norm_first=false", "body.scale_embedding=true"):
+        find_class(ALL, config.model, specs)
+    for part in (
+        "Llama",
+        "model.position_embedding=sinusoidal",
+        "model.norm_first=false",
+        "model.scale_embedding=true",
+    ):
         assert part in str(caught.value)
     assert "--preset tiny --objective causal-lm" in caught.value.hint
 
@@ -89,7 +103,7 @@ def test_the_course_lab_is_refused_and_the_nearest_preset_named():
 def test_presets_can_be_exported(preset, job):
     config = resolve(job, preset)
     objective = make_objective(config.objective)
-    body = objective.resolve_backbone(config.body)
+    body = objective.resolve_backbone(config.model)
     family, _ = find_class(ALL, body, objective.heads(body, 40, 2))
     assert family.name == ("BERT" if preset == "bert" else "EuroBERT")
 
@@ -109,11 +123,11 @@ def test_presets_can_be_exported(preset, job):
         ),
         (
             {"objective": "classify", "settings": {"projection": "linear"}},
-            "objective.projection=linear",
-            "objective.projection=dense",
+            "objective.head_hidden_layer=linear",
+            "objective.head_hidden_layer=dense",
         ),
         (
-            {"objective": "classify", "kind": "causal", "settings": {"pooling": "mean"}},
+            {"objective": "classify", "architecture": "causal", "settings": {"pooling": "mean"}},
             "objective.pooling=mean",
             "objective.pooling=last",
         ),
@@ -122,20 +136,24 @@ def test_presets_can_be_exported(preset, job):
         ({"objective": "replaced-token"}, "replaced tokens", "--to onnx"),
         ({"objective": "next-sentence"}, "pairs of texts", "--to onnx"),
         (
-            {"objective": "causal-lm", "biases": True},
-            "body.head_biases=true",
-            "body.head_biases=false",
+            {"objective": "causal-lm", "bias": True},
+            "model.head_bias=true",
+            "model.head_bias=false",
         ),
         (
-            {"objective": "masked-lm", **BERT_LIKE, "lm_transform": False},
-            "body.lm_transform=false",
-            "lm_transform=true",
+            {"objective": "masked-lm", **BERT_LIKE, "mlm_head_transform": False},
+            "model.mlm_head_transform=false",
+            "mlm_head_transform=true",
         ),
-        ({"objective": "masked-lm", **BERT_LIKE, "tied": False}, "body.tied=false", "body.tied=true"),
+        (
+            {"objective": "masked-lm", **BERT_LIKE, "tie_embeddings": False},
+            "model.tie_embeddings=false",
+            "model.tie_embeddings=true",
+        ),
         (
             {"objective": "next-sentence", **BERT_LIKE, "pooler": False},
-            "body.pooler=false",
-            "body.pooler=true",
+            "model.pooler=false",
+            "model.pooler=true",
         ),
     ],
 )

@@ -26,7 +26,7 @@ TEXTS = [
 
 @cache
 def learnt(lowercase: bool = False) -> Tokenizer:
-    return train_tokenizer(TEXTS, TokenizerConfig(kind="bpe", vocabulary=420, lowercase=lowercase))
+    return train_tokenizer(TEXTS, TokenizerConfig(type="bpe", vocab_size=420, lowercase=lowercase))
 
 
 def chance(*numbers: int) -> np.random.Generator:
@@ -91,10 +91,10 @@ def test_splits_come_as_often_as_the_definition_says(word, rate):
 
 @pytest.mark.parametrize("kind", ["unigram", "wordpiece", "characters"])
 def test_other_kinds_of_tokenizer_are_refused_with_a_way_out(kind):
-    tokenizer = train_tokenizer(TEXTS, TokenizerConfig(kind=kind, vocabulary=200))
+    tokenizer = train_tokenizer(TEXTS, TokenizerConfig(type=kind, vocab_size=200))
     with pytest.raises(ConfigError, match=f"needs a bpe tokenizer, and this one is {kind}") as caught:
         MergeDropout(tokenizer)
-    assert "training.cutoff" in caught.value.hint
+    assert "training.token_cutoff" in caught.value.hint
 
 
 def test_a_tokenizer_that_does_more_than_merge_is_refused(tmp_path):

@@ -181,7 +181,7 @@ def test_skips_are_kept_and_strict_refuses_them(tmp_path):
     path = write_table(tmp_path / "t.tsv", [*rows_of("no", "yes"), ("", "no")])
     assert load_dataset(path, CONFIG).skips[0].origin == "t.tsv:402"
     with pytest.raises(DataError, match=r"t.tsv:402"):
-        load_dataset(path, DataConfig(strict=True))
+        load_dataset(path, DataConfig(on_bad_row="error"))
 
 
 @pytest.mark.parametrize(

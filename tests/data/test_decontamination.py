@@ -60,7 +60,7 @@ def test_held_out_texts_are_in_no_split_and_in_no_fold(judged):
     dataset = without_apart(load_dataset(str(judged / "all.tsv"), DataConfig()), [str(judged)])
     odd = {f"text number {n} is here" for n in range(1, 400, 2)}
     assert {row.text for rows in dataset.splits.values() for row in rows} == odd
-    assert dataset.notes[-1] == "200 rows left out: data.apart keeps their texts for judging"
+    assert dataset.notes[-1] == "200 rows left out: data.exclude_eval_texts_of keeps their texts for judging"
     for fold in stratified_folds(dataset, 2):
         assert {row.text for row in fold.train + fold.valid} == odd
 
@@ -68,5 +68,5 @@ def test_held_out_texts_are_in_no_split_and_in_no_fold(judged):
 def test_a_set_that_is_all_held_out_is_told(judged):
     lines = (judged / "test.tsv").read_text().splitlines()
     (judged / "copy.tsv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match=r"that data\.apart leaves"):
+    with pytest.raises(DataError, match=r"that data\.exclude_eval_texts_of leaves"):
         without_apart(load_dataset(str(judged / "copy.tsv"), DataConfig()), [str(judged)])

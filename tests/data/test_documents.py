@@ -42,21 +42,27 @@ def test_each_kind_of_file_is_read_plain_and_compressed(tmp_path, name, ending):
 def test_each_line_that_is_not_blank_is_a_document(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("lines") / "a.txt"
     path.write_bytes("\n".join(rows).encode())
-    documents = open_documents(str(path), DataConfig(documents="line"))
+    documents = open_documents(str(path), DataConfig(document_separator="line"))
     assert [row.removesuffix("\r") for row in rows if row.strip()] == [*documents]
 
 
 def test_paragraphs_keep_their_inner_line_ends(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("\none\ntwo\n\n \n\nthree\n")
-    assert list(open_documents(str(path), DataConfig(documents="paragraph"))) == ["one\ntwo", "three"]
+    assert list(open_documents(str(path), DataConfig(document_separator="paragraph"))) == [
+        "one\ntwo",
+        "three",
+    ]
 
 
 def test_an_endless_paragraph_is_cut_at_a_line_end(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LONGEST_DOCUMENT", 8)
     path = tmp_path / "a.txt"
     path.write_text("12345\n12345\n12345\n")
-    assert list(open_documents(str(path), DataConfig(documents="paragraph"))) == ["12345\n12345", "12345"]
+    assert list(open_documents(str(path), DataConfig(document_separator="paragraph"))) == [
+        "12345\n12345",
+        "12345",
+    ]
 
 
 @given(st.integers(1, 400), st.data())
@@ -81,9 +87,9 @@ def test_the_choice_of_separator_is_told_and_can_be_made(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n\n" * 9)
     chosen = open_documents(str(path), CONFIG)
-    assert "data.documents=paragraph" in chosen.notes[0]
+    assert "data.document_separator=paragraph" in chosen.notes[0]
     assert len(list(chosen)) == 9
-    forced = open_documents(str(path), DataConfig(documents="line"))
+    forced = open_documents(str(path), DataConfig(document_separator="line"))
     assert (forced.notes, len(list(forced))) == ([], 18)
     assert forced.fingerprint != chosen.fingerprint
 
@@ -143,7 +149,7 @@ def test_rows_that_cannot_be_used_are_counted_by_reason(tmp_path):
         assert sorted(documents.skips.values()) == [1, 2]
         assert documents.skips["the text is empty"] == 2
     with pytest.raises(DataError, match=r"a\.tsv:3"):
-        list(open_documents(str(path), DataConfig(strict=True)))
+        list(open_documents(str(path), DataConfig(on_bad_row="error")))
 
 
 def test_broken_utf8_names_file_and_line(tmp_path):

@@ -21,7 +21,7 @@ SPECIAL = np.isin(np.arange(VOCABULARY.size), list(VOCABULARY.special_ids))
 
 @cache
 def learnt() -> Tokenizer:
-    return train_tokenizer(TEXTS, TokenizerConfig(kind="bpe", vocabulary=400))
+    return train_tokenizer(TEXTS, TokenizerConfig(type="bpe", vocab_size=400))
 
 
 def plain_rows(length: int) -> list[Row]:
@@ -30,7 +30,7 @@ def plain_rows(length: int) -> list[Row]:
 
 
 def loader(length=64, **training):
-    settings = TrainingConfig(length=length, **{"batch_tokens": 300, "seed": 3, **training})
+    settings = TrainingConfig(max_length=length, **{"tokens_per_batch": 300, "seed": 3, **training})
     return training_loader(plain_rows(length), TEXTS, learnt(), settings, DataConfig())
 
 
@@ -61,7 +61,7 @@ def test_what_an_epoch_reads_depends_on_seed_and_epoch_alone(changes):
 
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "+".join(changes))
 def test_every_text_is_read_once_within_the_budget_and_with_its_label(changes):
-    fresh = loader(**changes, length=40)
+    fresh = loader(**changes, max_length=40)
     for epoch in range(3):
         batches = fresh.batches(epoch)
         assert len(batches) == fresh.count(epoch)

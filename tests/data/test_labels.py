@@ -49,7 +49,7 @@ def test_classes_that_no_row_has_are_answered_with_the_labels_that_there_are():
 def test_a_whole_table_is_read_under_other_classes(tmp_path):
     rows = "".join(f"text number {n} is here\t{n % 6}.0\n" for n in range(120))
     (tmp_path / "stars.tsv").write_text("text\tstars\n" + rows)
-    dataset = load_dataset(str(tmp_path / "stars.tsv"), DataConfig(label_column="stars", classes=STARS))
+    dataset = load_dataset(str(tmp_path / "stars.tsv"), DataConfig(label_column="stars", label_map=STARS))
     assert dataset.classes == ["negative", "positive"]
     assert sum(dataset.balance(split)["positive"] for split in ("train", "valid")) == 40
 
@@ -57,7 +57,7 @@ def test_a_whole_table_is_read_under_other_classes(tmp_path):
 def test_a_table_may_have_the_classes_themselves_as_labels():
     rows = [Example("a", "positive"), Example("b", "negative")]
     assert map_labels(rows, STARS, HERE) == rows
-    mixed = [*rows, Example("c", "5")]  # the labels of data.classes are there, so they count alone
+    mixed = [*rows, Example("c", "5")]  # the labels of data.label_map are there, so they count alone
     assert [row.text for row in map_labels(mixed, STARS, HERE)] == ["c"]
     for labels in (["positive", "neutral"], []):
         with pytest.raises(DataError):
@@ -65,10 +65,10 @@ def test_a_table_may_have_the_classes_themselves_as_labels():
 
 
 def test_classes_that_are_set_replace_those_of_before():
-    run = RunConfig(job="finetune", data={"classes": {"good": ["5"]}})
-    assert run.with_({"data": {"classes": {"bad": ["1"]}}}).data.classes == {"bad": ["1"]}
-    assert run.with_({"data": {"classes": {}}}).data.classes == {}
-    assert run.with_({"data": {"keep": "both"}}).data.classes == {"good": ["5"]}
+    run = RunConfig(job="finetune", data={"label_map": {"good": ["5"]}})
+    assert run.with_({"data": {"label_map": {"bad": ["1"]}}}).data.label_map == {"bad": ["1"]}
+    assert run.with_({"data": {"label_map": {}}}).data.label_map == {}
+    assert run.with_({"data": {"truncation_side": "both"}}).data.label_map == {"good": ["5"]}
 
 
 def test_long_numbers_are_told_apart():

@@ -113,7 +113,7 @@ def parts(tmp_path):
     for name, lines in texts.items():
         (tmp_path / f"{name}.txt").write_text("\n".join(lines) + "\n")
     documents = [open_documents(str(tmp_path / f"{name}.txt"), DataConfig()) for name in texts]
-    tokenizer = train_tokenizer(first, TokenizerConfig(vocabulary=300))
+    tokenizer = train_tokenizer(first, TokenizerConfig(vocab_size=300))
     return [prepare(each, tokenizer, tmp_path / "cache") for each in documents], tokenizer
 
 

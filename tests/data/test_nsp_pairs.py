@@ -78,7 +78,7 @@ def test_what_is_a_sentence_is_a_setting():
 def test_a_corpus_without_sentence_breaks_is_refused_with_a_hint():
     with pytest.raises(DataError) as caught:
         PairLoader(Documents([[20, 21, 22], [30, 31]]), "sentence", VOCABULARY, 16, 64, seed=0)
-    assert "objective.sentences=document" in caught.value.hint
+    assert "objective.nsp_unit=document" in caught.value.hint
 
 
 def test_the_same_seed_and_epoch_give_the_same_pairs():

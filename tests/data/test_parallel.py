@@ -28,7 +28,7 @@ from tests.helpers.parallel_datasets import TASKS, write_aligned, write_parallel
 
 PAIR = ("en", "de")
 PLAIN = DataConfig()
-ANY_RATIO = DataConfig(max_ratio=0)
+ANY_RATIO = DataConfig(max_length_ratio=0)
 SEVERAL = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -220,7 +220,7 @@ def test_pairs_that_cannot_be_used_are_counted_and_named(tmp_path):
     de = ["eins", "zwei", "\t", "", "5"]
     data = put(tmp_path, train__en=en, train__de=de, valid__en=["v"], valid__de=["v " * 99])
     found = load(data)
-    ratio = "one side has over 9 times the characters of the other (data.max_ratio)"
+    ratio = "one side has over 9 times the characters of the other (data.max_length_ratio)"
     assert found.skips == [
         SkippedRow("train.en:2", "source is empty"),
         SkippedRow("train.en:3", "target is empty"),
@@ -231,8 +231,8 @@ def test_pairs_that_cannot_be_used_are_counted_and_named(tmp_path):
     assert len(found.valid) == 1, "what is judged on is kept whole"
     assert len(load(data, config=ANY_RATIO).train) == 2
     for config, line in (
-        (DataConfig(strict=True), ":2: source is empty"),
-        (DataConfig(strict=True, max_ratio=2), ":2"),
+        (DataConfig(on_bad_row="error"), ":2: source is empty"),
+        (DataConfig(on_bad_row="error", max_length_ratio=2), ":2"),
     ):
         with pytest.raises(DataError, match=line):
             load(data, config=config)
@@ -241,7 +241,7 @@ def test_pairs_that_cannot_be_used_are_counted_and_named(tmp_path):
 def test_strictness_also_holds_for_the_ratio(tmp_path):
     data = put(tmp_path, train__en=["a" * 90, "b"], train__de=["c", "d"], valid__en=["v"], valid__de=["w"])
     with pytest.raises(DataError, match=r"train\.en:1: one side has over 9 times") as caught:
-        load(data, config=DataConfig(strict=True))
+        load(data, config=DataConfig(on_bad_row="error"))
     assert "--strict" in caught.value.hint
 
 
@@ -258,7 +258,7 @@ def test_strictness_also_holds_for_the_ratio(tmp_path):
 def test_short_lines_and_dense_scripts_pass_and_absurd_lengths_do_not(source, target, is_fine):
     there, back = length_ratio(PairExample(source, target)), length_ratio(PairExample(target, source))
     assert there == back >= 1
-    assert (there <= PLAIN.max_ratio) == is_fine
+    assert (there <= PLAIN.max_length_ratio) == is_fine
 
 
 def test_a_pair_that_is_its_own_translation_is_kept(tmp_path):
@@ -385,7 +385,7 @@ BROKEN = st.lists(
 def test_broken_files_raise_nothing_but_data_errors_with_hints(tmp_path, contents, is_strict):
     for language, content in zip(PAIR, contents, strict=True):
         (tmp_path / f"train.{language}").write_bytes(content)
-    found = load_or_error(str(tmp_path), config=DataConfig(strict=is_strict))
+    found = load_or_error(str(tmp_path), config=DataConfig(on_bad_row="error" if is_strict else "skip"))
     if isinstance(found, DataError):
         assert found.hint
         return

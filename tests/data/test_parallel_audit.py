@@ -159,7 +159,7 @@ def test_the_command_audits_parallel_text(folder):
 
 
 def test_tokens_are_counted_where_a_tokenizer_is_given(folder):
-    code, said, _ = call("audit", folder, "--pair", "en-de", "--tokenizer", "characters", "--length", "9", "--json")  # fmt: skip
+    code, said, _ = call("audit", folder, "--pair", "en-de", "--tokenizer", "characters", "--max-length", "9", "--json")  # fmt: skip
     found = json.loads(said)
     assert code == 0
     side = found["splits"]["train"]["sides"]["de"]
@@ -173,10 +173,10 @@ def test_tokens_are_counted_where_a_tokenizer_is_given(folder):
     [
         (["--pair", "en"], "no pair of languages"),
         (["--pair", "en-fr"], "no en and fr side by side; it has de, en"),
-        (["--pair", "en-de", "--labels", "5"], "--labels goes with labelled data"),
+        (["--pair", "en-de", "--train-size", "5"], "--train-size goes with labelled data"),
         (["--pair", "en-de", "--text-column", "x"], "--text-column goes with labelled data"),
-        (["--pair", "en-de", "--set", "body.width=2"], "an audit has no setting 'body'"),
-        (["--pair", "en-de", "--set", "data.max_ratio=-1"], "max_ratio in data"),
+        (["--pair", "en-de", "--set", "model.hidden_size=2"], "an audit has no setting 'model'"),
+        (["--pair", "en-de", "--set", "data.max_length_ratio=-1"], "max_length_ratio in data"),
         (["--pair", "en-de", "--tokenizer", "bep"], "bep"),
         ([], "no table called train"),
     ],

@@ -19,7 +19,7 @@ from headstart.data.token_stream import join
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import DataError, RunError
 
-TOKENIZER = train_tokenizer(["some words to learn from"], TokenizerConfig(vocabulary=261))
+TOKENIZER = train_tokenizer(["some words to learn from"], TokenizerConfig(vocab_size=261))
 LINES = [f"document number {number} of the corpus" for number in range(3000)]
 
 
@@ -33,7 +33,7 @@ def small(monkeypatch):
 def write(folder: Path, lines: list[str]) -> Documents:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "corpus.txt").write_text("\n".join(lines), encoding="utf-8")
-    return open_documents(str(folder / "corpus.txt"), DataConfig(documents="line"))
+    return open_documents(str(folder / "corpus.txt"), DataConfig(document_separator="line"))
 
 
 def rows(stream):
@@ -116,7 +116,7 @@ def test_the_second_preparation_reads_nothing(small, tmp_path, monkeypatch):
 def test_another_text_or_tokenizer_gets_another_place(small, tmp_path):
     one = prepare(write(tmp_path / "a", LINES), TOKENIZER, tmp_path / "cache")
     two = prepare(write(tmp_path / "b", LINES[1:]), TOKENIZER, tmp_path / "cache")
-    other = train_tokenizer(["other words, other words"], TokenizerConfig(vocabulary=265))
+    other = train_tokenizer(["other words, other words"], TokenizerConfig(vocab_size=265))
     three = prepare(write(tmp_path / "a", LINES), other, tmp_path / "cache")
     assert len({one.folder, two.folder, three.folder}) == 3
 

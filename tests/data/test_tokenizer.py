@@ -27,7 +27,7 @@ TEXTS = [
     "un été à la plage, l'hiver à la montagne !",
 ] * 5
 
-TRAINED = {kind: train_tokenizer(TEXTS, TokenizerConfig(kind=kind, vocabulary=320)) for kind in TOKENIZERS}
+TRAINED = {kind: train_tokenizer(TEXTS, TokenizerConfig(type=kind, vocab_size=320)) for kind in TOKENIZERS}
 BPE = TRAINED["bpe"]
 
 each_kind = pytest.mark.parametrize("kind", TOKENIZERS)
@@ -111,7 +111,7 @@ def test_a_saved_tokenizer_is_the_same_when_loaded_or_pickled(kind, tmp_path):
 
 @each_kind
 def test_the_same_texts_give_the_same_tokenizer(kind):
-    again = train_tokenizer(TEXTS, TokenizerConfig(kind=kind, vocabulary=320))
+    again = train_tokenizer(TEXTS, TokenizerConfig(type=kind, vocab_size=320))
     assert again.fingerprint == TRAINED[kind].fingerprint
 
 
@@ -119,7 +119,7 @@ def test_the_same_texts_give_the_same_tokenizer(kind):
 def test_another_process_with_one_thread_learns_the_same_tokenizers():
     program = (
         "from headstart.config import TokenizerConfig; from headstart.data.tokenizer import *\n"
-        f"for kind in TOKENIZERS: print(train_tokenizer({TEXTS!r}, TokenizerConfig(kind=kind, vocabulary=320)).fingerprint)"
+        f"for kind in TOKENIZERS: print(train_tokenizer({TEXTS!r}, TokenizerConfig(type=kind, vocab_size=320)).fingerprint)"
     )
     environment = {"RAYON_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}
     answer = subprocess.run(
@@ -130,7 +130,7 @@ def test_another_process_with_one_thread_learns_the_same_tokenizers():
 
 @each_kind
 def test_case_is_folded_when_asked(kind):
-    tokenizer = train_tokenizer(TEXTS, TokenizerConfig(kind=kind, vocabulary=320, lowercase=True))
+    tokenizer = train_tokenizer(TEXTS, TokenizerConfig(type=kind, vocab_size=320, lowercase=True))
     upper, lower = tokenizer.encode(["LE CHAT ÉTÉ", "le chat été"])
     assert np.array_equal(upper, lower)
     assert tokenizer.decode(lower) == "le chat été"
@@ -138,7 +138,7 @@ def test_case_is_folded_when_asked(kind):
 
 @each_kind
 def test_one_short_text_is_enough_to_learn_from(kind):
-    tokenizer = train_tokenizer(["a"], TokenizerConfig(kind=kind))
+    tokenizer = train_tokenizer(["a"], TokenizerConfig(type=kind))
     assert tokenizer.size < 300
     assert len(tokenizer.encode(["a"])[0]) >= 1
 
@@ -147,18 +147,18 @@ def test_one_short_text_is_enough_to_learn_from(kind):
 @pytest.mark.parametrize("texts", [[], ["", "  \n"]])
 def test_no_text_is_told_as_such(kind, texts):
     with pytest.raises(DataError, match="no text to learn"):
-        train_tokenizer(texts, TokenizerConfig(kind=kind))
+        train_tokenizer(texts, TokenizerConfig(type=kind))
 
 
 def test_a_vocabulary_too_small_for_all_bytes_is_refused():
     with pytest.raises(ConfigError) as caught:
-        train_tokenizer(TEXTS, TokenizerConfig(vocabulary=100))
+        train_tokenizer(TEXTS, TokenizerConfig(vocab_size=100))
     assert "261" in caught.value.hint
 
 
 @pytest.mark.parametrize("kind", ["unigram", "wordpiece", "characters"])
 def test_a_vocabulary_smaller_than_the_alphabet_keeps_the_frequent_characters(kind):
-    tokenizer = train_tokenizer(["aaaa bbbb cccc dddd ee f"] * 3, TokenizerConfig(kind=kind, vocabulary=9))
+    tokenizer = train_tokenizer(["aaaa bbbb cccc dddd ee f"] * 3, TokenizerConfig(type=kind, vocab_size=9))
     assert tokenizer.size <= 9
     assert tokenizer.encode(["f"])[0][-1] == tokenizer.unknown
 
@@ -182,17 +182,17 @@ def test_pieces_are_readable():
 
 
 def test_a_kind_is_trained_and_a_path_is_opened(tmp_path):
-    trained = resolve_tokenizer(TokenizerConfig(vocabulary=320), lambda: TEXTS)
+    trained = resolve_tokenizer(TokenizerConfig(vocab_size=320), lambda: TEXTS)
     assert trained.fingerprint == BPE.fingerprint
     trained.save(tmp_path / "run" / "tokenizer")
     for path in (tmp_path / "run", tmp_path / "run/tokenizer", tmp_path / "run/tokenizer/tokenizer.json"):
-        opened = resolve_tokenizer(TokenizerConfig(kind=str(path)), list)
+        opened = resolve_tokenizer(TokenizerConfig(type=str(path)), list)
         assert opened.fingerprint == BPE.fingerprint
 
 
 def test_what_is_neither_kind_nor_path_is_answered_with_the_nearest_kind():
     with pytest.raises(ConfigError) as caught:
-        resolve_tokenizer(TokenizerConfig(kind="word-piece"), list)
+        resolve_tokenizer(TokenizerConfig(type="word-piece"), list)
     assert "wordpiece" in caught.value.hint
 
 
@@ -295,7 +295,7 @@ def test_a_model_without_its_dictionary_or_a_broken_one_is_told(lab, tmp_path):
 def test_a_tokenizer_with_names_of_its_own_plays_the_parts_it_is_told(tmp_path):
     import json
 
-    content = train_tokenizer(TEXTS, TokenizerConfig(kind="bpe", vocabulary=300)).engine.files()[
+    content = train_tokenizer(TEXTS, TokenizerConfig(type="bpe", vocab_size=300)).engine.files()[
         "tokenizer.json"
     ]
     text = content.decode("utf-8")

@@ -16,20 +16,20 @@ EXAMPLES = [PairExample(*pair) for pair in pairs_of(TASKS["number-words"], 60)]
 
 
 def make(shared=True, **training):
-    config = TokenizerConfig(vocabulary=320)
+    config = TokenizerConfig(vocab_size=320)
     sources, targets = ([getattr(each, side) for each in EXAMPLES] for side in ("source", "target"))
     if shared:
         tokenizers = (train_tokenizer([*sources, *targets], config),) * 2
     else:
         tokenizers = train_tokenizer(targets, config), train_tokenizer(sources, config)
     rows = encode_pairs(EXAMPLES, tokenizers, None)
-    settings = TrainingConfig(batch_tokens=200, **training)
+    settings = TrainingConfig(tokens_per_batch=200, **training)
     return tokenizers, rows, translation_loader(rows, EXAMPLES, tokenizers, settings)
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_pairs_are_split_in_other_ways_each_epoch_and_say_the_same(shared):
-    (tokenizer, source_tokenizer), rows, loader = make(shared, bpe_dropout=0.3, length=64)
+    (tokenizer, source_tokenizer), rows, loader = make(shared, bpe_dropout=0.3, max_length=64)
     plain = TextLoader(rows, 200, seed=0)
     changed = {0: 0, 1: 0}
     for epoch in changed:
@@ -47,7 +47,7 @@ def test_pairs_are_split_in_other_ways_each_epoch_and_say_the_same(shared):
 
 
 def test_a_pair_that_dropout_makes_too_long_is_read_as_it_was():
-    _, _, loader = make(bpe_dropout=0.9, length=max(len(row.tokens) for row in make()[1]))
+    _, _, loader = make(bpe_dropout=0.9, max_length=max(len(row.tokens) for row in make()[1]))
     for numbers in loader.batches(0):
         for row in loader.fetch(numbers, 0):
             assert max(len(row.tokens), len(row.source)) <= loader.longest
@@ -60,7 +60,7 @@ def test_without_dropout_rows_are_what_they_are():
 
 
 def test_other_tokenizers_are_refused_with_a_hint():
-    tokenizer = train_tokenizer(["one two"], TokenizerConfig(kind="characters"))
+    tokenizer = train_tokenizer(["one two"], TokenizerConfig(type="characters"))
     rows = encode_pairs(EXAMPLES[:2], (tokenizer, tokenizer), None)
     with pytest.raises(ConfigError) as caught:
         translation_loader(rows, EXAMPLES[:2], (tokenizer, tokenizer), TrainingConfig(bpe_dropout=0.1))

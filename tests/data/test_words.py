@@ -15,9 +15,9 @@ TEXTS = [
     "un\u00a0mot ? deux  mots\n\ttrois …",
     "naïve 日本語 ☃",
 ] * 3
-PLAIN = train_tokenizer(TEXTS, TokenizerConfig(vocabulary=320))
-LOWER = train_tokenizer(TEXTS, TokenizerConfig(vocabulary=320, lowercase=True))
-UNIGRAM = train_tokenizer(TEXTS, TokenizerConfig(kind="unigram", vocabulary=100))
+PLAIN = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=320))
+LOWER = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=320, lowercase=True))
+UNIGRAM = train_tokenizer(TEXTS, TokenizerConfig(type="unigram", vocab_size=100))
 
 edges = st.sampled_from(
     [

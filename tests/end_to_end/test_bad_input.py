@@ -14,7 +14,7 @@ from headstart.config import merge
 from headstart.errors import HeadstartError
 from tests.helpers.datasets import QUICK, flags, write_corpus, write_labelled
 
-STEP = merge(QUICK, {"training": {"steps": 1}})
+STEP = merge(QUICK, {"training": {"max_steps": 1}})
 
 
 def call(*words):
@@ -79,7 +79,7 @@ def test_a_disk_that_fills_up_in_mid_run_leaves_the_last_checkpoint(tmp_path, ta
     from headstart import checkpoint
     from headstart.workflows.resume import resume
 
-    often = merge(QUICK, {"training": {"steps": 9, "save_every": 2}})
+    often = merge(QUICK, {"training": {"max_steps": 9, "save_steps": 2}})
     out, real, calls = tmp_path / "run", checkpoint.save_file, []
 
     def fill(*args):
@@ -111,7 +111,7 @@ def test_a_base_whose_tokenizer_was_exchanged_is_refused(base, table, tmp_path):
     from headstart.config import TokenizerConfig
     from headstart.data.tokenizer import train_tokenizer
 
-    train_tokenizer(["quite other texts"] * 9, TokenizerConfig(kind="characters", vocabulary=20)).save(base)
+    train_tokenizer(["quite other texts"] * 9, TokenizerConfig(type="characters", vocab_size=20)).save(base)
     code, said, hint = call("finetune", base, table, "--out", tmp_path / "run")
     assert (code, "not the one this run was trained with" in said, "fingerprint" in hint) == (2, True, True)
 
@@ -122,8 +122,8 @@ def test_another_tokenizer_than_the_base_s_is_refused(base, table, tmp_path):
 
 
 def test_another_shape_than_the_base_s_is_refused(base, table, tmp_path):
-    code, said, _ = call("finetune", base, table, "--out", tmp_path / "run", "--set", "body.width=32")
-    assert (code, "body.width" in said) == (2, True)
+    code, said, _ = call("finetune", base, table, "--out", tmp_path / "run", "--set", "model.hidden_size=32")
+    assert (code, "model.hidden_size" in said) == (2, True)
 
 
 def test_a_run_that_memory_cannot_hold_is_refused_with_advice_unless_forced(table, tmp_path, monkeypatch):
@@ -136,7 +136,16 @@ def test_a_run_that_memory_cannot_hold_is_refused_with_advice_unless_forced(tabl
     assert hint
     assert not (tmp_path / "run").exists()
     assert (
-        call("finetune", "scratch", table, "--out", tmp_path / "run", "--quiet", "--force", *flags(STEP))[0]
+        call(
+            "finetune",
+            "scratch",
+            table,
+            "--out",
+            tmp_path / "run",
+            "--quiet",
+            "--ignore-memory-check",
+            *flags(STEP),
+        )[0]
         == 0
     )
 
@@ -159,7 +168,10 @@ def test_torn_weights_are_named(base, table, tmp_path):
             ["finetune", "scratch", "{table}", "--out", "r", "--epochs", "2", "--steps", "3"],
             "budget is given twice",
         ),
-        (["finetune", "scratch", "{table}", "--out", "r", "--labels", "5000"], "5,000 labels are asked for"),
+        (
+            ["finetune", "scratch", "{table}", "--out", "r", "--train-size", "5000"],
+            "5,000 labels are asked for",
+        ),
         (["finetune", "scratch", "{table}", "--out", "r", "--text-column", "review"], "review"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "objective.poling=mean"], "poling"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "training.device=cuda:7"], "cuda:7"),
@@ -169,12 +181,12 @@ def test_torn_weights_are_named(base, table, tmp_path):
         (["pretrain", "nowhere.txt", "--out", "r"], "nowhere.txt"),
         (["pretrain", "{table}", "--out", "r", "--objective", "classify"], "classify"),
         (["pretrain", "{table}", "--out", "r", "--objective", "masked_lm"], "masked_lm"),
-        (["pretrain", "{table}", "--out", "r", "--length", "4000"], "4000"),
+        (["pretrain", "{table}", "--out", "r", "--max-length", "4000"], "4000"),
         (["evaluate", "nowhere", "{table}"], "nowhere"),
         (["predict", "nowhere", "-"], "nowhere"),
         (["resume", "nowhere"], "nowhere"),
         (["compare", "{table}", "--out", "r", "--arms", "scracth"], "scracth"),
-        (["compare", "{table}", "--out", "r", "--labels", "ten"], "ten"),
+        (["compare", "{table}", "--out", "r", "--train-size", "ten"], "ten"),
         (["audit", "nowhere.csv"], "nowhere.csv"),
         (["audit", "{table}", "--pair", "en-de"], "no column 'en'; it has 'text', 'label'"),
         (["audit", "nowhere", "--pair", "en-de"], "nowhere"),
@@ -275,17 +287,20 @@ def test_a_disk_that_is_really_full_gets_its_sentence(table, tmp_path):
     [
         (["pretrain", "{one}", "--out", "r", "--objective", "next-sentence", "--steps", "1"], "one document"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "objective.pooling=pooler"], "no pooler"),
-        (["pretrain", "{table}", "--out", "r", "--set", "training.freeze=true"], "nothing to freeze"),
-        (["compare", "{table}", "--out", "r", "--labels", "20,4000"], "4,000 labels are asked for"),
+        (
+            ["pretrain", "{table}", "--out", "r", "--set", "training.freeze_backbone=true"],
+            "nothing to freeze",
+        ),
+        (["compare", "{table}", "--out", "r", "--train-size", "20,4000"], "4,000 labels are asked for"),
         (["compare", "{table}", "--out", "r", "--arms", "fine-tuned"], "need a base"),
         (["compare", "{table}", "--out", "r", "--seed", "-1"], "training.seed"),
         (["compare", "{table}", "--out", "r", "--tokens", "5"], "go with --objectives"),
         (["compare", "{table}", "--out", "r", "--objectives", "causal-lm,masked-lm"], "needs text"),
         (["compare", "{table}", "--pair", "en-fr", "--out", "r"], "not on parallel text"),
         (["tune", "scratch", "{table}", "--pair", "en-fr", "--out", "r"], "not on parallel text"),
-        (["audit", "{table}", "--set", "tokenizer.vocabulary=2"], "vocabulary"),
-        (["audit", "{table}", "--set", "body.width=2"], "body"),
-        (["demo", "--out", "r", "--labels", "500000"], "500,000 labels are asked for"),
+        (["audit", "{table}", "--set", "tokenizer.vocab_size=2"], "vocabulary"),
+        (["audit", "{table}", "--set", "model.hidden_size=2"], "body"),
+        (["demo", "--out", "r", "--train-size", "500000"], "500,000 labels are asked for"),
         (["demo", "--out", "r", "--seeds", "0"], "0 seeds"),
         (["demo", "--out", "r", "--base", "en-tin"], "sets the base en-tin beside its own"),
     ],
@@ -307,7 +322,7 @@ def test_strictness_also_holds_for_a_corpus_in_the_cache(tmp_path):
     table.write_text("text\tlabel\nfine words here\tx\n\tx\nmore fine words\tx\n")
     words = flags(merge(STEP, {"objective": {"name": "causal-lm"}}))
     assert call("pretrain", table, "--out", tmp_path / "a", "--quiet", *words)[0] == 0
-    ready = [*words, "--set", f"tokenizer.kind={tmp_path / 'a'}"]
+    ready = [*words, "--set", f"tokenizer.type={tmp_path / 'a'}"]
     assert call("pretrain", table, "--out", tmp_path / "b", "--quiet", *ready)[0] == 0
     code, said, _ = call("pretrain", table, "--out", tmp_path / "c", "--quiet", "--strict", *ready)
     assert code == 2

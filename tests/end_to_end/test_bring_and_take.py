@@ -23,10 +23,10 @@ KINDS = {
     "llama": ("AutoModelForCausalLM", {**PLACES, "num_key_value_heads": 2, "tie_word_embeddings": True}),
 }
 # How to fine-tune each so that it leaves as a stock classifier; ModernBERT's has a norm that ours lack.
-POOLER = ["--set", "objective.pooling=pooler", "--set", "objective.projection=linear"]
+POOLER = ["--set", "objective.pooling=pooler", "--set", "objective.head_hidden_layer=linear"]
 LEAVES = {
     "bert": (POOLER, "BertForSequenceClassification"),
-    "camembert": ([*POOLER, "--set", "body.pooler=true"], "BertForSequenceClassification"),
+    "camembert": ([*POOLER, "--set", "model.pooler=true"], "BertForSequenceClassification"),
     "gpt2": ([], "GPT2ForSequenceClassification"),
     "llama": ([], "LlamaForSequenceClassification"),
 }
@@ -56,7 +56,7 @@ def test_every_command_takes_a_model_that_was_brought_in(kind, tmp_path):
     told = json.loads(call("evaluate", base, corpus, "--json"))
     assert told["count"] > 0
     assert told["loss"] > 0
-    quick = ["--steps", "3", "--length", "32", "--set", "training.batch_examples=8"]
+    quick = ["--steps", "3", "--max-length", "32", "--set", "training.batch_size=8"]
     tune = call("finetune", base, table, "--out", tmp_path / "run", "--json", *quick)
     assert sum(json.loads(tune)["transfer"]["reused"].values()) > 0
     assert len(call("predict", tmp_path / "run", texts).splitlines()) == 2
@@ -64,7 +64,7 @@ def test_every_command_takes_a_model_that_was_brought_in(kind, tmp_path):
     call("embed", base, texts, "--out", tmp_path / "vectors.npy", "--quiet")
     call("search", base, texts, "a superb film", "--top", "1")
     call("plot", "attention", base, "the quick fox", "--out", tmp_path / "attention.svg")
-    call("plot", "heads", base, texts, "--texts", "2", "--out", tmp_path / "heads.svg")
+    call("plot", "heads", base, texts, "--max-texts", "2", "--out", tmp_path / "heads.svg")
 
 
 @pytest.mark.parametrize("kind", sorted(LEAVES))
@@ -73,7 +73,7 @@ def test_a_model_that_was_brought_in_and_taught_leaves_as_a_stock_classifier(kin
 
     base, (words, name) = bring(kind, tmp_path), LEAVES[kind]
     table = write_labelled(tmp_path / "table.tsv")
-    quick = ["--steps", "3", "--length", "32", "--set", "training.batch_examples=8", "--quiet"]
+    quick = ["--steps", "3", "--max-length", "32", "--set", "training.batch_size=8", "--quiet"]
     call("finetune", base, table, "--out", tmp_path / "run", *quick, *words)
     said = call("export", tmp_path / "run", "--to", "transformers", "--out", tmp_path / "out")
     assert said.startswith(f"{name} in ")
@@ -98,7 +98,7 @@ def test_a_model_that_was_brought_in_and_taught_leaves_as_a_stock_classifier(kin
 
 def test_a_comparison_takes_a_model_that_was_brought_in(tmp_path):
     base, table = bring("bert", tmp_path), write_labelled(tmp_path / "table.tsv")
-    quick = ["--epochs", "1", "--length", "32", "--seeds", "2", "--quiet"]
+    quick = ["--epochs", "1", "--max-length", "32", "--seeds", "2", "--quiet"]
     told = json.loads(
         call("compare", table, "--base", base, "--out", tmp_path / "compared", "--json", *quick)
     )

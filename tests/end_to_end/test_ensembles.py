@@ -15,7 +15,7 @@ from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings
 
-TUNING = {"training": {"length": 32, "batch_tokens": 256, "batch_examples": 8, "epochs": 1}}
+TUNING = {"training": {"max_length": 32, "tokens_per_batch": 256, "batch_size": 8, "max_epochs": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ensemble")
     table = write_labelled(folder / "table.tsv", 60)
     corpus = write_corpus(folder / "corpus.txt", 100)
-    base = merge(QUICK, {"training": {"steps": 10}, "objective": {"name": "masked-lm"}})
+    base = merge(QUICK, {"training": {"max_steps": 10}, "objective": {"name": "masked-lm"}})
     hs.pretrain([str(corpus)], folder / "base", settings=base)
     for name, seed in (("a", 1), ("b", 2)):
         hs.finetune(
@@ -33,7 +33,7 @@ def world(tmp_path_factory):
             folder / name,
             settings=merge(TUNING, {"training": {"seed": seed}}),
         )
-    other = merge(merge(QUICK, {"tokenizer": {"kind": "characters"}}), TUNING)
+    other = merge(merge(QUICK, {"tokenizer": {"type": "characters"}}), TUNING)
     hs.finetune("scratch", str(table), folder / "c", settings=other)
     return folder
 
@@ -74,7 +74,10 @@ def test_runs_that_do_not_fit_together_are_refused(world, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text((world / "table.tsv").read_text().replace("\tgood", "\tfine"))
     hs.finetune(
-        str(world / "base"), str(other), tmp_path / "d", settings=merge(TUNING, {"training": {"steps": 1}})
+        str(world / "base"),
+        str(other),
+        tmp_path / "d",
+        settings=merge(TUNING, {"training": {"max_steps": 1}}),
     )
     table = str(world / "table.tsv")
     with pytest.raises(RunError, match=r"has the classes bad, fine, and .* bad, good") as caught:
@@ -102,7 +105,7 @@ def test_a_folder_whose_name_has_a_comma_is_one_run(world, tmp_path, monkeypatch
 
 
 def compare(world, out, **asked):
-    settings = {"training": {**TUNING["training"], "batch_examples": 16}}
+    settings = {"training": {**TUNING["training"], "batch_size": 16}}
     return hs.compare(
         str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings,
         arms=["classical", "fine-tuned", "ensemble"], **asked,
@@ -145,7 +148,7 @@ def test_a_comparison_over_folds_scores_every_text_once_and_goes_on_where_it_die
             raise InterruptedError
 
     asked = {
-        "settings": {"training": {**TUNING["training"], "batch_examples": 16}},
+        "settings": {"training": {**TUNING["training"], "batch_size": 16}},
         "arms": ["classical", "fine-tuned"],
     }
     data, bases = str(world / "table.tsv"), [str(world / "base")]

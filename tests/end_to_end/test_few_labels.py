@@ -14,28 +14,35 @@ pytestmark = pytest.mark.slow  # whole trainings
 
 TUNING = {
     "training": {
-        "length": 32,
-        "batch_tokens": 256,
-        "batch_examples": 8,
-        "epochs": 4,
-        "save_every": 3,
+        "max_length": 32,
+        "tokens_per_batch": 256,
+        "batch_size": 8,
+        "max_epochs": 4,
+        "save_steps": 3,
         "seed": 5,
     },
-    "body": {"dropout": 0.1},
+    "model": {"dropout": 0.1},
     "optimizer": {"learning_rate": 0.003},
 }
 METHODS = {
     "plain": {},
     "bpe-dropout": {"training": {"bpe_dropout": 0.2}},
-    "cut-off": {"training": {"cutoff": 0.2}},
-    "r-drop": {"objective": {"r_drop": 1.0}, "training": {"accumulate": 2}},
-    "reset": {"training": {"reset_layers": 1}},
-    "ema": {"training": {"average": "ema", "average_epochs": 1.0}},
-    "last": {"training": {"average": "last", "average_epochs": 3}},
-    "last, kept last": {"training": {"average": "last", "average_epochs": 3, "keep": "last"}},
+    "cut-off": {"training": {"token_cutoff": 0.2}},
+    "r-drop": {"objective": {"r_drop_alpha": 1.0}, "training": {"gradient_accumulation_steps": 2}},
+    "reset": {"training": {"reinit_top_layers": 1}},
+    "ema": {"training": {"weight_averaging": "ema", "averaging_epochs": 1.0}},
+    "last": {"training": {"weight_averaging": "last_epochs", "averaging_epochs": 3}},
+    "last, kept last": {
+        "training": {"weight_averaging": "last_epochs", "averaging_epochs": 3, "checkpoint_selection": "last"}
+    },
     "together": {
-        "training": {"bpe_dropout": 0.1, "cutoff": 0.1, "average": "ema", "reset_layers": 1},
-        "objective": {"r_drop": 0.5},
+        "training": {
+            "bpe_dropout": 0.1,
+            "token_cutoff": 0.1,
+            "weight_averaging": "ema",
+            "reinit_top_layers": 1,
+        },
+        "objective": {"r_drop_alpha": 0.5},
     },
 }
 
@@ -47,7 +54,7 @@ def world(tmp_path_factory):
     write_labelled(folder / "table.tsv", 80)
     corpus = write_corpus(folder / "corpus.txt", 200)
     settings = merge(
-        QUICK, {"body": {"layers": 2}, "training": {"steps": 20}, "objective": {"name": "masked-lm"}}
+        QUICK, {"model": {"num_layers": 2}, "training": {"max_steps": 20}, "objective": {"name": "masked-lm"}}
     )
     hs.pretrain([str(corpus)], folder / "base", settings=settings)
     return folder
@@ -97,14 +104,14 @@ def test_marks_are_taken_on_texts_as_they_stand(world, tmp_path, name):
 
 def test_a_rate_of_zero_changes_nothing(world, plain, tmp_path):
     off = {"bpe_dropout": 0.0, "cutoff": 0.0, "reset_layers": 0, "average": "none", "average_epochs": 7.0}
-    tune(world, tmp_path / "off", training=off, objective={"r_drop": 0.0})
+    tune(world, tmp_path / "off", training=off, objective={"r_drop_alpha": 0.0})
     assert outcome(tmp_path / "off") == plain
 
 
 def test_the_account_names_the_blocks_that_start_fresh(world, tmp_path):
     plain, reset = (
         tune(world, tmp_path / "plain"),
-        tune(world, tmp_path / "reset", training={"reset_layers": 1}),
+        tune(world, tmp_path / "reset", training={"reinit_top_layers": 1}),
     )
     moved = set(plain.transfer.reused) - set(reset.transfer.reused)
     assert {name.split(".")[1] for name in moved} == {"blocks", "final_norm"}
@@ -114,10 +121,10 @@ def test_the_account_names_the_blocks_that_start_fresh(world, tmp_path):
 
 
 REFUSED = {
-    "more layers than there are": ({"training": {"reset_layers": 3}}, "more than the 2 blocks"),
-    "fresh and frozen": ({"training": {"reset_layers": 1, "freeze": True}}, "training.freeze would keep"),
-    "fresh and thawing": ({"training": {"reset_layers": 1, "unfreeze_every": 1}}, "training.unfreeze_every would"),
-    "r-drop without dropout": ({"objective": {"r_drop": 1.0}, "body": {"dropout": 0.0}}, "no dropout"),
+    "more layers than there are": ({"training": {"reinit_top_layers": 3}}, "more than the 2 blocks"),
+    "fresh and frozen": ({"training": {"reinit_top_layers": 1, "freeze_backbone": True}}, "training.freeze_backbone would keep"),
+    "fresh and thawing": ({"training": {"reinit_top_layers": 1, "gradual_unfreezing_epochs": 1}}, "training.gradual_unfreezing_epochs would"),
+    "r-drop without dropout": ({"objective": {"r_drop_alpha": 1.0}, "model": {"dropout": 0.0}}, "no dropout"),
 }  # fmt: skip
 
 
@@ -132,14 +139,15 @@ def test_settings_that_make_no_sense_together_are_refused(world, tmp_path, name)
 
 def test_a_tokenizer_without_merges_is_refused_before_a_run_begins(world, tmp_path):
     settings = merge(
-        merge(QUICK, {"tokenizer": {"kind": "wordpiece"}}), {"training": {"epochs": 1, "bpe_dropout": 0.1}}
+        merge(QUICK, {"tokenizer": {"type": "wordpiece"}}),
+        {"training": {"max_epochs": 1, "bpe_dropout": 0.1}},
     )
     with pytest.raises(ConfigError, match="needs a bpe tokenizer"):
         hs.finetune("scratch", str(world / "table.tsv"), tmp_path / "run", settings=settings)
     with pytest.raises(ConfigError, match="needs a bpe tokenizer"):
         hs.compare(str(world / "table.tsv"), [], tmp_path / "compare", settings=settings)
     search = {"search": ["training.bpe_dropout=0.0:0.2"], "only": True}
-    other = {**settings, "training": {"epochs": 1}}
+    other = {**settings, "training": {"max_epochs": 1}}
     with pytest.raises(ConfigError, match="needs a bpe tokenizer"):
         hs.tune("scratch", str(world / "table.tsv"), tmp_path / "tune", settings=other, **search)
     assert not list(tmp_path.iterdir())
@@ -154,5 +162,8 @@ def test_what_is_for_labels_is_refused_in_pretraining(world, tmp_path, setting):
 def test_fresh_blocks_without_a_base_are_refused(world, tmp_path):
     with pytest.raises((ConfigError, RunError), match="every block starts fresh"):
         hs.finetune(
-            "scratch", str(world / "table.tsv"), tmp_path / "run", settings={"training": {"reset_layers": 1}}
+            "scratch",
+            str(world / "table.tsv"),
+            tmp_path / "run",
+            settings={"training": {"reinit_top_layers": 1}},
         )

@@ -15,7 +15,7 @@ from headstart.workflows.compare import read_comparison
 from headstart.workflows.pack import pack
 from tests.helpers.datasets import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
 
-FAST = merge(QUICK, {"training": {"batch_examples": 8}, "optimizer": {"learning_rate": 0.01}})
+FAST = merge(QUICK, {"training": {"batch_size": 8}, "optimizer": {"learning_rate": 0.01}})
 
 
 def call(*words, given=None):
@@ -135,7 +135,7 @@ def test_a_comparison_reports_every_arm_with_seeds_and_tests(world, tmp_path):
     out = tmp_path / "compare"
     words = flags({"training": FAST["training"], "optimizer": FAST["optimizer"]})
     said = call(
-        "compare", world / "table.tsv", "--base", world / "base", "--seeds", 2, "--labels", "20,60", "--epochs", 1,
+        "compare", world / "table.tsv", "--base", world / "base", "--seeds", 2, "--train-size", "20,60", "--epochs", 1,
         "--out", out, *words,
     )  # fmt: skip
     found = json.loads((out / "comparison.json").read_text())
@@ -168,7 +168,7 @@ def test_a_comparison_that_died_goes_on_where_it_was(world, tmp_path):
         if len([e for e in done if type(e).__name__ == "Stage" and ", seed" in e.name]) == 4:
             raise InterruptedError
 
-    settings = {"training": {**FAST["training"], "epochs": 1}}
+    settings = {"training": {**FAST["training"], "max_epochs": 1}}
     with pytest.raises(InterruptedError):
         hs.compare(
             str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings, on_event=die
@@ -203,7 +203,7 @@ def test_no_embedded_test_review_enters_pretraining(tmp_path):
     from headstart.data.dataset import hashes
     from headstart.workflows.pretrain import pretrain
 
-    settings = merge(QUICK, {"training": {"steps": 1}, "objective": {"name": "causal-lm"}})
+    settings = merge(QUICK, {"training": {"max_steps": 1}, "objective": {"name": "causal-lm"}})
     pretrain(["rotten-tomatoes"], tmp_path / "base", settings=settings)
     dataset = hs.load_dataset(
         "rotten-tomatoes", hs.load_model(str(tmp_path / "base")).info.config.data, with_test=True
@@ -222,14 +222,14 @@ def test_the_demo_runs_small_from_audit_to_report(world, tmp_path, monkeypatch):
     pack(str(world / "base"), "xx-ready", tmp_path / "bases")
     monkeypatch.setenv("HEADSTART_BASES", str(tmp_path / "bases"))
     out = tmp_path / "demo"
-    words = ["--minutes", "0.05", "--seeds", 1, "--labels", 40, "--epochs", 2, "--base", "xx-ready"]
+    words = ["--minutes", "0.05", "--seeds", 1, "--train-size", 40, "--epochs", 2, "--base", "xx-ready"]
     said = call("demo", "--out", out, *words)
     assert "report" in said
     assert (out / "report.html").exists()
     found = read_comparison(out / "compare")
     names = ["classical", "scratch", "base fine-tuned", "xx-ready fine-tuned"]
     assert [arm.name for arm in found.arms] == names
-    assert [found.settings[name]["training"]["epochs"] for name in names[1:]] == [2, 2, 1]
+    assert [found.settings[name]["training"]["max_epochs"] for name in names[1:]] == [2, 2, 1]
     against = {(test.arm, test.against) for test in found.tests}
     assert {("xx-ready fine-tuned", name) for name in names[:3]} <= against
     assert any("xx-ready has settings of its own" in note for note in found.notes)
@@ -249,10 +249,10 @@ def test_the_demo_refuses_a_base_that_reads_too_little_before_it_begins(world, t
 
 @pytest.mark.slow
 def test_a_base_with_settings_of_its_own_has_no_arm_from_scratch(world, tmp_path):
-    settings = {"training": {**FAST["training"], "epochs": 2}}
+    settings = {"training": {**FAST["training"], "max_epochs": 2}}
     found = hs.compare(
         str(world / "table.tsv"),
-        {str(world / "base"): {"training": {"epochs": 1}}},
+        {str(world / "base"): {"training": {"max_epochs": 1}}},
         out=tmp_path / "c",
         seeds=2,
         settings=merge(QUICK, settings),
@@ -264,7 +264,7 @@ def test_a_base_with_settings_of_its_own_has_no_arm_from_scratch(world, tmp_path
         "base frozen": ("frozen", ""),
         "base fine-tuned": ("fine-tuned", ""),
     }
-    epochs = {name: own["training"]["epochs"] for name, own in found.settings.items()}
+    epochs = {name: own["training"]["max_epochs"] for name, own in found.settings.items()}
     assert epochs == {"scratch": 2, "base frozen": 1, "base fine-tuned": 1}
     assert ("base fine-tuned", "scratch") in {(test.arm, test.against) for test in found.tests}
     assert any(note.startswith("base has settings of its own") for note in found.notes)
@@ -286,7 +286,7 @@ def test_a_base_that_no_epoch_makes_better_is_said_to_be_scored_as_it_came(world
             arms=("fine-tuned",),
             settings=merge(
                 {"training": FAST["training"]},
-                {"training": {"epochs": 4}, "optimizer": {"learning_rate": rate}},
+                {"training": {"max_epochs": 4}, "optimizer": {"learning_rate": rate}},
             ),
         )
         words = f"1 of 1 seeds of {name} fine-tuned with 40 labels are best on valid before the first step"
@@ -327,7 +327,7 @@ def test_bases_of_one_name_are_told_apart_and_each_has_its_own_twin(world, tmp_p
         base = tmp_path / name / "base"
         call("pretrain", world / "corpus.txt", "--objective", objective, "--steps", 5, "--out", base, *words)
     bases = [str(tmp_path / name / "base") for name in "ab"]
-    settings = {"training": {**FAST["training"], "epochs": 1}}
+    settings = {"training": {**FAST["training"], "max_epochs": 1}}
     found = hs.compare(str(world / "table.tsv"), bases, tmp_path / "c", seeds=2, settings=settings)
     names = [arm.name for arm in found.arms]
     assert len(set(names)) == len(names) == 7  # classical, and scratch, frozen and fine-tuned of each
@@ -344,7 +344,7 @@ def test_bases_of_one_name_are_told_apart_and_each_has_its_own_twin(world, tmp_p
 
 @pytest.mark.slow
 def test_objectives_are_compared_at_equal_operations(world, tmp_path):
-    words = [*flags({"body": QUICK["body"], "tokenizer": QUICK["tokenizer"]}), "--length", 32]
+    words = [*flags({"model": QUICK["model"], "tokenizer": QUICK["tokenizer"]}), "--max-length", 32]
     words += ["--set", "training.precision=bfloat16"]
     said = call(
         "compare", world / "table.tsv", "--corpus", world / "corpus.txt", "--objectives", "causal-lm,masked-lm",
@@ -381,7 +381,7 @@ def test_compiled_training_takes_the_same_steps(world, tmp_path):
 
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("torch.compile needs a C++ compiler")
-    words = ["--steps", 2, *flags(FAST), "--set", "body.dropout=0"]  # which a compiler draws in its own way
+    words = ["--steps", 2, *flags(FAST), "--set", "model.dropout=0"]  # which a compiler draws in its own way
     for name, extra in (("plain", []), ("compiled", ["--set", "training.compile=true"])):
         call("finetune", "scratch", world / "table.tsv", "--out", tmp_path / name, *words, *extra)
     scores = [

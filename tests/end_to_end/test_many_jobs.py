@@ -18,18 +18,24 @@ from tests.helpers.processes import in_processes
 
 SMALL = {
     # No biases: that of keys changes no answer, so Adam would make steps of what rounding leaves of its gradient.
-    "body": {
-        "layers": 1,
-        "width": 32,
-        "attention_heads": 2,
-        "feed_forward": 64,
+    "model": {
+        "num_layers": 1,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 64,
         "dropout": 0.0,
-        "biases": False,
+        "bias": False,
     },
-    "tokenizer": {"kind": "characters", "vocabulary": 60, "shared": False},
-    "training": {"steps": 12, "batch_tokens": 512, "length": 64, "accumulate": 2, "evaluate_every": 4},
+    "tokenizer": {"type": "characters", "vocab_size": 60, "shared_vocab": False},
+    "training": {
+        "max_steps": 12,
+        "tokens_per_batch": 512,
+        "max_length": 64,
+        "gradient_accumulation_steps": 2,
+        "eval_steps": 4,
+    },
     "optimizer": {"learning_rate": 3e-3},
-    "schedule": {"kind": "linear", "warmup_steps": 4},
+    "lr_schedule": {"name": "linear", "warmup_steps": 4},
 }
 
 
@@ -73,7 +79,7 @@ def test_few_label_methods_go_on_with_any_number_of_processes(tmp_path, sharded)
     table, run = write_labelled(tmp_path / "table.tsv"), tmp_path / "run"
     methods = {"average": "ema", "average_epochs": 1.0, "bpe_dropout": 0.1, "cutoff": 0.15}
     few = {"epochs": 4, "batch_examples": 5, "sharded": sharded, "evaluate_every": 3, **methods}
-    own = {"training": few, "body": {"dropout": 0.0}, "objective": {"name": "classify"}}
+    own = {"training": few, "model": {"dropout": 0.0}, "objective": {"name": "classify"}}
     train = lambda out, **more: finetune("scratch", str(table), out, settings=merge(QUICK, own), **more)
     train(tmp_path / "alone")
     assert in_processes(2, lambda: ended(lambda: train(run, on_event=stop_at(6)))) == ["stopped"] * 2
@@ -89,7 +95,7 @@ def test_what_runs_in_one_process_says_so_in_many(tmp_path):
     for name in ("compare", "tune"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.json").write_text(json.dumps({}))
-    parts = merge(SMALL, {"training": {"sharded": True}})
+    parts = merge(SMALL, {"training": {"fsdp": True}})
 
     def ask():
         return [

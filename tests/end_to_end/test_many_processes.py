@@ -94,7 +94,8 @@ def stop_at(step: int):
 def test_a_run_goes_on_with_any_number_of_processes(tmp_path, sharded):
     corpus, run = write_corpus(tmp_path / "corpus.txt"), tmp_path / "run"
     wanted = merge(
-        CAUSAL, {"training": {"steps": 24, "accumulate": 2, "sharded": sharded, "evaluate_every": 8}}
+        CAUSAL,
+        {"training": {"max_steps": 24, "gradient_accumulation_steps": 2, "fsdp": sharded, "eval_steps": 8}},
     )
     pretrain([str(corpus)], tmp_path / "whole", settings=wanted)
 
@@ -117,12 +118,12 @@ def test_a_run_goes_on_with_any_number_of_processes(tmp_path, sharded):
 @pytest.mark.slow
 def test_fine_tuning_in_many_processes_marks_every_text_once(tmp_path):
     corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
-    pretrain([str(corpus)], tmp_path / "base", settings=merge(CAUSAL, {"training": {"steps": 10}}))
+    pretrain([str(corpus)], tmp_path / "base", settings=merge(CAUSAL, {"training": {"max_steps": 10}}))
     tune = lambda out: finetune(
         str(tmp_path / "base"),
         str(table),
         out,
-        settings={"training": {"epochs": 2, "batch_examples": 7}, "body": {"dropout": 0.0}},
+        settings={"training": {"max_epochs": 2, "batch_size": 7}, "model": {"dropout": 0.0}},
     )
     alone = tune(tmp_path / "alone")
     together = in_processes(3, lambda: tune(tmp_path / "together"))
@@ -136,7 +137,7 @@ def test_fine_tuning_in_many_processes_marks_every_text_once(tmp_path):
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_started_again_and_no_step_is_counted_twice(tmp_path):
     corpus, run = write_corpus(tmp_path / "corpus.txt"), tmp_path / "run"
-    wanted = merge(CAUSAL, {"training": {"steps": 400, "save_every": 20}})
+    wanted = merge(CAUSAL, {"training": {"max_steps": 400, "save_steps": 20}})
     pretrain([str(corpus)], tmp_path / "whole", settings=wanted)
     process = start(
         "pretrain", corpus, "--out", run, *flags(wanted), "--nproc", 2, "--max-restarts", 3, "--quiet"
@@ -156,7 +157,7 @@ def test_a_worker_that_is_killed_is_started_again_and_no_step_is_counted_twice(t
 @pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_the_launcher_saves_and_leaves_nobody_behind(tmp_path, kind, code):
     corpus, run = write_corpus(tmp_path / "corpus.txt"), tmp_path / "run"
-    wanted = merge(CAUSAL, {"training": {"steps": 5000, "save_every": 100000}})
+    wanted = merge(CAUSAL, {"training": {"max_steps": 5000, "save_steps": 100000}})
     process = start("pretrain", corpus, "--out", run, *flags(wanted), "--nproc", 2, "--quiet")
     wait_for(lambda: (run / "log.jsonl").exists() and len(steps_of(run)) > 2, process)
     workers = children(process.pid)
@@ -177,7 +178,7 @@ def test_a_signal_to_the_launcher_saves_and_leaves_nobody_behind(tmp_path, kind,
 @pytest.mark.slow
 def test_workers_end_with_their_torchrun(tmp_path):
     corpus, run = write_corpus(tmp_path / "corpus.txt"), tmp_path / "run"
-    wanted = merge(CAUSAL, {"training": {"steps": 5000}})
+    wanted = merge(CAUSAL, {"training": {"max_steps": 5000}})
     process = start("pretrain", corpus, "--out", run, *flags(wanted), "--nproc", 2, "--quiet")
     wait_for(lambda: (run / "log.jsonl").exists() and len(steps_of(run)) > 1, process)
     workers = children(process.pid)
@@ -194,7 +195,7 @@ def test_workers_end_with_their_torchrun(tmp_path):
 def test_plain_torchrun_finds_its_own_run_and_refuses_another(tmp_path):
     corpus, run = write_corpus(tmp_path / "corpus.txt"), tmp_path / "run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    wanted = flags(merge(CAUSAL, {"training": {"steps": 10}}))
+    wanted = flags(merge(CAUSAL, {"training": {"max_steps": 10}}))
     command = ["pretrain", str(corpus), "--out", str(run), *wanted, "--quiet"]
 
     def job(count, *words):
@@ -242,7 +243,7 @@ def test_what_cannot_work_is_told_once_and_without_a_traceback(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         meet = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert "is in use by something else" in refused(*go, 2, "--nodes", 2, "--meet", meet)
+        assert "is in use by something else" in refused(*go, 2, "--nodes", 2, "--rdzv-endpoint", meet)
     assert "go with --nproc" in refused(*go[:-1], "--max-restarts", 2)
     many = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     assert "runs in one process" in refused("compare", "x.tsv", **many)
@@ -252,7 +253,7 @@ def test_what_cannot_work_is_told_once_and_without_a_traceback(tmp_path):
 @pytest.mark.slow
 def test_two_machines_with_other_settings_are_told_so(tmp_path):
     corpus, meet = write_corpus(tmp_path / "corpus.txt"), f"127.0.0.1:{free_port()}"
-    many = ["--nproc", 1, "--nodes", 2, "--meet", meet, "--quiet", "--steps", 3, *flags(CAUSAL)]
+    many = ["--nproc", 1, "--nodes", 2, "--rdzv-endpoint", meet, "--quiet", "--steps", 3, *flags(CAUSAL)]
     both = [
         start("pretrain", corpus, "--out", tmp_path / f"run{seed}", "--seed", seed, *many) for seed in (0, 1)
     ]
@@ -291,12 +292,12 @@ def two_hosts():
 @pytest.mark.slow
 def test_a_machine_that_vanishes_ends_the_run_in_a_sentence_and_it_can_be_resumed(tmp_path, two_hosts):
     corpus, run = write_corpus(tmp_path / "corpus.txt"), tmp_path / "run"
-    wanted = merge(CAUSAL, {"training": {"steps": 100000, "save_every": 20, "timeout": 0.1}})
+    wanted = merge(CAUSAL, {"training": {"max_steps": 100000, "save_steps": 20, "ddp_timeout_minutes": 0.1}})
     meet = f"{two_hosts[0][2]}:29533"
     both = []
     for name, device, _ in two_hosts:
         words = ["pretrain", corpus, "--out", run, *flags(wanted), "--quiet"]
-        words += ["--nproc", 1, "--nodes", 2, "--meet", meet]
+        words += ["--nproc", 1, "--nodes", 2, "--rdzv-endpoint", meet]
         line = ["ip", "netns", "exec", name, *HEADSTART, *map(str, words)]
         told = {**os.environ, "GLOO_SOCKET_IFNAME": device}
         both.append(subprocess.Popen(line, env=told, stderr=subprocess.PIPE, text=True))
@@ -321,8 +322,8 @@ def test_a_machine_that_vanishes_ends_the_run_in_a_sentence_and_it_can_be_resume
 @pytest.mark.slow
 def test_the_same_command_twice_gives_the_same_bytes(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.txt")
-    wanted = merge(QUICK, {"objective": {"name": "masked-lm"}, "body": {"dropout": 0.1}})
-    wanted = merge(wanted, {"training": {"steps": 12, "deterministic": True}})
+    wanted = merge(QUICK, {"objective": {"name": "masked-lm"}, "model": {"dropout": 0.1}})
+    wanted = merge(wanted, {"training": {"max_steps": 12, "deterministic": True}})
     for out in ("one", "two"):
         in_processes(2, lambda out=out: pretrain([str(corpus)], tmp_path / out, settings=wanted).tokens)
     assert (tmp_path / "one" / "model.safetensors").read_bytes() == (

@@ -23,7 +23,7 @@ from headstart.workflows.resume import resume
 from tests.helpers.datasets import QUICK, flags, write_corpus, write_labelled
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
-SAVING = {"training": {"save_every": 3, "seed": 5}, "body": {"dropout": 0.1}}
+SAVING = {"training": {"save_steps": 3, "seed": 5}, "model": {"dropout": 0.1}}
 
 
 def settings(**training):
@@ -72,23 +72,37 @@ def begun(run) -> bool:
 
 def jobs(tmp_path):
     corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
-    masked = merge(settings(steps=40), {"objective": {"name": "masked-lm"}, "optimizer": {"kind": "muon"}})
-    causal = merge(settings(tokens=9000, accumulate=2), {"objective": {"name": "causal-lm"}})
+    masked = merge(
+        settings(max_steps=40), {"objective": {"name": "masked-lm"}, "optimizer": {"name": "muon"}}
+    )
+    causal = merge(
+        settings(max_tokens=9000, gradient_accumulation_steps=2), {"objective": {"name": "causal-lm"}}
+    )
     pairs = write_aligned(tmp_path / "pairs", TASKS["reverse"], count=150)
     translating = merge(
-        settings(epochs=4, batch_tokens=1024, accumulate=2),
-        {"tokenizer": {"kind": "characters", "shared": False}, "schedule": {"warmup_steps": 20}},
+        settings(max_epochs=4, tokens_per_batch=1024, gradient_accumulation_steps=2),
+        {"tokenizer": {"type": "characters", "shared_vocab": False}, "lr_schedule": {"warmup_steps": 20}},
     )
-    few = settings(epochs=6, batch_examples=8, bpe_dropout=0.1, cutoff=0.1, average="last", average_epochs=4)
-    few = merge(few, {"objective": {"r_drop": 1.0}})
+    few = settings(
+        max_epochs=6,
+        batch_size=8,
+        bpe_dropout=0.1,
+        token_cutoff=0.1,
+        weight_averaging="last_epochs",
+        averaging_epochs=4,
+    )
+    few = merge(few, {"objective": {"r_drop_alpha": 1.0}})
     return {
         "masked-lm": lambda out: pretrain([str(corpus)], out, settings=masked),
         "causal-lm": lambda out: pretrain([str(corpus)], out, settings=causal),
         "classify": lambda out: finetune(
-            "scratch", str(table), out, settings=settings(epochs=6, batch_examples=8)
+            "scratch", str(table), out, settings=settings(max_epochs=6, batch_size=8)
         ),
         "thawing": lambda out: finetune(
-            "scratch", str(table), out, settings=settings(epochs=6, batch_examples=8, unfreeze_every=1)
+            "scratch",
+            str(table),
+            out,
+            settings=settings(max_epochs=6, batch_size=8, gradual_unfreezing_epochs=1),
         ),
         "translate": lambda out: finetune("scratch", str(pairs), out, pair="src-trg", settings=translating),
         "few-labels": lambda out: finetune("scratch", str(table), out, settings=few),
@@ -118,7 +132,8 @@ def test_a_run_killed_while_it_saves_ends_as_if_it_never_stopped(tmp_path):
     """With a save after every step and a wide body, nearly all of the time is spent saving."""
     corpus = write_corpus(tmp_path / "corpus.txt")
     often = merge(
-        settings(steps=12, save_every=1), {"body": {"width": 256, "layers": 2, "feed_forward": 512}}
+        settings(max_steps=12, save_steps=1),
+        {"model": {"hidden_size": 256, "num_layers": 2, "intermediate_size": 512}},
     )
     often = merge(often, {"objective": {"name": "masked-lm"}})
     pretrain([str(corpus)], tmp_path / "whole", settings=often)
@@ -192,7 +207,7 @@ def deaths(begun: Path, least: int):
 def test_a_resume_that_dies_before_any_of_its_file_calls_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = write_labelled(tmp_path / "table.tsv", count=24)
-    wanted = settings(epochs=2, batch_examples=8)
+    wanted = settings(max_epochs=2, batch_size=8)
     finetune("scratch", str(table), tmp_path / "whole", settings=wanted)
     with pytest.raises(InterruptedError):
         finetune("scratch", str(table), tmp_path / "begun", settings=wanted, on_event=interrupt_at(4))
@@ -205,7 +220,7 @@ def test_a_resume_that_dies_before_any_of_its_file_calls_loses_nothing(tmp_path,
 @pytest.mark.slow
 def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.txt")
-    wanted = merge(settings(steps=12), {"objective": {"name": "masked-lm"}})
+    wanted = merge(settings(max_steps=12), {"objective": {"name": "masked-lm"}})
     pretrain([str(corpus)], tmp_path / "whole", settings=wanted)
     run = tmp_path / "torn"
     with pytest.raises(InterruptedError):
@@ -228,7 +243,7 @@ def interrupt_at(step):
 
 def test_before_the_first_checkpoint_a_run_starts_over(tmp_path):
     table = write_labelled(tmp_path / "table.tsv")
-    wanted = settings(epochs=2, save_every=1000)
+    wanted = settings(max_epochs=2, save_steps=1000)
     finetune("scratch", str(table), tmp_path / "whole", settings=wanted)
     with pytest.raises(InterruptedError):
         finetune("scratch", str(table), tmp_path / "stopped", settings=wanted, on_event=interrupt_at(1))
@@ -238,7 +253,7 @@ def test_before_the_first_checkpoint_a_run_starts_over(tmp_path):
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):
     table = write_labelled(tmp_path / "table.tsv")
-    finetune("scratch", str(table), tmp_path / "run", settings=settings(epochs=1))
+    finetune("scratch", str(table), tmp_path / "run", settings=settings(max_epochs=1))
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     assert resume(tmp_path / "run") is None
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name != ".lock"} == {
@@ -250,7 +265,7 @@ def test_data_that_changed_since_is_refused(tmp_path):
     table = write_labelled(tmp_path / "table.tsv")
     with pytest.raises(InterruptedError):
         finetune(
-            "scratch", str(table), tmp_path / "run", settings=settings(epochs=3), on_event=interrupt_at(2)
+            "scratch", str(table), tmp_path / "run", settings=settings(max_epochs=3), on_event=interrupt_at(2)
         )
     write_labelled(table, seed=9)
     with pytest.raises(RunError, match="has changed"):
@@ -261,7 +276,7 @@ def test_pairs_that_changed_since_are_refused(tmp_path):
     pairs = write_aligned(tmp_path / "pairs", TASKS["copy"], count=60)
     with pytest.raises(InterruptedError):
         finetune(
-            "scratch", str(pairs), tmp_path / "run", pair="src-trg", settings=settings(epochs=2),
+            "scratch", str(pairs), tmp_path / "run", pair="src-trg", settings=settings(max_epochs=2),
             on_event=interrupt_at(1),
         )  # fmt: skip
     write_aligned(tmp_path / "pairs", TASKS["copy"], count=60, seed=9)
@@ -273,7 +288,7 @@ def test_pairs_that_changed_since_are_refused(tmp_path):
 def test_what_a_killed_run_had_started_may_let_go_of_it_a_moment_later(tmp_path):
     """A run that dies while it starts a command leaves, for a moment, a copy of itself that holds its lock."""
     table, run = write_labelled(tmp_path / "table.tsv"), tmp_path / "run"
-    wanted = settings(epochs=2, save_every=1)
+    wanted = settings(max_epochs=2, save_steps=1)
     finetune("scratch", str(table), tmp_path / "whole", settings=wanted)
 
     def dies_while_it_starts_a_command(event):
@@ -302,7 +317,7 @@ def test_two_processes_cannot_train_one_run(tmp_path, monkeypatch):
                 resume(run)
             told.append(event)
 
-    finetune("scratch", str(table), run, settings=settings(epochs=1), on_event=meddle)
+    finetune("scratch", str(table), run, settings=settings(max_epochs=1), on_event=meddle)
     assert told
 
 
@@ -310,7 +325,7 @@ def test_two_processes_cannot_train_one_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, kind, code):
     corpus = write_corpus(tmp_path / "corpus.txt")
-    wanted = merge(settings(steps=400, save_every=100000), {"objective": {"name": "causal-lm"}})
+    wanted = merge(settings(max_steps=400, save_steps=100000), {"objective": {"name": "causal-lm"}})
     pretrain([str(corpus)], tmp_path / "whole", settings=wanted)
     run = tmp_path / "run"
     command = [sys.executable, "-m", "headstart", "pretrain", str(corpus), "--out", str(run), *flags(wanted)]
@@ -334,9 +349,9 @@ def test_a_fine_tuning_that_died_in_its_first_save_still_starts_from_its_base(tm
     pretrain(
         [str(corpus)],
         tmp_path / "base",
-        settings=merge(settings(steps=30), {"objective": {"name": "masked-lm"}}),
+        settings=merge(settings(max_steps=30), {"objective": {"name": "masked-lm"}}),
     )
-    tuning = {"training": {"epochs": 2, "length": 32, "save_every": 1000}}
+    tuning = {"training": {"max_epochs": 2, "max_length": 32, "save_steps": 1000}}
     finetune(str(tmp_path / "base"), str(table), tmp_path / "whole", settings=tuning)
     run = tmp_path / "stopped"
     with pytest.raises(InterruptedError):
@@ -354,5 +369,5 @@ def test_a_run_that_died_before_it_began_does_not_block_its_folder(tmp_path):
     run.mkdir()
     for name in (".lock", "tokenizer.json", ".tokenizer.json.77.part"):
         (run / name).write_text("")
-    finetune("scratch", str(table), run, settings=settings(epochs=1))
+    finetune("scratch", str(table), run, settings=settings(max_epochs=1))
     assert (run / "model.safetensors").exists()

@@ -36,7 +36,7 @@ def world(tmp_path_factory):
     write_labelled(folder / "table.tsv", 60)
     corpus = write_corpus(folder / "corpus.txt", 60)
     base = merge(
-        QUICK, {"training": {"steps": 5}, "body": {"dropout": 0.1}, "objective": {"name": "masked-lm"}}
+        QUICK, {"training": {"max_steps": 5}, "model": {"dropout": 0.1}, "objective": {"name": "masked-lm"}}
     )
     for seed, name in enumerate(("base", "other")):
         hs.pretrain([str(corpus)], folder / name, settings=merge(base, {"training": {"seed": seed}}))
@@ -56,15 +56,17 @@ def plainly(monkeypatch):
 
 def jobs(world):
     table, base = str(world / "table.tsv"), str(world / "base")
-    averaged = merge(SETTINGS, {"training": {"average": "last", "average_epochs": 1, "bpe_dropout": 0.1}})
-    averaged = merge(averaged, {"objective": {"r_drop": 1.0}})
+    averaged = merge(
+        SETTINGS, {"training": {"weight_averaging": "last_epochs", "averaging_epochs": 1, "bpe_dropout": 0.1}}
+    )
+    averaged = merge(averaged, {"objective": {"r_drop_alpha": 1.0}})
     return {
         "every arm": lambda out, **more: hs.compare(table, [base], out, seeds=2, settings=SETTINGS, **more),
         "folds and ensemble": lambda out, **more: hs.compare(
             table, [base], out, seeds=2, folds=2, arms=("fine-tuned", "ensemble"), settings=averaged, **more
         ),
         "budgets and own settings": lambda out, **more: hs.compare(
-            table, {base: {}, str(world / "other"): {"training": {"epochs": 1, "unfreeze_every": 1}}}, out,
+            table, {base: {}, str(world / "other"): {"training": {"max_epochs": 1, "gradual_unfreezing_epochs": 1}}}, out,
             seeds=1, labels=[20, 40], arms=("scratch", "fine-tuned"), settings=SETTINGS, **more,
         ),
     }  # fmt: skip
@@ -158,7 +160,7 @@ def test_a_comparison_whose_resume_dies_before_any_file_call_loses_nothing(tmp_p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(test_resume, "WRITERS", {*test_resume.WRITERS, compare_module.__file__})
     table = str(write_labelled(tmp_path / "table.tsv", 24))
-    settings = merge(merge(QUICK, SETTINGS), {"training": {"save_every": 2}})
+    settings = merge(merge(QUICK, SETTINGS), {"training": {"save_steps": 2}})
 
     def work(out, **more):
         hs.compare(table, out=out, seeds=1, arms=("scratch",), settings=settings, **more)
@@ -198,7 +200,7 @@ def test_other_settings_start_the_fit_over(world, tmp_path, plainly):
     with pytest.raises(InterruptedError):
         work(run, on_event=Watch(1, 6, interrupt))
     content = json.loads((run / "compare.json").read_text())
-    content["inputs"]["settings"]["training"]["batch_examples"] = 4
+    content["inputs"]["settings"]["training"]["batch_size"] = 4
     (run / "compare.json").write_text(json.dumps(content))
     watch = Watch()
     hs.resume(run, watch)
@@ -207,7 +209,7 @@ def test_other_settings_start_the_fit_over(world, tmp_path, plainly):
 
 def test_a_signal_saves_the_fit_under_way_and_says_how_to_go_on(world, tmp_path, plainly):
     table, run = str(world / "table.tsv"), tmp_path / "stopped"
-    settings = merge(merge(QUICK, SETTINGS), {"training": {"save_every": 1000}})
+    settings = merge(merge(QUICK, SETTINGS), {"training": {"save_steps": 1000}})
 
     def work(out, **more):
         hs.compare(table, out=out, seeds=2, arms=("scratch",), settings=settings, **more)
@@ -244,7 +246,7 @@ def test_objectives_that_were_interrupted_go_on_with_their_bases_and_arms(world,
     def work(out, on_event=lambda event: None):
         compare_objectives(
             str(world / "table.tsv"), [str(world / "corpus.txt")], ["causal-lm", "masked-lm"], out, tokens=2000,
-            pretraining={**QUICK, "training": {**QUICK["training"], "save_every": 3}}, settings=SETTINGS, seeds=1,
+            pretraining={**QUICK, "training": {**QUICK["training"], "save_steps": 3}}, settings=SETTINGS, seeds=1,
             arms=("scratch", "fine-tuned"), on_event=on_event,
         )  # fmt: skip
 

@@ -13,12 +13,12 @@ from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 # The block of the paper, post-norm with warm-up, in small.
 SMALL = {
-    "body": {"layers": 2, "width": 64, "attention_heads": 4, "feed_forward": 128, "dropout": 0.0},
-    "tokenizer": {"kind": "characters", "vocabulary": 60},
-    "training": {"batch_tokens": 1024, "length": 64, "marked": 100},
+    "model": {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "intermediate_size": 128, "dropout": 0.0},
+    "tokenizer": {"type": "characters", "vocab_size": 60},
+    "training": {"tokens_per_batch": 1024, "max_length": 64, "eval_subset_size": 100},
     "optimizer": {"learning_rate": 3e-3},
-    "schedule": {"kind": "linear", "warmup_steps": 150},
-    "objective": {"smoothing": 0.0},
+    "lr_schedule": {"name": "linear", "warmup_steps": 150},
+    "objective": {"label_smoothing": 0.0},
 }
 
 
@@ -36,13 +36,13 @@ def test_a_task_with_one_right_answer_is_learnt_to_the_last_word(tmp_path, task,
     said = call("finetune", "scratch", pairs, "--out", run, *words)
     assert "translator ready" in said
     for beam in (1, 4):
-        found = json.loads(call("evaluate", run, pairs, "--beam", beam, "--json"))
+        found = json.loads(call("evaluate", run, pairs, "--num-beams", beam, "--json"))
         assert found["count"] == round(0.1 * count)
         assert found["bleu"] == pytest.approx(100)
         assert found["ter"] == 0  # not one word is wrong
         assert found["leak_free_bleu"] == pytest.approx(100)
         assert found["leaked"] == 0
-    assert "leak-free" not in call("evaluate", run, pairs, "--beam", 1)
+    assert "leak-free" not in call("evaluate", run, pairs, "--num-beams", 1)
 
 
 STEP = """

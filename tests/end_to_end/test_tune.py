@@ -19,12 +19,12 @@ from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings
 
-SETTINGS = {"training": {"length": 32, "batch_examples": 8, "save_every": 2}}
+SETTINGS = {"training": {"max_length": 32, "batch_size": 8, "save_steps": 2}}
 SEARCH = [
     "optimizer.learning_rate=1e-4:3e-2:log",
-    "training.epochs=1:2:int",
-    "objective.smoothing=0.0:0.2",
-    "optimizer.kind=adamw,adam",
+    "training.max_epochs=1:2:int",
+    "objective.label_smoothing=0.0:0.2",
+    "optimizer.name=adamw,adam",
 ]
 
 
@@ -34,7 +34,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tune")
     write_labelled(folder / "table.tsv", 60)
     corpus = write_corpus(folder / "corpus.txt", 60)
-    base = merge(QUICK, {"training": {"steps": 5}, "objective": {"name": "masked-lm"}})
+    base = merge(QUICK, {"training": {"max_steps": 5}, "objective": {"name": "masked-lm"}})
     hs.pretrain([str(corpus)], folder / "base", settings=base)
     search(folder, folder / "whole")
     return folder
@@ -61,7 +61,7 @@ def test_a_search_finds_what_it_says_and_keeps_it(world):
     assert {trial["state"] for trial in found["trials"]} <= {"finished", "pruned"}
     first = found["trials"][0]["values"]
     assert first["optimizer.learning_rate"] == 1e-3  # tiny's own
-    assert first["training.epochs"] == 2  # the nearest to tiny's 15
+    assert first["training.max_epochs"] == 2  # the nearest to tiny's 15
     assert found["texts"] == 60
     assert found["scored"] == "2 folds"
     assert found["provenance"]["command"]
@@ -179,8 +179,8 @@ def test_the_best_settings_are_a_settings_file(world, tmp_path):
     own = hs.load_model(str(tmp_path / "run")).info.config
     values = json.loads((world / "whole" / "result.json").read_text())["best"]["values"]
     assert own.optimizer.learning_rate == values["optimizer.learning_rate"]
-    assert own.training.epochs == values["training.epochs"]
-    assert own.training.length == 32
+    assert own.training.max_epochs == values["training.max_epochs"]
+    assert own.training.max_length == 32
 
 
 def test_another_search_into_the_same_folder_is_refused(world):
@@ -192,8 +192,8 @@ def test_another_search_into_the_same_folder_is_refused(world):
 
 def test_the_command_shows_a_table_and_json(world, tmp_path):
     words = ["tune", str(world / "base"), str(world / "table.tsv"), "--out", str(tmp_path / "t"), "--trials", "2",
-             "--metric", "loss", "--prune", "hyperband", "--only", "--search", SEARCH[0], "--epochs", "1",
-             "--length", "32", "--labels", "20", "--folds", "2"]  # fmt: skip
+             "--metric", "loss", "--pruner", "hyperband", "--search-only", "--search", SEARCH[0], "--epochs", "1",
+             "--max-length", "32", "--train-size", "20", "--folds", "2"]  # fmt: skip
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, (result.output, result.exception)
     assert "optimizer.learning_rate" in result.stdout
@@ -210,7 +210,7 @@ def test_the_command_shows_a_table_and_json(world, tmp_path):
 def test_a_trial_that_diverges_is_written_down_and_the_search_goes_on(world, tmp_path):
     found = search(
         world, tmp_path / "t", trials=3, folds=None, search=["optimizer.learning_rate=1e-3:1e30:log"],
-        settings={"training": {**SETTINGS["training"], "epochs": 2}},
+        settings={"training": {**SETTINGS["training"], "max_epochs": 2}},
     )  # fmt: skip
     states = [trial.state for trial in found.trials]
     assert "failed" in states
@@ -221,12 +221,12 @@ def test_a_trial_that_diverges_is_written_down_and_the_search_goes_on(world, tmp
 def test_values_that_cannot_be_are_told_before_anything_is_trained(world, tmp_path):
     for row, words in (
         ("optimizer.learning_rat=1:2", "no setting is called"),
-        ("body.layers=1,2", "body.layers of"),
-        ("training.batch_examples=1.5:9.5", "cannot be 1.5"),
-        ("optimizer.kind=adamw,sgd", "cannot be 'sgd'"),
+        ("model.num_layers=1,2", "model.num_layers of"),
+        ("training.batch_size=1.5:9.5", "cannot be 1.5"),
+        ("optimizer.name=adamw,sgd", "cannot be 'sgd'"),
     ):
         with pytest.raises(ConfigError, match=words):
-            search(world, tmp_path / "t", search=[row], settings={"training": {"length": 32}})
+            search(world, tmp_path / "t", search=[row], settings={"training": {"max_length": 32}})
         assert not (tmp_path / "t").exists()
     for asked, words in (
         ({"metric": "acuracy"}, "no metric"),

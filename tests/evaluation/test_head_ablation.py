@@ -35,7 +35,7 @@ def batches():
 def loss(model):
     totals, counts = [], []
     for index, part in enumerate(parts()):
-        batch = MaskedLM(rate=0.5).collate(part, VOCABULARY, generator(index))
+        batch = MaskedLM(mask_rate=0.5).collate(part, VOCABULARY, generator(index))
         marks = MaskedLM().losses(model, batch)["lm"]
         totals.append(float(marks.total))
         counts.append(marks.count)

@@ -46,7 +46,9 @@ def class_logits(classifier: str, texts: Sequence[str]) -> np.ndarray:
     config = trained.info.config.with_(CPU_FLOAT32)
     runtime = start_runtime(config.training)
     examples = [Example(text) for text in texts]
-    rows = encode_rows(trained.tokenizer, examples, None, config.training.length, config.data.keep)
+    rows = encode_rows(
+        trained.tokenizer, examples, None, config.training.max_length, config.data.truncation_side
+    )
     model = trained.model().to(runtime.device)
     return evaluate.class_logits(
         model, trained.objective, rows, trained.tokenizer, runtime, runtime.eval_batch_tokens
@@ -83,7 +85,7 @@ def parameter_counts(job: str, num_classes: int = 2) -> dict[str, int]:
     """Parameters by block, summed over the layers, of the course lab's model for one job."""
     config = resolve(job, "lab")
     objective = make_objective(config.objective)
-    model, vocab_size = objective.resolve_backbone(config.body), config.tokenizer.vocabulary
+    model, vocab_size = objective.resolve_backbone(config.model), config.tokenizer.vocab_size
     heads = objective.heads(model, vocab_size, num_classes)
     return {BLOCK_NAMES[block.name]: block.total for block in account(model, vocab_size, heads).blocks}
 
@@ -92,132 +94,149 @@ def parameter_counts(job: str, num_classes: int = 2) -> dict[str, int]:
 
 # Every setting that changes a loss is explicit, so that defaults and presets of the project may change.
 ROTARY: dict[str, Any] = {
-    "kind": "bidirectional",
-    "layers": 2,
-    "decoder_layers": None,
-    "width": 24,
-    "attention_heads": 2,
-    "feed_forward": 40,
-    "positions": "rotary",
+    "architecture": "bidirectional",
+    "num_layers": 2,
+    "num_decoder_layers": None,
+    "hidden_size": 24,
+    "num_heads": 2,
+    "intermediate_size": 40,
+    "position_embedding": "rotary",
     "norm": "rms",
     "norm_first": True,
     "activation": "swiglu",
-    "biases": False,
+    "bias": False,
     "qk_norm": False,
-    "tied": True,
+    "tie_embeddings": True,
     "scale_embedding": False,
     "dropout": 0.1,
     "attention_dropout": 0.0,
-    "max_length": 64,
-    "segments": False,
+    "max_position_embeddings": 64,
+    "token_type_embeddings": False,
     "embedding_norm": False,
     "pooler": False,
-    "norm_epsilon": 1e-5,
-    "kernel": 3,
-    "dilated": True,
-    "rotary_base": 10000.0,
-    "key_value_heads": None,
-    "lm_transform": False,
-    "head_biases": None,
-    "first_norm": True,
-    "window": None,
-    "global_every": 3,
-    "window_rotary_base": 10000.0,
+    "norm_eps": 1e-5,
+    "kernel_size": 3,
+    "dilation": True,
+    "rope_theta": 10000.0,
+    "num_kv_heads": None,
+    "mlm_head_transform": False,
+    "head_bias": None,
+    "norm_first_layer": True,
+    "sliding_window": None,
+    "global_attn_every_n_layers": 3,
+    "local_rope_theta": 10000.0,
 }
 BERT = {
     **ROTARY,
-    "positions": "learned",
+    "position_embedding": "learned",
     "norm": "layer",
     "norm_first": False,
     "activation": "gelu",
-    "biases": True,
+    "bias": True,
     "attention_dropout": 0.1,
-    "segments": True,
+    "token_type_embeddings": True,
     "embedding_norm": True,
     "pooler": True,
-    "lm_transform": True,
+    "mlm_head_transform": True,
 }
 VASWANI = {
     **ROTARY,
-    "kind": "encoder-decoder",
-    "positions": "sinusoidal",
+    "architecture": "encoder-decoder",
+    "position_embedding": "sinusoidal",
     "norm": "layer",
     "norm_first": False,
     "activation": "relu",
-    "biases": True,
+    "bias": True,
     "scale_embedding": True,
 }
 MODERN = {  # the remaining options of a Transformer layer
     **ROTARY,
     "activation": "geglu",
     "qk_norm": True,
-    "tied": False,
-    "key_value_heads": 1,
-    "first_norm": False,
-    "window": 4,
-    "global_every": 2,
-    "window_rotary_base": 1000.0,
+    "tie_embeddings": False,
+    "num_kv_heads": 1,
+    "norm_first_layer": False,
+    "sliding_window": 4,
+    "global_attn_every_n_layers": 2,
+    "local_rope_theta": 1000.0,
 }
 
 COMMON: Settings = {
-    "body": ROTARY,
-    "tokenizer": {"kind": "bpe", "vocabulary": 300, "lowercase": False, "shared": True},
+    "model": ROTARY,
+    "tokenizer": {"type": "bpe", "vocab_size": 300, "lowercase": False, "shared_vocab": True},
     "optimizer": {
-        "kind": "adamw",
+        "name": "adamw",
         "learning_rate": 5e-3,
         "weight_decay": 0.01,
         "beta1": 0.9,
         "beta2": 0.98,
-        "epsilon": 1e-8,
+        "eps": 1e-8,
         "momentum": 0.95,
-        "clip": 1.0,
-        "layer_decay": 1.0,
-        "head_scale": 1.0,
+        "max_grad_norm": 1.0,
+        "layerwise_lr_decay": 1.0,
+        "head_lr_multiplier": 1.0,
     },
-    "schedule": {"kind": "cosine", "warmup": 0.2, "warmup_steps": None, "decay": 0.2, "final": 0.0},
+    "lr_schedule": {
+        "name": "cosine",
+        "warmup_ratio": 0.2,
+        "warmup_steps": None,
+        "decay_ratio": 0.2,
+        "min_lr_ratio": 0.0,
+    },
     "training": {
-        "steps": 6,
-        "length": 32,
-        "batch_tokens": 256,
-        "batch_examples": None,
-        "accumulate": 1,
+        "max_steps": 6,
+        "max_length": 32,
+        "tokens_per_batch": 256,
+        "batch_size": None,
+        "gradient_accumulation_steps": 1,
         "seed": 7,
         "device": "cpu",
         "precision": "float32",
         "compile": False,
-        "sharded": False,
+        "fsdp": False,
         "deterministic": False,
-        "evaluate_every": 1,
-        "marked": None,
-        "save_every": None,
+        "eval_steps": 1,
+        "eval_subset_size": None,
+        "save_steps": None,
         "save_minutes": None,
-        "keep": "last",
-        "freeze": False,
-        "unfreeze_every": None,
-        "head": "auto",
+        "checkpoint_selection": "last",
+        "freeze_backbone": False,
+        "gradual_unfreezing_epochs": None,
+        "head_init": "reuse",
         "linear_probe": False,
         "keep_winner": False,
-        "reset_layers": 0,
+        "reinit_top_layers": 0,
         "bpe_dropout": 0.0,
-        "cutoff": 0.0,
-        "average": "none",
-        "average_epochs": 3.0,
-        "teacher_share": 0.5,
-        "teacher_temperature": 2.0,
+        "token_cutoff": 0.0,
+        "weight_averaging": "none",
+        "averaging_epochs": 3.0,
+        "distillation_alpha": 0.5,
+        "distillation_temperature": 2.0,
     },
-    "data": {"labels": None, "keep": "both", "documents": "line", "unique": False, "max_ratio": 9.0},
+    "data": {
+        "train_size": None,
+        "truncation_side": "both",
+        "document_separator": "line",
+        "deduplicate": False,
+        "max_length_ratio": 9.0,
+    },
 }
 
-MASKING = {"rate": 0.2, "hidden_share": 0.8, "changed_share": 0.1, "unit": "token"}
+MASKING = {"mask_rate": 0.2, "mask_token_prob": 0.8, "random_token_prob": 0.1, "masking": "token"}
 CLASSIFICATION = {
     "name": "classify",
     "pooling": "mean",
-    "projection": "dense",
-    "smoothing": 0.0,
-    "dropout": 0.1,
-    "r_drop": 0.0,
+    "head_hidden_layer": "dense",
+    "label_smoothing": 0.0,
+    "head_dropout": 0.1,
+    "r_drop_alpha": 0.0,
 }
-TRANSLATION = {"name": "translate", "smoothing": 0.1, "best": "loss", "r_drop": 0.0}
+TRANSLATION = {
+    "name": "translate",
+    "label_smoothing": 0.1,
+    "metric_for_best_model": "loss",
+    "r_drop_alpha": 0.0,
+}
 
 Workflow = Literal["pretrain", "finetune", "finetune --pair"]
 
@@ -237,31 +256,32 @@ RUNS: dict[str, TrainingRun] = {
     "causal_lm": TrainingRun(
         "pretrain",
         {
-            "body": {"kind": "causal"},
-            "objective": {"name": "causal-lm", "smoothing": 0.1},
-            "optimizer": {"kind": "muon"},
-            "schedule": {"kind": "warmup-stable-decay", "decay": 0.5},
-            "training": {"accumulate": 2},
+            "model": {"architecture": "causal"},
+            "objective": {"name": "causal-lm", "label_smoothing": 0.1},
+            "optimizer": {"name": "muon"},
+            "lr_schedule": {"name": "warmup-stable-decay", "decay_ratio": 0.5},
+            "training": {"gradient_accumulation_steps": 2},
         },
     ),
-    "masked_lm": TrainingRun("pretrain", {"objective": {"name": "masked-lm", **MASKING, "unit": "span"}}),
+    "masked_lm": TrainingRun("pretrain", {"objective": {"name": "masked-lm", **MASKING, "masking": "span"}}),
     "next_sentence": TrainingRun(
-        "pretrain", {"body": BERT, "objective": {"name": "next-sentence", "sentences": "sentence"}}
+        "pretrain", {"model": BERT, "objective": {"name": "next-sentence", "nsp_unit": "sentence"}}
     ),
     "masked_lm_and_next_sentence": TrainingRun(
         "pretrain",
         {
-            "body": BERT,
+            "model": BERT,
             "objective": {
                 "name": "masked-lm+next-sentence",
-                "sentences": "sentence",
+                "nsp_unit": "sentence",
                 **MASKING,
-                "unit": "word",
+                "masking": "word",
             },
         },
     ),
     "causal_and_masked_lm": TrainingRun(
-        "pretrain", {"body": MODERN, "objective": {"name": "causal+masked", "causal_share": 0.5, **MASKING}}
+        "pretrain",
+        {"model": MODERN, "objective": {"name": "causal+masked", "causal_fraction": 0.5, **MASKING}},
     ),
     "electra": TrainingRun(
         "pretrain",
@@ -269,21 +289,23 @@ RUNS: dict[str, TrainingRun] = {
             "objective": {
                 "name": "replaced-token",
                 **MASKING,
-                "hidden_share": 1.0,
-                "changed_share": 0.0,
-                "generator_share": 0.5,
-                "weight": 20.0,
+                "mask_token_prob": 1.0,
+                "random_token_prob": 0.0,
+                "generator_size": 0.5,
+                "discriminator_weight": 20.0,
             }
         },
     ),
-    "classification": TrainingRun("finetune", {"objective": CLASSIFICATION, "schedule": {"kind": "linear"}}),
+    "classification": TrainingRun(
+        "finetune", {"objective": CLASSIFICATION, "lr_schedule": {"name": "linear"}}
+    ),
     "translation": TrainingRun(
         "finetune --pair",
         {
-            "body": VASWANI,
+            "model": VASWANI,
             "objective": TRANSLATION,
-            "optimizer": {"kind": "adam", "weight_decay": 0.0, "epsilon": 1e-9},
-            "schedule": {"kind": "inverse-square-root", "warmup_steps": 3},
+            "optimizer": {"name": "adam", "weight_decay": 0.0, "eps": 1e-9},
+            "lr_schedule": {"name": "inverse-square-root", "warmup_steps": 3},
         },
     ),
     "masked_lm_distillation": TrainingRun(
@@ -292,40 +314,47 @@ RUNS: dict[str, TrainingRun] = {
     "classification_from_causal_lm": TrainingRun(
         "finetune",
         {
-            "body": {"kind": "causal"},
-            "objective": {**CLASSIFICATION, "pooling": "last", "projection": "linear"},
-            "schedule": {"kind": "slanted-triangular"},
-            "training": {"freeze": True},
+            "model": {"architecture": "causal"},
+            "objective": {**CLASSIFICATION, "pooling": "last", "head_hidden_layer": "linear"},
+            "lr_schedule": {"name": "slanted-triangular"},
+            "training": {"freeze_backbone": True},
         },
         base="causal_lm",
     ),
     "classification_from_masked_lm": TrainingRun(
         "finetune",
         {
-            "objective": {**CLASSIFICATION, "pooling": "mean+max", "smoothing": 0.1},
-            "optimizer": {"layer_decay": 0.8, "head_scale": 2.0},
-            "training": {"bpe_dropout": 0.1, "cutoff": 0.1, "average": "ema", "average_epochs": 1.0},
+            "objective": {**CLASSIFICATION, "pooling": "mean+max", "label_smoothing": 0.1},
+            "optimizer": {"layerwise_lr_decay": 0.8, "head_lr_multiplier": 2.0},
+            "training": {
+                "bpe_dropout": 0.1,
+                "token_cutoff": 0.1,
+                "weight_averaging": "ema",
+                "averaging_epochs": 1.0,
+            },
         },
         base="masked_lm",
     ),
     "classification_linear_probe": TrainingRun(
         "finetune",
-        {"objective": {**CLASSIFICATION, "projection": "linear"}, "training": {"linear_probe": True}},
+        {"objective": {**CLASSIFICATION, "head_hidden_layer": "linear"}, "training": {"linear_probe": True}},
         base="masked_lm",
     ),
     "classification_r_drop": TrainingRun(
-        "finetune", {"objective": {**CLASSIFICATION, "r_drop": 1.0}}, base="masked_lm"
+        "finetune", {"objective": {**CLASSIFICATION, "r_drop_alpha": 1.0}}, base="masked_lm"
     ),
     "classification_distillation": TrainingRun(
         "finetune", {"objective": CLASSIFICATION}, teacher="classification_from_masked_lm"
     ),
     "classification_lstm": TrainingRun(
-        "finetune", {"body": {"kind": "bi-lstm"}, "objective": CLASSIFICATION}
+        "finetune", {"model": {"architecture": "bi-lstm"}, "objective": CLASSIFICATION}
     ),
-    "classification_cnn": TrainingRun("finetune", {"body": {"kind": "cnn"}, "objective": CLASSIFICATION}),
+    "classification_cnn": TrainingRun(
+        "finetune", {"model": {"architecture": "cnn"}, "objective": CLASSIFICATION}
+    ),
     "translation_from_masked_lm_r_drop": TrainingRun(
         "finetune --pair",
-        {"body": {"kind": "encoder-decoder"}, "objective": {**TRANSLATION, "r_drop": 1.0}},
+        {"model": {"architecture": "encoder-decoder"}, "objective": {**TRANSLATION, "r_drop_alpha": 1.0}},
         base="masked_lm",
     ),
 }

@@ -265,7 +265,7 @@ def test_a_search_of_width_one_may_leave_its_scores_out():
 
 @pytest.mark.parametrize("kind", CACHED)
 def test_learned_positions_bound_a_search(kind):
-    reader = body_reader(kind, "learned-geglu", max_length=8)
+    reader = body_reader(kind, "learned-geglu", max_position_embeddings=8)
     batch = body_batch(kind, [6, 2, 8, 5])
     found = beam_search(reader, batch, Rules(3, 50, least=50), Beam(3))
     prompt = batch.real.sum(dim=1).tolist()
@@ -280,7 +280,7 @@ def test_the_length_penalty_is_that_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"width": 0}, {"best": 0}, {"width": 3, "best": 4}, {"penalty": math.inf}], ids=str
+    "wrong", [{"hidden_size": 0}, {"best": 0}, {"width": 3, "best": 4}, {"penalty": math.inf}], ids=str
 )
 def test_a_search_that_cannot_be_is_refused(wrong):
     with pytest.raises(ConfigError) as caught:

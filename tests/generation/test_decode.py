@@ -142,7 +142,7 @@ def test_rows_that_stay_keep_their_place_unless_they_fill_a_gap(done):
 
 @pytest.mark.parametrize("kind", CACHED)
 def test_learned_positions_end_a_text_and_not_the_others(kind):
-    reader = body_reader(kind, "learned-geglu", max_length=8)
+    reader = body_reader(kind, "learned-geglu", max_position_embeddings=8)
     batch = body_batch(kind, [6, 2, 8, 5])
     texts = decode(reader, batch, Rules(last=3, most=50, least=50))
     prompt = batch.real.sum(dim=1).tolist()
@@ -153,7 +153,7 @@ def test_learned_positions_end_a_text_and_not_the_others(kind):
 
 
 def test_a_prompt_longer_than_the_learned_positions_is_refused():
-    reader = body_reader("causal", "learned-geglu", max_length=8)
+    reader = body_reader("causal", "learned-geglu", max_position_embeddings=8)
     with pytest.raises(DataError, match="prompt of 9 tokens is longer than the 8 positions"):
         decode(reader, body_batch("causal", [3, 9]), Rules(3, 5))
 

@@ -18,7 +18,7 @@ KINDS = ("bpe", "unigram", "wordpiece", "characters")
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    return {kind: train_tokenizer(TEXTS * 30, TokenizerConfig(kind=kind, vocabulary=320)) for kind in KINDS}
+    return {kind: train_tokenizer(TEXTS * 30, TokenizerConfig(type=kind, vocab_size=320)) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,7 +46,7 @@ def test_nothing_is_held_back_that_is_whole(tokenizers, kind):
 
 
 def test_no_part_of_a_character_is_ever_shown(tokenizers):
-    tokenizer = train_tokenizer(["plain words only"] * 9, TokenizerConfig(kind="bpe", vocabulary=261))
+    tokenizer = train_tokenizer(["plain words only"] * 9, TokenizerConfig(type="bpe", vocab_size=261))
     unfolding = Unfolding(tokenizer)
     pieces = [unfolding.add(token) for token in tokenizer.encode(["é 😀!"])[0]]
     assert pieces == ["", "é", " ", "", "", "", "😀", "!"]
@@ -54,7 +54,7 @@ def test_no_part_of_a_character_is_ever_shown(tokenizers):
 
 
 def test_bytes_that_never_became_a_character_show_at_the_end(tokenizers):
-    tokenizer = train_tokenizer(["plain words only"] * 9, TokenizerConfig(kind="bpe", vocabulary=261))
+    tokenizer = train_tokenizer(["plain words only"] * 9, TokenizerConfig(type="bpe", vocab_size=261))
     first, *_ = tokenizer.encode(["😀"])[0]
     unfolding = Unfolding(tokenizer)
     assert unfolding.add(first) == ""

@@ -53,13 +53,16 @@ def example_comparison(
         tests=adjust(tests),
         mistakes=_mistakes(hostile),
         audit=_audit(hostile),
-        settings={"body": {"layers": 4, "width": 256}, "training": {"epochs": 8, "note": hostile}},
+        settings={
+            "model": {"num_layers": 4, "hidden_size": 256},
+            "training": {"max_epochs": 8, "note": hostile},
+        },
         notes=[
             "12 rows of test are also in train; leak-free accuracy leaves them out",
             f"a note with {hostile}",
         ],
         provenance=Provenance(
-            command="headstart compare --base fr-small --data cls-books-fr --labels 200,800,1600 --seeds 3",
+            command="headstart compare --base fr-small --data cls-books-fr --train-size 200,800,1600 --seeds 3",
             commit="4f1c2ab9",
             versions={"headstart": "0.1.0", "torch": "2.11.0", "python": "3.11.9"},
             machine="2 cores of Intel Xeon, 8 GB, no GPU",

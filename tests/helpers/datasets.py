@@ -26,11 +26,17 @@ PLAIN = [
     "very",
 ]
 
-BODY = {"layers": 1, "width": 16, "attention_heads": 2, "feed_forward": 24, "max_length": 64}
+BODY = {
+    "num_layers": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}
 QUICK = {
-    "body": BODY,
-    "tokenizer": {"kind": "bpe", "vocabulary": 400},
-    "training": {"length": 32, "batch_tokens": 256},
+    "model": BODY,
+    "tokenizer": {"type": "bpe", "vocab_size": 400},
+    "training": {"max_length": 32, "tokens_per_batch": 256},
 }
 
 

@@ -10,30 +10,30 @@ TEXT = """
 title = "a small one"
 preset = "tiny"
 
-[body]
-layers = 1
-width = 16
-attention_heads = 2
-feed_forward = 24
-max_length = 64
+[model]
+num_layers = 1
+hidden_size = 16
+num_heads = 2
+intermediate_size = 24
+max_position_embeddings = 64
 
 [tokenizer]
-kind = "bpe"
-vocabulary = 300
+type = "bpe"
+vocab_size = 300
 
 [objective]
 name = "masked-lm"
-rate = 0.3
+mask_rate = 0.3
 
 [training]
 seed = 4
-length = 32
-batch_tokens = 256
-save_every = 3
+max_length = 32
+tokens_per_batch = 256
+save_steps = 3
 
 [data]
-unique = true
-apart = ["target.tsv"]
+deduplicate = true
+exclude_eval_texts_of = ["target.tsv"]
 
 [carry]
 shard_mib = 0.01
@@ -48,20 +48,20 @@ text_column = "review_text"
 [[stages]]
 name = "general"
 mix = { general = 1, reviews = 0.5 }
-training = { steps = 8 }
-schedule = { kind = "warmup-stable-decay", decay = 0.0 }
+training = { max_steps = 8 }
+lr_schedule = { name = "warmup-stable-decay", decay_ratio = 0.0 }
 
 [[stages]]
 name = "stars"
 kind = "finetune"
 table = "reviews.tsv"
 data = { text_column = "review_text", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
-training = { epochs = 1, length = 32 }
+training = { max_epochs = 1, max_length = 32 }
 
 [[stages]]
 name = "decay"
 mix = { reviews = 2, general = 0.2 }
-training = { tokens = 2000 }
+training = { max_tokens = 2000 }
 """
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from headstart.batch import Batch, Row, pad
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
 from headstart.objectives import OBJECTIVES
 from headstart.objectives.base import counts
@@ -39,36 +39,42 @@ CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
 SHAPES = {
     "modern": {},
     "lab": {
-        "positions": "sinusoidal",
+        "position_embedding": "sinusoidal",
         "norm": "layer",
         "norm_first": False,
         "activation": "relu",
-        "biases": True,
-        "tied": False,
+        "bias": True,
+        "tie_embeddings": False,
         "scale_embedding": True,
     },
-    "learned-geglu": {"positions": "learned", "activation": "geglu", "qk_norm": True},
-    "gelu-layer-pre": {"norm": "layer", "activation": "gelu", "biases": True},
+    "learned-geglu": {"position_embedding": "learned", "activation": "geglu", "qk_norm": True},
+    "gelu-layer-pre": {"norm": "layer", "activation": "gelu", "bias": True},
     "relu2-rms-post": {"norm_first": False, "activation": "relu2"},
-    "no-positions": {"positions": "none"},
-    "shared-keys": {"attention_heads": 4, "key_value_heads": 2, "qk_norm": True},
+    "no-positions": {"position_embedding": "none"},
+    "shared-keys": {"num_heads": 4, "num_kv_heads": 2, "qk_norm": True},
     "windows": {
         "norm": "layer",
         "activation": "geglu",
         "embedding_norm": True,
-        "first_norm": False,
-        "layers": 3,
-        "window": 2,
-        "global_every": 2,
-        "window_rotary_base": 500.0,
+        "norm_first_layer": False,
+        "num_layers": 3,
+        "sliding_window": 2,
+        "global_attn_every_n_layers": 2,
+        "local_rope_theta": 500.0,
     },
-    "transform": {"norm": "layer", "activation": "gelu-tanh", "biases": True, "lm_transform": True},
+    "transform": {"norm": "layer", "activation": "gelu-tanh", "bias": True, "mlm_head_transform": True},
 }
 
 
-def tiny_config(kind: str, shape: str = "modern", **changes) -> BodyConfig:
-    settings = {"layers": 2, "width": 16, "attention_heads": 2, "feed_forward": 24, "max_length": 64}
-    return BodyConfig(kind=kind, **{**settings, **SHAPES[shape], **changes})
+def tiny_config(architecture: str, shape: str = "modern", **changes) -> ModelConfig:
+    settings = {
+        "num_layers": 2,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 64,
+    }
+    return ModelConfig(architecture=architecture, **{**settings, **SHAPES[shape], **changes})
 
 
 def random_rows(lengths, seed=0, classes=3, vocabulary=VOCABULARY, sources=False):

@@ -65,7 +65,7 @@ def toy_batch(sources, first=0):
 def body_reader(kind, shape="modern", vocabulary=40, seed=1, sharpness=6.0, **changes):
     """A random body under a head of its own, so that the likeliest token is far from even and not the last one."""
     torch.manual_seed(seed)
-    config = tiny_config(kind, shape, **{**changes, "tied": False})
+    config = tiny_config(kind, shape, **{**changes, "tie_embeddings": False})
     model = Model(BODIES[kind](config, vocabulary), {"lm": LanguageHead(config, vocabulary)}).eval()
     with torch.no_grad():
         model.heads["lm"].weight.mul_(sharpness)

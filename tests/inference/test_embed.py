@@ -40,10 +40,10 @@ def runs(tmp_path_factory):
         corpus = str(write_corpus(folder / "corpus.txt"))
         for objective in ("masked-lm", "causal-lm"):
             settings = {**QUICK, "objective": {"name": objective}}
-            settings["training"] = {**QUICK["training"], "steps": 3}
+            settings["training"] = {**QUICK["training"], "max_steps": 3}
             pretrain([corpus], folder / objective, settings=settings)
         data = str(write_labelled(folder / "labelled.tsv"))
-        short = {"training": {"steps": 3, "length": 32}}
+        short = {"training": {"max_steps": 3, "max_length": 32}}
         finetune(str(folder / "masked-lm"), data, folder / "classifier", settings=short)
     return folder
 
@@ -105,15 +105,15 @@ def test_token_vectors_come_with_offsets_and_pieces_that_fit(runs, texts, tmp_pa
 
 
 def test_texts_that_were_cut_are_counted(runs, texts, tmp_path):
-    short, encode = {"training": {"length": 6}}, open_encoder(str(runs / "masked-lm")).tokenizer.encode
+    short, encode = {"training": {"max_length": 6}}, open_encoder(str(runs / "masked-lm")).tokenizer.encode
     found = embed(str(runs / "masked-lm"), texts, tmp_path / "vectors.npy", settings=short)
     assert found.cut == sum(len(ids) > 4 for ids in encode(TEXTS)) > 0
     assert found.length == 6
 
 
 def test_a_base_reads_all_that_its_positions_reach_and_a_classifier_its_own_length(runs):
-    assert open_encoder(str(runs / "masked-lm")).config.training.length == 64
-    assert open_encoder(str(runs / "classifier")).config.training.length == 32
+    assert open_encoder(str(runs / "masked-lm")).config.training.max_length == 64
+    assert open_encoder(str(runs / "classifier")).config.training.max_length == 32
 
 
 @pytest.mark.parametrize("content", ["", "text\tlabel\n"])
@@ -134,7 +134,7 @@ def test_an_empty_file_is_a_sentence_and_a_hint_and_leaves_nothing(runs, tmp_pat
         ("causal-lm", "v.npy", {"pool": "cls"}, "sees only itself"),
         ("masked-lm", "v.npy", {"pool": "meen"}, "no pool is called"),
         ("masked-lm", "v.csv", {}, ".npy"),
-        ("masked-lm", "v.npy", {"settings": {"training": {"length": 65}}}, "64 tokens at most"),
+        ("masked-lm", "v.npy", {"settings": {"training": {"max_length": 65}}}, "64 tokens at most"),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence_and_a_hint(runs, texts, tmp_path, run, out, changes, problem):
@@ -188,7 +188,7 @@ def test_a_word_that_does_not_stand_in_a_text_is_a_sentence(runs, word):
 @pytest.mark.parametrize("text", ["The music, the music: was moving.", "Élan! It was music", "music 日本 x"])
 def test_the_tokens_of_a_word_spell_it_in_every_kind_of_tokenizer(kind, text):
     corpus = ["the music was moving, and the film was not: Élan!", "it was music for the people. 日本 x"] * 20
-    tokenizer = train_tokenizer(corpus, TokenizerConfig(kind=kind, vocabulary=300))
+    tokenizer = train_tokenizer(corpus, TokenizerConfig(type=kind, vocab_size=300))
     row = Row(tokenizer.frame(tokenizer.encode([text])[0], 100))
     start, end = word_span(tokenizer, row, "music", text)
     assert tokenizer.decode(row.tokens[start:end]).strip() == "music"

@@ -16,8 +16,8 @@ from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 RUNS = {
     "causal": {"objective": {"name": "causal-lm"}},
-    "learned": {"objective": {"name": "causal-lm"}, "body": {"positions": "learned", "max_length": 16},
-                "training": {"length": 16}},
+    "learned": {"objective": {"name": "causal-lm"}, "model": {"position_embedding": "learned", "max_position_embeddings": 16},
+                "training": {"max_length": 16}},
     "both": {"objective": {"name": "causal+masked"}},
     "masked": {"objective": {"name": "masked-lm"}},
 }  # fmt: skip
@@ -28,13 +28,13 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     corpus = write_corpus(folder / "corpus.txt", 100)
     for name, settings in RUNS.items():
-        every = merge(merge(QUICK, {"training": {"steps": 3}}), settings)
+        every = merge(merge(QUICK, {"training": {"max_steps": 3}}), settings)
         hs.pretrain([str(corpus)], folder / name, settings=every)
     hs.finetune(
         str(folder / "masked"),
         str(write_labelled(folder / "labels.tsv")),
         folder / "classifier",
-        settings={"training": {"steps": 2}},
+        settings={"training": {"max_steps": 2}},
     )
     return folder
 
@@ -152,7 +152,16 @@ def test_the_command_streams_one_text(world):
 
 def test_a_line_in_is_a_line_out_whatever_it_holds(world):
     lines = ["the film", "", "\x0ba\u2028b", " ", "carriage\rreturn", "é😀"]
-    done = run("generate", world / "causal", "-", "--tokens", 4, "--count", 2, text="\n".join(lines) + "\n")
+    done = run(
+        "generate",
+        world / "causal",
+        "-",
+        "--tokens",
+        4,
+        "--num-return-sequences",
+        2,
+        text="\n".join(lines) + "\n",
+    )
     assert done.exit_code == 0
     assert len(done.stdout.split("\n")) == 13
     assert len(done.stdout.splitlines()) == 12
@@ -160,7 +169,18 @@ def test_a_line_in_is_a_line_out_whatever_it_holds(world):
 
 
 def test_json_is_an_object_a_text(world):
-    done = run("generate", world / "causal", "the film", "--tokens", 4, "--beam", 3, "--count", 2, "--json")
+    done = run(
+        "generate",
+        world / "causal",
+        "the film",
+        "--tokens",
+        4,
+        "--num-beams",
+        3,
+        "--num-return-sequences",
+        2,
+        "--json",
+    )
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [set(each) for each in found] == [
         {"prompt", "text", "tokens", "is_cut", "log_probability", "score"}

@@ -13,10 +13,10 @@ from tests.helpers.datasets import BODY, QUICK, write_corpus
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 SETTINGS = {
-    "body": {**BODY, "max_length": 40, "positions": "sinusoidal"},
-    "tokenizer": {"kind": "bpe", "vocabulary": 300},
-    "training": {"length": 40, "batch_tokens": 1024, "steps": 3},
-    "schedule": {"warmup_steps": 10},
+    "model": {**BODY, "max_position_embeddings": 40, "position_embedding": "sinusoidal"},
+    "tokenizer": {"type": "bpe", "vocab_size": 300},
+    "training": {"max_length": 40, "tokens_per_batch": 1024, "max_steps": 3},
+    "lr_schedule": {"warmup_steps": 10},
 }
 STRANGE = [
     "7",
@@ -37,9 +37,9 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     write_aligned(folder / "pairs", TASKS["number-words"], count=60)
     for name, shared in (("one", True), ("two", False)):
-        settings = {**SETTINGS, "tokenizer": {**SETTINGS["tokenizer"], "shared": shared}}
+        settings = {**SETTINGS, "tokenizer": {**SETTINGS["tokenizer"], "shared_vocab": shared}}
         hs.finetune("scratch", str(folder / "pairs"), folder / name, pair="src-trg", settings=settings)
-    quick = {**QUICK, "objective": {"name": "causal-lm"}, "training": {"steps": 1, "length": 32}}
+    quick = {**QUICK, "objective": {"name": "causal-lm"}, "training": {"max_steps": 1, "max_length": 32}}
     hs.pretrain([str(write_corpus(folder / "corpus.txt", 30))], folder / "causal", settings=quick)
     return folder
 
@@ -119,7 +119,7 @@ def test_a_file_without_a_line_end_a_crlf_file_and_an_empty_one(world, tmp_path)
 
 
 def test_n_best_and_scores_stand_before_the_text(world):
-    words = ("translate", world / "one", "-", "--max-length", 5, "--quiet", "--n-best", 3, "--scores")
+    words = ("translate", world / "one", "-", "--max-length", 5, "--quiet", "--n-best", 3, "--print-scores")
     lines = [line.split("\t") for line in run(*words, text="12\n\n34\n").stdout.splitlines()]
     assert [line[0] for line in lines] == ["1", "1", "1", "2", "3", "3", "3"]
     scores = [float(line[1]) for line in lines]

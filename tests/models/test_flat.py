@@ -39,7 +39,7 @@ def test_a_head_answers_the_same_without_padding(kind, pooling):
 
 @pytest.mark.parametrize("window", [2])
 def test_layers_with_a_window_read_the_same_without_padding(window):
-    body, batch = make_backbone("bidirectional", "modern", window=window), make_batch([12, 2, 7])
+    body, batch = make_backbone("bidirectional", "modern", sliding_window=window), make_batch([12, 2, 7])
     with torch.inference_mode():
         plain = body(batch)
         body.is_flat = True

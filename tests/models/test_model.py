@@ -16,16 +16,16 @@ CLASS = {"class": HeadSpec("class", 2, {"pooling": "last", "projection": "linear
 )
 def test_the_lab_preset_counts_to_the_course_numbers(heads, expected):
     with torch.device("meta"):
-        model = build_model(resolve("finetune", "lab").body, 50_001, heads)
+        model = build_model(resolve("finetune", "lab").model, 50_001, heads)
     assert count_parameters(model) == expected
 
 
 def test_the_small_preset_stays_within_24_million():
     config = resolve("pretrain", "small")
-    body = config.body.model_copy(update={"kind": "bidirectional"})
+    body = config.model.model_copy(update={"architecture": "bidirectional"})
     with torch.device("meta"):
         model = build_model(
-            body, config.tokenizer.vocabulary, {"lm": HeadSpec("lm", config.tokenizer.vocabulary)}
+            body, config.tokenizer.vocab_size, {"lm": HeadSpec("lm", config.tokenizer.vocab_size)}
         )
     assert count_parameters(model) <= 24_000_000
 
@@ -49,7 +49,7 @@ def test_transfer_accounts_for_every_weight_and_no_head_crosses_unasked():
 @pytest.mark.parametrize("kind", BODIES)
 @pytest.mark.parametrize("reset", [1, 2])
 def test_the_top_layers_can_start_fresh_and_the_account_says_so(kind, reset):
-    body = tiny_config(kind, layers=3)
+    body = tiny_config(kind, num_layers=3)
     base = build_model(body, VOCABULARY.size, {})
     model = build_model(body, VOCABULARY.size, CLASS)
     fresh = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -94,8 +94,8 @@ def test_a_loss_is_taken_of_what_the_head_with_its_transform_says(name, kind):
 
 def test_shared_keys_and_values_are_the_same_as_their_copies():
     torch.manual_seed(0)
-    shared = build_model(tiny_config("causal", attention_heads=4, key_value_heads=2), 40, {}).eval()
-    whole = build_model(tiny_config("causal", attention_heads=4), 40, {}).eval()
+    shared = build_model(tiny_config("causal", num_heads=4, num_kv_heads=2), 40, {}).eval()
+    whole = build_model(tiny_config("causal", num_heads=4), 40, {}).eval()
     weights = shared.state_dict()
     for name, weight in weights.items():
         if name.endswith("qkv_proj.weight"):

@@ -12,7 +12,7 @@ from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_c
 
 
 def test_bert_base_counts_to_its_known_number():
-    body = resolve("pretrain", "bert").body.model_copy(update={"kind": "bidirectional"})
+    body = resolve("pretrain", "bert").model.model_copy(update={"architecture": "bidirectional"})
     with torch.device("meta"):
         assert count_parameters(build_model(body, 30_522, {})) == 109_482_240
 
@@ -29,7 +29,7 @@ def pairs():
 
 def test_the_summed_loss_is_the_sum_of_its_parts():
     torch.manual_seed(0)
-    body = tiny_config("bidirectional", segments=True, pooler=True)
+    body = tiny_config("bidirectional", token_type_embeddings=True, pooler=True)
     both = MaskedAndNextSentence()
     model = build_model(body, VOCABULARY.size, both.heads(body, VOCABULARY.size, 0))
     batch = both.collate(pairs(), VOCABULARY, generator())
@@ -45,7 +45,7 @@ def test_the_summed_loss_is_the_sum_of_its_parts():
 
 def test_segments_tell_the_two_texts_apart():
     torch.manual_seed(0)
-    body = tiny_config("bidirectional", segments=True)
+    body = tiny_config("bidirectional", token_type_embeddings=True)
     model = build_model(body, VOCABULARY.size, {}).eval()
     batch = NextSentence().collate(pairs(), VOCABULARY, generator())
     from dataclasses import replace
@@ -61,7 +61,7 @@ def test_segments_tell_the_two_texts_apart():
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
 def test_every_unit_hides_the_same_share_and_never_a_special(unit):
     rows = random_rows([82] * 50)
-    batch = MaskedLM(rate=0.2, unit=unit).collate(rows, VOCABULARY, generator())
+    batch = MaskedLM(mask_rate=0.2, masking=unit).collate(rows, VOCABULARY, generator())
     assert len(batch.asked) == round(0.2 * 50 * 80)
     assert not set(batch.labels["lm"].tolist()) & VOCABULARY.special_ids
     assert len(set(batch.asked.tolist())) == len(batch.asked)
@@ -69,7 +69,7 @@ def test_every_unit_hides_the_same_share_and_never_a_special(unit):
 
 def test_whole_words_are_hidden_together():
     rows = random_rows([102] * 20)
-    batch = MaskedLM(rate=0.3, unit="word").collate(rows, VOCABULARY, generator())
+    batch = MaskedLM(mask_rate=0.3, masking="word").collate(rows, VOCABULARY, generator())
     original = torch.stack([torch.from_numpy(row.tokens).long() for row in rows])
     starts = torch.from_numpy(VOCABULARY.word_starts)[original]
     hidden = torch.zeros(original.numel(), dtype=torch.bool)
@@ -84,7 +84,7 @@ def test_spans_are_longer_than_chance_makes_them():
     rows = random_rows([102] * 40)
 
     def runs(unit):
-        batch = MaskedLM(rate=0.15, unit=unit).collate(rows, VOCABULARY, generator())
+        batch = MaskedLM(mask_rate=0.15, masking=unit).collate(rows, VOCABULARY, generator())
         gaps = batch.asked[1:] - batch.asked[:-1]
         return int((gaps == 1).sum()) / len(gaps)
 
@@ -101,7 +101,9 @@ def test_the_hybrid_asks_both_ways():
 def test_a_causal_batch_keeps_a_bidirectional_body_from_seeing_ahead():
     torch.manual_seed(0)
     model = build_model(tiny_config("bidirectional"), VOCABULARY.size, {}).eval()
-    batch = OBJECTIVES["causal+masked"](causal_share=1.0).collate(random_rows([12]), VOCABULARY, generator())
+    batch = OBJECTIVES["causal+masked"](causal_fraction=1.0).collate(
+        random_rows([12]), VOCABULARY, generator()
+    )
     changed = batch.tokens.clone()
     changed[0, 8] = 20 if changed[0, 8] != 20 else 21
     from dataclasses import replace
@@ -120,4 +122,4 @@ def test_a_generator_s_token_that_happens_to_be_right_is_not_replaced():
     losses = objective.losses(model, batch)
     assert losses["replaced"].count == 30  # every token but the two marks of each row
     assert losses["generator"].count == len(batch.asked)
-    assert losses["replaced"].weight == objective.weight
+    assert losses["replaced"].weight == objective.discriminator_weight

@@ -49,23 +49,23 @@ def _passes_differ(monkeypatch):
 @pytest.mark.usefixtures("_passes_differ")
 @pytest.mark.parametrize("kind", ["bidirectional", "causal", "bi-lstm", "cnn"])
 def test_parts_of_a_step_give_the_gradient_of_one_big_batch(kind):
-    objective, model = Classification(r_drop=2.0), make_model(kind).train()
+    objective, model = Classification(r_drop_alpha=2.0), make_model(kind).train()
     whole = objective.collate(random_rows([9, 4, 12, 7, 5, 3]), VOCABULARY, generator())
     losses = check_gradient_accumulation(objective, model, whole)
     assert losses["agreement"].total.detach() > 0
 
 
 def test_passes_that_agree_cost_what_one_pass_costs():
-    batch = Classification(r_drop=3.0).collate(random_rows([9, 4]), VOCABULARY, generator())
+    batch = Classification(r_drop_alpha=3.0).collate(random_rows([9, 4]), VOCABULARY, generator())
     model = make_model().train()  # no dropout, so both passes say the same
-    both, one = Classification(r_drop=3.0).losses(model, batch), Classification().losses(model, batch)
+    both, one = Classification(r_drop_alpha=3.0).losses(model, batch), Classification().losses(model, batch)
     assert torch.equal(both["class"].total, one["class"].total)
     assert float(both["agreement"].total.detach()) == 0
     assert list(one) == ["class"]
 
 
 def test_nothing_is_passed_twice_when_a_model_is_marked():
-    objective, model = Classification(r_drop=1.0), make_model(dropout=0.5).eval()
+    objective, model = Classification(r_drop_alpha=1.0), make_model(dropout=0.5).eval()
     batch = objective.collate(random_rows([9, 4]), VOCABULARY, generator())
     found = objective.losses(model, batch)
     assert list(found) == ["class"]
@@ -89,8 +89,8 @@ def test_divergence_is_symmetric_and_zero_only_for_like_answers(first, second):
 
 def test_the_parts_of_the_loss_are_told_apart():
     told = []
-    body, objective = tiny_config("bidirectional", dropout=0.3), Classification(r_drop=1.0)
-    config = RunConfig(job="finetune", body=body, training={"steps": 2, "keep": "last"})
+    body, objective = tiny_config("bidirectional", dropout=0.3), Classification(r_drop_alpha=1.0)
+    config = RunConfig(job="finetune", model=body, training={"max_steps": 2, "checkpoint_selection": "last"})
     loader = TextLoader(random_rows([9] * 8), batch_tokens=40)
     Trainer(make_model(dropout=0.3), objective, loader, VOCABULARY, config, CPU, on_event=told.append).run()
     last = [event for event in told if isinstance(event, StepDone)][-1]
@@ -101,9 +101,10 @@ def test_the_parts_of_the_loss_are_told_apart():
 
 def test_r_drop_without_dropout_is_refused():
     with pytest.raises(ConfigError, match="there is no dropout"):
-        Classification(r_drop=1.0).resolve_backbone(tiny_config("auto"))
+        Classification(r_drop_alpha=1.0).resolve_backbone(tiny_config("auto"))
     assert (
-        Classification(r_drop=1.0, dropout=0.1).resolve_backbone(tiny_config("auto")).kind == "bidirectional"
+        Classification(r_drop_alpha=1.0, head_dropout=0.1).resolve_backbone(tiny_config("auto")).architecture
+        == "bidirectional"
     )
 
 
@@ -114,7 +115,7 @@ def test_r_drop_reads_twice_and_the_plan_knows():
     from headstart.planning.memory import activations
 
     plain, twice = (
-        make_load(resolve("finetune", "tiny", {"objective": {"r_drop": weight}}), "cpu", "float32")
+        make_load(resolve("finetune", "tiny", {"objective": {"r_drop_alpha": weight}}), "cpu", "float32")
         for weight in (0.0, 1.0)
     )
     assert activations(twice) == 2 * activations(plain)

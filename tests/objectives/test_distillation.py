@@ -14,7 +14,7 @@ from headstart.objectives.masked_lm import CausalAndMasked, MaskedLM
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
 
 CASES = [
-    (MaskedLM(rate=0.3), "bidirectional"),
+    (MaskedLM(mask_rate=0.3), "bidirectional"),
     (CausalLM(), "causal"),
     (Classification(), "bidirectional"),
     (Classification(), "causal"),
@@ -50,7 +50,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it(objective, k
 
 @pytest.mark.parametrize(("objective", "kind"), CASES, ids=IDS)
 def test_without_any_share_it_is_the_plain_objective(objective, kind):
-    student, teacher = model_for(objective, kind), model_for(objective, kind, seed=1, width=24)
+    student, teacher = model_for(objective, kind), model_for(objective, kind, seed=1, hidden_size=24)
     batch = batch_for(objective)
     plain = objective.losses(student, batch)
     beside = distill(objective, Distillation((teacher,), 0.0, 2.0)).losses(student, batch)
@@ -63,7 +63,7 @@ def test_without_any_share_it_is_the_plain_objective(objective, kind):
 
 @pytest.mark.parametrize(("objective", "kind"), CASES, ids=IDS)
 def test_a_student_comes_near_its_teacher(objective, kind):
-    student, teacher = model_for(objective, kind), model_for(objective, kind, seed=1, width=24)
+    student, teacher = model_for(objective, kind), model_for(objective, kind, seed=1, hidden_size=24)
     with torch.no_grad():
         for weight in teacher.parameters():
             weight *= 3  # so that it has opinions
@@ -111,7 +111,7 @@ def test_several_teachers_give_the_mean_of_their_probabilities():
 
 
 def test_r_drop_and_a_teacher_go_together():
-    objective = Classification(dropout=0.1, r_drop=1.0)
+    objective = Classification(head_dropout=0.1, r_drop_alpha=1.0)
     student, teacher = (model_for(objective, "bidirectional", seed=seed) for seed in (0, 1))
     losses = distill(objective, Distillation((teacher,), 0.5, 2.0)).losses(
         student.train(), batch_for(objective)
@@ -152,7 +152,7 @@ def test_teachers_do_not_change():
 def test_every_taught_objective_keeps_the_settings_of_the_plain_one():
     for kind in DISTILLED:
         assert distill(kind(), Distillation((), 0.5, 2.0)).name == kind.name
-    assert distill(MaskedLM(rate=0.4), Distillation((), 0.5, 2.0)).rate == 0.4
+    assert distill(MaskedLM(mask_rate=0.4), Distillation((), 0.5, 2.0)).rate == 0.4
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
@@ -184,7 +184,7 @@ def test_lessons_are_compiled_once_for_any_number_of_rows(monkeypatch):
     swift = torch.compile(module.compared, backend="aot_eager")
     monkeypatch.setattr(module, "_looking", lambda: swift)
     monkeypatch.setattr(module, "is_fused", lambda hidden: True)
-    objective = MaskedLM(rate=0.3)
+    objective = MaskedLM(mask_rate=0.3)
     teachers = tuple(
         model_for(objective, "bidirectional", seed=seed).requires_grad_(False) for seed in (1, 2)
     )

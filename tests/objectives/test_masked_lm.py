@@ -32,7 +32,7 @@ def test_masking_follows_fifteen_percent_and_eighty_ten_ten():
     seed=st.integers(0, 99),
 )
 def test_no_special_or_padding_token_is_ever_asked_for(lengths, rate, seed):
-    batch = MaskedLM(rate=rate).collate(random_rows(lengths), VOCABULARY, generator(seed))
+    batch = MaskedLM(mask_rate=rate).collate(random_rows(lengths), VOCABULARY, generator(seed))
     assert not set(batch.labels["lm"].tolist()) & VOCABULARY.special_ids
     assert batch.real.flatten()[batch.asked].all()
     assert len(set(batch.asked.tolist())) == len(batch.asked) >= 1

@@ -62,9 +62,9 @@ def test_one_masked_pass_gives_the_loss_of_predicting_word_by_word(shape):
 def test_smoothing_is_for_learning_alone():
     model, (_, batch) = make_model(), make_batch()
     with torch.no_grad():
-        marked = [Seq2Seq(smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
+        marked = [Seq2Seq(label_smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
         model.train()
-        learnt = [Seq2Seq(smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
+        learnt = [Seq2Seq(label_smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
     assert marked[0] == marked[1] == learnt[0]
     assert learnt[0] != learnt[1]
 
@@ -73,7 +73,7 @@ def test_the_smoothed_loss_is_that_of_torch_over_all_marked_tokens():
     model, (_, batch) = make_model(), make_batch()
     model.train()
     with torch.no_grad():
-        marks = Seq2Seq(smoothing=0.1).losses(model, batch)["lm"]
+        marks = Seq2Seq(label_smoothing=0.1).losses(model, batch)["lm"]
         scores = model(batch)["lm"].flatten(0, 1)
         expected = torch.nn.functional.cross_entropy(
             scores, batch.labels["lm"].flatten(), ignore_index=IGNORE, label_smoothing=0.1
@@ -82,7 +82,7 @@ def test_the_smoothed_loss_is_that_of_torch_over_all_marked_tokens():
 
 
 def test_one_table_is_read_by_encoder_decoder_and_head():
-    model = make_model("lab", tied=True)
+    model = make_model("lab", tie_embeddings=True)
     assert [name for name in model.state_dict() if name.endswith("token_embedding.weight")] == [
         "backbone.embedding.token_embedding.weight"
     ]
@@ -96,7 +96,7 @@ def test_one_table_is_read_by_encoder_decoder_and_head():
 
 
 def test_two_vocabularies_are_two_tables():
-    model = make_model("lab", source_vocabulary=VOCABULARY.size + 7)
+    model = make_model("lab", source_vocab_size=VOCABULARY.size + 7)
     assert (
         model.state_dict()["backbone.source_embedding.token_embedding.weight"].shape[0] == VOCABULARY.size + 7
     )
@@ -106,15 +106,15 @@ def test_two_vocabularies_are_two_tables():
 def test_passes_that_agree_cost_what_one_pass_costs():
     _, batch = make_batch()
     model = make_model().train()  # no dropout, so both passes say the same
-    twice = Seq2Seq(r_drop=3.0).collate(random_rows(LENGTHS, sources=True), VOCABULARY, generator())
-    both, one = Seq2Seq(r_drop=3.0).losses(model, twice), Seq2Seq().losses(model, batch)
+    twice = Seq2Seq(r_drop_alpha=3.0).collate(random_rows(LENGTHS, sources=True), VOCABULARY, generator())
+    both, one = Seq2Seq(r_drop_alpha=3.0).losses(model, twice), Seq2Seq().losses(model, batch)
     assert torch.equal(both["lm"].total, one["lm"].total)
     assert float(both["agreement"].total.detach()) == 0
     assert list(one) == ["lm"]
 
 
 def test_passes_that_differ_are_drawn_together_in_training_alone():
-    objective, model = Seq2Seq(r_drop=2.0), make_model(dropout=0.5)
+    objective, model = Seq2Seq(r_drop_alpha=2.0), make_model(dropout=0.5)
     batch = objective.collate(random_rows(LENGTHS, sources=True), VOCABULARY, generator())
     assert list(objective.losses(model, batch)) == ["lm"]
     found = objective.losses(model.train(), batch)
@@ -125,4 +125,4 @@ def test_passes_that_differ_are_drawn_together_in_training_alone():
 
 def test_r_drop_without_dropout_is_refused():
     with pytest.raises(ConfigError, match="no dropout"):
-        Seq2Seq(r_drop=1.0).resolve_backbone(tiny_config("encoder-decoder"))
+        Seq2Seq(r_drop_alpha=1.0).resolve_backbone(tiny_config("encoder-decoder"))

@@ -13,7 +13,13 @@ from headstart.reports.tables import plan_lines
 from headstart.workflows.plan import plan as run_plan
 
 LARGE = {
-    "body": {"width": 2048, "layers": 24, "attention_heads": 16, "feed_forward": 5504, "max_length": 2048}
+    "model": {
+        "hidden_size": 2048,
+        "num_layers": 24,
+        "num_heads": 16,
+        "intermediate_size": 5504,
+        "max_position_embeddings": 2048,
+    }
 }
 
 
@@ -61,7 +67,7 @@ def test_a_sharded_model_needs_less_memory_the_more_processes_hold_it():
         cluster=Cluster(8, 1),
     )
     assert not plan.fits
-    assert any("training.sharded=true" in advice for advice in plan.advice)
+    assert any("training.fsdp=true" in advice for advice in plan.advice)
 
 
 def test_more_devices_are_faster_but_never_more_than_their_number():
@@ -107,18 +113,23 @@ def test_advice_for_many_processes_fits_them():
     plan = make_plan(config, device, batch=2048, length=1024, cluster=cluster)
     assert not plan.fits
     words = dict(word.split("=") for word in plan.advice[0].split() if word.startswith("training."))
-    tokens, rounds = int(words["training.batch_tokens"]), int(words["training.accumulate"])
-    changed = config.with_({"training": {"batch_tokens": tokens, "accumulate": rounds, "length": 1024}})
+    tokens, rounds = (
+        int(words["training.tokens_per_batch"]),
+        int(words["training.gradient_accumulation_steps"]),
+    )
+    changed = config.with_(
+        {"training": {"tokens_per_batch": tokens, "gradient_accumulation_steps": rounds, "max_length": 1024}}
+    )
     better = make_plan(changed, device, length=1024, cluster=cluster)
     assert better.fits
     assert better.tokens_per_step >= plan.tokens_per_step
 
 
 def test_translators_are_planned_with_whole_copies_alone():
-    wide = {"body": {"width": 3072, "attention_heads": 24, "feed_forward": 12288}}
+    wide = {"model": {"hidden_size": 3072, "num_heads": 24, "intermediate_size": 12288}}
     planned = run_plan("vaswani-base", gpu="rtx 3090", settings=wide, gpus=8, batch=8).plan
     assert predict_memory(planned.load).peak > planned.device.usable
     assert predict_memory(planned.load.with_(parts=8)).peak < planned.device.usable
     assert not [line for line in planned.advice if "sharded" in line]
     with pytest.raises(ConfigError, match="a whole copy in each process"):
-        run_plan("vaswani-base", gpu="rtx 3090", settings={"training": {"sharded": True}}, gpus=8)
+        run_plan("vaswani-base", gpu="rtx 3090", settings={"training": {"fsdp": True}}, gpus=8)

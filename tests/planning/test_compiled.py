@@ -44,31 +44,33 @@ def plan_of(device=H200, preset="small", job="pretrain", tokens=None, settings=N
 def test_the_plan_and_the_training_go_by_one_rule(monkeypatch, training, compile):
     monkeypatch.setattr("headstart.training.compile.can_compile", lambda device: device == "cuda")
     config = resolve("pretrain", "tiny", {"training": {**training, "compile": compile}})
-    objective, size = make_objective(config.objective), config.tokenizer.vocabulary
-    body = objective.resolve_backbone(config.body)
+    objective, size = make_objective(config.objective), config.tokenizer.vocab_size
+    body = objective.resolve_backbone(config.model)
     model = build_model(body, size, objective.heads(body, size, 2))
     for kind, name in (("cuda", "H200"), ("cpu", "CPU 2 cores")):
         runtime = Runtime(torch.device(kind), torch.float32)
-        done = should_compile(config, model, objective, runtime, training.get("steps"))
+        done = should_compile(config, model, objective, runtime, training.get("max_steps"))
         assert make_plan(config, find_device(name)).is_compiled is done
 
 
 def test_a_gpu_from_before_volta_is_planned_with_plain_steps():
     kept = [name for name, device in DEVICES.items() if device.kind == "cuda" and not device.can_compile]
     for chosen in ("auto", True):
-        assert not any(plan_of(DEVICES[name], minutes=60, compile=chosen).load.is_compiled for name in kept)
+        assert not any(
+            plan_of(DEVICES[name], max_minutes=60, compile=chosen).load.is_compiled for name in kept
+        )
     assert "GTX 1050 Ti" in kept
     assert "GTX 1650" not in kept
-    assert plan_of(find_device("T4"), minutes=60, compile="auto").is_compiled
+    assert plan_of(find_device("T4"), max_minutes=60, compile="auto").is_compiled
     assert not make_plan(
-        resolve("pretrain", "small", {"training": {"minutes": 60, "compile": "auto"}}),
+        resolve("pretrain", "small", {"training": {"max_minutes": 60, "compile": "auto"}}),
         find_device("T4"),
         can_compile=False,
     ).is_compiled
 
 
 def test_compiled_steps_are_shorter_smaller_and_cost_a_minute_once():
-    plain, swift = plan_of(tokens=1e9, compile=False), plan_of(tokens=1e9, compile=True)
+    plain, swift = plan_of(max_tokens=1e9, compile=False), plan_of(max_tokens=1e9, compile=True)
     assert swift.duration.seconds < plain.duration.seconds
     assert swift.memory.peak < plain.memory.peak
     assert operations(swift.load) < operations(plain.load)
@@ -81,9 +83,9 @@ def test_compiled_steps_are_shorter_smaller_and_cost_a_minute_once():
 
 
 def test_a_budget_in_minutes_pays_for_compiling_too():
-    plan = plan_of(minutes=30, compile=True)
+    plan = plan_of(max_minutes=30, compile=True)
     assert plan.seconds == pytest.approx(30 * 60)
-    assert plan_of(minutes=0.1, compile=True).tokens == plan.tokens_per_step
+    assert plan_of(max_minutes=0.1, compile=True).tokens == plan.tokens_per_step
 
 
 def test_on_a_cpu_compiled_steps_are_told_but_counted_as_plain():
@@ -113,7 +115,7 @@ def kept_inside(activation: str) -> int:
     """How often compiled code keeps the inner width of a feed-forward part, as torch's own partition says."""
     from functorch.compile import aot_module, min_cut_rematerialization_partition
 
-    config = resolve("pretrain", "tiny", {"body": {"activation": activation}}).body
+    config = resolve("pretrain", "tiny", {"model": {"activation": activation}}).model
     rows, kept = 61, []  # as no weight has
 
     def forward(graph, inputs):
@@ -127,15 +129,17 @@ def kept_inside(activation: str) -> int:
         bw_compiler=lambda graph, inputs: graph,
         partition_fn=min_cut_rematerialization_partition,
     )
-    compiled(torch.randn(rows, config.width, requires_grad=True)).sum().backward()
-    return sum(shape[1] // config.feed_forward for shape in kept if shape[0] == rows)
+    compiled(torch.randn(rows, config.hidden_size, requires_grad=True)).sum().backward()
+    return sum(shape[1] // config.intermediate_size for shape in kept if shape[0] == rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["swiglu", "geglu", "gelu", "relu2"])
 def test_compiled_code_keeps_of_the_inner_width_what_torch_says_it_keeps(activation):
-    load = plan_of(preset="tiny", settings={"body": {"activation": activation}}, compile=True).load
-    with_more = load.with_(body=load.body.model_copy(update={"feed_forward": load.body.feed_forward + 1}))
+    load = plan_of(preset="tiny", settings={"model": {"activation": activation}}, compile=True).load
+    with_more = load.with_(
+        body=load.body.model_copy(update={"intermediate_size": load.body.feed_forward + 1})
+    )
     a_text = layer_activations(with_more, with_more.stacks[0]) - layer_activations(load, load.stacks[0])
     assert a_text == load.length * load.low * kept_inside(activation)
 
@@ -162,7 +166,7 @@ def attention_of(job, preset, length, **settings):
 
 def test_attention_over_padded_texts_reads_a_mask_in_tiles_where_it_looks_both_ways():
     both = attention_of("finetune", "small", 512)
-    causal = attention_of("finetune", "small", 512, body={"kind": "causal"})
+    causal = attention_of("finetune", "small", 512, model={"architecture": "causal"})
     assert both > 5 * causal  # padding stands after every token that a causal body asks for
     assert attention_of("finetune", "small", 65) == pytest.approx(attention_of("finetune", "small", 128))
     assert attention_of("finetune", "small", 64) < attention_of("finetune", "small", 65)
@@ -172,6 +176,6 @@ def test_attention_over_padded_texts_reads_a_mask_in_tiles_where_it_looks_both_w
 
 
 def test_compiled_texts_cost_the_host_more_than_blocks():
-    texts, blocks = (plan_of(job=job, steps=20_000, compile=True) for job in ("finetune", "pretrain"))
+    texts, blocks = (plan_of(job=job, max_steps=20_000, compile=True) for job in ("finetune", "pretrain"))
     cost = [plan.duration.parts["launches"] / operations(plan.load) for plan in (texts, blocks)]
     assert cost[0] > 1.5 * cost[1]

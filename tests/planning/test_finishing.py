@@ -9,7 +9,7 @@ from headstart.planning.load import make_load
 @pytest.mark.parametrize("job", ["pretrain", "finetune"])
 @pytest.mark.parametrize("preset", ["lab", "tiny"])
 def test_what_the_last_block_leaves_out_is_its_part_above_attention(preset, job):
-    config = resolve(job, preset, {"tokenizer": {"vocabulary": 300}})
+    config = resolve(job, preset, {"tokenizer": {"vocab_size": 300}})
     load = make_load(config, "cpu", "float32")
     block = build_model(load.body, 300, load.heads).backbone.stack.blocks[-1]
     above = [block.attention.out_proj, block.feed_forward.up_proj, block.feed_forward.down_proj]

@@ -53,7 +53,7 @@ def test_a_layer_keeps_for_the_way_back_what_torch_says_it_keeps(shape):
     preset, body = SHAPES[shape]
     found = []
     for layers in (1, 2):
-        changes = {"body": {**body, "layers": layers}, "tokenizer": {"vocabulary": 64}}
+        changes = {"model": {**body, "num_layers": layers}, "tokenizer": {"vocab_size": 64}}
         load = load_of(preset=preset, length=32, **changes)
         objective = make_objective(resolve("pretrain", preset).objective)
         found.append(kept_bytes(load, objective))
@@ -90,7 +90,7 @@ def test_both_stacks_of_a_translator_keep_what_torch_says_they_keep(shape, side,
 
 
 def test_averaged_weights_stand_beside_the_model():
-    plain, averaged = (load_of("finetune", training={"average": kind}) for kind in ("none", "ema"))
+    plain, averaged = (load_of("finetune", training={"weight_averaging": kind}) for kind in ("none", "ema"))
     difference = predict_memory(averaged).of("averaged weights") - predict_memory(plain).of(
         "averaged weights"
     )
@@ -135,7 +135,7 @@ def test_parts_add_up_and_the_fixed_ones_are_exact():
 
 
 def test_muon_keeps_one_number_for_a_matrix_and_adam_two():
-    muon, adam = (load_of("pretrain", "tiny", optimizer={"kind": kind}) for kind in ("muon", "adamw"))
+    muon, adam = (load_of("pretrain", "tiny", optimizer={"name": kind}) for kind in ("muon", "adamw"))
     spared = predict_memory(adam).of("optimiser") - predict_memory(muon).of("optimiser")
     assert spared == 4 * adam.account.matrices
 
@@ -144,7 +144,7 @@ def test_muon_keeps_one_number_for_a_matrix_and_adam_two():
 def test_rivals_of_the_transformer_keep_what_torch_says_they_keep(kind):
     found = []
     for layers in (1, 2):
-        changes = {"body": {"kind": kind, "layers": layers}, "tokenizer": {"vocabulary": 64}}
+        changes = {"model": {"architecture": kind, "num_layers": layers}, "tokenizer": {"vocab_size": 64}}
         load = load_of(length=32, **changes)
         found.append(kept_bytes(load, make_objective(resolve("pretrain", "tiny").objective)))
     kept = load.batch * layer_activations(load, load.stacks[0])

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.config import BodyConfig, preset_names, resolve
+from headstart.config import ModelConfig, preset_names, resolve
 from headstart.models.model import HeadSpec, build_model, count_parameters
 from headstart.objectives import OBJECTIVES, make_objective
 from headstart.planning.parameters import account
@@ -20,8 +20,8 @@ def built_count(body, vocabulary, heads):
 def preset_parts(job, preset, classes=2):
     config = resolve(job, preset)
     objective = make_objective(config.objective)
-    body = objective.resolve_backbone(config.body)
-    size = config.tokenizer.vocabulary
+    body = objective.resolve_backbone(config.model)
+    size = config.tokenizer.vocab_size
     return body, size, objective.heads(body, size, classes)
 
 
@@ -56,12 +56,12 @@ def test_formulas_are_given_in_symbols_and_in_numbers():
 
 
 bodies = st.builds(
-    lambda heads, half, shares, skips, norm_first, **rest: BodyConfig(
-        attention_heads=heads,
-        width=2 * heads * half,
-        key_value_heads=max(1, heads // 2) if shares and heads != 3 else None,
+    lambda heads, half, shares, skips, norm_first, **rest: ModelConfig(
+        num_heads=heads,
+        hidden_size=2 * heads * half,
+        num_kv_heads=max(1, heads // 2) if shares and heads != 3 else None,
         norm_first=norm_first,
-        first_norm=not (skips and norm_first),
+        norm_first_layer=not (skips and norm_first),
         **rest,
     ),
     kind=st.sampled_from(["causal", "bidirectional", "encoder-decoder"]),

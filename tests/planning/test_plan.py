@@ -51,16 +51,16 @@ def test_the_largest_batch_fits_and_one_more_does_not():
 
 
 def test_what_does_not_fit_is_answered_with_changes_that_do():
-    large = {"body": {"width": 1024, "layers": 24, "attention_heads": 16, "feed_forward": 4096}}
+    large = {"model": {"hidden_size": 1024, "num_layers": 24, "num_heads": 16, "intermediate_size": 4096}}
     plan = plan_of(gpu="rtx 3090", settings={**large, "training": {"precision": "float32"}})
     assert not plan.fits
     words = " ".join(plan.advice)
-    assert "accumulate" in words
+    assert "gradient_accumulation_steps" in words
     assert "--preset" in words
     assert "does not fit" in plan.lines()[0]
     with pytest.raises(ConfigError) as caught:
         refuse_if_too_large(plan, plan.device.usable)
-    assert "--force" in caught.value.hint
+    assert "--ignore-memory-check" in caught.value.hint
     assert plan.advice[0] in caught.value.hint
 
 

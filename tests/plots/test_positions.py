@@ -15,7 +15,7 @@ def embedding(**changes):
 
 
 def test_sinusoids_are_those_that_the_model_adds():
-    found = model_map(embedding(positions="sinusoidal"), 20)
+    found = model_map(embedding(position_embedding="sinusoidal"), 20)
     np.testing.assert_array_equal(found.vectors, sinusoids(20, 16).numpy())
 
 
@@ -37,7 +37,7 @@ def test_rotary_similarity_is_that_of_a_vector_with_itself_turned():
 
 
 def test_learned_positions_are_the_model_s_own():
-    own = embedding(positions="learned")
+    own = embedding(position_embedding="learned")
     found = model_map(own, 30)
     assert found.kind == "learned"
     np.testing.assert_array_equal(found.vectors, own.position_embedding.weight[:30].detach().numpy())
@@ -52,8 +52,8 @@ def test_rotary_positions_of_a_model_have_the_width_of_an_attention_head():
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: model_map(embedding(positions="none"), 10),
-        lambda: model_map(embedding(positions="learned"), 65),
+        lambda: model_map(embedding(position_embedding="none"), 10),
+        lambda: model_map(embedding(position_embedding="learned"), 65),
         lambda: sinusoidal_map(1, 16),
         lambda: sinusoidal_map(10**6, 16),
         lambda: rotary_map(8, 7),

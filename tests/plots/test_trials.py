@@ -19,14 +19,14 @@ def content(direction="maximize", states="ffpfxf"):
             "number": number,
             "state": kinds[state],
             "value": marks[number],
-            "values": {"optimizer.learning_rate": 10.0 ** -(number + 1), "schedule.kind": "linear"},
+            "values": {"optimizer.learning_rate": 10.0 ** -(number + 1), "lr_schedule.name": "linear"},
         }
         for number, state in enumerate(states)
     ]
     return {
         "metric": "accuracy",
         "direction": direction,
-        "search": ["optimizer.learning_rate=1e-06:0.1:log", "schedule.kind=linear,[cosine]"],
+        "search": ["optimizer.learning_rate=1e-06:0.1:log", "lr_schedule.name=linear,[cosine]"],
         "trials": trials,
         "standing": trials[0],
     }

@@ -25,18 +25,18 @@ def runs(tmp_path_factory):
         patch.setenv("HEADSTART_CACHE", str(folder / "cache"))
         corpus = str(write_corpus(folder / "corpus.txt"))
         settings = {**QUICK, "objective": {"name": "causal-lm"}}
-        settings["training"] = {**QUICK["training"], "steps": 12}
+        settings["training"] = {**QUICK["training"], "max_steps": 12}
         pretrain([corpus], folder / "base", settings=settings)
-        short = {**QUICK, "body": {**QUICK["body"], "layers": 2}}
-        short["training"] = {"steps": 4, "length": 32}
+        short = {**QUICK, "model": {**QUICK["model"], "num_layers": 2}}
+        short["training"] = {"max_steps": 4, "max_length": 32}
         data = str(write_labelled(folder / "labelled.tsv"))
         finetune("scratch", data, folder / "classifier", settings=short)
         write_aligned(folder / "pairs", TASKS["number-words"], count=60)
         translator = {
-            "body": {**QUICK["body"], "max_length": 40, "positions": "sinusoidal"},
-            "tokenizer": {"kind": "bpe", "vocabulary": 300},
-            "training": {"length": 40, "batch_tokens": 1024, "steps": 3},
-            "schedule": {"warmup_steps": 10},
+            "model": {**QUICK["model"], "max_position_embeddings": 40, "position_embedding": "sinusoidal"},
+            "tokenizer": {"type": "bpe", "vocab_size": 300},
+            "training": {"max_length": 40, "tokens_per_batch": 1024, "max_steps": 3},
+            "lr_schedule": {"warmup_steps": 10},
         }
         headstart.finetune(
             "scratch", str(folder / "pairs"), folder / "translator", pair="src-trg", settings=translator

@@ -130,7 +130,7 @@ def test_a_plan_is_that_of_the_command(serve):
     asked = {"preset": "small", "gpu": "RTX 3060", "tokens": 1_000_000, "layers": 3, "optimizer": "muon"}
     answer = client.post("/v1/plan", json=asked)
     schema.PlanResponse.model_validate(answer.json())
-    settings = {"body": {"layers": 3}, "optimizer": {"kind": "muon"}}
+    settings = {"model": {"num_layers": 3}, "optimizer": {"name": "muon"}}
     known = plan("small", gpu="RTX 3060", tokens=1_000_000, settings=settings).to_dict()
     assert answer.json() == json.loads(json.dumps(known))
 

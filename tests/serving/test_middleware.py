@@ -224,7 +224,7 @@ def test_a_limit_that_is_not_there_is_answered_with_the_nearest_one():
         make_limits({"limits": {"max_text": 3}})
     assert "max_texts" in caught.value.hint
     with pytest.raises(ConfigError):
-        make_limits({"training": {"steps": 3}})
+        make_limits({"training": {"max_steps": 3}})
     assert make_limits({"limits": {"max_texts": 3}}).max_texts == 3
 
 

@@ -25,8 +25,8 @@ def trained(tmp_path_factory):
     """A classifier that has learnt its task."""
     folder = tmp_path_factory.mktemp("learnt")
     data = str(write_labelled(folder / "labelled.tsv", count=200))
-    settings = {**QUICK, "body": {**QUICK["body"], "layers": 2}, "optimizer": {"learning_rate": 1e-2}}
-    settings["training"] = {**QUICK["training"], "steps": 60}
+    settings = {**QUICK, "model": {**QUICK["model"], "num_layers": 2}, "optimizer": {"learning_rate": 1e-2}}
+    settings["training"] = {**QUICK["training"], "max_steps": 60}
     finetune("scratch", data, folder / "learnt", settings=settings)
     return folder / "learnt"
 

@@ -35,7 +35,7 @@ def make_trainer(name, dropout=0.0, seed=0, teachers=(), **training):
     body = tiny_config(objective.bodies[0], dropout=dropout)
     model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
     settings = {"epochs": 2, "keep": "last", **training}
-    config = RunConfig(job="finetune", body=body, optimizer={"kind": "muon"}, training=settings)
+    config = RunConfig(job="finetune", model=body, optimizer={"name": "muon"}, training=settings)
     if objective.reads == "blocks":
         loader = BlockLoader(Tokens(), 8, 16, 0, objective.lookahead)
     else:
@@ -102,11 +102,11 @@ def test_teachers_are_compiled_too_and_nothing_else_changes(name):
 @pytest.mark.slow
 def test_a_compiled_run_taken_up_ends_where_it_would_have_ended():
     def compiled(**training):
-        run = make_trainer("masked-lm", keep="last", epochs=None, steps=6, **training)
+        run = make_trainer("masked-lm", checkpoint_selection="last", max_epochs=None, max_steps=6, **training)
         run.compiled = Compiled(run.model, run.objective, backend="aot_eager")
         return run
 
-    whole, first, second = compiled(), compiled(save_every=3), compiled()
+    whole, first, second = compiled(), compiled(save_steps=3), compiled()
     whole.run()
     kept = {}
 
@@ -157,7 +157,7 @@ def pretend_to_have_a_gpu(monkeypatch, capability=(9, 0)):
 def test_compiling_is_left_to_long_runs_on_a_gpu(monkeypatch, budget, runtime, is_compiled):
     run = make_trainer("masked-lm")
     pretend_to_have_a_gpu(monkeypatch)
-    config = RunConfig(job="pretrain", body=run.config.body, training={**budget, "compile": "auto"})
+    config = RunConfig(job="pretrain", model=run.config.body, training={**budget, "compile": "auto"})
     assert should_compile(config, run.model, run.objective, runtime, budget.get("steps")) is is_compiled
     said = config.with_({"training": {"compile": not is_compiled}})
     assert should_compile(said, run.model, run.objective, runtime, None) is not is_compiled

@@ -20,7 +20,7 @@ def run(evaluate=None, watch=None, **training):
     torch.manual_seed(0)
     body, objective = tiny_config("bidirectional", dropout=0.1), Classification()
     model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
-    config = RunConfig(job="finetune", body=body, training={"keep": "last", **training})
+    config = RunConfig(job="finetune", model=body, training={"checkpoint_selection": "last", **training})
     loader = TextLoader(random_rows([8] * 12), batch_tokens=32, seed=0)
     trainer = Trainer(model, objective, loader, VOCABULARY, config, CPU, evaluate)
     if watch is not None:
@@ -38,7 +38,12 @@ def test_training_is_the_same_whether_weights_are_averaged_or_not():
     tables = {kind: [] for kind in ("none", "ema", "last")}
     for kind, seen in tables.items():
         marks = lambda model: Evaluation({"accuracy": 0.5}, 0.5)
-        run(marks, lambda trainer, seen=seen: seen.append(table(trainer.model)), epochs=4, average=kind)
+        run(
+            marks,
+            lambda trainer, seen=seen: seen.append(table(trainer.model)),
+            max_epochs=4,
+            weight_averaging=kind,
+        )
     for kind in ("ema", "last"):
         assert all(torch.equal(a, b) for a, b in zip(tables["none"], tables[kind], strict=True))
 
@@ -50,7 +55,7 @@ def test_the_moving_average_is_what_its_formula_says():
         weights.append(table(trainer.model))
         averages.append(trainer.average.tensors["backbone.embedding.token_embedding.weight"].clone())
 
-    done = run(watch=watch, epochs=4, average="ema", average_epochs=2)
+    done = run(watch=watch, max_epochs=4, weight_averaging="ema", averaging_epochs=2)
     steps = done.steps_in(0)
     expected = weights[0]
     for step, weight in enumerate(weights, start=1):
@@ -80,7 +85,7 @@ def test_the_ends_of_the_last_epochs_are_averaged(budget, epochs, expected):
             last[0] = trainer.state.averaged
             taken.append((trainer.epochs_done, table(trainer.model)))
 
-    done = run(watch=watch, average="last", average_epochs=epochs, **budget)
+    done = run(watch=watch, weight_averaging="last_epochs", averaging_epochs=epochs, **budget)
     assert [epoch for epoch, _ in taken] == pytest.approx(expected)
     mean = torch.stack([weight for _, weight in taken]).mean(dim=0)
     done.finish()
@@ -102,7 +107,9 @@ def test_marks_and_the_best_weights_are_those_of_the_average(kind):
             found = trainer.average.tensors.get("backbone.embedding.token_embedding.weight")
             averages.append(table(trainer.model) if found is None else found.clone())
 
-    done = run(evaluate, watch, epochs=4, average=kind, average_epochs=2, keep="best")
+    done = run(
+        evaluate, watch, max_epochs=4, weight_averaging=kind, averaging_epochs=2, checkpoint_selection="best"
+    )
     assert all(torch.equal(a, b) for a, b in zip(marked[1:], averages, strict=True))
     assert not torch.equal(table(done.model), averages[-1])  # training goes on from its own weights
     done.finish()
@@ -110,8 +117,8 @@ def test_marks_and_the_best_weights_are_those_of_the_average(kind):
 
 
 def test_an_average_over_less_than_a_step_is_the_weights_themselves():
-    plain, short, one = run(epochs=3), run(epochs=3, average="ema", average_epochs=1e-6), run(
-        epochs=3, average="last", average_epochs=0.5
+    plain, short, one = run(max_epochs=3), run(max_epochs=3, weight_averaging="ema", averaging_epochs=1e-6), run(
+        max_epochs=3, weight_averaging="last_epochs", averaging_epochs=0.5
     )  # fmt: skip
     for trainer in (plain, short, one):
         trainer.finish()
@@ -121,7 +128,7 @@ def test_an_average_over_less_than_a_step_is_the_weights_themselves():
 
 
 def test_frozen_weights_stay_bit_for_bit():
-    done = run(epochs=2, average="ema", freeze=True)
+    done = run(max_epochs=2, weight_averaging="ema", freeze_backbone=True)
     before = table(done.model)
     done.finish()
     assert torch.equal(table(done.model), before)
@@ -130,4 +137,4 @@ def test_frozen_weights_stay_bit_for_bit():
 @pytest.mark.parametrize("budget", [{"tokens": 100}, {"minutes": 1.0}])
 def test_the_last_epochs_of_an_open_budget_are_refused(budget):
     with pytest.raises(ConfigError, match="budget in epochs or steps"):
-        TrainingConfig(average="last", **budget)
+        TrainingConfig(weight_averaging="last_epochs", **budget)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from headstart.config import ScheduleConfig
+from headstart.config import LrScheduleConfig
 from headstart.errors import ConfigError
 from headstart.training.lr_schedule import SCHEDULES, lr_factor
 
@@ -14,13 +14,15 @@ from headstart.training.lr_schedule import SCHEDULES, lr_factor
 )  # fmt: skip
 def test_a_rate_is_always_a_share_of_the_top(kind, progress, warmup, decay, final, warmup_steps, step):
     assume(warmup or kind != "inverse-square-root")
-    config = ScheduleConfig(kind=kind, warmup=warmup, decay=decay, final=final, warmup_steps=warmup_steps)
+    config = LrScheduleConfig(
+        name=kind, warmup_ratio=warmup, decay_ratio=decay, min_lr_ratio=final, warmup_steps=warmup_steps
+    )
     assert 0 <= lr_factor(progress, config, step) <= 1
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_every_schedule_rises_to_the_top(kind):
-    config = ScheduleConfig(kind=kind, warmup=0.1)
+    config = LrScheduleConfig(name=kind, warmup_ratio=0.1)
     rising = [lr_factor(progress / 100, config) for progress in range(11)]
     assert rising == sorted(rising)
     assert rising[-1] == pytest.approx(1)
@@ -30,8 +32,8 @@ def test_every_schedule_rises_to_the_top(kind):
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_a_warmup_in_steps_is_the_share_that_those_steps_are(kind):
     """But that a rise by steps is already under way at the first of them."""
-    by_share = ScheduleConfig(kind=kind, warmup=0.1)
-    by_steps = ScheduleConfig(kind=kind, warmup_steps=10)
+    by_share = LrScheduleConfig(name=kind, warmup_ratio=0.1)
+    by_steps = LrScheduleConfig(name=kind, warmup_steps=10)
     for step in range(100):
         shift = 1 if step < 10 or kind == "inverse-square-root" else 0
         assert lr_factor(step / 100, by_steps, step) == pytest.approx(
@@ -41,7 +43,7 @@ def test_a_warmup_in_steps_is_the_share_that_those_steps_are(kind):
 
 def test_inverse_square_root_is_the_formula_of_the_paper():
     width, warmup = 512, 4000
-    config = ScheduleConfig(kind="inverse-square-root", warmup_steps=warmup)
+    config = LrScheduleConfig(name="inverse-square-root", warmup_steps=warmup)
     top = (width * warmup) ** -0.5
     for step in (1, 2, 100, 3999, 4000, 4001, 10_000, 100_000):
         paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
@@ -52,17 +54,19 @@ def test_inverse_square_root_is_the_formula_of_the_paper():
 
 def test_inverse_square_root_without_a_rise_is_refused():
     with pytest.raises(ConfigError, match="warm-up"):
-        ScheduleConfig(kind="inverse-square-root", warmup=0)
+        LrScheduleConfig(name="inverse-square-root", warmup_ratio=0)
 
 
 @pytest.mark.parametrize(
     "kind", [kind for kind in SCHEDULES if kind not in ("constant", "inverse-square-root")]
 )
 def test_every_falling_schedule_ends_where_it_should(kind):
-    assert lr_factor(1.0, ScheduleConfig(kind=kind, warmup=0.1, final=0.25)) == pytest.approx(0.25)
+    assert lr_factor(1.0, LrScheduleConfig(name=kind, warmup_ratio=0.1, min_lr_ratio=0.25)) == pytest.approx(
+        0.25
+    )
 
 
 def test_the_stable_part_stays_at_the_top_until_the_decay():
-    config = ScheduleConfig(kind="warmup-stable-decay", warmup=0.1, decay=0.2)
+    config = LrScheduleConfig(name="warmup-stable-decay", warmup_ratio=0.1, decay_ratio=0.2)
     assert lr_factor(0.79, config) == 1
     assert lr_factor(0.9, config) == pytest.approx(0.5)

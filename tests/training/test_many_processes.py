@@ -48,9 +48,9 @@ def train(
         model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
         config = RunConfig(
             job="finetune",
-            body=body,
-            optimizer={"kind": optimizer},
-            training={"steps": 7, "keep": "last", **training},
+            model=body,
+            optimizer={"name": optimizer},
+            training={"max_steps": 7, "checkpoint_selection": "last", **training},
         )
         rows = random_rows(LENGTHS, sources=objective.reads == "translations")
         loader, told = TextLoader(rows, batch_tokens=40), []
@@ -89,8 +89,12 @@ TOGETHER = [
     {"name": "causal-lm", "kind": "causal", "accumulate": 5},
     {"name": "causal+masked", "accumulate": 4},
     {"name": "replaced-token"},
-    {"name": "masked-lm+next-sentence", "accumulate": 2, "body": {"pooler": True, "segments": True}},
-    {"name": "classify", "body": {"pooler": True}},  # a pooler that no answer depends on
+    {
+        "name": "masked-lm+next-sentence",
+        "accumulate": 2,
+        "model": {"pooler": True, "token_type_embeddings": True},
+    },
+    {"name": "classify", "model": {"pooler": True}},  # a pooler that no answer depends on
     {"name": "classify", "optimizer": "muon", "accumulate": 3},
     {"name": "classify", "unfreeze_every": 1.0},
     {"name": "classify", "freeze": True},
@@ -161,7 +165,9 @@ def test_a_process_without_rows_takes_part():
             torch.manual_seed(0)
             objective, body = Classification(), tiny_config("bidirectional")
             model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
-            config = RunConfig(job="finetune", body=body, training={"steps": 2, "keep": "last"})
+            config = RunConfig(
+                job="finetune", model=body, training={"max_steps": 2, "checkpoint_selection": "last"}
+            )
             runtime = Runtime(CPU, torch.float32, processes)
             Trainer(model, objective, TextLoader(rows, 100), VOCABULARY, config, runtime).run()
             found = predict_probabilities(model, objective, random_rows([4]), VOCABULARY, runtime, 100)

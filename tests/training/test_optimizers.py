@@ -12,13 +12,13 @@ HEADS = {"class": HeadSpec("class", 2, {"pooling": "mean", "projection": "dense"
 
 def model(layers=3):
     torch.manual_seed(0)
-    return build_model(tiny_config("bidirectional", layers=layers), VOCABULARY.size, HEADS)
+    return build_model(tiny_config("bidirectional", num_layers=layers), VOCABULARY.size, HEADS)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "muon"])
 def test_every_weight_is_in_one_group_and_vectors_are_never_decayed(kind):
     net = model()
-    optimizer = make_optimizer(net, OptimizerConfig(kind=kind, weight_decay=0.1))
+    optimizer = make_optimizer(net, OptimizerConfig(name=kind, weight_decay=0.1))
     held = [weight for group in optimizer.groups() for weight in group["params"]]
     assert sorted(map(id, held)) == sorted(map(id, net.parameters()))
     for group in optimizer.groups():
@@ -28,7 +28,7 @@ def test_every_weight_is_in_one_group_and_vectors_are_never_decayed(kind):
 
 def test_layer_wise_rates_fall_from_the_head_down():
     net = model()
-    optimizer = make_optimizer(net, OptimizerConfig(layer_decay=0.5, head_scale=4.0))
+    optimizer = make_optimizer(net, OptimizerConfig(layerwise_lr_decay=0.5, head_lr_multiplier=4.0))
     names = {id(weight): name for name, weight in net.named_parameters()}
     rates = {names[id(weight)]: group["share"] for group in optimizer.groups() for weight in group["params"]}
     assert rates["heads.class.classifier.weight"] == 4.0
@@ -99,7 +99,7 @@ def test_muon_agrees_with_the_one_in_torch():
 
 def test_optimizer_memory_survives_saving():
     nets = [model(), model()]
-    optimizers = [make_optimizer(net, OptimizerConfig(kind="muon")) for net in nets]
+    optimizers = [make_optimizer(net, OptimizerConfig(name="muon")) for net in nets]
 
     def step(net, optimizer, seed):
         torch.manual_seed(seed)

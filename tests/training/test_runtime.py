@@ -59,9 +59,9 @@ def test_cudnn_plans_attention_only_where_all_batches_have_one_shape(tmp_path):
     def look(event):
         seen.append(torch.backends.cuda.cudnn_sdp_enabled())
 
-    steps = merge(QUICK, {"training": {"steps": 3}})
+    steps = merge(QUICK, {"training": {"max_steps": 3}})
     blocks = merge(steps, {"objective": {"name": "masked-lm"}})
-    pairs = merge(steps, {"objective": {"name": "next-sentence", "sentences": "document"}})
+    pairs = merge(steps, {"objective": {"name": "next-sentence", "nsp_unit": "document"}})
     corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
     pretrain([str(corpus)], tmp_path / "blocks", settings=blocks, on_event=look)
     assert any(seen)

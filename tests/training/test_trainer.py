@@ -17,16 +17,23 @@ def trainer(rows, evaluate=None, on_event=lambda event: None, optimizer=None, **
     torch.manual_seed(0)
     body, objective = tiny_config("bidirectional"), Classification()
     model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
-    config = RunConfig(job="finetune", body=body, training=training, optimizer=optimizer or {})
-    loader = TextLoader(rows, batch_tokens=training.get("batch_tokens", 64), seed=0)
+    config = RunConfig(job="finetune", model=body, training=training, optimizer=optimizer or {})
+    loader = TextLoader(rows, batch_tokens=training.get("tokens_per_batch", 64), seed=0)
     return Trainer(model, objective, loader, VOCABULARY, config, CPU, evaluate, on_event)
 
 
 def test_accumulated_batches_take_the_step_of_one_big_batch():
     rows = random_rows([8, 8, 8, 8, 8, 8])
     plain = {"kind": "adam", "clip": 0.0}
-    big = trainer(rows, steps=1, batch_tokens=1000, keep="last", optimizer=plain)
-    small = trainer(rows, steps=1, batch_tokens=16, accumulate=3, keep="last", optimizer=plain)
+    big = trainer(rows, max_steps=1, tokens_per_batch=1000, checkpoint_selection="last", optimizer=plain)
+    small = trainer(
+        rows,
+        max_steps=1,
+        tokens_per_batch=16,
+        gradient_accumulation_steps=3,
+        checkpoint_selection="last",
+        optimizer=plain,
+    )
     big.run()
     small.run()
     for one, other in zip(big.model.parameters(), small.model.parameters(), strict=True):
@@ -36,7 +43,7 @@ def test_accumulated_batches_take_the_step_of_one_big_batch():
 def test_marks_are_taken_before_any_step_and_after_every_epoch():
     told = []
     rows = random_rows([6] * 12)
-    run = trainer(rows, lambda model: Evaluation({"accuracy": 0.5}, 0.5), told.append, epochs=3)
+    run = trainer(rows, lambda model: Evaluation({"accuracy": 0.5}, 0.5), told.append, max_epochs=3)
     run.run()
     assert [event.epoch for event in told if isinstance(event, Evaluated)] == [0, 1, 2, 3]
 
@@ -50,7 +57,7 @@ def test_the_best_weights_on_validation_are_kept():
         value = next(marks)
         return Evaluation({"accuracy": value}, value)
 
-    run = trainer(random_rows([6] * 12), evaluate, epochs=3, keep="best")
+    run = trainer(random_rows([6] * 12), evaluate, max_epochs=3, checkpoint_selection="best")
     run.run()
     run.finish()
     assert torch.equal(run.model.backbone.table, seen[1])
@@ -58,17 +65,19 @@ def test_the_best_weights_on_validation_are_kept():
 
 
 def test_a_budget_in_tokens_or_minutes_ends_the_run():
-    run = trainer(random_rows([10] * 8), tokens=300, keep="last")
+    run = trainer(random_rows([10] * 8), max_tokens=300, checkpoint_selection="last")
     run.run()
     assert 300 <= run.state.tokens < 400
-    timed = trainer(random_rows([10] * 8), minutes=0.002, keep="last")
+    timed = trainer(random_rows([10] * 8), max_minutes=0.002, checkpoint_selection="last")
     timed.run()
     assert timed.state.seconds >= 0.12
 
 
 def test_padding_speed_and_time_left_are_told():
     told = []
-    trainer(random_rows([4, 12, 7, 9] * 5), on_event=told.append, steps=20, keep="last").run()
+    trainer(
+        random_rows([4, 12, 7, 9] * 5), on_event=told.append, max_steps=20, checkpoint_selection="last"
+    ).run()
     last = [event for event in told if isinstance(event, StepDone)][-1]
     assert last.step == 20
     assert 0 <= last.padding < 0.5
@@ -88,7 +97,7 @@ def test_seeds_are_the_same_for_ever():
 
 
 def test_predictions_do_not_depend_on_batch_mates():
-    run = trainer(random_rows([6] * 4), steps=1)
+    run = trainer(random_rows([6] * 4), max_steps=1)
     rows = random_rows([5, 30, 7, 2, 19], seed=3)
     together = predict_probabilities(run.model, run.objective, rows, VOCABULARY, CPU, 1000)
     apart = predict_probabilities(run.model, run.objective, rows, VOCABULARY, CPU, 1)
@@ -104,7 +113,7 @@ def test_batches_made_in_another_thread_are_the_same_and_the_thread_ends():
 
     def run(device):
         torch.manual_seed(0)
-        job = trainer(random_rows([4, 9, 7, 12] * 6), epochs=2, keep="last")
+        job = trainer(random_rows([4, 9, 7, 12] * 6), max_epochs=2, checkpoint_selection="last")
         job.runtime = Pretend(torch.device(device), torch.float32)
         for epoch in range(2):
             job.state.epoch = epoch
@@ -116,7 +125,7 @@ def test_batches_made_in_another_thread_are_the_same_and_the_thread_ends():
     assert all(
         torch.equal(a, b) for x, y in zip(inline, ahead, strict=True) for a, b in zip(x, y, strict=True)
     )
-    job = trainer(random_rows([4, 9] * 30), epochs=2, keep="last")
+    job = trainer(random_rows([4, 9] * 30), max_epochs=2, checkpoint_selection="last")
     job.runtime = Pretend(torch.device("meta"), torch.float32)
     steps = job._steps()
     next(steps)

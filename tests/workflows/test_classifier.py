@@ -24,7 +24,7 @@ from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
 from tests.helpers.datasets import QUICK, write_labelled
 
-TUNING = {"training": {"epochs": 1, "length": 32}}
+TUNING = {"training": {"max_epochs": 1, "max_length": 32}}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     first = write_labelled(folder / "first.tsv", 120, seed=1)
     write_labelled(folder / "table.tsv", 60, seed=2)
-    learning = {"training": {"steps": 60}, "optimizer": {"learning_rate": 0.01}}
+    learning = {"training": {"max_steps": 60}, "optimizer": {"learning_rate": 0.01}}
     finetune("scratch", str(first), folder / "run", settings=merge(QUICK, learning))
     pack(str(folder / "run"), "packed", folder / "bases")
     return folder
@@ -118,10 +118,14 @@ def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
     [
         (["bad", "fine"], {}, ""),
         (["bad", "good", "fine"], {}, ""),
-        (None, {"training": {"head": "fresh"}}, ""),
-        (None, {"training": {"reset_layers": 1}}, "above the fresh blocks"),
+        (None, {"training": {"head_init": "random"}}, ""),
+        (None, {"training": {"reinit_top_layers": 1}}, "above the fresh blocks"),
         (None, {"objective": {"pooling": "max"}}, "--set objective.pooling=mean keeps it"),
-        (None, {"objective": {"projection": "linear"}}, "--set objective.projection=dense keeps it"),
+        (
+            None,
+            {"objective": {"head_hidden_layer": "linear"}},
+            "--set objective.head_hidden_layer=dense keeps it",
+        ),
     ],
 )
 def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings, told):
@@ -143,9 +147,9 @@ def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings
 
 def test_dropout_and_frozen_bodies_are_no_reason_for_a_fresh_head(world):
     for settings in (
-        {"body": {"dropout": 0.2}, "objective": {"dropout": 0.3}},
-        {"training": {"freeze": True}},
-        {"training": {"unfreeze_every": 1}},
+        {"model": {"dropout": 0.2}, "objective": {"head_dropout": 0.3}},
+        {"training": {"freeze_backbone": True}},
+        {"training": {"gradual_unfreezing_epochs": 1}},
     ):
         assert start(world, settings=settings)[1].kept_head
 
@@ -166,7 +170,7 @@ def test_a_run_begins_where_its_base_ended_and_says_so(world, tmp_path):
         str(world / "bases" / "packed"),
         str(world / "table.tsv"),
         tmp_path / "on",
-        settings=merge(TUNING, {"data": {"labels": 8}}),
+        settings=merge(TUNING, {"data": {"train_size": 8}}),
         on_event=lambda event: told.append(event.text) if isinstance(event, Note) else None,
     )
     assert any("weights reused (the head too), 0 weights fresh" in line for line in told)
@@ -180,7 +184,7 @@ def test_a_run_begins_where_its_base_ended_and_says_so(world, tmp_path):
     assert done.transfer.kept_head
     assert "the head too" in (tmp_path / "on" / "report.html").read_text()
     told.clear()
-    fresh = merge(TUNING, {"training": {"head": "fresh"}})
+    fresh = merge(TUNING, {"training": {"head_init": "random"}})
     finetune(
         str(world / "run"),
         str(world / "table.tsv"),
@@ -194,7 +198,7 @@ def test_a_run_begins_where_its_base_ended_and_says_so(world, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_run_that_was_stopped_goes_on_with_the_head_it_began_with(world, tmp_path, step):
-    settings = merge(TUNING, {"training": {"save_every": 1}})
+    settings = merge(TUNING, {"training": {"save_steps": 1}})
 
     def tune(out, **more):
         return finetune(
@@ -249,7 +253,7 @@ def test_a_comparison_keeps_the_head_in_the_arms_of_the_base_alone_and_says_so(w
         tmp_path / "fresh",
         seeds=1,
         arms=["fine-tuned"],
-        settings=merge(TUNING, {"training": {"head": "fresh"}}),
+        settings=merge(TUNING, {"training": {"head_init": "random"}}),
     )
     assert not fresh.arm("base fine-tuned").transfer.kept_head
     assert not any("own head" in note for note in fresh.notes)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
-from headstart.config import BodyConfig, DataConfig, merge
+from headstart.config import DataConfig, ModelConfig, merge
 from headstart.data.dataset import hashes
 from headstart.data.documents import parse_mixture
 from headstart.errors import ConfigError, DataError, RunError
@@ -21,7 +21,7 @@ from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
 
-MASKED = merge(QUICK, {"objective": {"name": "masked-lm"}, "training": {"steps": 8, "save_every": 3}})
+MASKED = merge(QUICK, {"objective": {"name": "masked-lm"}, "training": {"max_steps": 8, "save_steps": 3}})
 GOING_ON = {"objective": {"name": "masked-lm"}, "training": MASKED["training"]}
 
 
@@ -44,7 +44,7 @@ def interrupt_at(step):
 
 def test_weights_decide_how_much_an_epoch_reads_and_are_kept(world, tmp_path):
     one, two = str(world / "one.txt"), str(world / "two.txt")
-    epochs = {"training": {"epochs": 1}}
+    epochs = {"training": {"max_epochs": 1}}
     plain = pretrain([one, two], tmp_path / "plain", settings=merge(MASKED, epochs))
     weighted = pretrain({one: 1, two: 3.5}, tmp_path / "weighted", settings=merge(MASKED, epochs))
     assert weighted.tokens > 1.5 * plain.tokens
@@ -73,7 +73,7 @@ def test_a_run_goes_on_from_a_base_with_all_it_has(world, tmp_path):
     )
     base, on = load_model(str(world / "base")), load_model(str(done.path))
     assert on.tokenizer.fingerprint == base.tokenizer.fingerprint
-    assert on.info.config.body == base.info.config.body
+    assert on.info.config.model == base.info.config.model
     for name, weight in base.weights.items():  # with such a rate nothing moves but what was there
         assert np.allclose(weight, on.weights[name], atol=1e-5), name
     assert any("weights reused, 0 weights fresh, 0 weights left behind" in note for note in notes)
@@ -111,11 +111,11 @@ def test_a_classifier_can_go_on_as_a_language_model(world, tmp_path):
     from headstart.workflows.finetune import finetune
 
     table = write_labelled(tmp_path / "table.tsv")
-    tuning = {"training": {"epochs": 1, "length": 32}, "body": {"dropout": 0.2}}
+    tuning = {"training": {"max_epochs": 1, "max_length": 32}, "model": {"dropout": 0.2}}
     finetune(str(world / "base"), str(table), tmp_path / "tuned", settings=tuning)
     pretrain([str(world / "two.txt")], tmp_path / "on", base=str(tmp_path / "tuned"), settings=GOING_ON)
     on = load_model(str(tmp_path / "on"))
-    assert on.info.config.body.dropout == 0  # that of fine-tuning stays there
+    assert on.info.config.model.dropout == 0  # that of fine-tuning stays there
     assert any(name.startswith("heads.class") for name in on.info.transfer["left"])
     texts = [line.split("\t")[0] for line in table.read_text().splitlines()[1:]]
     assert np.isin(hashes(texts), on.train_fingerprints).sum() > 40
@@ -124,11 +124,11 @@ def test_a_classifier_can_go_on_as_a_language_model(world, tmp_path):
 @pytest.mark.parametrize(
     ("over", "more", "problem"),
     [
-        ({"body": {"width": 32}}, {}, "body.width"),
-        ({"tokenizer": {"vocabulary": 500}}, {}, "tokenizer.vocabulary"),
-        ({"tokenizer": {"kind": "unigram"}}, {}, "another tokenizer"),
+        ({"model": {"hidden_size": 32}}, {}, "model.hidden_size"),
+        ({"tokenizer": {"vocab_size": 500}}, {}, "tokenizer.vocab_size"),
+        ({"tokenizer": {"type": "unigram"}}, {}, "another tokenizer"),
         ({"objective": {"name": "causal-lm"}}, {}, "bidirectional"),
-        ({"body": {"widht": 16}}, {}, "widht"),
+        ({"model": {"widht": 16}}, {}, "widht"),
         ({}, {"preset": "small"}, "body."),
         ({}, {"base": "no-such-base"}, "no run at"),
     ],
@@ -146,8 +146,8 @@ def test_what_does_not_fit_the_base_is_answered(world, tmp_path, over, more, pro
 
 
 def test_the_command_goes_on_from_a_base(world, tmp_path):
-    words = [f"{world / 'one.txt'}=2", f"{world / 'two.txt'}=0.5", "--from", str(world / "base")]
-    given = ["--steps", "2", "--length", "32", "--out", str(tmp_path / "on")]
+    words = [f"{world / 'one.txt'}=2", f"{world / 'two.txt'}=0.5", "--init-from", str(world / "base")]
+    given = ["--steps", "2", "--max-length", "32", "--out", str(tmp_path / "on")]
     result = CliRunner().invoke(app, ["pretrain", *words, *given])
     assert result.exit_code == 0, (result.output, result.exception)
     assert "weights reused" in " ".join(result.output.split())
@@ -158,7 +158,10 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
     table = write_labelled(tmp_path / "table.tsv", 400)
     rows = [line.split("\t")[0] for line in table.read_text().splitlines()[1:]]
     (tmp_path / "corpus.txt").write_text("\n".join(rows * 2) + "\n")
-    settings = merge(MASKED, {"data": {"apart": [str(table)], "unique": True, "documents": "line"}})
+    settings = merge(
+        MASKED,
+        {"data": {"exclude_eval_texts_of": [str(table)], "deduplicate": True, "document_separator": "line"}},
+    )
     pretrain([str(tmp_path / "corpus.txt")], tmp_path / "run", settings=settings)
     from headstart.data.decontamination import apart_hashes
 
@@ -177,7 +180,7 @@ def test_a_finished_classifier_can_be_read_again_though_every_text_was_seen(worl
     rows = [line.split("\t")[0] for line in table.read_text().splitlines()[1:]]
     (tmp_path / "rows.txt").write_text("\n".join(rows) + "\n")
     pretrain([str(tmp_path / "rows.txt")], tmp_path / "base", settings=MASKED)
-    tuning = {"training": {"epochs": 1, "length": 32}}
+    tuning = {"training": {"max_epochs": 1, "max_length": 32}}
     done = finetune(str(tmp_path / "base"), str(table), tmp_path / "tuned", settings=tuning)
     assert np.isnan(done.score.leak_free_accuracy)
     assert np.isnan(read_finetuned(RunDir.open(tmp_path / "tuned")).score.leak_free_accuracy)
@@ -187,7 +190,7 @@ def test_fine_tuning_on_a_set_that_is_kept_apart_is_refused(world, tmp_path):
     from headstart.workflows.finetune import finetune
 
     table = str(write_labelled(tmp_path / "table.tsv"))
-    apart = {"data": {"apart": [table]}, "training": {"epochs": 1, "length": 32}}
+    apart = {"data": {"exclude_eval_texts_of": [table]}, "training": {"max_epochs": 1, "max_length": 32}}
     with pytest.raises(DataError, match="leaves"):
         finetune(str(world / "base"), table, tmp_path / "tuned", settings=apart)
 
@@ -198,31 +201,37 @@ def test_a_small_corpus_gets_settings_of_its_own(world, tmp_path):
         [str(world / "two.txt")],
         tmp_path / "adapted",
         base=str(world / "base"),
-        settings={"training": {"steps": 4}},
+        settings={"training": {"max_steps": 4}},
         on_event=lambda event: told.append(event.text) if isinstance(event, Note) else None,
     )
     (line,) = [line for line in told if line.startswith("settings to adapt")]
     assert "learning rate 0.001" in line  # narrow models bear the most
     assert "epochs" not in line  # the user gave the budget
     config = load_model(str(tmp_path / "adapted")).info.config
-    assert (config.optimizer.kind, config.training.keep, config.training.steps) == ("adamw", "best", 4)
+    assert (config.optimizer.name, config.training.checkpoint_selection, config.training.max_steps) == (
+        "adamw",
+        "best",
+        4,
+    )
 
 
 def test_a_named_preset_and_a_recipe_keep_their_own_settings(world, tmp_path):
     for number, asked in enumerate(({"preset": "tiny"}, {"adapts": False})):
         out = tmp_path / str(number)
         pretrain([str(world / "two.txt")], out, base=str(world / "base"), settings=MASKED, **asked)
-        assert load_model(str(out)).info.config.training.keep == "last"
+        assert load_model(str(out)).info.config.training.checkpoint_selection == "last"
 
 
 @pytest.mark.parametrize("tokens", [500, 20_000, 400_000, 5_000_000])
 def test_an_adaptation_reads_enough_and_not_too_much(tokens):
-    found = adaptation_defaults(tokens, BodyConfig(width=256))
+    found = adaptation_defaults(tokens, ModelConfig(hidden_size=256))
     training = found["training"]
-    assert 3 <= training["epochs"] <= 400
-    assert training["epochs"] * tokens / training["batch_tokens"] >= 45 or training["epochs"] == 400
+    assert 3 <= training["max_epochs"] <= 400
+    assert (
+        training["max_epochs"] * tokens / training["tokens_per_batch"] >= 45 or training["max_epochs"] == 400
+    )
     assert found["optimizer"]["learning_rate"] == 5e-4
-    wide = adaptation_defaults(tokens, BodyConfig(width=768))
+    wide = adaptation_defaults(tokens, ModelConfig(hidden_size=768))
     assert wide["optimizer"]["learning_rate"] < 1e-4
 
 

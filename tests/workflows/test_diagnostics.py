@@ -25,7 +25,7 @@ def score(correct, loss=0.5, count=100):
 
 
 def settings(**training):
-    return {**QUICK, "training": {**QUICK["training"], "length": 32, **training}}
+    return {**QUICK, "training": {**QUICK["training"], "max_length": 32, **training}}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def table(tmp_path_factory):
 def weak(table, tmp_path_factory):
     """A run of one step at no speed: TF-IDF wins."""
     out = tmp_path_factory.mktemp("runs") / "weak"
-    over = {**settings(steps=1, keep_winner=True), "optimizer": {"learning_rate": 1e-9}}
+    over = {**settings(max_steps=1, keep_winner=True), "optimizer": {"learning_rate": 1e-9}}
     return finetune("scratch", str(table), out, settings=over)
 
 
@@ -67,7 +67,7 @@ def test_few_texts_show_no_clear_difference():
 
 
 def test_a_good_run_carries_no_warning(table, tmp_path):
-    over = {**settings(epochs=25), "optimizer": {"learning_rate": 5e-3}}
+    over = {**settings(max_epochs=25), "optimizer": {"learning_rate": 5e-3}}
     found = finetune("scratch", str(table), tmp_path / "run", settings=over)
     assert found.score.accuracy >= 0.9
     assert not [words for words in found.warnings if "under-trained" in words]
@@ -96,7 +96,7 @@ def test_the_winner_answers(weak, table):
 
 
 def test_a_network_that_wins_stays(table, tmp_path):
-    over = {**settings(epochs=25, keep_winner=True), "optimizer": {"learning_rate": 5e-3}}
+    over = {**settings(max_epochs=25, keep_winner=True), "optimizer": {"learning_rate": 5e-3}}
     found = finetune("scratch", str(table), tmp_path / "run", settings=over)
     if is_better(found.score, found.baseline):
         assert found.classifier == "network"

@@ -13,7 +13,7 @@ from headstart.workflows.run_dir import FitState
 from headstart.workflows.tokenizers import choose_tokenizer
 from tests.helpers.datasets import QUICK, write_labelled
 
-SAVING = {"training": {"steps": 9, "save_every": 3, "batch_examples": 8, "seed": 1}}
+SAVING = {"training": {"max_steps": 9, "save_steps": 3, "batch_size": 8, "seed": 1}}
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow  # whole trainings, one after the other
 
 MASKED = merge(
     QUICK,
-    {"objective": {"name": "masked-lm"}, "training": {"steps": 40}, "optimizer": {"learning_rate": 0.01}},
+    {"objective": {"name": "masked-lm"}, "training": {"max_steps": 40}, "optimizer": {"learning_rate": 0.01}},
 )
-TUNING = {"training": {"epochs": 1, "length": 32}}
+TUNING = {"training": {"max_epochs": 1, "max_length": 32}}
 FACTS = """
 title = "a small base for tests"
 language = "English"
@@ -56,7 +56,7 @@ def world(tmp_path_factory):
     table = write_labelled(folder / "table.tsv", 100)
     (folder / "facts.toml").write_text(FACTS)
     pretrain([str(corpus)], folder / "base", settings=MASKED)
-    causal = merge(MASKED, {"objective": {"name": "causal-lm"}, "training": {"steps": 10}})
+    causal = merge(MASKED, {"objective": {"name": "causal-lm"}, "training": {"max_steps": 10}})
     pretrain([str(corpus)], folder / "writer", settings=causal)
     finetune(str(folder / "base"), str(table), folder / "tuned", settings=TUNING)
     pack(str(folder / "base"), "xx-test", folder / "bases", shard_mib=0.01, facts=folder / "facts.toml")
@@ -162,23 +162,23 @@ def test_without_any_the_list_says_so(monkeypatch, tmp_path):
 def test_a_base_is_used_by_its_name_wherever_a_run_is(bases, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table, corpus = bases / "table.tsv", bases / "corpus.txt"
-    call("finetune", "xx-test", table, "--out", "tuned", "--epochs", 1, "--length", 32)
+    call("finetune", "xx-test", table, "--out", "tuned", "--epochs", 1, "--max-length", 32)
     assert json.loads((tmp_path / "tuned" / "run.json").read_text())["inputs"]["base"] == "xx-test"
     call("evaluate", "xx-test", corpus)
     call("predict", "xx-tuned", bases / "corpus.txt")
     call("generate", "xx-writer", "--tokens", 3, "the film")
     call("embed", "xx-test", corpus, "--out", "vectors.npy")
-    call("pretrain", corpus, "--from", "xx-test", "--steps", 2, "--length", 32, "--out", "on")
+    call("pretrain", corpus, "--init-from", "xx-test", "--steps", 2, "--max-length", 32, "--out", "on")
     leaks = json.loads(call("evaluate", "tuned", table, "--json"))
     assert leaks["leaked"] > 50  # of its own training
-    words = ["--seeds", 2, "--epochs", 1, "--arms", "fine-tuned,scratch", "--set", "training.length=32"]
+    words = ["--seeds", 2, "--epochs", 1, "--arms", "fine-tuned,scratch", "--set", "training.max_length=32"]
     call("compare", table, "--base", "xx-test", "--out", "compared", *words)
 
 
 def test_a_run_from_a_base_that_was_stopped_finds_it_again(bases, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "xx-test").mkdir()  # a folder of that name is in the way of nothing
-    settings = {"training": {"steps": 6, "length": 32}}
+    settings = {"training": {"max_steps": 6, "max_length": 32}}
     run = lambda out, **more: pretrain(
         [str(bases / "corpus.txt")], tmp_path / out, base="xx-test", settings=settings, **more
     )
@@ -242,7 +242,7 @@ def test_what_cannot_be_packed_is_answered(bases, tmp_path, name, more, problem)
 
 def test_texts_that_are_gone_ask_for_others_to_measure_on(bases, tmp_path):
     corpus = write_corpus(tmp_path / "corpus.txt", 300)
-    pretrain([str(corpus)], tmp_path / "base", settings=merge(MASKED, {"training": {"steps": 2}}))
+    pretrain([str(corpus)], tmp_path / "base", settings=merge(MASKED, {"training": {"max_steps": 2}}))
     corpus.unlink()
     with pytest.raises(RunError, match="cannot be read here") as caught:
         pack(str(tmp_path / "base"), "fine", tmp_path)

@@ -26,12 +26,12 @@ def runs(tmp_path_factory):
             settings = {
                 **QUICK,
                 "objective": {"name": objective},
-                "body": {**QUICK["body"], "positions": positions},
+                "model": {**QUICK["model"], "position_embedding": positions},
             }
-            settings["training"] = {**QUICK["training"], "steps": 3}
+            settings["training"] = {**QUICK["training"], "max_steps": 3}
             pretrain([corpus], folder / objective, settings=settings)
         data = str(write_labelled(folder / "labelled.tsv"))
-        short = {"training": {"steps": 3, "length": 32}}
+        short = {"training": {"max_steps": 3, "max_length": 32}}
         finetune(str(folder / "masked-lm"), data, folder / "classifier", settings=short)
     return folder
 

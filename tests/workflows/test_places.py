@@ -12,9 +12,9 @@ from tests.helpers.datasets import QUICK, write_labelled
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
 
 APART = {
-    "data": {"apart": ["apart.tsv"]},
-    "body": QUICK["body"],
-    "training": {"epochs": 2, "length": 32, "save_every": 3},
+    "data": {"exclude_eval_texts_of": ["apart.tsv"]},
+    "model": QUICK["model"],
+    "training": {"max_epochs": 2, "max_length": 32, "save_steps": 3},
 }
 
 
@@ -45,10 +45,19 @@ def test_a_run_finds_its_other_sets_from_any_folder(place, monkeypatch):
 
 def test_names_of_built_in_sets_are_no_paths(place):
     (place / "imdb").mkdir()
-    found = with_absolute_paths({"data": {"apart": ["imdb", "more.tsv"]}, "training": {"epochs": 1}})
-    assert found == {"data": {"apart": ["imdb", str(place / "more.tsv")]}, "training": {"epochs": 1}}
+    found = with_absolute_paths(
+        {"data": {"exclude_eval_texts_of": ["imdb", "more.tsv"]}, "training": {"max_epochs": 1}}
+    )
+    assert found == {
+        "data": {"exclude_eval_texts_of": ["imdb", str(place / "more.tsv")]},
+        "training": {"max_epochs": 1},
+    }
     assert with_absolute_paths(None) == {}
-    for wrong in ({"data": "imdb"}, {"data": {"apart": [3]}}, {"data": {"apart": "more.tsv"}}):
+    for wrong in (
+        {"data": "imdb"},
+        {"data": {"exclude_eval_texts_of": [3]}},
+        {"data": {"exclude_eval_texts_of": "more.tsv"}},
+    ):
         assert with_absolute_paths(wrong) == wrong
         with pytest.raises(ConfigError):
             finetune("scratch", "data.tsv", "wrong", settings=wrong)

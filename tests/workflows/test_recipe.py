@@ -42,7 +42,7 @@ def test_a_recipe_goes_from_texts_to_a_base_that_every_command_takes(world):
         str(world / "run"),
         str(world / "texts" / "target.tsv"),
         world / "tuned",
-        settings={"training": {"epochs": 1, "length": 32}},
+        settings={"training": {"max_epochs": 1, "max_length": 32}},
     )
     result = CliRunner().invoke(app, ["evaluate", str(world / "run"), str(world / "texts" / "general.txt")])
     assert result.exit_code == 0, result.output
@@ -141,7 +141,7 @@ def test_finished_stages_are_not_trained_again(world):
 
 def test_budgets_are_scaled_and_settings_given_over_all_stages_or_one(world):
     run_small_recipe(
-        world, "run", scale=0.5, settings={"training": {"seed": 9}, "decay": {"training.steps": 6}}
+        world, "run", scale=0.5, settings={"training": {"seed": 9}, "decay": {"training.max_steps": 6}}
     )
     infos = [
         json.loads((world / "run" / "stages" / name / "run.json").read_text())["settings"]["training"]
@@ -156,7 +156,7 @@ def test_budgets_are_scaled_and_settings_given_over_all_stages_or_one(world):
 
 def test_an_objective_given_over_all_stages_is_that_of_pretraining(world):
     run_small_recipe(
-        world, "run", settings={"objective": {"rate": 0.4}, "stars": {"objective.smoothing": 0.2}}
+        world, "run", settings={"objective": {"mask_rate": 0.4}, "stars": {"objective.label_smoothing": 0.2}}
     )
     infos = [
         json.loads((world / "run" / "stages" / name / "run.json").read_text())["settings"]["objective"]
@@ -201,7 +201,7 @@ def changed(world, **changes):
         ('text_column = "review_text"\n\n', 'text_colum = "review_text"\n\n', "text_colum"),
         ("shard_mib = 0.01", 'form = "int4"', "int4"),
         ('apart = ["target.tsv"]', 'apart = ["targt.tsv"]', "targt.tsv"),
-        ("rate = 0.3", "rate = 3.0", "stage general: setting objective.rate"),
+        ("rate = 0.3", "rate = 3.0", "stage general: setting objective.mask_rate"),
         ("tokens = 2000 }", 'tokens = 2000 }\nobjective = { name = "masked-lm", rte = 0.3 }', "'rte'"),
         (
             'kind = "finetune"',
@@ -223,16 +223,16 @@ def test_a_fault_in_a_recipe_is_told_before_anything_is_trained(world, old, new,
     ("words", "problem"),
     [
         (["--recipe", "none.toml"], "no recipe at"),
-        (["--recipe", "recipe.toml", "--data-root", "texts", "--stage", "4"], "no stage 4"),
-        (["--recipe", "recipe.toml", "--data-root", "texts", "--scale", "0"], "trains nothing"),
+        (["--recipe", "recipe.toml", "--data-root", "texts", "--stop-after-stage", "4"], "no stage 4"),
+        (["--recipe", "recipe.toml", "--data-root", "texts", "--budget-scale", "0"], "trains nothing"),
         (["--recipe", "recipe.toml", "--data-root", "texts", "--set", "dcay.training.steps=3"], "dcay"),
         (
             ["--recipe", "recipe.toml", "--data-root", "texts", "--set", "decay.steps=3"],
             "no setting of the stage",
         ),
         (["--recipe", "recipe.toml", "corpus.txt"], "names its own texts"),
-        (["--recipe", "recipe.toml", "--from", "base"], "--from"),
-        (["--stage", "2", "corpus.txt"], "--stage goes with --recipe"),
+        (["--recipe", "recipe.toml", "--init-from", "base"], "--init-from"),
+        (["--stop-after-stage", "2", "corpus.txt"], "--stop-after-stage goes with --recipe"),
         ([], "nothing to read"),
     ],
 )
@@ -246,7 +246,7 @@ def test_what_does_not_go_together_on_the_command_line_is_answered(world, monkey
 def test_the_command_cooks_stage_by_stage(world, monkeypatch):
     monkeypatch.chdir(world)
     words = ["pretrain", "--recipe", "recipe.toml", "--data-root", "texts", "--out", "run"]
-    first = CliRunner().invoke(app, [*words, "--stage", "1"])
+    first = CliRunner().invoke(app, [*words, "--stop-after-stage", "1"])
     assert first.exit_code == 0, (first.output, first.exception)
     assert "more stages are left" in first.output
     rest = CliRunner().invoke(app, ["resume", "run"])
@@ -259,7 +259,7 @@ TWICE = """
 name = "again"
 kind = "finetune"
 table = "target.tsv"
-training = { epochs = 1, length = 32 }
+training = { max_epochs = 1, max_length = 32 }
 """
 
 

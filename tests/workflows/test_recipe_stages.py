@@ -26,7 +26,7 @@ teacher = "stars"
 unlabelled = ["general"]
 table = "reviews.tsv"
 data = { text_column = "review_text", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
-training = { epochs = 1, length = 32, save_every = 3 }
+training = { max_epochs = 1, max_length = 32, save_steps = 3 }
 """
 
 
@@ -58,14 +58,14 @@ READERS = """
 name = "another"
 base = "scratch"
 mix = { general = 1, reviews = 0.5 }
-training = { steps = 8 }
+training = { max_steps = 8 }
 
 [[stages]]
 name = "pupil"
 base = "general"
 teacher = "general, another"
 mix = { reviews = 2, general = 0.2 }
-training = { steps = 6, teacher_share = 0.9 }
+training = { max_steps = 6, distillation_alpha = 0.9 }
 """
 
 

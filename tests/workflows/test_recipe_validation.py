@@ -28,21 +28,25 @@ def world(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (DECAY, DECAY + "body = { width = 32 }\n", "stage decay: body.width of stars is 16, not 32"),
         (
-            "training = { epochs = 1, length = 32 }",
-            "training = { epochs = 1, length = 4096 }",
+            DECAY,
+            DECAY + "model = { hidden_size = 32 }\n",
+            "stage decay: model.hidden_size of stars is 16, not 32",
+        ),
+        (
+            "training = { max_epochs = 1, max_length = 32 }",
+            "training = { max_epochs = 1, max_length = 4096 }",
             "stage stars: .*4096",
         ),
         (DECAY, DECAY + 'objective = { name = "classify" }\n', "stage decay: classify needs labels"),
         (
             STARS,
-            STARS + 'objective = { name = "masked-lm", rate = 0.3 }\n',
+            STARS + 'objective = { name = "masked-lm", mask_rate = 0.3 }\n',
             "stage stars: masked-lm reads no labels",
         ),
         (
-            "training = { tokens = 2000 }",
-            "training = { tokens = 2000, freeze = true }",
+            "training = { max_tokens = 2000 }",
+            "training = { max_tokens = 2000, freeze_backbone = true }",
             "stage decay: a base has",
         ),
         (
@@ -235,7 +239,9 @@ def test_a_recipe_that_another_trains_keeps_its_own_words(world, monkeypatch):
 
 
 def test_where_a_stage_is_trained_is_decided_when_it_starts(world):
-    text = TEXT.replace("training = { tokens = 2000 }", 'training = { tokens = 2000, device = "cuda" }')
+    text = TEXT.replace(
+        "training = { max_tokens = 2000 }", 'training = { max_tokens = 2000, device = "cuda" }'
+    )
     (world / "recipe.toml").write_text(text)
     assert run_small_recipe(world, "run", last_stage=1) is None
     if not torch.cuda.is_available():
@@ -254,6 +260,6 @@ def test_a_reader_and_a_run_with_its_tokenizer_teach_together(world):
 
 
 def test_a_card_goes_by_what_was_set_and_not_by_the_recipe_alone(world, tmp_path):
-    run_small_recipe(world, "run", settings={"general": {"data.apart": []}})
+    run_small_recipe(world, "run", settings={"general": {"data.exclude_eval_texts_of": []}})
     pack(str(world / "run"), "xx", tmp_path / "bases")
     assert "Never read" not in (tmp_path / "bases" / "xx" / "card.md").read_text()

@@ -23,36 +23,36 @@ RECIPE = """
 title = "a small one with recommended settings"
 preset = "tiny"
 
-[body]
-layers = 1
-width = 16
-attention_heads = 2
-feed_forward = 24
-max_length = 64
+[model]
+num_layers = 1
+hidden_size = 16
+num_heads = 2
+intermediate_size = 24
+max_position_embeddings = 64
 
 [tokenizer]
-vocabulary = 300
+vocab_size = 300
 
 [objective]
 name = "masked-lm"
 
 [training]
-length = 32
-batch_tokens = 256
+max_length = 32
+tokens_per_batch = 256
 
 [finetune_defaults.optimizer]
 learning_rate = 0.004
-layer_decay = 0.9
+layerwise_lr_decay = 0.9
 
-[finetune_defaults.schedule]
-kind = "cosine"
+[finetune_defaults.lr_schedule]
+name = "cosine"
 
 [finetune_defaults.training]
-steps = 3
-length = 32
-cutoff = 0.1
+max_steps = 3
+max_length = 32
+token_cutoff = 0.1
 
-[finetune_defaults.body]
+[finetune_defaults.model]
 dropout = 0.25
 
 [finetune_defaults.objective]
@@ -64,13 +64,13 @@ path = "corpus.txt"
 [[stages]]
 name = "only"
 mix = { corpus = 1 }
-training = { steps = 3 }
+training = { max_steps = 3 }
 """
 RECOMMENDED = {
-    "optimizer": {"learning_rate": 0.004, "layer_decay": 0.9},
-    "schedule": {"kind": "cosine"},
-    "training": {"steps": 3, "length": 32, "cutoff": 0.1},
-    "body": {"dropout": 0.25},
+    "optimizer": {"learning_rate": 0.004, "layerwise_lr_decay": 0.9},
+    "lr_schedule": {"name": "cosine"},
+    "training": {"max_steps": 3, "max_length": 32, "token_cutoff": 0.1},
+    "model": {"dropout": 0.25},
     "objective": {"pooling": "max"},
 }
 FACTS = DatasetFacts(60, ("bad", "good"), 20.0)
@@ -112,23 +112,27 @@ def test_the_card_shows_it(world):
 def test_it_stands_over_the_preset_and_under_the_user(world):
     trained = base(world)
     found, objective = finetune_config(trained, None, {})
-    assert (found.optimizer.learning_rate, found.optimizer.layer_decay) == (0.004, 0.9)
-    assert (found.training.steps, found.training.epochs, found.training.cutoff) == (3, None, 0.1)
-    assert found.body.dropout == 0.25
+    assert (found.optimizer.learning_rate, found.optimizer.layerwise_lr_decay) == (0.004, 0.9)
+    assert (found.training.max_steps, found.training.max_epochs, found.training.token_cutoff) == (
+        3,
+        None,
+        0.1,
+    )
+    assert found.model.dropout == 0.25
     assert objective.pooling == "max"
     usual, _ = finetune_config(trained, None, {}, is_control=True)
     assert usual.optimizer.weight_decay == found.optimizer.weight_decay  # of which the base says nothing
     assert usual.optimizer.learning_rate != 0.004
     settings = {
         "optimizer": {"learning_rate": 0.5},
-        "training": {"epochs": 2},
-        "body": {"dropout": 0.0},
+        "training": {"max_epochs": 2},
+        "model": {"dropout": 0.0},
         "objective": {"name": "classify", "pooling": "mean"},
     }
     own, objective = finetune_config(trained, None, settings)
-    assert (own.optimizer.learning_rate, own.optimizer.layer_decay) == (0.5, 0.9)
-    assert (own.training.steps, own.training.epochs, own.training.cutoff) == (None, 2, 0.1)
-    assert own.body.dropout == 0.0
+    assert (own.optimizer.learning_rate, own.optimizer.layerwise_lr_decay) == (0.5, 0.9)
+    assert (own.training.max_steps, own.training.max_epochs, own.training.token_cutoff) == (None, 2, 0.1)
+    assert own.model.dropout == 0.0
     assert objective.pooling == "mean"
 
 
@@ -147,22 +151,22 @@ def test_they_are_used_where_they_fit_and_the_user_leaves_any_to_them(world):
     assert is_used(FACTS, {})
     assert not is_used(short, {})
     assert finetune_config(trained, None, {}, data=short)[0].optimizer.learning_rate != 0.004
-    assert is_used(FACTS, {"optimizer": {"learning_rate": 0.004}, "training": {"epochs": 1}})
+    assert is_used(FACTS, {"optimizer": {"learning_rate": 0.004}, "training": {"max_epochs": 1}})
     assert not is_used(FACTS, RECOMMENDED)
 
 
 @pytest.mark.parametrize(
     ("recommended", "asked"),
     [
-        ({"freeze": True}, {"unfreeze_every": 1.0}),
-        ({"freeze": True}, {"reset_layers": 1}),
-        ({"unfreeze_every": 1.0}, {"freeze": True}),
-        ({"unfreeze_every": 1.0}, {"reset_layers": 1}),
-        ({"unfreeze_every": 1.0}, {"sharded": True}),
-        ({"reset_layers": 1}, {"freeze": True}),
-        ({"reset_layers": 1}, {"unfreeze_every": 1.0}),
-        ({"average": "last"}, {"minutes": 1.0}),
-        ({"average": "last"}, {"tokens": 100}),
+        ({"freeze_backbone": True}, {"gradual_unfreezing_epochs": 1.0}),
+        ({"freeze_backbone": True}, {"reinit_top_layers": 1}),
+        ({"gradual_unfreezing_epochs": 1.0}, {"freeze_backbone": True}),
+        ({"gradual_unfreezing_epochs": 1.0}, {"reinit_top_layers": 1}),
+        ({"gradual_unfreezing_epochs": 1.0}, {"fsdp": True}),
+        ({"reinit_top_layers": 1}, {"freeze_backbone": True}),
+        ({"reinit_top_layers": 1}, {"gradual_unfreezing_epochs": 1.0}),
+        ({"weight_averaging": "last_epochs"}, {"max_minutes": 1.0}),
+        ({"weight_averaging": "last_epochs"}, {"max_tokens": 100}),
     ],
 )
 def test_they_give_way_where_they_exclude_what_the_user_asks_for(world, recommended, asked):
@@ -188,8 +192,8 @@ def test_the_line_at_the_start_tells_no_setting_of_the_user(world):
     ("defaults", "problem"),
     [
         ({"optimiser": {}}, "optimiser"),
-        ({"tokenizer": {"vocabulary": 400}}, "tokenizer"),
-        ({"data": {"labels": 8}}, "data"),
+        ({"tokenizer": {"vocab_size": 400}}, "tokenizer"),
+        ({"data": {"train_size": 8}}, "data"),
         ({"optimizer": 3}, "optimizer .*cannot be 3"),
         ({"optimizer": {"learning_rat": 0.1}}, "learning_rat"),
         ({"optimizer": {"learning_rate": -1}}, "learning_rate"),
@@ -197,14 +201,14 @@ def test_the_line_at_the_start_tells_no_setting_of_the_user(world):
         ({"objective": {"pooling": "most"}}, "pooling"),
         ({"objective": {"name": "causal-lm"}}, "reads no labels"),
         ({"objective": {"pooling": "pooler"}}, "no pooler"),
-        ({"objective": {"r_drop": 1.0}, "body": {"dropout": 0.0}}, "no dropout"),
-        ({"body": {"width": 32}}, "body.width"),
+        ({"objective": {"r_drop_alpha": 1.0}, "model": {"dropout": 0.0}}, "no dropout"),
+        ({"model": {"hidden_size": 32}}, "model.hidden_size"),
         ({"training": {"device": "cuda"}}, "each user"),
         ({"training": {"seed": 3}}, "each user"),
-        ({"training": {"epochs": 3, "steps": 3}}, "given twice"),
-        ({"training": {"length": 65}}, "max_length"),
-        ({"training": {"reset_layers": 2}}, "reset_layers 2"),
-        ({"training": {"freeze": True, "unfreeze_every": 1}}, "exclude each other"),
+        ({"training": {"max_epochs": 3, "max_steps": 3}}, "given twice"),
+        ({"training": {"max_length": 65}}, "max_length"),
+        ({"training": {"reinit_top_layers": 2}}, "reinit_top_layers 2"),
+        ({"training": {"freeze_backbone": True, "gradual_unfreezing_epochs": 1}}, "exclude each other"),
     ],
 )
 def test_wrong_ones_are_refused_with_the_recipe(world, defaults, problem):
@@ -216,13 +220,13 @@ def test_wrong_ones_are_refused_with_the_recipe(world, defaults, problem):
 
 
 def test_a_pooler_may_be_added(world):
-    defaults = {"body": {"pooler": True}, "objective": {"pooling": "pooler"}}
+    defaults = {"model": {"pooler": True}, "objective": {"pooling": "pooler"}}
     content = {**tomllib.loads(RECIPE), "finetune_defaults": defaults}
     assert len(resolve_stages(read_recipe(content, world, {}, 1.0))) == 1
 
 
 def test_a_wrong_key_in_a_recipe_dies_before_anything_is_trained(world, tmp_path):
-    (tmp_path / "recipe.toml").write_text(RECIPE.replace("layer_decay", "layer_dcay"))
+    (tmp_path / "recipe.toml").write_text(RECIPE.replace("layerwise_lr_decay", "layerwise_lr_dcay"))
     words = [
         "pretrain",
         "--recipe",
@@ -233,8 +237,8 @@ def test_a_wrong_key_in_a_recipe_dies_before_anything_is_trained(world, tmp_path
         tmp_path / "run",
     ]
     result = CliRunner().invoke(app, [str(word) for word in words])
-    assert "layer_dcay" in str(result.exception)
-    assert "layer_decay" in result.exception.hint
+    assert "layerwise_lr_dcay" in str(result.exception)
+    assert "layerwise_lr_decay" in result.exception.hint
     assert not (tmp_path / "run").exists()
 
 
@@ -268,7 +272,7 @@ def test_a_comparison_gives_it_to_the_arms_of_the_base_alone(world, tmp_path):
         [str(world / "bases" / "recommending")],
         tmp_path / "compared",
         seeds=1,
-        settings={"training": {"length": 32, "epochs": 1}},
+        settings={"training": {"max_length": 32, "max_epochs": 1}},
     )
     assert found.settings["scratch"]["optimizer"]["learning_rate"] != 0.004
     assert found.settings["scratch"]["objective"].get("pooling", "auto") == "auto"

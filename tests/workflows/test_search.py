@@ -15,10 +15,10 @@ def test_a_row_is_read_as_it_is_written():
     assert parse_row("optimizer.learning_rate=1e-5:1e-3:log") == Row(
         "optimizer.learning_rate", 1e-5, 1e-3, True
     )
-    assert parse_row("training.epochs=3:20:int") == Row("training.epochs", 3, 20, is_whole=True)
-    assert parse_row("schedule.kind=linear,cosine").choices == ("linear", "cosine")
-    assert parse_row("training.freeze=true,false").choices == (True, False)
-    assert parse_row("training.batch_examples=8,16").choices == (8, 16)
+    assert parse_row("training.max_epochs=3:20:int") == Row("training.max_epochs", 3, 20, is_whole=True)
+    assert parse_row("lr_schedule.name=linear,cosine").choices == ("linear", "cosine")
+    assert parse_row("training.freeze_backbone=true,false").choices == (True, False)
+    assert parse_row("training.batch_size=8,16").choices == (8, 16)
 
 
 numbers = st.floats(1e-6, 1e6).map(lambda value: float(f"{value:g}"))
@@ -65,15 +65,18 @@ def test_a_row_that_makes_no_sense_is_told_with_the_form(text, words):
 
 def test_what_is_asked_for_goes_over_the_usual_and_what_is_set_is_not_searched():
     rows = {
-        row.name: row for row in make_space(["training.epochs=1:2:int"], False, {"body": {"dropout": 0.1}})
+        row.name: row
+        for row in make_space(["training.max_epochs=1:2:int"], False, {"model": {"dropout": 0.1}})
     }
-    assert rows["training.epochs"].high == 2
-    assert "body.dropout" not in rows
+    assert rows["training.max_epochs"].high == 2
+    assert "model.dropout" not in rows
     assert "optimizer.learning_rate" in rows
     assert [row.name for row in make_space(["a.b=1:2"], True, {})] == ["a.b"]
-    assert "training.epochs" not in {row.name for row in make_space([], False, {"training": {"steps": 5}})}
+    assert "training.max_epochs" not in {
+        row.name for row in make_space([], False, {"training": {"max_steps": 5}})
+    }
     with pytest.raises(ConfigError, match="both set and searched"):
-        make_space(["body.dropout=0.1:0.2"], False, {"body": {"dropout": 0.1}})
+        make_space(["model.dropout=0.1:0.2"], False, {"model": {"dropout": 0.1}})
     with pytest.raises(ConfigError, match="nothing to search"):
         make_space([], True, {})
 

@@ -24,16 +24,22 @@ MASKED = merge(
     QUICK,
     {
         "objective": {"name": "masked-lm"},
-        "training": {"steps": 40, "save_every": 3},
+        "training": {"max_steps": 40, "save_steps": 3},
         "optimizer": {"learning_rate": 0.01},
     },
 )
 SMALLER = {
-    "body": {**QUICK["body"], "width": 8, "feed_forward": 16},
+    "model": {**QUICK["model"], "hidden_size": 8, "intermediate_size": 16},
     "objective": {"name": "masked-lm"},
-    "training": {"steps": 8, "length": 32, "batch_tokens": 256, "save_every": 3, "teacher_share": 1.0},
+    "training": {
+        "max_steps": 8,
+        "max_length": 32,
+        "tokens_per_batch": 256,
+        "save_steps": 3,
+        "distillation_alpha": 1.0,
+    },
 }
-TUNING = {"training": {"epochs": 2, "length": 32, "batch_examples": 8, "save_every": 5}}
+TUNING = {"training": {"max_epochs": 2, "max_length": 32, "batch_size": 8, "save_steps": 5}}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +72,8 @@ def losses_of(run):
 def test_a_student_equal_to_its_teacher_has_no_loss(world, tmp_path):
     """It starts from the teacher's own weights, at a rate that moves nothing."""
     still = merge(
-        MASKED, {"training": {"steps": 2, "teacher_share": 1.0}, "optimizer": {"learning_rate": 1e-12}}
+        MASKED,
+        {"training": {"max_steps": 2, "distillation_alpha": 1.0}, "optimizer": {"learning_rate": 1e-12}},
     )
     base = str(world / "base")
     pretrain([str(world / "more.txt")], tmp_path / "student", base=base, teacher=base, settings=still)
@@ -76,13 +83,13 @@ def test_a_student_equal_to_its_teacher_has_no_loss(world, tmp_path):
 def test_a_smaller_base_learns_from_a_larger_one(world, tmp_path):
     run = tmp_path / "student"
     corpus = str(world / "more.txt")
-    longer = merge(SMALLER, {"training": {"steps": 60}, "optimizer": {"learning_rate": 0.01}})
+    longer = merge(SMALLER, {"training": {"max_steps": 60}, "optimizer": {"learning_rate": 0.01}})
     pretrain([corpus], run, teacher=str(world / "base"), settings=longer)
     found = losses_of(run)
     assert found[-1] < 0.7 * found[0]
     student, teacher = load_model(str(run)), load_model(str(world / "base"))
     assert student.tokenizer.fingerprint == teacher.tokenizer.fingerprint
-    assert student.info.config.body.width == 8
+    assert student.info.config.model.hidden_size == 8
     assert np.isin(
         teacher.train_fingerprints, student.train_fingerprints
     ).all()  # it may have them from its teacher
@@ -149,7 +156,7 @@ def test_a_taught_classifier_that_was_stopped_ends_as_if_it_never_had(world, tmp
 
 
 def test_a_student_from_scratch_takes_its_teachers_tokenizer(world, tmp_path):
-    small = merge(TUNING, {"body": QUICK["body"]})
+    small = merge(TUNING, {"body": QUICK["model"]})
     finetune(
         "scratch",
         str(world / "table.tsv"),
@@ -167,8 +174,12 @@ def test_a_student_from_scratch_takes_its_teachers_tokenizer(world, tmp_path):
         ("tuned-0", {}, "cannot teach masked-lm"),
         ("base", {"objective": {"name": "causal-lm"}}, "cannot teach causal-lm"),
         ("base", {"objective": {"name": "causal+masked"}}, "nobody teaches"),
-        ("base", {"tokenizer": {"vocabulary": 500}}, "tokenizer.vocabulary"),
-        ("base", {"training": {"length": 128}, "body": {"max_length": 128}}, "64 tokens at most"),
+        ("base", {"tokenizer": {"vocab_size": 500}}, "tokenizer.vocab_size"),
+        (
+            "base",
+            {"training": {"max_length": 128}, "model": {"max_position_embeddings": 128}},
+            "64 tokens at most",
+        ),
         ("none", {}, "no run at"),
     ],
 )
@@ -193,7 +204,9 @@ def test_teachers_must_fit_the_data_and_the_student(world, tmp_path):
             str(world / "base"), str(other), tmp_path / "x", teacher=str(world / "tuned-0"), settings=TUNING
         )
     pretrain(
-        [str(world / "more.txt")], tmp_path / "stranger", settings=merge(MASKED, {"training": {"steps": 1}})
+        [str(world / "more.txt")],
+        tmp_path / "stranger",
+        settings=merge(MASKED, {"training": {"max_steps": 1}}),
     )
     with pytest.raises(RunError, match="another tokenizer"):
         finetune(
@@ -210,10 +223,19 @@ def test_teachers_must_fit_the_data_and_the_student(world, tmp_path):
 
 
 def test_the_commands_take_teachers(world, tmp_path):
-    words = ["--teacher", world / "base", "--steps", 2, "--length", 32, "--out", tmp_path / "student"]
+    words = [
+        "--distill-from",
+        world / "base",
+        "--steps",
+        2,
+        "--max-length",
+        32,
+        "--out",
+        tmp_path / "student",
+    ]
     call("pretrain", world / "more.txt", "--preset", "tiny", *words)
     ensemble = f"{world / 'tuned-0'},{world / 'tuned-1'}"
-    more = ["--teacher", ensemble, "--unlabelled", world / "more.txt", "--epochs", 1, "--length", 32]
+    more = ["--distill-from", ensemble, "--unlabeled", world / "more.txt", "--epochs", 1, "--max-length", 32]
     call("finetune", world / "base", world / "table.tsv", *more, "--out", tmp_path / "poured")
 
 
@@ -226,20 +248,20 @@ RECIPE = """
 title = "a student"
 preset = "tiny"
 
-[body]
-layers = 1
-width = 8
-attention_heads = 2
-feed_forward = 16
-max_length = 64
+[model]
+num_layers = 1
+hidden_size = 8
+num_heads = 2
+intermediate_size = 16
+max_position_embeddings = 64
 
 [objective]
 name = "masked-lm"
 
 [training]
-length = 32
-batch_tokens = 256
-save_every = 3
+max_length = 32
+tokens_per_batch = 256
+save_steps = 3
 
 [texts.more]
 path = "more.txt"
@@ -248,7 +270,7 @@ path = "more.txt"
 name = "taught"
 mix = { more = 1 }
 teacher = "base"
-training = { steps = 8 }
+training = { max_steps = 8 }
 
 [[stages]]
 name = "labels"
@@ -256,7 +278,7 @@ kind = "finetune"
 table = "table.tsv"
 teacher = "tuned-0"
 unlabelled = ["more"]
-training = { epochs = 1, length = 32 }
+training = { max_epochs = 1, max_length = 32 }
 """
 
 

@@ -19,10 +19,10 @@ from tests.helpers.datasets import BODY, write_labelled
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 QUICK = {
-    "body": {**BODY, "dropout": 0.1},
-    "tokenizer": {"kind": "characters", "vocabulary": 60},
-    "training": {"length": 48, "batch_tokens": 1024, "steps": 3},
-    "schedule": {"warmup_steps": 10},
+    "model": {**BODY, "dropout": 0.1},
+    "tokenizer": {"type": "characters", "vocab_size": 60},
+    "training": {"max_length": 48, "tokens_per_batch": 1024, "max_steps": 3},
+    "lr_schedule": {"warmup_steps": 10},
 }
 PAIR = "src-trg"
 
@@ -33,7 +33,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     write_aligned(folder / "pairs", TASKS["number-words"], count=200)
     for name, shared in (("one", True), ("two", False)):
-        settings = merge(QUICK, {"tokenizer": {"shared": shared}})
+        settings = merge(QUICK, {"tokenizer": {"shared_vocab": shared}})
         hs.finetune("scratch", str(folder / "pairs"), folder / name, pair=PAIR, settings=settings)
     return folder
 
@@ -42,17 +42,17 @@ def world(tmp_path_factory):
 def test_a_run_holds_its_pair_its_vocabularies_and_its_marks(world, name):
     content = json.loads((world / name / "run.json").read_text())
     assert content["pair"] == ["src", "trg"]
-    assert content["settings"]["body"]["kind"] == "encoder-decoder"
+    assert content["settings"]["model"]["architecture"] == "encoder-decoder"
     assert open_tokenizer(world / name / "tokenizer.json").fingerprint == content["tokenizer_fingerprint"]
     own = world / name / "source-tokenizer.json"
     if name == "one":
         assert not own.exists()
         assert content["source_tokenizer_fingerprint"] == ""
-        assert content["settings"]["body"]["source_vocabulary"] is None
+        assert content["settings"]["model"]["source_vocab_size"] is None
     else:
         source = open_tokenizer(own)
         assert source.fingerprint == content["source_tokenizer_fingerprint"]
-        assert content["settings"]["body"]["source_vocabulary"] == source.size
+        assert content["settings"]["model"]["source_vocab_size"] == source.size
         assert set("0123456789") & set(source.pieces(range(source.size)))
         assert not set("0123456789") & set(open_tokenizer(world / name / "tokenizer.json").pieces(range(30)))
     result = json.loads((world / name / "result.json").read_text())
@@ -60,7 +60,7 @@ def test_a_run_holds_its_pair_its_vocabularies_and_its_marks(world, name):
     assert result["score"]["split"] == "valid"
     trained = load_model(str(world / name))
     assert trained.source_tokenizer.size == (
-        content["settings"]["body"]["source_vocabulary"] or trained.tokenizer.size
+        content["settings"]["model"]["source_vocab_size"] or trained.tokenizer.size
     )
 
 
@@ -95,7 +95,7 @@ def test_two_translators_are_set_against_each_other_on_the_same_texts(world):
 
 
 def test_by_loss_nothing_is_decoded_while_training(world, tmp_path):
-    settings = merge(QUICK, {"objective": {"best": "loss"}})
+    settings = merge(QUICK, {"objective": {"metric_for_best_model": "loss"}})
     found = hs.finetune("scratch", str(world / "pairs"), tmp_path / "run", pair=PAIR, settings=settings)
     assert set(found.curve[0]) == {"epoch", "step", "loss", "perplexity", "accuracy"}
     assert found.score.bleu >= 0
@@ -103,7 +103,7 @@ def test_by_loss_nothing_is_decoded_while_training(world, tmp_path):
 
 def test_pairs_that_are_too_long_are_left_out_of_train_and_told(world, tmp_path):
     told = []
-    settings = merge(QUICK, {"training": {"length": 20}, "objective": {"best": "loss"}})
+    settings = merge(QUICK, {"training": {"max_length": 20}, "objective": {"metric_for_best_model": "loss"}})
     data = str(world / "pairs")
     hs.finetune("scratch", data, tmp_path / "run", pair=PAIR, settings=settings, on_event=told.append)
     notes = [event.text for event in told if isinstance(event, Note)]
@@ -111,7 +111,11 @@ def test_pairs_that_are_too_long_are_left_out_of_train_and_told(world, tmp_path)
     assert [note for note in notes if "padding beside them" in note]
     with pytest.raises(DataError, match="fits into 3 tokens"):
         hs.finetune(
-            "scratch", data, tmp_path / "no", pair=PAIR, settings=merge(QUICK, {"training": {"length": 3}})
+            "scratch",
+            data,
+            tmp_path / "no",
+            pair=PAIR,
+            settings=merge(QUICK, {"training": {"max_length": 3}}),
         )
 
 
@@ -121,14 +125,14 @@ def test_pairs_that_are_too_long_are_left_out_of_train_and_told(world, tmp_path)
         (None, {}, "languages"),
         ("src", {}, "pair of languages"),
         (PAIR, {"objective": {"name": "classify"}}, "translations"),
-        (PAIR, {"body": {"kind": "causal"}}, "causal"),
-        (PAIR, {"body": {"source_vocabulary": 9}}, "follows from the tokenizer"),
-        (PAIR, {"tokenizer": {"shared": False, "kind": "."}}, "asks for two"),
-        (PAIR, {"objective": {"smoothing": 2}}, "smoothing"),
-        (PAIR, {"training": {"freeze": True}}, "nothing could learn"),
-        (PAIR, {"training": {"unfreeze_every": 1}}, "nothing could learn"),
-        (PAIR, {"training": {"cutoff": 0.1}}, "labelled texts"),
-        (PAIR, {"data": {"labels": 10}}, "labelled texts"),
+        (PAIR, {"model": {"architecture": "causal"}}, "causal"),
+        (PAIR, {"model": {"source_vocab_size": 9}}, "follows from the tokenizer"),
+        (PAIR, {"tokenizer": {"shared_vocab": False, "type": "."}}, "asks for two"),
+        (PAIR, {"objective": {"label_smoothing": 2}}, "smoothing"),
+        (PAIR, {"training": {"freeze_backbone": True}}, "nothing could learn"),
+        (PAIR, {"training": {"gradual_unfreezing_epochs": 1}}, "nothing could learn"),
+        (PAIR, {"training": {"token_cutoff": 0.1}}, "labelled texts"),
+        (PAIR, {"data": {"train_size": 10}}, "labelled texts"),
         (PAIR, {"training": {"bpe_dropout": 0.1}}, "bpe tokenizer"),
     ],
 )
@@ -144,8 +148,11 @@ def test_what_cannot_be_trained_is_a_sentence_and_a_hint(world, tmp_path, pair, 
 
 def test_weights_of_the_last_epochs_are_averaged_and_both_sides_split_anew(world, tmp_path):
     """As in the paper, which averages its last checkpoints; resuming such runs is tested for classifiers."""
-    settings = merge(QUICK, {"tokenizer": {"kind": "bpe", "vocabulary": 300}, "objective": {"best": "loss"}})
-    training = {"epochs": 3, "average": "last", "average_epochs": 2, "bpe_dropout": 0.1}
+    settings = merge(
+        QUICK,
+        {"tokenizer": {"type": "bpe", "vocab_size": 300}, "objective": {"metric_for_best_model": "loss"}},
+    )
+    training = {"max_epochs": 3, "weight_averaging": "last_epochs", "averaging_epochs": 2, "bpe_dropout": 0.1}
     settings = merge(settings, {"training": training})
     data, found = str(world / "pairs"), []
     for name in ("first", "second"):
@@ -175,7 +182,11 @@ def test_a_tokenizer_that_was_changed_is_refused(world, tmp_path):
 
 def test_what_is_for_translators_alone_is_refused_elsewhere(world, tmp_path):
     table = write_labelled(tmp_path / "table.tsv", 20)
-    settings = {"body": BODY, "tokenizer": {"kind": "characters", "vocabulary": 60}, "training": {"steps": 1}}
+    settings = {
+        "model": BODY,
+        "tokenizer": {"type": "characters", "vocab_size": 60},
+        "training": {"max_steps": 1},
+    }
     hs.finetune("scratch", str(table), tmp_path / "run", settings=settings)
     with pytest.raises(ConfigError, match="not a translator"):
         hs.evaluate(str(tmp_path / "run"), str(table), beam=3)

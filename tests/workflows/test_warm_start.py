@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import headstart as hs
-from headstart.config import BodyConfig, merge
+from headstart.config import ModelConfig, merge
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model
@@ -16,21 +16,21 @@ pytestmark = pytest.mark.slow  # five bases are trained first
 
 BASES = {
     "encoder": {"objective": {"name": "masked-lm"}},
-    "causal": {"objective": {"name": "causal-lm"}, "body": {"layers": 2, "norm_first": False}},
+    "causal": {"objective": {"name": "causal-lm"}, "model": {"num_layers": 2, "norm_first": False}},
     "bert": {
-        "objective": {"name": "masked-lm+next-sentence", "sentences": "document"},
-        "body": {
+        "objective": {"name": "masked-lm+next-sentence", "nsp_unit": "document"},
+        "model": {
             "pooler": True,
-            "segments": True,
+            "token_type_embeddings": True,
             "embedding_norm": True,
-            "biases": True,
-            "positions": "learned",
+            "bias": True,
+            "position_embedding": "learned",
         },
     },
     "replaced": {"objective": {"name": "replaced-token"}},
-    "cnn": {"objective": {"name": "masked-lm"}, "body": {"kind": "cnn"}},
+    "cnn": {"objective": {"name": "masked-lm"}, "model": {"architecture": "cnn"}},
 }
-SHORT = {"training": {"steps": 2, "length": 32, "batch_tokens": 512}}
+SHORT = {"training": {"max_steps": 2, "max_length": 32, "tokens_per_batch": 512}}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def world(tmp_path_factory):
         patch.setenv("HEADSTART_CACHE", str(folder / "cache"))
         corpus = write_corpus(folder / "corpus.txt", 200)
         for name, changes in BASES.items():
-            settings = merge(merge(QUICK, {"training": {"steps": 2}}), changes)
+            settings = merge(merge(QUICK, {"training": {"max_steps": 2}}), changes)
             hs.pretrain([str(corpus)], folder / name, settings=settings)
     write_aligned(folder / "pairs", TASKS["copy"], count=60)
     return folder
@@ -52,7 +52,7 @@ def warmed(world, name, settings=None, preset=None):
     config, objective = translator_config(trained, preset, merge(SHORT, settings or {}))
     size = trained.tokenizer.size
     torch.manual_seed(0)
-    model = build_model(config.body, size, objective.heads(config.body, size, 0))
+    model = build_model(config.model, size, objective.heads(config.model, size, 0))
     fresh = {key: weight.clone() for key, weight in model.state_dict().items()}
     return trained, config, model, fresh, warm_start(trained, model)
 
@@ -80,23 +80,23 @@ def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, st
 
 @pytest.mark.slow
 def test_the_stack_that_starts_fresh_may_be_of_another_depth(world):
-    _, config, model, _, _ = warmed(world, "encoder", {"body": {"decoder_layers": 3}})
+    _, config, model, _, _ = warmed(world, "encoder", {"model": {"num_decoder_layers": 3}})
     assert (config.body.layers, config.body.decoder_layers) == (1, 3)
     assert len(model.backbone.decoder.blocks) == 3
-    _, config, model, _, _ = warmed(world, "causal", {"body": {"layers": 3}})
+    _, config, model, _, _ = warmed(world, "causal", {"model": {"num_layers": 3}})
     assert (len(model.backbone.encoder.blocks), len(model.backbone.decoder.blocks)) == (3, 2)
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "preset", "problem"),
     [
-        ("encoder", {"body": {"width": 32}}, None, "body.width"),
-        ("encoder", {"body": {"layers": 2}}, None, "body.layers"),
-        ("encoder", {"body": {"norm": "layer"}}, None, "body.norm"),
+        ("encoder", {"model": {"hidden_size": 32}}, None, "model.hidden_size"),
+        ("encoder", {"model": {"num_layers": 2}}, None, "model.num_layers"),
+        ("encoder", {"model": {"norm": "layer"}}, None, "model.norm"),
         ("encoder", {}, "translate-tiny", "body"),
-        ("causal", {"body": {"decoder_layers": 3}}, None, "body.decoder_layers"),
+        ("causal", {"model": {"num_decoder_layers": 3}}, None, "model.num_decoder_layers"),
         ("cnn", {}, None, "nothing that a translator could start from"),
-        ("encoder", {"tokenizer": {"shared": False}}, None, "one vocabulary"),
+        ("encoder", {"tokenizer": {"shared_vocab": False}}, None, "one vocabulary"),
     ],
 )
 def test_what_does_not_fit_a_base_is_a_sentence_and_a_hint(world, name, settings, preset, problem):
@@ -107,7 +107,7 @@ def test_what_does_not_fit_a_base_is_a_sentence_and_a_hint(world, name, settings
 
 def test_another_tokenizer_than_the_base_s_is_refused(world):
     with pytest.raises(RunError, match="another tokenizer"):
-        warmed(world, "encoder", {"tokenizer": {"kind": "characters"}})
+        warmed(world, "encoder", {"tokenizer": {"type": "characters"}})
 
 
 @pytest.mark.slow
@@ -123,10 +123,10 @@ def test_a_translator_is_trained_from_a_base_and_goes_on_from_a_translator(world
 
 @pytest.mark.parametrize("pairs", [20, 500, 30_000])
 def test_settings_for_pretrained_layers_follow_the_pairs(pairs):
-    data, wide = PairFacts(pairs, 40.0), BodyConfig(width=384)
-    found = warm_start_defaults(data, BodyConfig(width=256))
+    data, wide = PairFacts(pairs, 40.0), ModelConfig(hidden_size=384)
+    found = warm_start_defaults(data, ModelConfig(hidden_size=256))
     training = found["training"]
-    assert training["epochs"] * pairs * 40 / training["batch_tokens"] >= 200  # optimizer steps
+    assert training["max_epochs"] * pairs * 40 / training["tokens_per_batch"] >= 200  # optimizer steps
     assert found["optimizer"]["learning_rate"] == 1e-3  # where the preset has 5e-3 for random weights
     assert warm_start_defaults(data, wide)["optimizer"]["learning_rate"] < 5e-4
 
@@ -135,7 +135,7 @@ def test_settings_of_the_user_win_over_those_that_follow_the_pairs(world):
     trained = load_model(str(world / "encoder"))
     facts = PairFacts(60, 20.0)
     fitted, _ = translator_config(trained, None, {}, facts)
-    narrow = {"body": {"layers": 1, "width": 16, "attention_heads": 2, "feed_forward": 24}}
+    narrow = {"model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24}}
     named, _ = translator_config(trained, None, merge(narrow, {"optimizer": {"learning_rate": 0.02}}), facts)
-    assert fitted.training.batch_tokens < 8192
+    assert fitted.training.tokens_per_batch < 8192
     assert named.optimizer.learning_rate == 0.02  # the user's own value wins

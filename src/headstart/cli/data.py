@@ -10,7 +10,7 @@ from headstart.errors import ConfigError
 @command(
     "audit reviews.tsv",
     "audit aligned --pair en-fr --json",
-    settings="tokenizer.kind data.labels data.text_column data.label_column data.strict",
+    settings="tokenizer.type data.train_size data.text_column data.label_column data.on_bad_row",
 )
 def audit(
     call: Call,
@@ -18,8 +18,8 @@ def audit(
     pair: str | None = flag(
         None, "DATA is parallel text, from one language to another: en-de.", metavar="SOURCE-TARGET"
     ),
-    length: int = data_flag(256, "Tokens after which a text would be cut.", "--length"),
-    seed: int = data_flag(0, "Which subset --labels takes."),
+    length: int = data_flag(256, "Tokens after which a text would be cut.", "--max-length"),
+    seed: int = data_flag(0, "Which subset --train-size takes."),
 ) -> None:
     """Check labelled data, or parallel text with --pair, before training: counts, lengths, duplicates and leaks."""
     from headstart.data.audit import inspect_data, inspect_parallel
@@ -28,7 +28,7 @@ def audit(
     if pair is None:
         found = inspect_data(data, length=length, seed=seed, settings=call.settings)
     else:
-        refused = {"labels": "--labels", "text_column": "--text-column", "label_column": "--label-column"}
+        refused = {"labels": "--train-size", "text_column": "--text-column", "label_column": "--label-column"}
         for name in call.settings.get("data", {}):
             if name in refused:
                 raise ConfigError(
@@ -54,7 +54,7 @@ def _show_audit(found: dict[str, Any]) -> None:
 @command(
     "tokenize corpus.txt --preset small",
     "tokenize corpus.txt --preset small --shard 0/4",
-    settings="tokenizer.kind data.text_column data.documents data.strict",
+    settings="tokenizer.type data.text_column data.document_separator data.on_bad_row",
     config=True,
 )
 def tokenize(
@@ -91,7 +91,7 @@ def _show_tokens(found: list[Any]) -> None:
 
 @command(
     "download libreoffice-help --pair en-fr -o libreoffice-en-fr",
-    "download libreoffice-help --pair en-de -o pairs --packages debs",
+    "download libreoffice-help --pair en-de -o pairs --deb-dir debs",
 )
 def download(
     call: Call,
@@ -101,7 +101,7 @@ def download(
         ..., "The new folder to write train, valid and test to.", "--out", "-o", metavar="FOLDER"
     ),
     packages: Path | None = flag(
-        None, "A folder of downloaded .deb files, to stay off the network.", "--packages", metavar="FOLDER"
+        None, "A folder of downloaded .deb files, to stay off the network.", "--deb-dir", metavar="FOLDER"
     ),
 ) -> None:
     """Build parallel text for translation from freely licensed packages of Debian, with apt and without root."""

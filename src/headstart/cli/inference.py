@@ -13,7 +13,7 @@ ENCODER = argument("RUN", "A base or a fine-tuned run: its folder, or the name o
 POOL = flag(
     "mean",
     "The first token's vector, the mean, the last token's, or all.",
-    "--pool",
+    "--pooling",
     metavar="cls|mean|last|token",
 )
 LENGTH_PENALTY = advanced_flag(0.6, "Beam search: above 0 favours longer texts, below 0 shorter ones.")
@@ -21,8 +21,8 @@ LENGTH_PENALTY = advanced_flag(0.6, "Beam search: above 0 favours longer texts, 
 
 @command(
     "evaluate runs/mine reviews.tsv --json",
-    "evaluate runs/en-fr aligned --beam 1",
-    settings="data.text_column data.label_column data.strict",
+    "evaluate runs/en-fr aligned --num-beams 1",
+    settings="data.text_column data.label_column data.on_bad_row",
 )
 def evaluate(
     call: Call,
@@ -34,10 +34,10 @@ def evaluate(
         "DATA", "Labelled data for a classifier, pairs for a translator, a corpus for a language model."
     ),
     beam: int | None = flag(
-        None, "Beam width of a translator; 1 = greedy.", "--beam", min=1, show_default="5"
+        None, "Beam width of a translator; 1 = greedy.", "--num-beams", min=1, show_default="5"
     ),
     against: str | None = flag(
-        None, "Another translator to compare with, by paired tests.", "--against", metavar="RUN"
+        None, "Another translator to compare with, by paired tests.", "--baseline", metavar="RUN"
     ),
 ) -> None:
     """Score a run on DATA: the test split of a folder, else its valid split; all of a single file."""
@@ -138,7 +138,7 @@ def predict(
 
 @command(
     'generate runs/writer "the film" --tokens 40',
-    "generate runs/writer - --beam 5 --json",
+    "generate runs/writer - --num-beams 5 --json",
     settings="--set",
 )
 def generate(
@@ -146,7 +146,7 @@ def generate(
     run: str = argument("RUN", "A causal language model: its folder, or the name of a shipped base."),
     prompt: str = argument("PROMPT|-", "The text to continue; - = standard input, one prompt a line."),
     tokens: int = flag(100, "Tokens to generate at most.", min=1),
-    count: int = flag(1, "Texts to generate for each prompt.", "--count", min=1),
+    count: int = flag(1, "Texts to generate for each prompt.", "--num-return-sequences", min=1),
     seed: int = flag(0, "Random seed."),
     temperature: float | None = advanced_flag(
         None, "Below 1 favours likely tokens, above 1 the others.", show_default="0.8"
@@ -161,7 +161,7 @@ def generate(
     repetition_penalty: float = advanced_flag(1.0, "Above 1 makes tokens of the text so far less likely."),
     greedy: bool = advanced_flag(False, "Take the likeliest token, always."),
     beam: int | None = advanced_flag(
-        None, "Beam search of this width for the most probable texts.", "--beam"
+        None, "Beam search of this width for the most probable texts.", "--num-beams"
     ),
     length_penalty: float = LENGTH_PENALTY,
 ) -> None:
@@ -227,7 +227,7 @@ def _print_texts(found: Iterator[Any], as_json: bool) -> list[int]:
 
 @command(
     "translate en-fr-captions captions.txt -o french.txt",
-    "translate runs/en-fr - --beam 1",
+    "translate runs/en-fr - --num-beams 1",
     settings="data.text_column",
 )
 def translate(
@@ -237,9 +237,9 @@ def translate(
     out: Path | None = flag(
         None, "Write to this file, once everything is translated.", "--out", "-o", metavar="FILE"
     ),
-    beam: int = flag(5, "Beam width; 1 = greedy.", "--beam", min=1),
+    beam: int = flag(5, "Beam width; 1 = greedy.", "--num-beams", min=1),
     n_best: int = flag(1, "Print this many translations of each line, with its number.", min=1),
-    scores: bool = flag(False, "Print the score before each translation.", "--scores"),
+    scores: bool = flag(False, "Print the score before each translation.", "--print-scores"),
     max_length: int | None = advanced_flag(
         None, "Tokens of a translation at most.", min=1, show_default="50 more than its line has"
     ),
@@ -323,8 +323,8 @@ class _CutLines:
 
 @command(
     "embed en-tiny new.txt -o vectors.npy",
-    "embed runs/base reviews.tsv -o cls.npy --pool cls",
-    settings="training.length data.text_column",
+    "embed runs/base reviews.tsv -o cls.npy --pooling cls",
+    settings="training.max_length data.text_column",
 )
 def embed(
     call: Call,
@@ -335,7 +335,7 @@ def embed(
 ) -> None:
     """Write a vector for every text of FILE, in order.
 
-    With --pool token every token has a vector; OUT.offsets.npy holds where each text starts, OUT.pieces.jsonl its
+    With --pooling token every token has a vector; OUT.offsets.npy holds where each text starts, OUT.pieces.jsonl its
     tokens.
     """
     from headstart.inference.embed import embed as write
@@ -354,13 +354,15 @@ def _show_vectors(found: Any) -> None:
     for path in found.extra_files:
         print(f"beside: {path}")
     if found.cut:
-        print(f"{found.cut:,} texts were longer than {found.length} tokens and were cut: --length reads more")
+        print(
+            f"{found.cut:,} texts were longer than {found.length} tokens and were cut: --max-length reads more"
+        )
 
 
 @command(
     'search en-tiny reviews.tsv "a funny film"',
     'search en-tiny reviews.tsv "a dull plot" --top 3 --json',
-    settings="training.length data.text_column",
+    settings="training.max_length data.text_column",
 )
 def search(
     call: Call,

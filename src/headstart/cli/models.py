@@ -68,14 +68,14 @@ def _show_models(rows: list[dict[str, Any]]) -> None:
 
 @command(
     "package runs/base --name fr-small -o my-bases",
-    "package runs/base --name fr-small -o my-bases --form bfloat16",
+    "package runs/base --name fr-small -o my-bases --dtype bfloat16",
 )
 def package(
     call: Call,
     run: str = argument("RUN", "The folder of a finished run."),
     name: str = flag(..., "The name of the base, such as fr-small."),
     out: Path = flag(..., "The folder of bases; FOLDER/NAME is written.", "--out", "-o", metavar="FOLDER"),
-    form: str = flag("int8", "How weights are stored.", "--form", metavar="int8|bfloat16|float32"),
+    form: str = flag("int8", "How weights are stored.", "--dtype", metavar="int8|bfloat16|float32"),
     measure: str | None = flag(
         None,
         "What the loss of storing is measured on.",
@@ -84,9 +84,9 @@ def package(
         show_default="the run's own held-out texts",
     ),
     facts: Path | None = flag(
-        None, "A TOML file for the card: licences, scores, limits.", "--facts", metavar="FILE"
+        None, "A TOML file for the card: licences, scores, limits.", "--card", metavar="FILE"
     ),
-    shard_mib: float = advanced_flag(12.0, "MiB that a file holds at most.", "--shard-mib", min=0.01),
+    shard_mib: float = advanced_flag(12.0, "MiB that a file holds at most.", "--max-shard-size", min=0.01),
 ) -> None:
     """Package RUN as a base to share: 8-bit weights, card and checksums, with the measured loss of storing."""
     from headstart.workflows.pack import pack

@@ -41,28 +41,28 @@ flag, data_flag, budget_flag, advanced_flag = (partial(_flag, panel) for panel i
 # Settings with a flag of their own: panel, name (after the setting where there is none), whether the default varies.
 SETTING_FLAGS = {
     "objective.name": (COMMON, "--objective", True),
-    "tokenizer.kind": (COMMON, "--tokenizer", True),
+    "tokenizer.type": (COMMON, "--tokenizer", True),
     "training.seed": (COMMON, "", False),
     "training.device": (COMMON, "", False),
-    "data.labels": (DATA, "--labels", False),
-    "training.length": (DATA, "--length", True),
+    "data.train_size": (DATA, "--train-size", False),
+    "training.max_length": (DATA, "--max-length", True),
     "data.text_column": (DATA, "", False),
     "data.label_column": (DATA, "", False),
-    "data.documents": (DATA, "--documents", False),
-    "data.strict": (DATA, "--strict", False),
-    "training.epochs": (BUDGET, "--epochs", True),
-    "training.steps": (BUDGET, "--steps", True),
-    "training.tokens": (BUDGET, "--tokens", True),
-    "training.minutes": (BUDGET, "--minutes", True),
-    "training.batch_examples": (BUDGET, "--batch-size", True),
+    "data.document_separator": (DATA, "--document-separator", False),
+    "data.on_bad_row": (DATA, "--strict", False),
+    "training.max_epochs": (BUDGET, "--epochs", True),
+    "training.max_steps": (BUDGET, "--steps", True),
+    "training.max_tokens": (BUDGET, "--tokens", True),
+    "training.max_minutes": (BUDGET, "--minutes", True),
+    "training.batch_size": (BUDGET, "--batch-size", True),
     "optimizer.learning_rate": (BUDGET, "--lr", True),
-    "optimizer.kind": (ADVANCED, "--optimizer", True),
+    "optimizer.name": (ADVANCED, "--optimizer", True),
     "training.precision": (ADVANCED, "", False),
-    "training.freeze": (ADVANCED, "--freeze", False),
+    "training.freeze_backbone": (ADVANCED, "--freeze-backbone", False),
     "training.keep_winner": (ADVANCED, "", False),
-    "training.save_every": (ADVANCED, "--save-steps", False),
+    "training.save_steps": (ADVANCED, "--save-steps", False),
     "training.save_minutes": (ADVANCED, "", False),
-    "training.force": (ADVANCED, "--force", False),
+    "training.ignore_memory_check": (ADVANCED, "--ignore-memory-check", False),
     "training.deterministic": (ADVANCED, "", False),
 }
 OUTPUT_FLAGS: dict[str, tuple[Any, Any]] = {
@@ -77,7 +77,7 @@ SET_FLAGS: dict[str, tuple[Any, Any]] = {
         list[str] | None,
         advanced_flag(
             None,
-            "Any setting, e.g. --set body.width=256; may be repeated.",
+            "Any setting, e.g. --set model.hidden_size=256; may be repeated.",
             "--set",
             metavar="SECTION.KEY=VALUE",
         ),
@@ -92,7 +92,10 @@ PROCESS_FLAGS: dict[str, tuple[Any, Any]] = {
     "meet": (
         str | None,
         advanced_flag(
-            None, "With --nodes: a free port of one machine, where all meet.", "--meet", metavar="HOST:PORT"
+            None,
+            "With --nodes: a free port of one machine, where all meet.",
+            "--rdzv-endpoint",
+            metavar="HOST:PORT",
         ),
     ),
     "max_restarts": (int, advanced_flag(0, "With --nproc: restarts after a process dies.", min=0)),
@@ -130,7 +133,9 @@ class Call:
         info = rank_info()
         if nproc is None:
             if nodes > 1 or meet or restarts:
-                raise ConfigError("--nodes, --meet and --max-restarts go with --nproc", hint="add --nproc N")
+                raise ConfigError(
+                    "--nodes, --rdzv-endpoint and --max-restarts go with --nproc", hint="add --nproc N"
+                )
             return False
         if info.is_launched:
             if nproc != info.local_count:
@@ -143,7 +148,7 @@ class Call:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         training = self.settings.get("training", {})
         check_process_count(nproc, training.get("device", "auto"))
-        words, timeout = self.context.find_root().meta["words"], training.get("timeout")
+        words, timeout = self.context.find_root().meta["words"], training.get("ddp_timeout_minutes")
         known = {"timeout": timeout} if isinstance(timeout, int | float) and timeout > 0 else {}
         code = launch(words, nproc, nodes, meet, restarts, **known)
         if code:

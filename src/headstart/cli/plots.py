@@ -20,7 +20,7 @@ OUT = flag(
 @command(
     "plan --preset small --gpu 'RTX 3060' --tokens 100000000",
     "plan --preset lab --classes 2 --json",
-    settings="objective.name training.precision optimizer.kind",
+    settings="objective.name training.precision optimizer.name",
     config=True,
 )
 def plan(
@@ -32,7 +32,7 @@ def plan(
     ),
     batch: int | None = data_flag(None, "Texts in a batch.", min=1, show_default="the preset's"),
     length: int | None = data_flag(
-        None, "Tokens of each text.", "--length", min=2, show_default="the preset's"
+        None, "Tokens of each text.", "--max-length", min=2, show_default="the preset's"
     ),
     tokens: int | None = budget_flag(None, "Tokens in the text to be read.", min=1),
     epochs: float | None = budget_flag(None, "How often that text is read."),
@@ -134,7 +134,7 @@ def attention(
     part: str | None = flag(
         None,
         "Of a translator: target to source, source to itself, target to itself.",
-        "--part",
+        "--attention-type",
         metavar="cross|encoder|decoder",
         show_default="cross",
     ),
@@ -162,10 +162,10 @@ def attention(
     call.show(maps.to_dict(layer, attention_head), show, compact=True)
 
 
-@command("plot masks -o plots/masks.png", "plot masks --length 12 --json")
+@command("plot masks -o plots/masks.png", "plot masks --max-length 12 --json")
 def masks(
     call: Call,
-    length: int = flag(8, "Tokens of the texts that are drawn.", "--length"),
+    length: int = flag(8, "Tokens of the texts that are drawn.", "--max-length"),
     out: Path | None = OUT,
 ) -> None:
     """Plot which token may attend to which: causal, padding, both, packed documents, prefix, cross."""
@@ -187,7 +187,7 @@ def positions(
     call: Call,
     run: str | None = argument("[RUN]", "A run whose positions to plot; without one, sinusoids alone.", None),
     width: int | None = flag(None, "Size of a position's vector."),
-    length: int | None = flag(None, "How many positions.", "--length"),
+    length: int | None = flag(None, "How many positions.", "--max-length"),
     out: Path | None = OUT,
 ) -> None:
     """Plot position vectors as a heat map, and how alike positions are by their distance."""
@@ -207,7 +207,7 @@ def positions(
 
 @command(
     "plot heads en-tiny rotten-tomatoes -o plots/heads.png",
-    "plot heads runs/mine reviews.tsv --texts 50 --json",
+    "plot heads runs/mine reviews.tsv --max-texts 50 --json",
     settings="data.text_column data.label_column",
 )
 def heads(
@@ -218,7 +218,7 @@ def heads(
         "Texts for a base (.txt, one a line, or a table), labelled data for a classifier, or a built-in name.",
     ),
     out: Path | None = OUT,
-    texts: int = flag(200, "Texts to read at most.", "--texts", min=2),
+    texts: int = flag(200, "Texts to read at most.", "--max-texts", min=2),
 ) -> None:
     """Measure what each attention head does: entropy, mean distance, and the loss without it."""
     _need_target(out, call)

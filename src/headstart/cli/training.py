@@ -17,10 +17,10 @@ OUT = flag(
 PRESET = flag(
     None, "Named settings: tiny, small, lab, bert, translate-tiny, …", show_default="tiny, or the base's"
 )
-TEACHER = advanced_flag(None, "Distil from this run; RUN1,RUN2 for several.", "--teacher", metavar="RUN")
+TEACHER = advanced_flag(None, "Distil from this run; RUN1,RUN2 for several.", "--distill-from", metavar="RUN")
 NO_PAIR = flag(None, "Refused: translators have finetune and evaluate.", "--pair", hidden=True)
-COLUMNS = "data.text_column data.label_column data.strict"
-MACHINE = "training.seed training.device training.deterministic training.save_every training.save_minutes training.force"
+COLUMNS = "data.text_column data.label_column data.on_bad_row"
+MACHINE = "training.seed training.device training.deterministic training.save_steps training.save_minutes training.ignore_memory_check"
 
 
 @command("demo", "demo --minutes 1 --seeds 2 -o runs/quick")
@@ -29,7 +29,7 @@ def demo(
     out: Path = flag(Path("runs/demo"), "The new folder to write to.", "--out", "-o"),
     base: str = flag("en-tiny", "The shipped base, or a run, to compare with the demo's own base."),
     seed: int = flag(0, "The first seed."),
-    labels: int = data_flag(1600, "Labelled reviews to train on.", "--labels"),
+    labels: int = data_flag(1600, "Labelled reviews to train on.", "--train-size"),
     minutes: float = budget_flag(3.5, "Minutes of pretraining."),
     epochs: float = budget_flag(3.0, "Epochs of fine-tuning; the shipped base takes one at most."),
     seeds: int = budget_flag(3, "Models to train of each arm."),
@@ -47,9 +47,9 @@ def demo(
 
 @command(
     "pretrain corpus.txt -o runs/base --minutes 20",
-    "pretrain corpus.txt --from en-tiny --epochs 1",
-    settings="objective.name tokenizer.kind training.length data.text_column data.documents data.strict training.epochs "
-    "training.steps training.tokens training.minutes training.batch_examples optimizer.learning_rate "
+    "pretrain corpus.txt --init-from en-tiny --epochs 1",
+    settings="objective.name tokenizer.type training.max_length data.text_column data.document_separator data.on_bad_row training.max_epochs "
+    "training.max_steps training.max_tokens training.max_minutes training.batch_size optimizer.learning_rate "
     + MACHINE,
     config=True,
     processes=True,
@@ -64,13 +64,15 @@ def pretrain(
     out: Path | None = OUT,
     preset: str | None = PRESET,
     base: str | None = flag(
-        None, "Continue from a base: its tokenizer, weights and shape.", "--from", metavar="RUN"
+        None, "Continue from a base: its tokenizer, weights and shape.", "--init-from", metavar="RUN"
     ),
     teacher: str | None = TEACHER,
     recipe: Path | None = advanced_flag(None, "Make a base stage by stage, as this file says."),
     data: Path = advanced_flag(Path("."), "With --recipe: the folder that holds its texts.", "--data-root"),
-    stage: int | None = advanced_flag(None, "With --recipe: stop after this stage.", "--stage"),
-    scale: float = advanced_flag(1.0, "With --recipe: multiply every stage's budget by this.", "--scale"),
+    stage: int | None = advanced_flag(None, "With --recipe: stop after this stage.", "--stop-after-stage"),
+    scale: float = advanced_flag(
+        1.0, "With --recipe: multiply every stage's budget by this.", "--budget-scale"
+    ),
 ) -> None:
     """Train a base on raw text as a language model.
 
@@ -79,14 +81,14 @@ def pretrain(
     if recipe is None and not corpora:
         raise ConfigError("there is nothing to read", hint="name a CORPUS, or a recipe with --recipe FILE")
     if recipe is None and stage is not None:
-        raise ConfigError("--stage goes with --recipe", hint="name a recipe, or leave it out")
+        raise ConfigError("--stop-after-stage goes with --recipe", hint="name a recipe, or leave it out")
     if recipe is not None and corpora:
         raise ConfigError(
             f"a recipe names its own texts, and {corpora[0]} is given too", hint="leave one of them out"
         )
     given = {
-        "--from": base,
-        "--teacher": teacher,
+        "--init-from": base,
+        "--distill-from": teacher,
         "--preset": preset,
         "--nproc": call.context.params["nproc"],
     }
@@ -121,8 +123,8 @@ def pretrain(
 @command(
     "finetune en-tiny reviews.tsv -o runs/mine",
     "finetune scratch aligned --pair en-fr --preset translate-tiny",
-    settings=f"tokenizer.kind training.length data.labels {COLUMNS} training.epochs training.steps training.minutes "
-    f"training.batch_examples optimizer.learning_rate training.freeze training.keep_winner {MACHINE}",
+    settings=f"tokenizer.type training.max_length data.train_size {COLUMNS} training.max_epochs training.max_steps training.max_minutes "
+    f"training.batch_size optimizer.learning_rate training.freeze_backbone training.keep_winner {MACHINE}",
     config=True,
     processes=True,
 )
@@ -137,7 +139,7 @@ def finetune(
     ),
     teacher: str | None = TEACHER,
     unlabelled: list[str] | None = advanced_flag(
-        None, "With --teacher: texts that it labels; may be repeated.", "--unlabelled", metavar="CORPUS"
+        None, "With --distill-from: texts that it labels; may be repeated.", "--unlabeled", metavar="CORPUS"
     ),
 ) -> None:
     """Put a new head on BASE and train it on DATA; a BASE with the classes of DATA keeps its own head.
@@ -164,7 +166,7 @@ def finetune(
 @command(
     "tune en-tiny reviews.tsv -o runs/tuned --trials 20",
     "tune en-tiny reviews.tsv -o runs/tuned --search optimizer.learning_rate=1e-5:1e-3:log",
-    settings=f"tokenizer.kind training.seed training.device training.length data.labels {COLUMNS} training.epochs",
+    settings=f"tokenizer.type training.seed training.device training.max_length data.train_size {COLUMNS} training.max_epochs",
     config=True,
 )
 def tune(
@@ -186,9 +188,9 @@ def tune(
         "A setting to search: low:high, low:high:log, low:high:int, or a,b,c; may be repeated.",
         metavar="SECTION.KEY=LOW:HIGH",
     ),
-    only: bool = advanced_flag(False, "Search what --search names and nothing else.", "--only"),
+    only: bool = advanced_flag(False, "Search what --search names and nothing else.", "--search-only"),
     prune: str = advanced_flag(
-        "median", "How trials stop early.", "--prune", metavar="median|hyperband|none"
+        "median", "How trials stop early.", "--pruner", metavar="median|hyperband|none"
     ),
     pair: str | None = NO_PAIR,
 ) -> None:
@@ -231,8 +233,8 @@ def resume(call: Call, run: Path = argument("RUN", "The folder of a run that sto
 
 @command(
     "compare reviews.tsv --base en-tiny --seeds 3",
-    "compare reviews.tsv --base en-tiny --labels 100,400,1600 -o runs/curve",
-    settings=f"tokenizer.kind training.device training.length {COLUMNS} training.epochs training.batch_examples "
+    "compare reviews.tsv --base en-tiny --train-size 100,400,1600 -o runs/curve",
+    settings=f"tokenizer.type training.device training.max_length {COLUMNS} training.max_epochs training.batch_size "
     "optimizer.learning_rate",
     config=True,
 )
@@ -247,7 +249,7 @@ def compare(
     ),
     seed: int = flag(0, "The first seed; the others follow it."),
     labels: str | None = data_flag(
-        None, "Label budgets: 100,400,1600 gives a curve.", "--labels", metavar="N,..."
+        None, "Label budgets: 100,400,1600 gives a curve.", "--train-size", metavar="N,..."
     ),
     folds: int | None = data_flag(None, "Join train and valid, and hold out each of this many folds once."),
     seeds: int = budget_flag(3, "Models to train of each arm."),
@@ -259,7 +261,10 @@ def compare(
     ),
     tokens: int | None = advanced_flag(None, "With --objectives: tokens that the first of them reads."),
     mark: float | None = advanced_flag(
-        None, "Report when each arm passes this accuracy.", "--mark", show_default="that of scratch"
+        None,
+        "Report when each arm passes this accuracy.",
+        "--target-accuracy",
+        show_default="that of scratch",
     ),
     pair: str | None = NO_PAIR,
 ) -> None:
@@ -287,7 +292,7 @@ def compare(
         else:
             from headstart.workflows.objectives import DEFAULT_TOKENS, compare_objectives
 
-            shared = ("body", "tokenizer")  # the other sections are for fine-tuning
+            shared = ("model", "tokenizer")  # the other sections are for fine-tuning
             machine = (
                 "device",
                 "precision",
@@ -333,7 +338,7 @@ def _refuse_pair(pair: str | None, name: str) -> None:
         raise ConfigError(
             f"headstart {name} works on labelled data, not on parallel text",
             hint=f"headstart finetune BASE PAIRS --pair {pair} --out RUN trains a translator, with any --set; "
-            "headstart evaluate RUN PAIRS --against OTHER compares two with paired tests",
+            "headstart evaluate RUN PAIRS --baseline OTHER compares two with paired tests",
         )
 
 
@@ -342,13 +347,13 @@ def _names(text: str) -> list[str]:
 
 
 def _label_budgets(text: str | None) -> list[int] | None:
-    """`--labels 100,400` as numbers."""
+    """`--train-size 100,400` as numbers."""
     if text is None:
         return None
     numbers = [int(part) if part.isdigit() else 0 for part in _names(text)]
     if min(numbers) < 2:
         raise ConfigError(
-            f"--labels {text!r} is no list of numbers from 2 on", hint="write 1600, or 100,400,1600"
+            f"--train-size {text!r} is no list of numbers from 2 on", hint="write 1600, or 100,400,1600"
         )
     return numbers
 

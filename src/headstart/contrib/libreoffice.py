@@ -241,7 +241,7 @@ def _download(names: Sequence[str], folder: Path) -> None:
     if shutil.which("apt-get") is None:
         raise DataError(
             "this set is made from Debian packages, and there is no apt-get here",
-            hint="do it on Debian or Ubuntu, or give the folder of the downloaded .deb files with --packages",
+            hint="do it on Debian or Ubuntu, or give the folder of the downloaded .deb files with --deb-dir",
         )
     done = _apt("apt-get", "-o", "Acquire::Retries=2", "download", *names, folder=folder)
     if done.returncode:

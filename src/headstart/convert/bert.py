@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.convert.hf_config import HFConfig
 from headstart.convert.weight_map import ConfigKey, HFClass, ModelFamily, Settings, Weights
 from headstart.errors import RunError
@@ -19,7 +19,7 @@ LM_HEAD = {
     "heads.lm": "cls.predictions",
 }
 PAIR_HEAD = {"heads.pair.classifier": "cls.seq_relationship"}
-LM_SUPPORTED = {"lm_transform": (True,), "tied": (True,), "has_head_biases": (True,)}
+LM_SUPPORTED = {"mlm_head_transform": (True,), "tie_embeddings": (True,), "has_head_bias": (True,)}
 
 
 def read(config: HFConfig, weights: Weights) -> Settings:
@@ -33,16 +33,16 @@ def read(config: HFConfig, weights: Weights) -> Settings:
     if token_types > 2:
         raise RunError(f"{config.source} has {token_types} token types", hint="headstart supports two")
     return {
-        "tied": True,
-        "lm_transform": HEAD in weights,
+        "tie_embeddings": True,
+        "mlm_head_transform": HEAD in weights,
         "pooler": "bert.pooler.dense.weight" in weights,
-        "segments": token_types == 2,
+        "token_type_embeddings": token_types == 2,
     }
 
 
-def write(body: BodyConfig) -> Settings:
+def write(body: ModelConfig) -> Settings:
     """What config.json says about token types and tied embeddings."""
-    return {"type_vocab_size": 2 if body.segments else 1, "tie_word_embeddings": True}
+    return {"type_vocab_size": 2 if body.token_type_embeddings else 1, "tie_word_embeddings": True}
 
 
 def rename(config: HFConfig, weights: Weights, prefix: str = "bert.") -> Weights:
@@ -64,31 +64,31 @@ BERT = ModelFamily(
     model_type="bert",
     train_flags="--preset bert",
     supported={
-        "kind": ("bidirectional",),
-        "positions": ("learned",),
+        "architecture": ("bidirectional",),
+        "position_embedding": ("learned",),
         "norm": ("layer",),
         "norm_first": (False,),
-        "first_norm": (True,),
+        "norm_first_layer": (True,),
         "activation": ("gelu", "relu", "gelu-tanh"),
-        "biases": (True,),
+        "bias": (True,),
         "qk_norm": (False,),
         "scale_embedding": (False,),
         "embedding_norm": (True,),
-        "key_value_heads": (None,),
-        "window": (None,),
+        "num_kv_heads": (None,),
+        "sliding_window": (None,),
     },
     keys={
-        "layers": ConfigKey("num_hidden_layers"),
-        "width": ConfigKey("hidden_size"),
-        "attention_heads": ConfigKey("num_attention_heads"),
-        "feed_forward": ConfigKey("intermediate_size"),
+        "num_layers": ConfigKey("num_hidden_layers"),
+        "hidden_size": ConfigKey("hidden_size"),
+        "num_heads": ConfigKey("num_attention_heads"),
+        "intermediate_size": ConfigKey("intermediate_size"),
         "activation": ConfigKey("hidden_act", default="gelu", values=ACTIVATIONS),
         "dropout": ConfigKey("hidden_dropout_prob", default=0.1),
         "attention_dropout": ConfigKey("attention_probs_dropout_prob", default=0.1),
-        "max_length": ConfigKey("max_position_embeddings", default=512),
-        "norm_epsilon": ConfigKey("layer_norm_eps", default=1e-12),
+        "max_position_embeddings": ConfigKey("max_position_embeddings", default=512),
+        "norm_eps": ConfigKey("layer_norm_eps", default=1e-12),
     },
-    other_keys=("segments", "pooler"),
+    other_keys=("token_type_embeddings", "pooler"),
     modules={
         "backbone.embedding.token_embedding": "bert.embeddings.word_embeddings",
         "backbone.embedding.position_embedding": "bert.embeddings.position_embeddings",
@@ -135,7 +135,7 @@ BERT = ModelFamily(
             "AutoModelForSequenceClassification",
             outputs={"class": "logits"},
             modules={"heads.class.classifier": "classifier"},
-            supported={"has_head_biases": (True,)},
+            supported={"has_head_bias": (True,)},
             head_supported={"pooling": ("pooler",), "projection": ("linear",)},
             config=lambda spec: {"classifier_dropout": float(spec.settings.get("dropout", 0.0))},
         ),
@@ -143,7 +143,9 @@ BERT = ModelFamily(
     read=read,
     write=write,
     rename=rename,
-    extra_weights=lambda body: {} if body.segments else {TOKEN_TYPES: torch.zeros(1, body.width)},
+    extra_weights=lambda body: (
+        {} if body.token_type_embeddings else {TOKEN_TYPES: torch.zeros(1, body.hidden_size)}
+    ),
 )
 
 

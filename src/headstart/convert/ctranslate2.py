@@ -28,7 +28,7 @@ from headstart.models.bodies import EncoderDecoderBody
 from headstart.models.heads import LanguageHead
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh"}
-SUPPORTED: Supported = {**TRANSLATOR, "positions": ("sinusoidal", "learned")}
+SUPPORTED: Supported = {**TRANSLATOR, "position_embedding": ("sinusoidal", "learned")}
 
 
 def write_ctranslate2(bundle: ExportBundle, folder: Path) -> ParityReport:
@@ -37,7 +37,7 @@ def write_ctranslate2(bundle: ExportBundle, folder: Path) -> ParityReport:
     require_package("transformers", "transformers", "its tokenizer")
     if not bundle.is_translator:
         raise RunError(
-            f"only translators can be exported to CTranslate2, and this is a {bundle.config.kind} model",
+            f"only translators can be exported to CTranslate2, and this is a {bundle.config.architecture} model",
             hint="use --to transformers, or --to onnx",
         )
     check_translator(bundle, SUPPORTED, "CTranslate2")
@@ -75,7 +75,7 @@ def _model_spec(bundle: ExportBundle) -> Any:
     assert isinstance(head, LanguageHead)
     spec = TransformerSpec.from_config(
         (len(body.encoder.blocks), len(body.decoder.blocks)),
-        body.config.attention_heads,
+        body.config.num_heads,
         pre_norm=body.config.norm_first,
         activation=getattr(Activation, ACTIVATIONS[body.config.activation]),
     )
@@ -85,7 +85,7 @@ def _model_spec(bundle: ExportBundle) -> Any:
     ):
         side.scale_embeddings = float(embedding.scale)
         side.position_encodings.encodings = _numbers(
-            embedding.waves[: body.config.max_length]
+            embedding.waves[: body.config.max_position_embeddings]
             if embedding.position_embedding is None
             else embedding.position_embedding.weight
         )

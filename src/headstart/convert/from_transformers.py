@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from headstart.config import BodyConfig, parse
+from headstart.config import ModelConfig, parse
 from headstart.convert import FAMILIES
 from headstart.convert.hf_config import HFConfig
 from headstart.convert.tokenizers import load_tokenizer
@@ -37,7 +37,7 @@ class ImportedModel:
     """A model of transformers as ours."""
 
     family: str  # "BERT"
-    config: BodyConfig
+    config: ModelConfig
     vocab_size: int
     weights: Weights  # under our names
     has_lm_head: bool
@@ -61,7 +61,7 @@ def load_transformers(folder: Path) -> ImportedModel:
         raise RunError(f"{config.source} says that the weights are quantised", hint="use the original model")
     family = FAMILIES[model_type]
     theirs = family.rename(config, _read_weights(folder))
-    body = parse(BodyConfig, family.read_settings(config, theirs), config.source)
+    body = parse(ModelConfig, family.read_settings(config, theirs), config.source)
     vocab_size = config.integer("vocab_size")
     with torch.device("meta"):
         model = build_model(body, vocab_size, {"lm": HeadSpec("lm", vocab_size)}).state_dict()
@@ -80,7 +80,7 @@ def load_transformers(folder: Path) -> ImportedModel:
     rules += head_rules if has_lm_head else []
     weights = import_weights(rules, theirs)
     _check_weights(weights, rules, model, has_lm_head)
-    if has_lm_head and body.tied:
+    if has_lm_head and body.tie_embeddings:
         _check_tied(weights["backbone.embedding.token_embedding.weight"], theirs)
     return ImportedModel(
         family=family.name,

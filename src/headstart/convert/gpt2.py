@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al., 2019)."""
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.convert.bert import ACTIVATIONS
 from headstart.convert.hf_config import HFConfig
 from headstart.convert.weight_map import ConfigKey, HFClass, ModelFamily, Settings, Weights, with_prefix
@@ -11,45 +11,45 @@ def read(config: HFConfig, weights: Weights) -> Settings:
     config.require("scale_attn_weights", (True,), True)
     config.require("scale_attn_by_inverse_layer_idx", (False,), False)
     config.require("add_cross_attention", (False,), False)
-    return {"feed_forward": config.integer("n_inner", 4 * config.integer("n_embd")), "head_biases": False}
+    return {"intermediate_size": config.integer("n_inner", 4 * config.integer("n_embd")), "head_bias": False}
 
 
-def write(body: BodyConfig) -> Settings:
+def write(body: ModelConfig) -> Settings:
     """The size of the feed-forward layer."""
-    return {"n_inner": body.feed_forward}
+    return {"n_inner": body.intermediate_size}
 
 
 GPT2 = ModelFamily(
     name="GPT-2",
     model_type="gpt2",
     supported={
-        "kind": ("causal",),
-        "positions": ("learned",),
+        "architecture": ("causal",),
+        "position_embedding": ("learned",),
         "norm": ("layer",),
         "norm_first": (True,),
-        "first_norm": (True,),
+        "norm_first_layer": (True,),
         "activation": ("gelu", "relu", "gelu-tanh"),
-        "biases": (True,),
+        "bias": (True,),
         "qk_norm": (False,),
         "scale_embedding": (False,),
-        "segments": (False,),
+        "token_type_embeddings": (False,),
         "embedding_norm": (False,),
         "pooler": (False,),
-        "key_value_heads": (None,),
-        "window": (None,),
+        "num_kv_heads": (None,),
+        "sliding_window": (None,),
     },
     keys={
-        "layers": ConfigKey("n_layer"),
-        "width": ConfigKey("n_embd"),
-        "attention_heads": ConfigKey("n_head"),
+        "num_layers": ConfigKey("n_layer"),
+        "hidden_size": ConfigKey("n_embd"),
+        "num_heads": ConfigKey("n_head"),
         "activation": ConfigKey("activation_function", default="gelu_new", values=ACTIVATIONS),
-        "tied": ConfigKey("tie_word_embeddings", default=True),
+        "tie_embeddings": ConfigKey("tie_word_embeddings", default=True),
         "dropout": ConfigKey("resid_pdrop", "embd_pdrop", default=0.1),
         "attention_dropout": ConfigKey("attn_pdrop", default=0.1),
-        "max_length": ConfigKey("n_positions", default=1024),
-        "norm_epsilon": ConfigKey("layer_norm_epsilon", default=1e-5),
+        "max_position_embeddings": ConfigKey("n_positions", default=1024),
+        "norm_eps": ConfigKey("layer_norm_epsilon", default=1e-5),
     },
-    other_keys=("feed_forward",),
+    other_keys=("intermediate_size",),
     modules={
         "backbone.embedding.token_embedding": "transformer.wte",
         "backbone.embedding.position_embedding": "transformer.wpe",
@@ -68,14 +68,14 @@ GPT2 = ModelFamily(
             "AutoModelForCausalLM",
             outputs={"lm": "logits"},
             modules={"heads.lm": "lm_head"},
-            supported={"lm_transform": (False,), "has_head_biases": (False,)},
+            supported={"mlm_head_transform": (False,), "has_head_bias": (False,)},
         ),
         ("class",): HFClass(
             "GPT2ForSequenceClassification",
             "AutoModelForSequenceClassification",
             outputs={"class": "logits"},
             modules={"heads.class.classifier": "score"},
-            supported={"has_head_biases": (False,)},
+            supported={"has_head_bias": (False,)},
             head_supported={"pooling": ("last",), "projection": ("linear",)},
         ),
     },

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.convert.hf_config import HFConfig
 from headstart.convert.weight_map import ConfigKey, HFClass, ModelFamily, Settings, Weights, with_prefix
 from headstart.errors import RunError
@@ -34,16 +34,16 @@ def read(config: HFConfig, weights: Weights) -> Settings:
     config.require("pretraining_tp", (1,), 1)
     rope = config.get("rope_parameters", config.get("rope_scaling"))
     return {
-        "key_value_heads": None if num_kv_heads == num_heads else num_kv_heads,
-        "rotary_base": rope_theta(config, rope, config.number("rope_theta", 10000.0)),
+        "num_kv_heads": None if num_kv_heads == num_heads else num_kv_heads,
+        "rope_theta": rope_theta(config, rope, config.number("rope_theta", 10000.0)),
     }
 
 
-def write(body: BodyConfig) -> Settings:
+def write(body: ModelConfig) -> Settings:
     """What config.json says about attention."""
     return {
-        "num_key_value_heads": body.key_value_heads or body.attention_heads,
-        "rope_parameters": {"rope_type": "default", "rope_theta": body.rotary_base},
+        "num_key_value_heads": body.num_kv_heads or body.num_heads,
+        "rope_parameters": {"rope_type": "default", "rope_theta": body.rope_theta},
     }
 
 
@@ -52,32 +52,32 @@ LLAMA = ModelFamily(
     model_type="llama",
     train_flags="--preset tiny --objective causal-lm",
     supported={
-        "kind": ("causal",),
-        "positions": ("rotary",),
+        "architecture": ("causal",),
+        "position_embedding": ("rotary",),
         "norm": ("rms",),
         "norm_first": (True,),
-        "first_norm": (True,),
+        "norm_first_layer": (True,),
         "activation": ("swiglu", "geglu"),
         "qk_norm": (False,),
         "scale_embedding": (False,),
-        "segments": (False,),
+        "token_type_embeddings": (False,),
         "embedding_norm": (False,),
         "pooler": (False,),
-        "window": (None,),
+        "sliding_window": (None,),
     },
     keys={
-        "layers": ConfigKey("num_hidden_layers"),
-        "width": ConfigKey("hidden_size"),
-        "attention_heads": ConfigKey("num_attention_heads"),
-        "feed_forward": ConfigKey("intermediate_size"),
+        "num_layers": ConfigKey("num_hidden_layers"),
+        "hidden_size": ConfigKey("hidden_size"),
+        "num_heads": ConfigKey("num_attention_heads"),
+        "intermediate_size": ConfigKey("intermediate_size"),
         "activation": ConfigKey("hidden_act", default="silu", values=ACTIVATIONS),
-        "biases": ConfigKey("attention_bias", "mlp_bias", default=False),
-        "tied": ConfigKey("tie_word_embeddings", default=False),
+        "bias": ConfigKey("attention_bias", "mlp_bias", default=False),
+        "tie_embeddings": ConfigKey("tie_word_embeddings", default=False),
         "attention_dropout": ConfigKey("attention_dropout", default=0.0),
-        "max_length": ConfigKey("max_position_embeddings", default=2048),
-        "norm_epsilon": ConfigKey("rms_norm_eps", default=1e-6),
+        "max_position_embeddings": ConfigKey("max_position_embeddings", default=2048),
+        "norm_eps": ConfigKey("rms_norm_eps", default=1e-6),
     },
-    other_keys=("rotary_base", "key_value_heads"),
+    other_keys=("rope_theta", "num_kv_heads"),
     modules={
         "backbone.embedding.token_embedding": "model.embed_tokens",
         "backbone.stack.final_norm": "model.norm",
@@ -102,18 +102,18 @@ LLAMA = ModelFamily(
             "AutoModelForCausalLM",
             outputs={"lm": "logits"},
             modules={"heads.lm": "lm_head"},
-            supported={"lm_transform": (False,), "has_head_biases": (False,)},
+            supported={"mlm_head_transform": (False,), "has_head_bias": (False,)},
         ),
         ("class",): HFClass(
             "LlamaForSequenceClassification",
             "AutoModelForSequenceClassification",
             outputs={"class": "logits"},
             modules={"heads.class.classifier": "score"},
-            supported={"has_head_biases": (False,)},
+            supported={"has_head_bias": (False,)},
             head_supported={"pooling": ("last",), "projection": ("linear",)},
         ),
     },
-    read=lambda config, weights: {**read(config, weights), "head_biases": False},
+    read=lambda config, weights: {**read(config, weights), "head_bias": False},
     write=write,
     rename=lambda config, weights: with_prefix(
         weights, "model.", ("lm_head.", "score.", "dense.", "classifier.")
@@ -125,11 +125,11 @@ EUROBERT = replace(
     name="EuroBERT",
     model_type="eurobert",
     train_flags="--preset tiny --objective masked-lm",
-    supported={**LLAMA.supported, "kind": ("bidirectional",)},
+    supported={**LLAMA.supported, "architecture": ("bidirectional",)},
     keys={
         **LLAMA.keys,
-        "max_length": ConfigKey("max_position_embeddings", default=8192),
-        "norm_epsilon": ConfigKey("rms_norm_eps", default=1e-5),
+        "max_position_embeddings": ConfigKey("max_position_embeddings", default=8192),
+        "norm_eps": ConfigKey("rms_norm_eps", default=1e-5),
     },
     read=read,
     classes={
@@ -139,7 +139,7 @@ EUROBERT = replace(
             "AutoModelForMaskedLM",
             outputs={"lm": "logits"},
             modules={"heads.lm": "lm_head"},
-            supported={"lm_transform": (False,), "head_biases": (None,)},
+            supported={"mlm_head_transform": (False,), "head_bias": (None,)},
         ),
         ("class",): HFClass(
             "EuroBertForSequenceClassification",

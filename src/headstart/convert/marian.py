@@ -23,17 +23,17 @@ MARIAN = HFClass("MarianMTModel", "AutoModelForSeq2SeqLM", outputs={"lm": "logit
 ACTIVATION = BERT.keys["activation"]
 TRANSLATOR: Supported = {  # what CTranslate2 supports too
     "norm": ("layer",),
-    "norm_epsilon": (1e-5,),
+    "norm_eps": (1e-5,),
     "activation": ("relu", "gelu", "gelu-tanh"),
-    "biases": (True,),
+    "bias": (True,),
     "qk_norm": (False,),
-    "segments": (False,),
+    "token_type_embeddings": (False,),
     "embedding_norm": (False,),
-    "lm_transform": (False,),
-    "window": (None,),
-    "key_value_heads": (None,),
+    "mlm_head_transform": (False,),
+    "sliding_window": (None,),
+    "num_kv_heads": (None,),
 }
-SUPPORTED: Supported = {**TRANSLATOR, "positions": ("sinusoidal",), "norm_first": (False,)}
+SUPPORTED: Supported = {**TRANSLATOR, "position_embedding": ("sinusoidal",), "norm_first": (False,)}
 
 
 def _block(ours: str, theirs: str) -> Modules:
@@ -69,18 +69,18 @@ def reorder(name: str, weight: Tensor, order: Tensor) -> Tensor:
 def marian_weights(bundle: ExportBundle) -> tuple[Weights, bool]:
     """Every weight under Marian's name and in its order, and whether both sides share one embedding."""
     body, ours = bundle.config, bundle.model.state_dict()
-    order = torch.cat((torch.arange(0, body.width, 2), torch.arange(1, body.width, 2)))
+    order = torch.cat((torch.arange(0, body.hidden_size, 2), torch.arange(1, body.hidden_size, 2)))
     rules = weight_rules(MODULES, ours, body)
     theirs = export_weights(rules, ours)
     target = ours["backbone.embedding.token_embedding.weight"]
     source = ours.get("backbone.source_embedding.token_embedding.weight", target)
-    is_shared = body.tied and source is target
+    is_shared = body.tie_embeddings and source is target
     if is_shared:
         theirs["model.shared.weight"] = target
     else:
         theirs |= {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
-        theirs |= {} if body.tied else {"lm_head.weight": ours["heads.lm.weight"]}
-    waves = bundle.model.backbone.embedding.waves[: body.max_length]
+        theirs |= {} if body.tie_embeddings else {"lm_head.weight": ours["heads.lm.weight"]}
+    waves = bundle.model.backbone.embedding.waves[: body.max_position_embeddings]
     theirs |= {f"model.{side}.embed_positions.weight": waves for side in ("encoder", "decoder")}
     theirs = {name: reorder(name, weight, order).contiguous().clone() for name, weight in theirs.items()}
     theirs["final_logits_bias"] = ours.get("heads.lm.bias", torch.zeros(len(target)))[None].clone()
@@ -96,20 +96,20 @@ def marian_config(bundle: ExportBundle, is_shared: bool) -> Settings:
     return {
         "vocab_size": bundle.sources.size,
         "decoder_vocab_size": bundle.tokenizer.size,
-        "d_model": body.width,
-        "encoder_layers": body.layers,
-        "decoder_layers": body.decoder_layers or body.layers,
-        "encoder_attention_heads": body.attention_heads,
-        "decoder_attention_heads": body.attention_heads,
-        "encoder_ffn_dim": body.feed_forward,
-        "decoder_ffn_dim": body.feed_forward,
+        "d_model": body.hidden_size,
+        "encoder_layers": body.num_layers,
+        "num_decoder_layers": body.num_decoder_layers or body.num_layers,
+        "encoder_attention_heads": body.num_heads,
+        "decoder_attention_heads": body.num_heads,
+        "encoder_ffn_dim": body.intermediate_size,
+        "decoder_ffn_dim": body.intermediate_size,
         "activation_function": ACTIVATION.write(body.activation)["hidden_act"],
         "dropout": body.dropout,
         "attention_dropout": body.attention_dropout,
         "scale_embedding": body.scale_embedding,
-        "max_position_embeddings": body.max_length,
+        "max_position_embeddings": body.max_position_embeddings,
         "share_encoder_decoder_embeddings": is_shared,
-        "tie_word_embeddings": body.tied,
+        "tie_word_embeddings": body.tie_embeddings,
         "dtype": "float32",
     }
 
@@ -132,5 +132,5 @@ def generation_config(bundle: ExportBundle) -> Settings:
     return {
         **special_token_ids(bundle),
         "bad_words_ids": [[number] for number in forbidden],
-        "max_length": bundle.config.max_length,
+        "max_length": bundle.config.max_position_embeddings,
     }

@@ -1,6 +1,6 @@
 """ModernBERT (Warner et al., 2024): most layers use sliding-window attention with a rotary base of their own."""
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.convert.hf_config import HFConfig
 from headstart.convert.llama import rope_theta
 from headstart.convert.weight_map import ConfigKey, HFClass, ModelFamily, Settings, Weights, with_prefix
@@ -38,27 +38,27 @@ def read(config: HFConfig, weights: Weights) -> Settings:
         config.require("classifier_activation", (config.get("hidden_activation", "gelu"),), "gelu")
         config.require("classifier_bias", (bias,), False)
     return {
-        "tied": True,
-        "lm_transform": has_head,
-        "head_biases": config.flag("decoder_bias", default=True),
-        "window": None if every == 1 else config.integer("local_attention", 128) // 2,
-        "global_every": every,
-        "rotary_base": rope_theta(config, rope.get(GLOBAL), config.number("global_rope_theta", 160000.0)),
-        "window_rotary_base": rope_theta(config, rope.get(LOCAL), config.number("local_rope_theta", 10000.0)),
+        "tie_embeddings": True,
+        "mlm_head_transform": has_head,
+        "head_bias": config.flag("decoder_bias", default=True),
+        "sliding_window": None if every == 1 else config.integer("local_attention", 128) // 2,
+        "global_attn_every_n_layers": every,
+        "rope_theta": rope_theta(config, rope.get(GLOBAL), config.number("global_rope_theta", 160000.0)),
+        "local_rope_theta": rope_theta(config, rope.get(LOCAL), config.number("local_rope_theta", 10000.0)),
     }
 
 
-def write(body: BodyConfig) -> Settings:
+def write(body: ModelConfig) -> Settings:
     """What config.json says about attention and the language-model head."""
     return {
-        "classifier_bias": body.biases,
-        "decoder_bias": body.has_head_biases,
-        "layer_types": [LOCAL if body.is_local(number) else GLOBAL for number in range(body.layers)],
+        "classifier_bias": body.bias,
+        "decoder_bias": body.has_head_bias,
+        "layer_types": [LOCAL if body.is_local(number) else GLOBAL for number in range(body.num_layers)],
         "rope_parameters": {
-            GLOBAL: {"rope_type": "default", "rope_theta": body.rotary_base},
-            LOCAL: {"rope_type": "default", "rope_theta": body.window_rotary_base},
+            GLOBAL: {"rope_type": "default", "rope_theta": body.rope_theta},
+            LOCAL: {"rope_type": "default", "rope_theta": body.local_rope_theta},
         },
-        "local_attention": 2 * (body.window or body.max_length),
+        "local_attention": 2 * (body.sliding_window or body.max_position_embeddings),
         "tie_word_embeddings": True,
     }
 
@@ -67,37 +67,43 @@ MODERNBERT = ModelFamily(
     name="ModernBERT",
     model_type="modernbert",
     supported={
-        "kind": ("bidirectional",),
-        "positions": ("rotary",),
+        "architecture": ("bidirectional",),
+        "position_embedding": ("rotary",),
         "norm": ("layer",),
         "norm_first": (True,),
-        "first_norm": (False,),
+        "norm_first_layer": (False,),
         "activation": ("geglu", "swiglu"),
         "qk_norm": (False,),
         "scale_embedding": (False,),
-        "segments": (False,),
+        "token_type_embeddings": (False,),
         "embedding_norm": (True,),
         "pooler": (False,),
-        "key_value_heads": (None,),
+        "num_kv_heads": (None,),
     },
     keys={
-        "layers": ConfigKey("num_hidden_layers"),
-        "width": ConfigKey("hidden_size"),
-        "attention_heads": ConfigKey("num_attention_heads"),
-        "feed_forward": ConfigKey("intermediate_size"),
+        "num_layers": ConfigKey("num_hidden_layers"),
+        "hidden_size": ConfigKey("hidden_size"),
+        "num_heads": ConfigKey("num_attention_heads"),
+        "intermediate_size": ConfigKey("intermediate_size"),
         "activation": ConfigKey(
             "hidden_activation",
             "classifier_activation",
             default="gelu",
             values={"gelu": "geglu", "silu": "swiglu"},
         ),
-        "biases": ConfigKey("norm_bias", "attention_bias", "mlp_bias", default=False),
+        "bias": ConfigKey("norm_bias", "attention_bias", "mlp_bias", default=False),
         "dropout": ConfigKey("mlp_dropout", "embedding_dropout", default=0.0),
         "attention_dropout": ConfigKey("attention_dropout", default=0.0),
-        "max_length": ConfigKey("max_position_embeddings", default=8192),
-        "norm_epsilon": ConfigKey("norm_eps", default=1e-5),
+        "max_position_embeddings": ConfigKey("max_position_embeddings", default=8192),
+        "norm_eps": ConfigKey("norm_eps", default=1e-5),
     },
-    other_keys=("head_biases", "window", "global_every", "rotary_base", "window_rotary_base"),
+    other_keys=(
+        "head_bias",
+        "sliding_window",
+        "global_attn_every_n_layers",
+        "rope_theta",
+        "local_rope_theta",
+    ),
     modules={
         "backbone.embedding.token_embedding": "model.embeddings.tok_embeddings",
         "backbone.embedding.norm": "model.embeddings.norm",
@@ -120,7 +126,7 @@ MODERNBERT = ModelFamily(
                 "heads.lm.transform.norm": "head.norm",
                 "heads.lm": "decoder",
             },
-            supported={"lm_transform": (True,), "tied": (True,)},
+            supported={"mlm_head_transform": (True,), "tie_embeddings": (True,)},
         ),
     },
     read=read,

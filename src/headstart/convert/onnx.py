@@ -53,7 +53,7 @@ def write_onnx(bundle: ExportBundle, folder: Path, int8: bool = False) -> Parity
     """Fill `folder` with graph, tokenizer and labels, run it, and compare."""
     for package in ("onnx", "onnxruntime", "onnxscript"):
         require_package(package, "onnx", "an export to onnx")
-    if bundle.config.kind == "bi-lstm":
+    if bundle.config.architecture == "bi-lstm":
         raise RunError(
             "an ONNX graph of any length cannot skip padding as a bi-lstm does",
             hint="export a Transformer or a cnn",
@@ -101,8 +101,8 @@ def _save_tokenizer(bundle: ExportBundle, folder: Path) -> None:
             folder,
             max_length=bundle.max_length,
             keep=bundle.truncation_side,
-            adds_last=not (bundle.config.kind == "causal" and "lm" in bundle.heads),
-            has_segments=bundle.config.segments,
+            adds_last=not (bundle.config.architecture == "causal" and "lm" in bundle.heads),
+            has_segments=bundle.config.token_type_embeddings,
             parses_specials="lm" in bundle.heads,
         )
 
@@ -111,9 +111,9 @@ def _write_graph(bundle: ExportBundle, path: Path, outputs: list[str]) -> None:
     from torch.export import Dim
 
     example = torch.full((2, 3), bundle.tokenizer.unknown)
-    token_types = (torch.zeros_like(example),) if bundle.config.segments else ()
+    token_types = (torch.zeros_like(example),) if bundle.config.token_type_embeddings else ()
     inputs = (example, torch.ones_like(example), *token_types)
-    sizes = {0: Dim("batch"), 1: Dim("length", min=2, max=bundle.config.max_length)}
+    sizes = {0: Dim("batch"), 1: Dim("length", min=2, max=bundle.config.max_position_embeddings)}
     num_bytes = sum(each.numel() * each.element_size() for each in bundle.model.parameters())
     with _quiet():
         program = torch.onnx.export(

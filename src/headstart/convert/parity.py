@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headstart.batch import Batch, pad
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.models.model import HeadSpec, Model
@@ -60,14 +60,14 @@ class ExportBundle:
         return self.source_tokenizer or self.tokenizer
 
     @property
-    def config(self) -> BodyConfig:
+    def config(self) -> ModelConfig:
         """The settings of the backbone."""
         return self.model.backbone.config
 
     @property
     def is_translator(self) -> bool:
         """Whether the model has an encoder and a decoder."""
-        return self.config.kind == "encoder-decoder"
+        return self.config.architecture == "encoder-decoder"
 
     @property
     def heads(self) -> dict[str, HeadSpec]:
@@ -95,7 +95,7 @@ class ExportBundle:
         return found
 
     def _batches(self, tokenizer: Tokenizer) -> list[Batch]:
-        max_length = min(self.max_length, self.config.max_length, MAX_LENGTH)
+        max_length = min(self.max_length, self.config.max_position_embeddings, MAX_LENGTH)
         ids, generator = tokenizer.encode(SAMPLES), np.random.default_rng(0)
         rows = [tokenizer.frame(row, min(max_length, 48)) for row in ids]
         long = tokenizer.frame(np.concatenate([*ids, *ids, *ids]), max_length)
@@ -105,7 +105,9 @@ class ExportBundle:
         for part in (rows, [long], random):
             tokens, mask = pad(part, tokenizer.padding)
             segments = (
-                torch.from_numpy(generator.integers(0, 2, tokens.shape)) if self.config.segments else None
+                torch.from_numpy(generator.integers(0, 2, tokens.shape))
+                if self.config.token_type_embeddings
+                else None
             )
             found.append(Batch(tokens, mask, segments=segments))
         return found

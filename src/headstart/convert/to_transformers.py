@@ -88,7 +88,7 @@ def _write_family(bundle: ExportBundle, family: ModelFamily, target: HFClass, fo
         max_length=bundle.max_length,
         keep=bundle.truncation_side,
         adds_last=not is_prompt,
-        has_segments=bundle.config.segments,
+        has_segments=bundle.config.token_type_embeddings,
         parses_specials="lm" in bundle.heads,
         own_padding=_pools_last_token(bundle),
     )
@@ -137,7 +137,7 @@ def _write_family(bundle: ExportBundle, family: ModelFamily, target: HFClass, fo
 
 def _pools_last_token(bundle: ExportBundle) -> bool:
     """Whether the class pools the last token that is not padding, by its id."""
-    return bundle.config.kind == "causal" and "class" in bundle.heads
+    return bundle.config.architecture == "causal" and "class" in bundle.heads
 
 
 def _save_model(folder: Path, model_type: str, target: HFClass, settings: Settings, weights: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.convert.hf_config import MISSING, HFConfig
 from headstart.errors import RunError
 from headstart.models.model import HeadSpec
@@ -74,9 +74,9 @@ class ModelFamily:
     train_flags: str = ""  # of `headstart pretrain`, to train such a model; "" = imported models only
     other_keys: tuple[str, ...] = ()  # settings that `read` and `write` handle
     read: Callable[[HFConfig, Weights], Settings] = lambda config, weights: {}
-    write: Callable[[BodyConfig], Settings] = lambda body: {}
+    write: Callable[[ModelConfig], Settings] = lambda body: {}
     rename: Callable[[HFConfig, Weights], Weights] = lambda config, weights: weights  # to current names
-    extra_weights: Callable[[BodyConfig], Weights] = lambda body: {}  # which only the family has
+    extra_weights: Callable[[ModelConfig], Weights] = lambda body: {}  # which only the family has
     transpose: bool = False  # linear layers are stored as (in, out)
 
     def read_settings(self, config: HFConfig, weights: Weights) -> Settings:
@@ -88,20 +88,20 @@ class ModelFamily:
             **self.read(config, weights),
         }
 
-    def write_settings(self, body: BodyConfig) -> Settings:
+    def write_settings(self, body: ModelConfig) -> Settings:
         """What config.json says about the backbone."""
         found: Settings = {}
         for name, key in self.keys.items():
             found |= key.write(getattr(body, name))
         return found | self.write(body)
 
-    def mismatches(self, body: BodyConfig) -> list[str]:
-        """The settings that the family does not support, as `body.name=value`."""
+    def mismatches(self, body: ModelConfig) -> list[str]:
+        """The settings that the family does not support, as `model.name=value`."""
         return unsupported(self.supported, body)
 
 
-def unsupported(supported: Supported, body: BodyConfig) -> list[str]:
-    """The settings with an unsupported value, as `body.name=value`."""
+def unsupported(supported: Supported, body: ModelConfig) -> list[str]:
+    """The settings with an unsupported value, as `model.name=value`."""
     return [
         setting_text(name, getattr(body, name))
         for name, values in supported.items()
@@ -112,11 +112,11 @@ def unsupported(supported: Supported, body: BodyConfig) -> list[str]:
 def setting_text(name: str, value: Any) -> str:
     """A setting as it is typed."""
     word = str(value).lower() if isinstance(value, bool) else value
-    return f"body.{name.removeprefix('has_')}={word}"
+    return f"model.{name.removeprefix('has_')}={word}"
 
 
 def find_class(
-    families: Sequence[ModelFamily], body: BodyConfig, specs: Mapping[str, HeadSpec]
+    families: Sequence[ModelFamily], body: ModelConfig, specs: Mapping[str, HeadSpec]
 ) -> tuple[ModelFamily, HFClass]:
     """The family and class that compute exactly what this model does, or an error that names what differs."""
     problems: list[tuple[str, str]] = []
@@ -148,15 +148,15 @@ def find_class(
     raise RunError(problem, hint=f"{hint}, or use --to onnx")
 
 
-def _no_family(families: Sequence[ModelFamily], body: BodyConfig) -> RunError:
+def _no_family(families: Sequence[ModelFamily], body: ModelConfig) -> RunError:
     trainable = [family for family in families if family.train_flags]
-    alike = [family for family in trainable if body.kind in family.supported["kind"]] or trainable
+    alike = [family for family in trainable if body.architecture in family.supported["kind"]] or trainable
     closest = min(alike, key=lambda family: len(family.mismatches(body)))
     return RunError(
         f"no transformers model is exactly this one: {closest.name}, the closest, has no "
         f"{', '.join(closest.mismatches(body))}",
         hint=f"`headstart pretrain … {closest.train_flags}` trains one that can be exported as {closest.name}"
-        + ("" if body.kind == "bi-lstm" else "; --to onnx takes this one"),
+        + ("" if body.architecture == "bi-lstm" else "; --to onnx takes this one"),
     )
 
 
@@ -174,7 +174,7 @@ class WeightRule:
 
 
 def weight_rules(
-    modules: Modules, weights: Mapping[str, Tensor], body: BodyConfig, transpose: bool = False
+    modules: Modules, weights: Mapping[str, Tensor], body: ModelConfig, transpose: bool = False
 ) -> list[WeightRule]:
     """The rule of each of our `weights` that is in one of the `modules`."""
     rules = []
@@ -187,7 +187,7 @@ def weight_rules(
         parts = (theirs,) if isinstance(theirs, str) else theirs
         number = layer[1] if layer else ""
         rows = len(weight)
-        queries = body.width if len(parts) == 3 else rows // len(parts)
+        queries = body.hidden_size if len(parts) == 3 else rows // len(parts)
         sizes = (
             (queries, *[(rows - queries) // (len(parts) - 1)] * (len(parts) - 1)) if parts[1:] else (rows,)
         )

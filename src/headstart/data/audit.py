@@ -392,9 +392,9 @@ def inspect_data(
     """The audit of every split, lengths in tokens of `tokenizer` (a kind or a path; bpe learnt from train unless told)."""
     config, words = _settings(settings or {}, tokenizer)
     dataset = load_dataset(data, config, with_test=True)
-    if config.labels is not None:
-        dataset = balanced_subset(dataset, config.labels, seed)
-    on_stage(f"tokenizer: {words.kind}")
+    if config.train_size is not None:
+        dataset = balanced_subset(dataset, config.train_size, seed)
+    on_stage(f"tokenizer: {words.type}")
     found: Tokenizer = resolve_tokenizer(words, lambda: dataset.texts("train"))
     on_stage("tokenising")
     lengths, unknown = {}, {}
@@ -418,7 +418,7 @@ def inspect_parallel(
     texts = load_parallel(data, languages, config, with_test=True)
     if tokenizer is None and not (settings or {}).get("tokenizer"):
         return audit_parallel(texts)
-    on_stage(f"tokenizer: {words.kind}")
+    on_stage(f"tokenizer: {words.type}")
     found = resolve_tokenizer(words, lambda: chain(texts.sources("train"), texts.targets("train")))
     on_stage("tokenising")
     lengths: dict[str, dict[str, list[int]]] = {language: {} for language in languages}
@@ -432,7 +432,7 @@ def inspect_parallel(
 def _settings(sections: Mapping[str, Any], tokenizer: str | None) -> tuple[DataConfig, TokenizerConfig]:
     """The settings that count for an audit; any other is an error."""
     config = parse(DataConfig, sections.get("data", {}), "data")
-    wanted = {**dict(sections.get("tokenizer", {})), **({"kind": tokenizer} if tokenizer else {})}
+    wanted = {**dict(sections.get("tokenizer", {})), **({"type": tokenizer} if tokenizer else {})}
     words = parse(TokenizerConfig, wanted, "tokenizer")
     for name in sections:
         if name not in ("data", "tokenizer"):

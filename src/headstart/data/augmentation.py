@@ -26,7 +26,7 @@ class MergeDropout:
         if tokenizer.kind != "bpe":
             raise ConfigError(
                 f"training.bpe_dropout needs a bpe tokenizer, and this one is {tokenizer.kind}",
-                hint="leave it out, or take training.cutoff, which works with every tokenizer",
+                hint="leave it out, or take training.token_cutoff, which works with every tokenizer",
             )
         layout = json.loads(tokenizer.engine.files()["tokenizer.json"])
         self.vocabulary: dict[str, int] = layout["model"]["vocab"]
@@ -49,7 +49,7 @@ class MergeDropout:
             ):
                 raise ConfigError(
                     "this tokenizer does more than merge pairs, so training.bpe_dropout cannot split for it",
-                    hint="leave it out, or take training.cutoff, which works with every tokenizer",
+                    hint="leave it out, or take training.token_cutoff, which works with every tokenizer",
                 )
         return found
 
@@ -168,8 +168,8 @@ def training_loader(
     data: DataConfig,
 ) -> Loader:
     """The loader of the rows to learn from; they are the same in every epoch unless the settings say otherwise."""
-    sizes = (training.batch_tokens, training.batch_examples, training.seed)
-    if not training.bpe_dropout and not training.cutoff:
+    sizes = (training.tokens_per_batch, training.batch_size, training.seed)
+    if not training.bpe_dropout and not training.token_cutoff:
         return TextLoader(rows, *sizes)
     reads: list[Callable[[Sequence[Row], int], Sequence[Row]]] = []
     if training.bpe_dropout:
@@ -183,8 +183,8 @@ def training_loader(
                         dropout.split(
                             own, training.bpe_dropout, _chance(training.seed, epoch, number, SPLITTING)
                         ),
-                        training.length,
-                        data.keep,
+                        training.max_length,
+                        data.truncation_side,
                     ),
                     row.label,
                 )
@@ -192,12 +192,14 @@ def training_loader(
             ]
 
         reads.append(split)
-    if training.cutoff:
+    if training.token_cutoff:
         is_special = np.zeros(tokenizer.size, dtype=bool)
         is_special[list(tokenizer.special_ids)] = True
         reads.append(
             lambda rows, epoch: [
-                cut_off(row, training.cutoff, is_special, _chance(training.seed, epoch, number, CUTTING))
+                cut_off(
+                    row, training.token_cutoff, is_special, _chance(training.seed, epoch, number, CUTTING)
+                )
                 for number, row in enumerate(rows)
             ]
         )
@@ -250,7 +252,7 @@ def translation_loader(
 ) -> Loader:
     """The loader of the rows to learn from; they are the same in every epoch unless the settings say otherwise."""
     if not training.bpe_dropout:
-        return TextLoader(rows, training.batch_tokens, training.batch_examples, training.seed)
+        return TextLoader(rows, training.tokens_per_batch, training.batch_size, training.seed)
     return SplitAnewLoader(rows, examples, tokenizers, training)
 
 
@@ -277,9 +279,9 @@ class SplitAnewLoader(TextLoader):
         tokenizers: Sides,
         training: TrainingConfig,
     ):
-        super().__init__(rows, training.batch_tokens, training.batch_examples, training.seed)
+        super().__init__(rows, training.tokens_per_batch, training.batch_size, training.seed)
         assert len(rows) == len(examples), (len(rows), len(examples))
-        self.tokenizers, self.rate, self.longest = tokenizers, training.bpe_dropout, training.length
+        self.tokenizers, self.rate, self.longest = tokenizers, training.bpe_dropout, training.max_length
         self.dropouts = [dropout_of(tokenizer) for tokenizer in tokenizers]
         self.words = [
             dropout.words(texts) for dropout, texts in zip(self.dropouts, _texts(examples), strict=True)

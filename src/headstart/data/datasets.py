@@ -136,9 +136,11 @@ def load_texts(path: str, config: DataConfig) -> Iterator[str]:
 
 
 def _read(path: Path, config: DataConfig, skips: list[SkippedRow]) -> list[Example]:
-    examples, left_out = read_table(path, config.text_column, config.label_column, config.strict)
+    examples, left_out = read_table(
+        path, config.text_column, config.label_column, config.on_bad_row == "error"
+    )
     skips.extend(left_out)
-    return map_labels(examples, config.classes, path) if config.classes else examples
+    return map_labels(examples, config.label_map, path) if config.label_map else examples
 
 
 def _existing_table(data: str) -> Path:
@@ -283,8 +285,8 @@ def map_labels(
     if not found:
         shown = ", ".join(repr(label) for label in sorted(labels)[:10])
         raise DataError(
-            f"no row of {path} is of any class of data.classes; the labels are {shown}",
-            hint="data.classes names labels as they are written in the table",
+            f"no row of {path} is of any class of data.label_map; the labels are {shown}",
+            hint="data.label_map names labels as they are written in the table",
         )
     return found
 
@@ -296,7 +298,7 @@ def label_mapper(classes: Mapping[str, Sequence[str]]) -> Callable[[str], str | 
         for label in map(normalize_label, labels):
             if class_of.setdefault(label, name) != name:
                 raise ConfigError(
-                    f"data.classes puts the label {label!r} into {class_of[label]!r} and {name!r}",
+                    f"data.label_map puts the label {label!r} into {class_of[label]!r} and {name!r}",
                     hint="give each label to one class",
                 )
     return lambda label: class_of.get(normalize_label(label))

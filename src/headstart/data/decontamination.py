@@ -40,10 +40,10 @@ def without_apart(dataset: Dataset, names: Sequence[str]) -> Dataset:
     left = sum(map(len, dataset.splits.values())) - sum(map(len, splits.values()))
     if not all(splits.values()):
         raise DataError(
-            f"{dataset.name} has no text to learn from, or none to validate on, that data.apart leaves",
+            f"{dataset.name} has no text to learn from, or none to validate on, that data.exclude_eval_texts_of leaves",
             hint="its texts are those of a set that is kept apart: train on others",
         )
-    notes = [f"{left:,} rows left out: data.apart keeps their texts for judging"] * bool(left)
+    notes = [f"{left:,} rows left out: data.exclude_eval_texts_of keeps their texts for judging"] * bool(left)
     return replace(dataset, splits=splits, notes=[*dataset.notes, *notes])
 
 

@@ -117,7 +117,7 @@ def open_documents(corpus: str, config: DataConfig) -> Documents:
         raise unknown_source(corpus, "corpus", KINDS)
     notes: list[str] = []
     parts = _folder_parts(path, config, notes) if is_folder else [_open_file(path, config, notes)]
-    return Documents(path.resolve().name.split(".")[0], parts, notes, config.strict)
+    return Documents(path.resolve().name.split(".")[0], parts, notes, config.on_bad_row == "error")
 
 
 def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
@@ -136,7 +136,7 @@ def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
             if files:
                 notes = [f"only {', '.join(file.name for file in files)} is read"]
                 return Documents(
-                    split, [_open_file(file, config, notes) for file in files], notes, config.strict
+                    split, [_open_file(file, config, notes) for file in files], notes, config.on_bad_row
                 )
     return open_documents(corpus, config)
 
@@ -147,12 +147,12 @@ def _open_file(path: Path, config: DataConfig, notes: list[str]) -> _File:
             iterate_rows(path, [config.text_column]), None
         )  # refuses a missing column before any work is done
         return _File(path, config.text_column)
-    separator: str = config.documents
+    separator: str = config.document_separator
     if separator == "auto":
         separator = separator_of(line for _, line in open_text(path))
         what = {"line": "each line", "paragraph": "each paragraph between blank lines"}[separator]
         notes.append(
-            f"{path.name}: {what} is a document (data.documents={separator}, chosen by its beginning)"
+            f"{path.name}: {what} is a document (data.document_separator={separator}, chosen by its beginning)"
         )
     return _File(path, separator)
 

@@ -48,7 +48,7 @@ class PairLoader:
         if not len(self.stretches) or (unit != "document" and len(np.unique(owners)) < 2):
             raise DataError(
                 f"no two {unit}s of this corpus stand one after the other in a document, or there is one document only",
-                hint="set objective.sentences=document, or give documents of several sentences (--documents paragraph)",
+                hint="set objective.nsp_unit=document, or give documents of several sentences (--document-separator paragraph)",
             )
         self._order = lru_cache(maxsize=2)(self._make_order)
 

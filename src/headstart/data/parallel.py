@@ -246,24 +246,24 @@ def _empty_sides(pair: PairExample) -> str:
 
 
 def _skip(skip: SkippedRow, config: DataConfig, skips: list[SkippedRow]) -> None:
-    if config.strict:
+    if config.on_bad_row == "error":
         refuse(skip)
     skips.append(skip)
 
 
 def _within_ratio(pairs: list[PairExample], config: DataConfig, skips: list[SkippedRow]) -> list[PairExample]:
     """The pairs of train of which neither side is absurdly longer than the other."""
-    ratio = config.max_ratio
+    ratio = config.max_length_ratio
     usable = [pair for pair in pairs if not ratio or length_ratio(pair) <= ratio]
     if len(usable) < len(pairs):
-        reason = f"one side has over {ratio:g} times the characters of the other (data.max_ratio)"
+        reason = f"one side has over {ratio:g} times the characters of the other (data.max_length_ratio)"
         for pair in pairs:
             if length_ratio(pair) > ratio:
                 _skip(SkippedRow(pair.origin, reason), config, skips)
     if not usable:
         raise DataError(
             f"in no pair of train are the sides within {ratio:g} times each other's length",
-            hint="check that the files belong together, or set data.max_ratio higher (0 = any)",
+            hint="check that the files belong together, or set data.max_length_ratio higher (0 = any)",
         )
     return usable
 

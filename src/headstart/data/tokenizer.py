@@ -261,7 +261,7 @@ class _Lab:
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """A tokenizer of `config.kind` learned from the texts, the same each time; little text gives a small one."""
-    learner = pick(TOKENIZERS, config.kind, "kind of tokenizer")
+    learner = pick(TOKENIZERS, config.type, "kind of tokenizer")
     layout = json.loads(learner(sample(texts), config).to_str())
     return Tokenizer(_Learned(json.dumps(layout, ensure_ascii=False, indent=1) + "\n"))
 
@@ -291,13 +291,13 @@ def tokenizer_of(content: str, roles: str = "") -> Tokenizer:
 
 def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]]) -> Tokenizer:
     """The tokenizer that `--tokenizer KIND|PATH` asks for: learned from the texts, or opened."""
-    if config.kind in TOKENIZERS:
+    if config.type in TOKENIZERS:
         return train_tokenizer(texts(), config)
-    if Path(config.kind).exists():
-        return open_tokenizer(config.kind)
+    if Path(config.type).exists():
+        return open_tokenizer(config.type)
     raise ConfigError(
-        f"{config.kind!r} is neither a kind of tokenizer nor an existing path",
-        hint=nearest(config.kind, TOKENIZERS),
+        f"{config.type!r} is neither a kind of tokenizer nor an existing path",
+        hint=nearest(config.type, TOKENIZERS),
     )
 
 

@@ -70,9 +70,9 @@ def learn_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     """Byte-level byte-pair encoding (Sennrich et al., 2016; Radford et al., 2019): no text is unknown, none is lost."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(alphabet) + len(SPECIALS)
-    if config.vocabulary < smallest:
+    if config.vocab_size < smallest:
         raise ConfigError(
-            f"tokenizer.vocabulary {config.vocabulary} is too small for bpe, which holds every byte",
+            f"tokenizer.vocab_size {config.vocab_size} is too small for bpe, which holds every byte",
             hint=f"use {smallest} or more, or --tokenizer characters",
         )
     tokenizer = Tokenizer(models.BPE())
@@ -81,7 +81,7 @@ def learn_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=config.vocabulary,
+        vocab_size=config.vocab_size,
         special_tokens=list(SPECIALS),
         initial_alphabet=alphabet,
         show_progress=False,
@@ -98,7 +98,7 @@ def learn_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
         counts.update(text)
     alphabet = _alphabet(
         Counter({c: n for c, n in counts.items() if not c.isspace()}),
-        (config.vocabulary - len(SPECIALS)) // 2,
+        (config.vocab_size - len(SPECIALS)) // 2,
     )
 
     def trained(size: int, known: list[str]) -> dict[str, int]:
@@ -119,7 +119,7 @@ def learn_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     inner = sorted(
         piece for piece in trained(0, list(SPECIALS)) if len(piece) == 3 and piece.startswith("##")
     )
-    vocabulary = trained(config.vocabulary, [*SPECIALS, *inner])
+    vocabulary = trained(config.vocab_size, [*SPECIALS, *inner])
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -133,7 +133,7 @@ def learn_characters(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     counts = Counter[str]()
     for text in _normalised(texts, _normalizer(config)):
         counts.update(text)
-    characters = _ranked(counts)[: config.vocabulary - len(SPECIALS)]
+    characters = _ranked(counts)[: config.vocab_size - len(SPECIALS)]
     vocabulary = {piece: number for number, piece in enumerate([*SPECIALS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="[UNK]"))
     if config.lowercase:
@@ -153,7 +153,7 @@ def learn_unigram(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     for text in _normalised(texts, _normalizer(config)):
         for word in text.split(" "):
             words.update(part for part in re.split(f"({APART})", SPACE + word) if part)
-    room = config.vocabulary - len(SPECIALS)
+    room = config.vocab_size - len(SPECIALS)
     letters = Counter[str]()
     for word, count in words.items():
         for letter in word:

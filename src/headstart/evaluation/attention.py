@@ -112,7 +112,7 @@ def translation_maps(
     body = model.backbone
     if not isinstance(body, EncoderDecoderBody):
         raise ConfigError(
-            f"a {body.config.kind} model reads one text",
+            f"a {body.config.architecture} model reads one text",
             hint="only a translator has several attention types and a target",
         )
     model.eval()

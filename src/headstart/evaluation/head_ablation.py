@@ -96,7 +96,7 @@ def measure_head_ablation(
     """Entropy and mean distance of each attention head over `batches`, and the rise of `loss` without it."""
     body = self_attention_body(model)
     model.eval()
-    shape = (body.config.layers, body.config.attention_heads)
+    shape = (body.config.num_layers, body.config.num_heads)
     mean_entropy, distance, even_entropy, even_distance = _attention_statistics(model, batches)
     totals, counts = loss(model)
     rise, low, high = np.zeros((3, *shape))
@@ -125,7 +125,7 @@ def _attention_statistics(
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Mean entropy and distance (L, A) over all tokens but padding, and those of uniform attention."""
     body = self_attention_body(model)
-    sums = np.zeros((2, body.config.layers, body.config.attention_heads))
+    sums = np.zeros((2, body.config.num_layers, body.config.num_heads))
     even, count = np.zeros(2), 0
     for batch in batches:
         _, layers = body.watch(batch)

@@ -61,7 +61,7 @@ class ModelReader:
         body, head = model.backbone, dict(model.heads.items()).get("lm")
         if not isinstance(body, CausalBody | EncoderDecoderBody) or not isinstance(head, LanguageHead):
             raise ConfigError(
-                f"a {body.config.kind} body with heads {', '.join(model.heads) or 'none'} writes no text",
+                f"a {body.config.architecture} body with heads {', '.join(model.heads) or 'none'} writes no text",
                 hint="text comes from a causal or encoder-decoder body under a language-model head",
             )
         self.backbone = packed(body)
@@ -69,7 +69,9 @@ class ModelReader:
         self.can_share = self.step is not None and self.step.can_share
         self.transform = None if head.transform is None else packed(head.transform)
         self.head = PackedLinear(*head.projection(body.table))
-        self.positions = body.config.max_length if body.config.positions == "learned" else None
+        self.positions = (
+            body.config.max_position_embeddings if body.config.position_embedding == "learned" else None
+        )
         self.device = body.table.device
 
     def begin(self, batch: Batch, room: int) -> Any:

@@ -88,7 +88,7 @@ class Classifier:
         loaded = self.loaded
         if loaded.tfidf is not None:
             return loaded.tfidf.predict_probabilities([example.text for example in examples])
-        length, keep = self.config.training.length, self.config.data.keep
+        length, keep = self.config.training.max_length, self.config.data.truncation_side
         rows = encode_rows(loaded.tokenizer, examples, None, length, keep)
         return predict_probabilities(
             self.model,
@@ -153,10 +153,10 @@ def _predict_with_onnx(run: str | Sequence[str], path: str, settings: Mapping[st
             raise ConfigError(
                 f"{section}.* has no effect on an exported graph", hint="set only data.* with --engine onnx"
             )
-    config = parse(DataConfig, {"keep": model.truncation_side, **settings.get("data", {})})
+    config = parse(DataConfig, {"truncation_side": model.truncation_side, **settings.get("data", {})})
 
     def probabilities(examples: Sequence[Example]) -> np.ndarray:
-        rows = encode_rows(model.tokenizer, examples, None, model.max_length, config.keep)
+        rows = encode_rows(model.tokenizer, examples, None, model.max_length, config.truncation_side)
         return model.probabilities(rows, ONNX_TOKENS)
 
     return _predict_texts(load_texts(path, config), model.classes, probabilities)

@@ -71,8 +71,8 @@ class Encoder:
 
     def rows(self, texts: list[str]) -> tuple[list[Row], int]:
         """The texts as token ids with special tokens, and how many of them were truncated."""
-        length, encoded = self.config.training.length, self.tokenizer.encode(texts)
-        rows = [Row(self.tokenizer.frame(ids, length, self.config.data.keep)) for ids in encoded]
+        length, encoded = self.config.training.max_length, self.tokenizer.encode(texts)
+        rows = [Row(self.tokenizer.frame(ids, length, self.config.data.truncation_side)) for ids in encoded]
         return rows, sum(len(ids) + 2 > length for ids in encoded)
 
     @torch.inference_mode()
@@ -102,20 +102,22 @@ def plain_batch(rows: list[Row], padding: int) -> Batch:
 
 
 def open_encoder(run: str, pool: str = "mean", settings: Mapping[str, Any] | None = None) -> Encoder:
-    """The encoder of a base or a fine-tuned run; `training.length` in `settings` limits the tokens read of a text."""
+    """The encoder of a base or a fine-tuned run; `training.max_length` in `settings` limits the tokens read of a text."""
     pick(POOLS, pool, "pool")
     loaded = load_model(run)
-    config = loaded.info.config.with_({"training": {"length": usual_length(loaded)}}).with_(settings or {})
-    longest = config.body.max_length
-    if config.training.length > longest:
+    config = loaded.info.config.with_({"training": {"max_length": usual_length(loaded)}}).with_(
+        settings or {}
+    )
+    longest = config.model.max_position_embeddings
+    if config.training.max_length > longest:
         raise ConfigError(
-            f"{loaded.name} reads {longest} tokens at most, not {config.training.length}",
-            hint=f"choose a --length of at most {longest}",
+            f"{loaded.name} reads {longest} tokens at most, not {config.training.max_length}",
+            hint=f"choose a --max-length of at most {longest}",
         )
-    if pool == "cls" and config.body.kind == "causal":
+    if pool == "cls" and config.model.architecture == "causal":
         raise ConfigError(
-            f"the first token of {loaded.name} sees only itself, so --pool cls is the same for every text",
-            hint="use --pool mean, or --pool last: the last token of a causal model has seen the whole text",
+            f"the first token of {loaded.name} sees only itself, so --pooling cls is the same for every text",
+            hint="use --pooling mean, or --pooling last: the last token of a causal model has seen the whole text",
         )
     runtime = start_runtime(config.training)
     return Encoder(loaded.model().to(runtime.device), loaded.tokenizer, config, runtime, pool)
@@ -127,8 +129,10 @@ def usual_length(loaded: LoadedModel) -> int:
     Rotary positions extrapolate past the blocks that a base was trained on; learned and sinusoidal ones do not.
     """
     config = loaded.info.config
-    extrapolates = config.body.positions in ("rotary", "none") and loaded.objective.reads == "blocks"
-    return config.body.max_length if extrapolates else config.training.length
+    extrapolates = (
+        config.model.position_embedding in ("rotary", "none") and loaded.objective.reads == "blocks"
+    )
+    return config.model.max_position_embeddings if extrapolates else config.training.max_length
 
 
 def embed(
@@ -157,7 +161,7 @@ def embed(
             raise DataError(f"{file} is empty", hint="give a file with one text a line, or a table of texts")
 
     write_together([path, *extra], write)
-    width, length = encoder.config.body.width, encoder.config.training.length
+    width, length = encoder.config.model.hidden_size, encoder.config.training.max_length
     seconds = round(time.time() - started, 3)
     return Embedded(path, pool, **sums, width=width, length=length, seconds=seconds, extra_files=extra)
 
@@ -168,7 +172,7 @@ def _write_vectors(
     """Write the vectors and, for `token`, the offsets and the token strings; return the counts."""
     count = cut = 0
     with ExitStack() as stack:
-        vectors = stack.enter_context(GrowingArray(parts[0], (encoder.config.body.width,), np.float32))
+        vectors = stack.enter_context(GrowingArray(parts[0], (encoder.config.model.hidden_size,), np.float32))
         offsets = stack.enter_context(GrowingArray(parts[1], (), np.int64)) if parts[1:] else None
         pieces = stack.enter_context(open(parts[2], "w", encoding="utf-8")) if parts[1:] else None
         if offsets is not None:
@@ -197,7 +201,11 @@ def text_vectors(
         raise ConfigError("texts differ in their number of token vectors", hint="write them with `embed`")
     encoder = open_encoder(run, pool, settings)
     rows, _ = encoder.rows(list(texts))
-    return np.stack(encoder.vectors(rows)) if rows else np.zeros((0, encoder.config.body.width), np.float32)
+    return (
+        np.stack(encoder.vectors(rows))
+        if rows
+        else np.zeros((0, encoder.config.model.hidden_size), np.float32)
+    )
 
 
 def nearest_texts(
@@ -213,7 +221,7 @@ def nearest_texts(
     if not query.strip():
         raise DataError("the query is empty", hint="give a text in quotes")
     if pool == TOKEN:
-        raise ConfigError("a search compares one vector per text", hint="use --pool mean, cls or last")
+        raise ConfigError("a search compares one vector per text", hint="use --pooling mean, cls or last")
     encoder = open_encoder(run, pool, settings)
     texts = load_texts(file, encoder.config.data)
     direction = _directions(encoder, [query])[0]  # (D,)
@@ -248,7 +256,7 @@ def contextual_vectors(
         vectors[start:end].mean(axis=0)
         for vectors, (start, end) in zip(encoder.vectors(rows), spans, strict=True)
     ]
-    return np.stack(found) if found else np.zeros((0, encoder.config.body.width), np.float32)
+    return np.stack(found) if found else np.zeros((0, encoder.config.model.hidden_size), np.float32)
 
 
 def word_span(tokenizer: Tokenizer, row: Row, word: str, text: str) -> tuple[int, int]:

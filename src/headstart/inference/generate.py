@@ -62,7 +62,7 @@ class Request:
         if self.count > 1 and self.beam is None and self.sampling.is_greedy:
             raise ConfigError(
                 f"greedy search finds one text, not {self.count}",
-                hint="sample them, or search for the best: --beam",
+                hint="sample them, or search for the best: --num-beams",
             )
         assert self.sampling
         assert self.search or self.beam is None
@@ -143,13 +143,13 @@ def open_writer(run: str | LoadedModel, settings: Mapping[str, Any] | None = Non
     loaded = load_model(run) if isinstance(run, str) else run
     config = loaded.info.config.with_(settings or {})
     if isinstance(loaded.objective, CausalAndMasked):  # trained both ways: it generates as a causal model
-        config = config.with_({"body": {"kind": "causal"}})
+        config = config.with_({"model": {"architecture": "causal"}})
     if loaded.objective.reads == "translations":
         raise RunError(
             f"{loaded.name} is a translator: it writes for a source, not after a prompt",
             hint=f"headstart translate {loaded.name} FILE",
         )
-    if config.body.kind != "causal" or loaded.objective.reads == "texts":
+    if config.model.architecture != "causal" or loaded.objective.reads == "texts":
         raise RunError(
             f"{loaded.name} was trained with {loaded.objective.name} and cannot write text",
             hint="a causal language model can: headstart pretrain CORPUS --objective causal-lm --out RUN",

@@ -109,11 +109,11 @@ class LoadedModel:
         """The heads of the model; empty for a backbone that was imported without any."""
         if not self.info.has_heads:
             return {}
-        return self.objective.heads(self.info.config.body, self.info.vocab_size, len(self.info.classes))
+        return self.objective.heads(self.info.config.model, self.info.vocab_size, len(self.info.classes))
 
     def model(self) -> Model:
         """The model with its weights, in evaluation mode."""
-        model = build_model(self.info.config.body, self.info.vocab_size, self.specs)
+        model = build_model(self.info.config.model, self.info.vocab_size, self.specs)
         model.load_state_dict(self.weights)
         return model.eval()
 

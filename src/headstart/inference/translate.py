@@ -102,7 +102,7 @@ def open_translator(run: str | LoadedModel, settings: Mapping[str, Any] | None =
     config = loaded.info.config.with_(settings or {})
     runtime = start_runtime(config.training)
     reader = ModelReader(loaded.model().to(runtime.device))
-    longest = config.body.max_length
+    longest = config.model.max_position_embeddings
     return Translator(reader, loaded.tokenizer, loaded.source_tokenizer, runtime, longest, config.data)
 
 

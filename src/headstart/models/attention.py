@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.models.cache import Past
 from headstart.models.dropout import drop
 from headstart.models.flat import Flat
@@ -54,15 +54,15 @@ def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 class Attention(nn.Module):
     """Self-attention with all attention heads in one projection."""
 
-    def __init__(self, config: BodyConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        self.attention_heads = config.attention_heads
-        self.key_value_heads = config.key_value_heads or config.attention_heads
-        self.head_width = config.width // config.attention_heads
+        self.attention_heads = config.num_heads
+        self.key_value_heads = config.num_kv_heads or config.num_heads
+        self.head_width = config.hidden_size // config.num_heads
         self.dropout = config.attention_dropout
-        inner = (config.attention_heads + 2 * self.key_value_heads) * self.head_width
-        self.qkv_proj = nn.Linear(config.width, inner, bias=config.biases)
-        self.out_proj = nn.Linear(config.width, config.width, bias=config.biases)
+        inner = (config.num_heads + 2 * self.key_value_heads) * self.head_width
+        self.qkv_proj = nn.Linear(config.hidden_size, inner, bias=config.bias)
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
         self.query_norm = make_norm(config, self.head_width) if config.qk_norm else None
         self.key_norm = make_norm(config, self.head_width) if config.qk_norm else None
 
@@ -141,14 +141,14 @@ class Attention(nn.Module):
 class CrossAttention(nn.Module):
     """Queries from one text, keys and values from another: how a decoder reads what the encoder made of the source."""
 
-    def __init__(self, config: BodyConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        self.attention_heads = config.attention_heads
-        self.head_width = config.width // config.attention_heads
+        self.attention_heads = config.num_heads
+        self.head_width = config.hidden_size // config.num_heads
         self.dropout = config.attention_dropout
-        self.q_proj = nn.Linear(config.width, config.width, bias=config.biases)
-        self.kv_proj = nn.Linear(config.width, 2 * config.width, bias=config.biases)
-        self.out_proj = nn.Linear(config.width, config.width, bias=config.biases)
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        self.kv_proj = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=config.bias)
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
         self.query_norm = make_norm(config, self.head_width) if config.qk_norm else None
         self.key_norm = make_norm(config, self.head_width) if config.qk_norm else None
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import pick
 from headstart.models.attention import Attention, CrossAttention, at
 from headstart.models.cache import Past
@@ -30,13 +30,13 @@ Source = tuple[Tensor, Tensor, Tensor | None]  # keys, values and mask of anothe
 class FeedForward(nn.Module):
     """Widen, bend, narrow; gated activations widen twice and multiply (Shazeer, 2020)."""
 
-    def __init__(self, config: BodyConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.is_gated = config.activation in GATED
         self.activation = pick(ACTIVATIONS, config.activation, "activation")
-        inner = config.feed_forward * (2 if self.is_gated else 1)
-        self.up_proj = nn.Linear(config.width, inner, bias=config.biases)
-        self.down_proj = nn.Linear(config.feed_forward, config.width, bias=config.biases)
+        inner = config.intermediate_size * (2 if self.is_gated else 1)
+        self.up_proj = nn.Linear(config.hidden_size, inner, bias=config.bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
         self.dropout = config.dropout
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Block(nn.Module):
     A block that `crosses` also reads another text, between the two.
     """
 
-    def __init__(self, config: BodyConfig, crosses: bool = False):
+    def __init__(self, config: ModelConfig, crosses: bool = False):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headstart.batch import Batch
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.attention import CrossAttention, at
 from headstart.models.block import Source, Turns, View
@@ -20,9 +20,9 @@ from headstart.models.rivals import ConvolutionBody, RecurrentBody
 class TransformerBody(Body):
     """A stack of blocks; whether a token sees those after it is the only difference between the two kinds."""
 
-    def __init__(self, config: BodyConfig, vocabulary: int):
+    def __init__(self, config: ModelConfig, vocabulary: int):
         super().__init__(config, vocabulary)
-        self.stack = Stack(config, config.layers)
+        self.stack = Stack(config, config.num_layers)
         self.apply(self._start)
         self.stack.shrink(self._spread(config))
 
@@ -98,12 +98,12 @@ class EncoderDecoderBody(Body):
 
     sees_ahead = False
 
-    def __init__(self, config: BodyConfig, vocabulary: int):
+    def __init__(self, config: ModelConfig, vocabulary: int):
         super().__init__(config, vocabulary)
-        own = config.source_vocabulary
+        own = config.source_vocab_size
         self.source_embedding = None if own is None else Embedding(config, own)
-        self.encoder = Stack(config, config.layers)
-        self.decoder = Stack(config, config.decoder_layers or config.layers, crosses=True)
+        self.encoder = Stack(config, config.num_layers)
+        self.decoder = Stack(config, config.num_decoder_layers or config.num_layers, crosses=True)
         self.apply(self._start)
         for stack in (self.encoder, self.decoder):
             stack.shrink(self._spread(config))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headstart.batch import Batch
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.attention import visible, within
 from headstart.models.block import Block, Source, Turns, View
@@ -24,15 +24,15 @@ class Body(nn.Module):
     layer_names: tuple[str, ...] = ("blocks",)  # the module lists whose members are the layers
     is_flat = False  # True = in evaluation padding goes through attention alone
 
-    def __init__(self, config: BodyConfig, vocabulary: int):
+    def __init__(self, config: ModelConfig, vocabulary: int):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config, vocabulary)
-        self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
 
     @staticmethod
-    def _spread(config: BodyConfig) -> float:
-        return math.sqrt(2 / (5 * config.width))
+    def _spread(config: ModelConfig) -> float:
+        return math.sqrt(2 / (5 * config.hidden_size))
 
     def _start(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
@@ -49,14 +49,14 @@ class Body(nn.Module):
         """The pooler's summary of each text (B, D)."""
         if self.pooler is None:
             raise ConfigError(
-                "this body has no pooler", hint="set objective.pooling=mean, or body.pooler=true"
+                "this body has no pooler", hint="set objective.pooling=mean, or model.pooler=true"
             )
         return torch.tanh(self.pooler(hidden[:, 0]))
 
     @property
     def depth(self) -> int:
         """How many layers stand one above the other."""
-        return self.config.layers
+        return self.config.num_layers
 
     def layer_of(self, name: str) -> int:
         """How deep the weight called `name` sits: 0 for the embedding, up to `depth` + 1 for what is above them."""
@@ -73,11 +73,11 @@ class Body(nn.Module):
 class Stack(nn.Module):
     """Blocks one above the other, with a norm at the end if norms come first."""
 
-    def __init__(self, config: BodyConfig, layers: int, crosses: bool = False):
+    def __init__(self, config: ModelConfig, layers: int, crosses: bool = False):
         super().__init__()
         self.blocks = nn.ModuleList(Block(config, crosses) for _ in range(layers))
         self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
-        if not config.first_norm:
+        if not config.norm_first_layer:
             next(self.each()).attention_norm = nn.Identity()
 
     def each(self) -> Iterator[Block]:
@@ -96,7 +96,7 @@ class Stack(nn.Module):
 
     def looks(
         self,
-        config: BodyConfig,
+        config: ModelConfig,
         far: View,
         shape: torch.Size | tuple[int, int],
         table: Embedding,
@@ -106,13 +106,13 @@ class Stack(nn.Module):
 
         Tokens stand at `places`, or at all of T.
         """
-        if config.window is None:
+        if config.sliding_window is None:
             return [far] * len(self.blocks)
         mask, causal, _ = far
         device = table.token_embedding.weight.device
         seen = visible(shape[1], causal, mask, device)
         turns = table.near_turns(slice(0, shape[1]) if places is None else places)
-        near = (within(shape[1], config.window, seen, device), False, turns)
+        near = (within(shape[1], config.sliding_window, seen, device), False, turns)
         return [near if config.is_local(layer) else far for layer in range(len(self.blocks))]
 
     def through(
@@ -159,15 +159,15 @@ class Stack(nn.Module):
         turns: Turns | None,
         cache: Cache,
         places: slice | Tensor,
-        config: BodyConfig,
+        config: ModelConfig,
         table: Embedding,
     ) -> Tensor:
         """What `through` gives at the last positions, which stand at `places`; earlier ones are remembered."""
         far = (*cache.mask(hidden.shape[1], hidden.device), turns)
         near = (
             far
-            if config.window is None
-            else (cache.near(places, config.window, hidden.device), False, table.near_turns(places))
+            if config.sliding_window is None
+            else (cache.near(places, config.sliding_window, hidden.device), False, table.near_turns(places))
         )
         for layer, block in enumerate(self.each()):
             mask, causal, own = near if config.is_local(layer) else far

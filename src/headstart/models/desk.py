@@ -6,7 +6,7 @@ On one query a row, two products of matrices are quicker than torch's attention.
 import torch
 from torch import Tensor
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.models.block import GATED
 
 
@@ -16,10 +16,10 @@ class Desk:
     `sources` says how many pasts the rows have, and how many sources they read.
     """
 
-    def __init__(self, rows: int, sources: tuple[int, int], config: BodyConfig):
+    def __init__(self, rows: int, sources: tuple[int, int], config: ModelConfig):
         self.rows, self.sources = rows, sources
-        heads, shared = config.attention_heads, config.key_value_heads or config.attention_heads
-        head_width = config.width // heads
+        heads, shared = config.num_heads, config.num_kv_heads or config.num_heads
+        head_width = config.hidden_size // heads
         self.merged = torch.empty(rows, (heads + 2 * shared) * head_width)  # queries, keys and values
         parts = self.merged.view(rows, -1, head_width)
         self.turning = parts[:, : heads + shared]
@@ -31,10 +31,10 @@ class Desk:
         three = parts.view(sources[0], -1, 3, heads, head_width).permute(2, 0, 3, 1, 4)
         self.new = three[1:]  # (2, B, A, W, D/A)
         self.own = _Mixing(three[0])
-        self.crossed = torch.empty(rows, config.width)
+        self.crossed = torch.empty(rows, config.hidden_size)
         if sources[1]:
             self.across = _Mixing(self.crossed.view(sources[1], -1, heads, head_width).transpose(1, 2))
-        self.wide = torch.empty(rows, config.feed_forward * (2 if config.activation in GATED else 1))
+        self.wide = torch.empty(rows, config.intermediate_size * (2 if config.activation in GATED else 1))
 
 
 def _spread(heads: int, shared: int) -> Tensor:

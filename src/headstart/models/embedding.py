@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from headstart.batch import Batch
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.dropout import drop
 from headstart.models.norm import make_norm
@@ -39,43 +39,47 @@ class Embedding(nn.Module):
     near_cos: Tensor  # the same in layers that see a window
     near_sin: Tensor
 
-    def __init__(self, config: BodyConfig, vocabulary: int):
+    def __init__(self, config: ModelConfig, vocabulary: int):
         super().__init__()
         self.config = config
-        self.token_embedding = nn.Embedding(vocabulary, config.width)
+        self.token_embedding = nn.Embedding(vocabulary, config.hidden_size)
         self.position_embedding = (
-            nn.Embedding(config.max_length, config.width) if config.positions == "learned" else None
+            nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            if config.position_embedding == "learned"
+            else None
         )
-        self.token_type_embedding = nn.Embedding(2, config.width) if config.segments else None
+        self.token_type_embedding = (
+            nn.Embedding(2, config.hidden_size) if config.token_type_embeddings else None
+        )
         self.norm = make_norm(config) if config.embedding_norm else nn.Identity()
-        self.scale = math.sqrt(config.width) if config.scale_embedding else 1.0
-        self._fill(config.max_length)
+        self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
+        self._fill(config.max_position_embeddings)
 
     def _fill(self, length: int) -> None:
         config = self.config
-        if config.positions == "sinusoidal":
-            self.register_buffer("waves", sinusoids(length, config.width), persistent=False)
-        elif config.positions == "rotary":
-            cos, sin = rotary_turns(length, config.width // config.attention_heads, config.rotary_base)
+        if config.position_embedding == "sinusoidal":
+            self.register_buffer("waves", sinusoids(length, config.hidden_size), persistent=False)
+        elif config.position_embedding == "rotary":
+            cos, sin = rotary_turns(length, config.hidden_size // config.num_heads, config.rope_theta)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
-            if config.window is not None:
-                width = config.width // config.attention_heads
-                cos, sin = rotary_turns(length, width, config.window_rotary_base)
+            if config.sliding_window is not None:
+                width = config.hidden_size // config.num_heads
+                cos, sin = rotary_turns(length, width, config.local_rope_theta)
                 self.register_buffer("near_cos", cos, persistent=False)
                 self.register_buffer("near_sin", sin, persistent=False)
 
     def _reach(self, length: int) -> None:
-        if length <= self.config.max_length:
+        if length <= self.config.max_position_embeddings:
             return
         if self.position_embedding is not None:
             raise ConfigError(
-                f"a text of {length} tokens is longer than the {self.config.max_length} learned positions",
-                hint="cut the text with --set training.length, or use rotary or sinusoidal positions",
+                f"a text of {length} tokens is longer than the {self.config.max_position_embeddings} learned positions",
+                hint="cut the text with --set training.max_length, or use rotary or sinusoidal positions",
             )
-        if self.config.positions == "none":
+        if self.config.position_embedding == "none":
             return
-        known = self.waves if self.config.positions == "sinusoidal" else self.cos
+        known = self.waves if self.config.position_embedding == "sinusoidal" else self.cos
         if length > known.shape[0]:
             self._fill(max(length, 2 * known.shape[0]))  # a text that grows token by token fills it seldom
             self.to(known.device)
@@ -95,7 +99,7 @@ class Embedding(nn.Module):
 
     def reach(self, places: slice | Tensor, reach: int) -> None:
         """Be ready for tokens at `places`, all of them below `reach`."""
-        if reach > self.config.max_length and isinstance(places, Tensor):
+        if reach > self.config.max_position_embeddings and isinstance(places, Tensor):
             reach = int(places.max()) + 1  # padding between prompt and answer takes up no position
         self._reach(reach)
 
@@ -106,11 +110,11 @@ class Embedding(nn.Module):
             self.token_embedding(tokens) * self.scale if self.scale != 1.0 else self.token_embedding(tokens)
         )  # (B, T, D)
         turns = None
-        if self.config.positions == "sinusoidal":
+        if self.config.position_embedding == "sinusoidal":
             hidden = hidden + self.waves[places].to(hidden.dtype)
         elif self.position_embedding is not None:
             hidden = hidden + self.position_embedding.weight[places]
-        elif self.config.positions == "rotary":
+        elif self.config.position_embedding == "rotary":
             turns = (self.cos[places], self.sin[places])
         if self.token_type_embedding is not None:
             hidden = hidden + (
@@ -122,4 +126,8 @@ class Embedding(nn.Module):
 
     def near_turns(self, places: slice | Tensor) -> tuple[Tensor, Tensor] | None:
         """The rotary turns of layers that see a window; known for every length that was read."""
-        return (self.near_cos[places], self.near_sin[places]) if self.config.positions == "rotary" else None
+        return (
+            (self.near_cos[places], self.near_sin[places])
+            if self.config.position_embedding == "rotary"
+            else None
+        )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstart.batch import Batch, rows_at
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import pick
 from headstart.models.block import ACTIVATIONS
 from headstart.models.dropout import drop
@@ -73,12 +73,12 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class HeadTransform(nn.Module):
     """A dense layer, the body's activation and a norm between body and token scores (Devlin et al., 2018)."""
 
-    def __init__(self, body: BodyConfig):
+    def __init__(self, body: ModelConfig):
         super().__init__()
-        self.dense = nn.Linear(body.width, body.width, bias=body.biases)
+        self.dense = nn.Linear(body.hidden_size, body.hidden_size, bias=body.bias)
         self.activation = pick(ACTIVATIONS, body.activation, "activation")
         self.norm = make_norm(body)
-        nn.init.normal_(self.dense.weight, std=math.sqrt(2 / (5 * body.width)))
+        nn.init.normal_(self.dense.weight, std=math.sqrt(2 / (5 * body.hidden_size)))
         if self.dense.bias is not None:
             nn.init.zeros_(self.dense.bias)
 
@@ -93,13 +93,13 @@ class LanguageHead(nn.Module):
     Without `bias` it has none even on a body with biases, as in Vaswani et al. (2017).
     """
 
-    def __init__(self, body: BodyConfig, size: int, bias: bool = True):
+    def __init__(self, body: ModelConfig, size: int, bias: bool = True):
         super().__init__()
-        self.weight = None if body.tied else nn.Parameter(torch.empty(size, body.width))
-        self.bias = nn.Parameter(torch.zeros(size)) if body.has_head_biases and bias else None
-        self.transform = HeadTransform(body) if body.lm_transform else None
+        self.weight = None if body.tie_embeddings else nn.Parameter(torch.empty(size, body.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(size)) if body.has_head_bias and bias else None
+        self.transform = HeadTransform(body) if body.mlm_head_transform else None
         if self.weight is not None:
-            nn.init.normal_(self.weight, std=math.sqrt(2 / (5 * body.width)))
+            nn.init.normal_(self.weight, std=math.sqrt(2 / (5 * body.hidden_size)))
 
     def transformed(self, hidden: Tensor) -> Tensor:
         """The vectors that are scored: the body's own, or what the transform makes of them."""
@@ -134,13 +134,13 @@ class ClassHead(nn.Module):
     `dense` is EuroBERT's (a linear map and GELU in between).
     """
 
-    def __init__(self, body: BodyConfig, size: int, pooling: str, projection: str, dropout: float = 0.0):
+    def __init__(self, body: ModelConfig, size: int, pooling: str, projection: str, dropout: float = 0.0):
         super().__init__()
         self.pool = None if pooling == "pooler" else pick(POOLINGS, pooling, "pooling")
-        width = body.width * (2 if pooling == "mean+max" else 1)
+        width = body.hidden_size * (2 if pooling == "mean+max" else 1)
         self.dense = nn.Linear(width, width) if projection == "dense" else None
         self.dropout = dropout
-        self.classifier = nn.Linear(width, size, bias=body.has_head_biases or projection == "dense")
+        self.classifier = nn.Linear(width, size, bias=body.has_head_bias or projection == "dense")
         for layer in (self.dense, self.classifier):
             if layer is not None:
                 nn.init.normal_(layer.weight, std=math.sqrt(2 / (5 * width)))
@@ -176,11 +176,11 @@ class ClassHead(nn.Module):
 class PairHead(nn.Module):
     """Whether the second text of a pair follows the first, from the body's pooler or the first token."""
 
-    def __init__(self, body: BodyConfig, size: int = 2):
+    def __init__(self, body: ModelConfig, size: int = 2):
         super().__init__()
         self.has_pooler = body.pooler
-        self.classifier = nn.Linear(body.width, size)
-        nn.init.normal_(self.classifier.weight, std=math.sqrt(2 / (5 * body.width)))
+        self.classifier = nn.Linear(body.hidden_size, size)
+        nn.init.normal_(self.classifier.weight, std=math.sqrt(2 / (5 * body.hidden_size)))
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
@@ -191,12 +191,12 @@ class PairHead(nn.Module):
 class ReplacedHead(nn.Module):
     """A score for every token: was it replaced?"""
 
-    def __init__(self, body: BodyConfig, size: int = 1):
+    def __init__(self, body: ModelConfig, size: int = 1):
         super().__init__()
-        self.dense = nn.Linear(body.width, body.width)
-        self.classifier = nn.Linear(body.width, size)
+        self.dense = nn.Linear(body.hidden_size, body.hidden_size)
+        self.classifier = nn.Linear(body.hidden_size, size)
         for layer in (self.dense, self.classifier):
-            nn.init.normal_(layer.weight, std=math.sqrt(2 / (5 * body.width)))
+            nn.init.normal_(layer.weight, std=math.sqrt(2 / (5 * body.hidden_size)))
             nn.init.zeros_(layer.bias)
 
     def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:

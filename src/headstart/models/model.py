@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headstart.batch import Batch
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import pick
 from headstart.models.bodies import BODIES
 from headstart.models.body import Body
@@ -46,7 +46,7 @@ class Model(nn.Module):
         return heads[0].places(batch.real) if len(heads) == 1 and isinstance(heads[0], ClassHead) else None
 
 
-def build_heads(config: BodyConfig, specs: Mapping[str, HeadSpec]) -> dict[str, nn.Module]:
+def build_heads(config: ModelConfig, specs: Mapping[str, HeadSpec]) -> dict[str, nn.Module]:
     """Fresh heads for a body of this shape."""
     return {
         name: pick(HEADS, spec.kind, "head")(config, spec.size, **spec.settings)
@@ -54,9 +54,9 @@ def build_heads(config: BodyConfig, specs: Mapping[str, HeadSpec]) -> dict[str, 
     }
 
 
-def build_model(config: BodyConfig, vocabulary: int, specs: Mapping[str, HeadSpec]) -> Model:
+def build_model(config: ModelConfig, vocabulary: int, specs: Mapping[str, HeadSpec]) -> Model:
     """A model with fresh weights; what they are depends on torch's seed alone."""
-    body = pick(BODIES, config.kind, "body")(config, vocabulary)
+    body = pick(BODIES, config.architecture, "body")(config, vocabulary)
     return Model(body, build_heads(config, specs))
 
 

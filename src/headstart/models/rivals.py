@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from headstart.batch import Batch
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.attention import at
 from headstart.models.body import Body
@@ -19,17 +19,18 @@ class RecurrentBody(Body):
     sees_ahead = True
     layer_names = ("lstms", "norms")
 
-    def __init__(self, config: BodyConfig, vocabulary: int):
-        if config.width % 2:
+    def __init__(self, config: ModelConfig, vocabulary: int):
+        if config.hidden_size % 2:
             raise ConfigError(
-                f"a bi-lstm needs an even body.width, not {config.width}", hint=f"try {config.width + 1}"
+                f"a bi-lstm needs an even model.hidden_size, not {config.hidden_size}",
+                hint=f"try {config.hidden_size + 1}",
             )
         super().__init__(config, vocabulary)
         self.lstms = nn.ModuleList(
-            nn.LSTM(config.width, config.width // 2, batch_first=True, bidirectional=True)
-            for _ in range(config.layers)
+            nn.LSTM(config.hidden_size, config.hidden_size // 2, batch_first=True, bidirectional=True)
+            for _ in range(config.num_layers)
         )
-        self.norms = nn.ModuleList(make_norm(config) for _ in range(config.layers))
+        self.norms = nn.ModuleList(make_norm(config) for _ in range(config.num_layers))
         self.final_norm = make_norm(config)
         self.apply(self._start)
 
@@ -52,18 +53,21 @@ class ConvolutionBody(Body):
     sees_ahead = True
     layer_names = ("convs", "norms")
 
-    def __init__(self, config: BodyConfig, vocabulary: int):
-        if config.kernel % 2 == 0:
+    def __init__(self, config: ModelConfig, vocabulary: int):
+        if config.kernel_size % 2 == 0:
             raise ConfigError(
-                f"a cnn needs an odd body.kernel, not {config.kernel}", hint=f"try {config.kernel + 1}"
+                f"a cnn needs an odd model.kernel_size, not {config.kernel_size}",
+                hint=f"try {config.kernel_size + 1}",
             )
         super().__init__(config, vocabulary)
-        steps = [2**layer if config.dilated else 1 for layer in range(config.layers)]
+        steps = [2**layer if config.dilation else 1 for layer in range(config.num_layers)]
         self.convs = nn.ModuleList(
-            nn.Conv1d(config.width, 2 * config.width, config.kernel, padding="same", dilation=step)
+            nn.Conv1d(
+                config.hidden_size, 2 * config.hidden_size, config.kernel_size, padding="same", dilation=step
+            )
             for step in steps
         )
-        self.norms = nn.ModuleList(make_norm(config) for _ in range(config.layers))
+        self.norms = nn.ModuleList(make_norm(config) for _ in range(config.num_layers))
         self.final_norm = make_norm(config)
         self.apply(self._start)
 

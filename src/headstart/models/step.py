@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.models.attention import Attention, CrossAttention
 from headstart.models.block import Block, FeedForward, Turns
 from headstart.models.bodies import CausalBody, EncoderDecoderBody
@@ -40,14 +40,14 @@ class Step:
         self.layers = [_Layer(block, body.config, number) for number, block in enumerate(stack.each())]
         self.final_norm = _norm(stack.final_norm)
         self.can_share = (
-            body.config.window is None
+            body.config.sliding_window is None
         )  # a window is counted in positions, which shared places have not
 
     def __call__(self, tokens: Tensor, cache: Cache) -> Tensor:
         """The vectors (R, D) of each row's next token (R, 1), which the cache then remembers."""
         places = cache.advance(tokens, None)
         hidden, turns = self.place(tokens, places, cache.length)
-        window, far = self.config.window, (cache.veil(len(hidden)), turns)
+        window, far = self.config.sliding_window, (cache.veil(len(hidden)), turns)
         near = far
         if window is not None:
             seen = cache.near(places, window, hidden.device)
@@ -73,7 +73,7 @@ class _Placing:
     """`Embedding.at` for one token a row."""
 
     def __init__(self, embedding: Embedding):
-        self.embedding, self.kind = embedding, embedding.config.positions
+        self.embedding, self.kind = embedding, embedding.config.position_embedding
         bare = embedding.token_type_embedding is None and isinstance(embedding.norm, nn.Identity)
         self.is_bare = bare and self.kind != "learned"
         self.known: Tensor | None = None  # the sines that `sin` was made of
@@ -104,7 +104,7 @@ class _Placing:
 class _Layer:
     """A block whose every part is at hand; what it is given it may write over."""
 
-    def __init__(self, block: Block, config: BodyConfig, number: int):
+    def __init__(self, block: Block, config: ModelConfig, number: int):
         self.norm_first, self.is_local = block.norm_first, config.is_local(number)
         self.attention = _SelfAttention(block.attention, config)
         self.cross = None if block.cross_attention is None else _Crossing(block.cross_attention)
@@ -140,7 +140,7 @@ class _Layer:
 class _SelfAttention:
     """`Attention.read` for one new position."""
 
-    def __init__(self, attention: Attention, config: BodyConfig):
+    def __init__(self, attention: Attention, config: ModelConfig):
         self.half = attention.head_width // 2
         asked, scale = attention.attention_heads * attention.head_width, attention.head_width**-0.5
         is_normed = attention.query_norm is not None  # after a norm a scale in the map would be lost

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from headstart.batch import Batch, Row, pad
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError, nearest
 from headstart.models.model import HeadSpec, Model
 
@@ -70,7 +70,7 @@ class Objective:
     lookahead: ClassVar[int] = 0  # tokens needed beyond a block's end
     is_rowwise: ClassVar[bool] = False  # True = what is asked of a row depends on no other row, nor on chance
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """The heads it needs on a body of this shape."""
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class Objective:
         """The share of positions at which the whole vocabulary is scored."""
         return 0.0
 
-    def last_layer_fraction(self, body: BodyConfig, length: int) -> float:
+    def last_layer_fraction(self, body: ModelConfig, length: int) -> float:
         """The share of positions that the last block must finish, for texts of this length."""
         return 1.0
 
@@ -101,14 +101,14 @@ class Objective:
         """Models that read every batch beside the one that learns."""
         return ()
 
-    def resolve_backbone(self, body: BodyConfig) -> BodyConfig:
+    def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
         """The body settings with `kind` decided, or an error when the kind cannot be asked this."""
-        if body.kind == "auto":
-            return body.model_copy(update={"kind": self.bodies[0]})
-        if body.kind not in self.bodies:
+        if body.architecture == "auto":
+            return body.model_copy(update={"architecture": self.bodies[0]})
+        if body.architecture not in self.bodies:
             raise ConfigError(
-                f"{self.name} cannot train a {body.kind} body",
-                hint=f"set body.kind={self.bodies[0]}, or choose another --objective",
+                f"{self.name} cannot train a {body.architecture} body",
+                hint=f"set model.architecture={self.bodies[0]}, or choose another --objective",
             )
         return body
 

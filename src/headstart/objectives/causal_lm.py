@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from headstart.batch import IGNORE, Batch, Row, marked_places, pad, rows_at
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Loss, Objective, Reads, Vocabulary
@@ -24,14 +24,14 @@ class CausalLM(Objective):
     reads: ClassVar[Reads] = "blocks"
     lookahead: ClassVar[int] = 1
     is_rowwise: ClassVar[bool] = True
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @property
     def loss_fraction(self) -> float:
         """Every position."""
         return 1.0
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
         return {"lm": HeadSpec("lm", vocab_size)}
 
@@ -54,5 +54,7 @@ class CausalLM(Objective):
         head = language_head(model.heads)
         weight, bias = head.projection(model.backbone.table)
         hidden = head.transformed(hidden)
-        total, correct = token_loss(hidden, weight, bias, labels, self.smoothing if model.training else 0.0)
+        total, correct = token_loss(
+            hidden, weight, bias, labels, self.label_smoothing if model.training else 0.0
+        )
         return {"lm": Loss(total, labels.numel(), correct)}

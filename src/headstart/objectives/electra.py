@@ -9,7 +9,7 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from headstart.batch import IGNORE, Batch, Row
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Loss, Vocabulary
 from headstart.objectives.masked_lm import MaskedLM
@@ -22,14 +22,14 @@ class Electra(MaskedLM):
 
     name: ClassVar[str] = "replaced-token"
     bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
-    hidden_share: Annotated[float, Field(ge=0, le=1)] = 1.0
-    changed_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    generator_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    weight: Annotated[float, Field(gt=0)] = 20.0
+    mask_token_prob: Annotated[float, Field(ge=0, le=1)] = 1.0
+    random_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.0
+    generator_size: Annotated[float, Field(gt=0, le=1)] = 0.5
+    discriminator_weight: Annotated[float, Field(gt=0)] = 20.0
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """The generator, and the head that judges each token."""
-        generator = HeadSpec("generator", vocab_size, {"share": self.generator_share})
+        generator = HeadSpec("generator", vocab_size, {"share": self.generator_size})
         return {"generator": generator, "replaced": HeadSpec("replaced", 1)}
 
     def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
@@ -61,5 +61,7 @@ class Electra(MaskedLM):
         ).float()[judged]
         truth = (tokens != original)[judged].float()
         total = F.binary_cross_entropy_with_logits(answers, truth, reduction="sum")
-        finding = Loss(total, truth.numel(), ((answers > 0) == (truth > 0)).sum(), weight=self.weight)
+        finding = Loss(
+            total, truth.numel(), ((answers > 0) == (truth > 0)).sum(), weight=self.discriminator_weight
+        )
         return {"generator": guessing, "replaced": finding}

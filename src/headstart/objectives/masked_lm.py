@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from headstart.batch import Batch, Row, pad
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
@@ -26,28 +26,28 @@ class MaskedLM(Objective):
     name: ClassVar[str] = "masked-lm"
     bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "blocks"
-    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    hidden_share: Annotated[float, Field(ge=0, le=1)] = 0.8
-    changed_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    unit: Literal["token", "word", "span"] = "token"
+    mask_rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    mask_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.8
+    random_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.1
+    masking: Literal["token", "word", "span"] = "token"
 
     def __post_init__(self) -> None:
-        if self.hidden_share + self.changed_share > 1:
+        if self.mask_token_prob + self.random_token_prob > 1:
             raise ConfigError(
-                f"hidden_share {self.hidden_share} and changed_share {self.changed_share} add up to more than 1",
+                f"hidden_share {self.mask_token_prob} and changed_share {self.random_token_prob} add up to more than 1",
                 hint="what is left of 1 is the share of chosen tokens left as they are: 0.8 and 0.1 leave 0.1",
             )
 
     @property
     def loss_fraction(self) -> float:
         """The hidden positions."""
-        return self.rate
+        return self.mask_rate
 
-    def last_layer_fraction(self, body: BodyConfig, length: int) -> float:
+    def last_layer_fraction(self, body: ModelConfig, length: int) -> float:
         """Those that are asked, where the language-model head is the only one."""
         return self.loss_fraction if list(self.heads(body, 2, 0)) == ["lm"] else 1.0
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
         return {"lm": HeadSpec("lm", vocab_size)}
 
@@ -56,11 +56,11 @@ class MaskedLM(Objective):
         is_special, _ = token_kinds(vocabulary.size, vocabulary.special_ids)
         may_hide = (real & ~is_special[tokens]).flatten()  # (B * T,)
         count = int(may_hide.sum())
-        chosen = min(max(1, round(self.rate * count)), count)
+        chosen = min(max(1, round(self.mask_rate * count)), count)
         starts = torch.ones(1, dtype=torch.bool)
-        if self.unit == "word":
+        if self.masking == "word":
             starts = torch.from_numpy(vocabulary.word_starts)[tokens].flatten()
-        return UNITS[self.unit](may_hide, starts, chosen, rng)  # (N,)
+        return UNITS[self.masking](may_hide, starts, chosen, rng)  # (N,)
 
     def hide(
         self, tokens: Tensor, real: Tensor, vocabulary: Vocabulary, rng: torch.Generator
@@ -76,9 +76,11 @@ class MaskedLM(Objective):
         _, ordinary = token_kinds(vocabulary.size, vocabulary.special_ids)
         others = ordinary[torch.randint(len(ordinary), labels.shape, generator=rng)]
         lot = torch.rand(labels.shape, generator=rng)
-        shown = torch.where(lot < self.hidden_share, vocabulary.mask, labels)
+        shown = torch.where(lot < self.mask_token_prob, vocabulary.mask, labels)
         shown = torch.where(
-            (lot >= self.hidden_share) & (lot < self.hidden_share + self.changed_share), others, shown
+            (lot >= self.mask_token_prob) & (lot < self.mask_token_prob + self.random_token_prob),
+            others,
+            shown,
         )
         return tokens.flatten().index_put((places,), shown).view_as(tokens), places
 
@@ -109,16 +111,16 @@ class CausalAndMasked(MaskedLM):
 
     name: ClassVar[str] = "causal+masked"
     bodies: ClassVar[tuple[str, ...]] = ("bidirectional",)
-    causal_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    causal_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
 
     @property
     def loss_fraction(self) -> float:
         """Every position of a causal batch, the hidden ones of a masked batch."""
-        return self.causal_share + (1 - self.causal_share) * self.rate
+        return self.causal_fraction + (1 - self.causal_fraction) * self.mask_rate
 
     def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """A causal batch or a masked one, as chance has it; labels are named for the question."""
-        if float(torch.rand((), generator=rng)) < self.causal_share:
+        if float(torch.rand((), generator=rng)) < self.causal_fraction:
             batch = CausalLM().collate(rows, vocabulary, rng)
             return replace(batch, labels={"causal": batch.labels["lm"]}, is_causal=True)
         batch = super().collate(rows, vocabulary, rng)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstart.batch import Batch, Row, pad
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.models.heads import asked
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, segments_of
@@ -38,9 +38,9 @@ class NextSentence(Objective):
     bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "pairs"
     is_rowwise: ClassVar[bool] = True
-    sentences: Literal["sentence", "line", "document"] = "sentence"
+    nsp_unit: Literal["sentence", "line", "document"] = "sentence"
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One pair head."""
         return {"pair": HeadSpec("pair", 2)}
 
@@ -63,9 +63,9 @@ class MaskedAndNextSentence(MaskedLM):
 
     name: ClassVar[str] = "masked-lm+next-sentence"
     reads: ClassVar[Reads] = "pairs"
-    sentences: Literal["sentence", "line", "document"] = "sentence"
+    nsp_unit: Literal["sentence", "line", "document"] = "sentence"
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """A language-model head and a pair head."""
         return {"lm": HeadSpec("lm", vocab_size), "pair": HeadSpec("pair", 2)}
 

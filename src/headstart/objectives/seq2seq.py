@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from headstart.batch import IGNORE, Batch, Row, marked_places, pad, rows_at
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
@@ -31,32 +31,32 @@ class Seq2Seq(Objective):
     reads: ClassVar[Reads] = "translations"
     lookahead: ClassVar[int] = 1
     is_rowwise: ClassVar[bool] = True
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    best: Literal["bleu", "loss"] = "bleu"
-    r_drop: Annotated[float, Field(ge=0)] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    metric_for_best_model: Literal["bleu", "loss"] = "bleu"
+    r_drop_alpha: Annotated[float, Field(ge=0)] = 0.0
 
     @property
     def num_forward(self) -> int:
         """Two under R-Drop."""
-        return 2 if self.r_drop else 1
+        return 2 if self.r_drop_alpha else 1
 
     @property
     def loss_fraction(self) -> float:
         """Every position of the translation."""
         return 1.0
 
-    def resolve_backbone(self, body: BodyConfig) -> BodyConfig:
+    def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
         """The body settings with `kind` decided; a pooler, or R-Drop without dropout, would have nothing to do."""
-        if self.r_drop and not (body.dropout or body.attention_dropout):
+        if self.r_drop_alpha and not (body.dropout or body.attention_dropout):
             raise ConfigError(
-                "objective.r_drop compares two passes that differ by dropout, and there is no dropout",
-                hint="set body.dropout=0.3, or leave objective.r_drop out",
+                "objective.r_drop_alpha compares two passes that differ by dropout, and there is no dropout",
+                hint="set model.dropout=0.3, or leave objective.r_drop_alpha out",
             )
         if body.pooler:
-            raise ConfigError("a translator has no use for a pooler", hint="set body.pooler=false")
+            raise ConfigError("a translator has no use for a pooler", hint="set model.pooler=false")
         return super().resolve_backbone(body)
 
-    def heads(self, body: BodyConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
+    def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head without bias; tied, it reads the table of the translations' side."""
         return {"lm": HeadSpec("lm", vocab_size, {"bias": False})}
 
@@ -71,7 +71,7 @@ class Seq2Seq(Objective):
         return Batch(
             tokens[:, :-1].contiguous(),
             real[:, 1:],  # the last token of a text is no input, so what is read ends one earlier
-            {"lm": labels, "agreement": labels} if self.r_drop else {"lm": labels},
+            {"lm": labels, "agreement": labels} if self.r_drop_alpha else {"lm": labels},
             is_full=is_full,
             source=source,
             source_real=source_real,
@@ -83,13 +83,16 @@ class Seq2Seq(Objective):
         training, and how far they are apart.
         """
         hidden, labels, first = self._answer(model, batch)
-        if not (self.r_drop and model.training):
+        if not (self.r_drop_alpha and model.training):
             return {"lm": first}
         again, _, second = self._answer(model, batch)
         weight, bias = language_head(model.heads).projection(model.backbone.table)
         both = Loss((first.total + second.total) / 2, first.count, first.correct)
         apart = divergence_in_pieces(hidden, again, weight, bias)
-        return {"lm": both, "agreement": Loss(apart, labels.numel(), second.correct, weight=self.r_drop)}
+        return {
+            "lm": both,
+            "agreement": Loss(apart, labels.numel(), second.correct, weight=self.r_drop_alpha),
+        }
 
     def _answer(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor, Loss]:
         """One pass: the hidden states (N, D) of the tokens that are asked for, those tokens, and the marks."""
@@ -99,5 +102,7 @@ class Seq2Seq(Objective):
             places = marked_places(batch, labels)
             hidden, labels = rows_at(hidden, places), labels[places]
         weight, bias = language_head(model.heads).projection(model.backbone.table)
-        total, correct = token_loss(hidden, weight, bias, labels, self.smoothing if model.training else 0.0)
+        total, correct = token_loss(
+            hidden, weight, bias, labels, self.label_smoothing if model.training else 0.0
+        )
         return hidden, labels, Loss(total, labels.numel(), correct)

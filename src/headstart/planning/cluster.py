@@ -65,7 +65,7 @@ def exchange(load: Load, device: Device, cluster: Cluster, batch_seconds: float)
         seconds = 2 * _ring(size, device, cluster) + 2 * pieces * _delay(cluster)
         exposed = max(seconds - batch_seconds * 2 / 3, seconds / pieces)
         return Exchange(2 * size, seconds, exposed)
-    layers = max(1, load.body.layers)
+    layers = max(1, load.body.num_layers)
     size = 2 * load.low * matrices + FULL * rest + FULL * load.account.total
     once = _ring(size, device, cluster) + 3 * (layers + 1) * _delay(cluster)
     exposed = max(once - batch_seconds, once / layers)

@@ -51,13 +51,13 @@ def count_flops(load: Load) -> Flops:
     body, account, whole = load.body, load.account, load.span
     attends = any("attention" in block.name or block.name == "blocks" for block in account.body)
     looks = sum(stack.layers * stack.length * keys_read(load, stack) for stack in load.stacks)
-    attention = 4 * body.width * looks / whole if attends else 0.0
+    attention = 4 * body.hidden_size * looks / whole if attends else 0.0
     matrices = float(account.matrices)
     if load.source_length:
         sides = (("source", load.source_length), ("target", load.length))
         matrices = sum(account.matrices_of(side) * length for side, length in sides) / whole
     matrices -= (1 - load.finished) * finishing(load)
-    scores = 2 * load.vocabulary * body.width * load.asked * load.length / whole
+    scores = 2 * load.vocabulary * body.hidden_size * load.asked * load.length / whole
     others = 0.0
     for block in load.account.heads:
         kind = _kind_of(block.name, load)
@@ -73,7 +73,7 @@ def finishing(load: Load) -> int:
     """Weights of a block above its attention: what it mixes outward, and the feed-forward part."""
     body = load.body
     gates = 2 if body.activation in GATED else 1
-    return body.width**2 + (gates + 1) * body.width * body.feed_forward
+    return body.hidden_size**2 + (gates + 1) * body.hidden_size * body.intermediate_size
 
 
 def _kind_of(block: str, load: Load) -> str:

@@ -117,20 +117,20 @@ def _matrices(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
     """Forward and backward through the layers' matrices; each pass reads the weights."""
     work = 3 * count_flops(load).body * load.tokens
     return max(
-        work / (rate * _share(load.body.width, pace)), 3 * load.low * load.account.matrices / bandwidth
+        work / (rate * _share(load.body.hidden_size, pace)), 3 * load.low * load.account.matrices / bandwidth
     )
 
 
 def _attention(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
     """Two products forward; fused attention computes them again on the way back, plain attention stores them."""
-    work, inner = count_flops(load).attention * load.tokens, load.body.width // load.body.attention_heads
+    work, inner = count_flops(load).attention * load.tokens, load.body.hidden_size // load.body.num_heads
     if is_plain_attention(load):
         return 3 * work / (rate * _share(inner, pace))  # its weights are counted with the activations
     rate *= min(1.0, inner / 64)
     if not (work and load.has_padding and load.device == "cuda"):
         return 3.5 * work / (rate * pace.attention)
     plain, masked = _pairs(load)
-    each = 3.5 * 4 * load.body.width * load.batch * load.passes
+    each = 3.5 * 4 * load.body.hidden_size * load.batch * load.passes
     return each * (plain / pace.attention + masked / MASKED_SHARE) / rate
 
 
@@ -153,7 +153,7 @@ def _scores(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
     """Scores of the vocabulary, forward and backward; every piece reads the table twice and adds to its slope."""
     if not load.asked:
         return 0.0
-    size, width = load.vocabulary, load.body.width
+    size, width = load.vocabulary, load.body.hidden_size
     scores = load.answers * size
     rows = max(1, PIECE.get(load.device, OTHER_PIECE) // size)
     pieces = -(-load.answers // rows)
@@ -171,9 +171,11 @@ def random_numbers(load: Load) -> float:
     for stack in load.stacks:
         if body.dropout:
             adds = 3 if stack.source else 2
-            drawn += stack.length * (stack.layers * (adds * body.width + body.feed_forward) + body.width)
+            drawn += stack.length * (
+                stack.layers * (adds * body.hidden_size + body.intermediate_size) + body.hidden_size
+            )
         if is_plain_attention(load):
-            drawn += stack.length * stack.layers * body.attention_heads * (stack.length + stack.source)
+            drawn += stack.length * stack.layers * body.num_heads * (stack.length + stack.source)
     return drawn * load.passes * load.batch
 
 
@@ -184,9 +186,9 @@ def muon_flops(load: Load) -> float:
     crossing = sum(stack.layers for stack in load.stacks if stack.source)
     gates = 2 if body.activation in GATED else 1
     shapes = [
-        (body.width, body.width, 4 * (layers + crossing)),
-        (body.width, gates * body.feed_forward, layers),
-        (body.width, body.feed_forward, layers),
+        (body.hidden_size, body.hidden_size, 4 * (layers + crossing)),
+        (body.hidden_size, gates * body.intermediate_size, layers),
+        (body.hidden_size, body.intermediate_size, layers),
     ]
     work = 0.0
     for rows, columns, count in shapes:
@@ -198,14 +200,14 @@ def muon_flops(load: Load) -> float:
 def _update(load: Load, pace: Pace, rate: float, bandwidth: float) -> float:
     seconds = load.account.total * pace.update_bytes / bandwidth
     if load.optimizer == "muon" and load.account.matrices:
-        seconds += muon_flops(load) / (rate * _share(load.body.width, pace))
+        seconds += muon_flops(load) / (rate * _share(load.body.hidden_size, pace))
     return seconds
 
 
 def operations(load: Load) -> float:
     """Operations that the host starts in a step, roughly, from a reading of the code."""
     body = load.body
-    layer = 55 + 30 * (load.low == 2) + 26 * (body.positions == "rotary") + 10 * (body.dropout > 0)
+    layer = 55 + 30 * (load.low == 2) + 26 * (body.position_embedding == "rotary") + 10 * (body.dropout > 0)
     if load.is_compiled:
         layer = COMPILED_LAYER
     pieces = 1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headstart.config import BodyConfig, RunConfig
+from headstart.config import ModelConfig, RunConfig
 from headstart.planning.parameters import Account, account
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Stack:
 class Load:
     """What one batch of a step is made of; a step computes `accumulate` such batches."""
 
-    body: BodyConfig
+    body: ModelConfig
     vocabulary: int
     heads: "dict[str, HeadSpec]"
     account: Account
@@ -58,14 +58,14 @@ class Load:
     def stacks(self) -> list[Stack]:
         """The layers of the body: one stack, or an encoder and a decoder."""
         if not self.source_length:
-            return [Stack(self.body.layers, self.length, self.body.kind == "causal")]
+            return [Stack(self.body.num_layers, self.length, self.body.architecture == "causal")]
         decoder = Stack(
-            self.body.decoder_layers or self.body.layers,
+            self.body.num_decoder_layers or self.body.num_layers,
             self.length,
             is_causal=True,
             source=self.source_length,
         )
-        return [Stack(self.body.layers, self.source_length, is_causal=False), decoder]
+        return [Stack(self.body.num_layers, self.source_length, is_causal=False), decoder]
 
     @property
     def low(self) -> int:
@@ -103,13 +103,17 @@ def make_load(
     from headstart.objectives import make_objective
 
     objective = make_objective(config.objective)
-    body = objective.resolve_backbone(config.body)
-    size = vocabulary or config.tokenizer.vocabulary
-    if objective.reads == "translations" and not config.tokenizer.shared and body.source_vocabulary is None:
-        body = body.model_copy(update={"source_vocabulary": size})  # until it is learnt
+    body = objective.resolve_backbone(config.model)
+    size = vocabulary or config.tokenizer.vocab_size
+    if (
+        objective.reads == "translations"
+        and not config.tokenizer.shared_vocab
+        and body.source_vocab_size is None
+    ):
+        body = body.model_copy(update={"source_vocab_size": size})  # until it is learnt
     heads = objective.heads(body, size, classes)
     training = config.training
-    tokens = length or training.length
+    tokens = length or training.max_length
     is_pair = objective.reads == "translations"
     return Load(
         body=body,
@@ -120,21 +124,21 @@ def make_load(
         length=tokens,
         asked=objective.loss_fraction,
         precision=precision,
-        optimizer=config.optimizer.kind,
+        optimizer=config.optimizer.name,
         device=device,
-        accumulate=training.accumulate,
-        keeps_best=training.keep == "best",
+        accumulate=training.gradient_accumulation_steps,
+        keeps_best=training.checkpoint_selection == "best",
         has_padding=objective.reads != "blocks",
         source_length=tokens if is_pair else 0,
         passes=objective.num_forward,
-        averages=training.average != "none",
+        averages=training.weight_averaging != "none",
         finished=objective.last_layer_fraction(body, tokens)
-        if body.kind in ("causal", "bidirectional")
+        if body.architecture in ("causal", "bidirectional")
         else 1.0,
     )
 
 
 def default_batch(config: RunConfig, length: int) -> int:
     """Texts in a batch when every one is `length` tokens long; of a pair, both sides together."""
-    fits = max(1, config.training.batch_tokens // length)
-    return fits if config.training.batch_examples is None else min(fits, config.training.batch_examples)
+    fits = max(1, config.training.tokens_per_batch // length)
+    return fits if config.training.batch_size is None else min(fits, config.training.batch_size)

@@ -82,7 +82,7 @@ def predict_memory(load: Load) -> Memory:
 
 def _moving(load: Load) -> float:
     """What comes and goes within a step and so leaves holes: all but gradients and tables, which are large."""
-    table = FULL * load.vocabulary * load.body.width
+    table = FULL * load.vocabulary * load.body.hidden_size
     forward = max(0, score_bytes(load)[0] - table)
     return activations(load) + layer_working(load) + forward + update_working(load)
 
@@ -101,7 +101,7 @@ def _lasting(load: Load) -> dict[str, float]:
 
 def window_mask(load: Load) -> int:
     """Bytes that say which token of its window each token may read."""
-    return 0 if load.body.window is None else load.tokens * load.length
+    return 0 if load.body.sliding_window is None else load.tokens * load.length
 
 
 def optimizer_bytes(load: Load) -> float:
@@ -122,9 +122,9 @@ def _moments(load: Load) -> dict[str, dict[str, float]]:
     gradients = FULL * load.account.total / load.parts
     before = gradients if load.accumulate > 1 else 0  # earlier batches of the step left theirs
     own_head = FULL * sum(block.total for block in load.account.heads)
-    table = FULL * load.vocabulary * load.body.width
+    table = FULL * load.vocabulary * load.body.hidden_size
     late = own_head or (table if load.asked else 0)
-    is_shared = load.body.tied and load.asked > 0  # two gradients of one table meet
+    is_shared = load.body.tie_embeddings and load.asked > 0  # two gradients of one table meet
     copies = low_copies(load)
     forward, held, backward = score_bytes(load)
     body = {"activations": kept, "low-precision weights": copies, "gathered weights": gathered}
@@ -149,14 +149,14 @@ def gathered_bytes(load: Load) -> tuple[float, float]:
     """
     if load.parts == 1:
         return 0, 0
-    layer = load.account.matrices / max(1, load.body.layers)
+    layer = load.account.matrices / max(1, load.body.num_layers)
     rest = load.account.total - load.account.matrices
     return FULL * rest + 2 * load.low * layer, FULL * rest + (load.low + FULL) * layer
 
 
 def activations(load: Load) -> float:
     """Bytes that autograd keeps of the body in one batch."""
-    width, extra = load.body.width, _noise(load) * load.body.width
+    width, extra = load.body.hidden_size, _noise(load) * load.body.hidden_size
     top = load.low * width + (_norm_input(load) if load.body.norm_first else 0)
     embedding = extra if load.body.dropout else 0
     kept = 0.0
@@ -175,35 +175,35 @@ def has_generator(load: Load) -> bool:
 def generator_layers(load: Load) -> float:
     """A generator's narrow layers, half as many as the body's, as so many whole ones."""
     shares = [spec.settings.get("share", 0.5) for spec in load.heads.values() if spec.kind == "generator"]
-    return sum(share * max(1, load.body.layers // 2) for share in shares)
+    return sum(share * max(1, load.body.num_layers // 2) for share in shares)
 
 
 def layer_activations(load: Load, stack: Stack) -> float:
     """Bytes that autograd keeps of one layer, for each text."""
-    return KEPT.get(load.body.kind, _attention_layer)(load, stack)
+    return KEPT.get(load.body.architecture, _attention_layer)(load, stack)
 
 
 def _recurrent_layer(load: Load, stack: Stack) -> float:
     """An LSTM both ways: what it read, what it gave, and its gates; torch's CPU kernel keeps a large workspace."""
     gates = 22 if load.device == "cpu" else 8
-    return stack.length * (_norm_input(load) + (2 * load.low + gates * FULL) * load.body.width)
+    return stack.length * (_norm_input(load) + (2 * load.low + gates * FULL) * load.body.hidden_size)
 
 
 def _convolutional_layer(load: Load, stack: Stack) -> float:
     """What a convolution read, and both halves of its gate."""
-    return stack.length * (_norm_input(load) + 3 * load.low * load.body.width)
+    return stack.length * (_norm_input(load) + 3 * load.low * load.body.hidden_size)
 
 
 def _attention_layer(load: Load, stack: Stack) -> float:
     """Attention and feed-forward, and what is read across between them."""
     body, low = load.body, load.low
-    width, inner, heads = body.width, body.feed_forward, body.attention_heads
+    width, inner, heads = body.hidden_size, body.intermediate_size, body.num_heads
     linear = 3 * low * width  # what attention in, attention out and feed-forward in read
     noise = _noise(load) * (2 * width + inner) if body.dropout else 0
     if is_plain_attention(load):  # copies of query, key, value; weights, their dropout, the product
         attention = 3 * low * width + 3 * low * heads * stack.length
     else:
-        turned = 2 * low * width if body.positions == "rotary" or body.qk_norm else 0
+        turned = 2 * low * width if body.position_embedding == "rotary" or body.qk_norm else 0
         attention = 3 * low * width + turned + FULL * heads
         if (
             load.device == "cuda" and (width // heads) % 8
@@ -218,9 +218,9 @@ def _attention_layer(load: Load, stack: Stack) -> float:
 def _above_attention(load: Load) -> float:
     """Bytes a token that a layer keeps above its attention, where the last one is not finished everywhere."""
     body, low = load.body, load.low
-    noise = _noise(load) * (2 * body.width + body.feed_forward) if body.dropout else 0
-    inner = low * body.feed_forward * _feed_forward_copies(load)
-    return _norm_input(load) + 2 * low * body.width + inner + noise
+    noise = _noise(load) * (2 * body.hidden_size + body.intermediate_size) if body.dropout else 0
+    inner = low * body.intermediate_size * _feed_forward_copies(load)
+    return _norm_input(load) + 2 * low * body.hidden_size + inner + noise
 
 
 def _crossing(load: Load, stack: Stack) -> float:
@@ -228,7 +228,7 @@ def _crossing(load: Load, stack: Stack) -> float:
     if not stack.source:
         return 0
     body, low = load.body, load.low
-    width, heads = body.width, body.attention_heads
+    width, heads = body.hidden_size, body.num_heads
     query = 3 * low * width + _norm_input(load)  # what the query's map and the last one read, and the query
     memory = 2 * low * width
     if is_plain_attention(load):
@@ -257,7 +257,7 @@ def _feed_forward_copies(load: Load) -> int:
 def _norm_input(load: Load) -> float:
     """Bytes a token that a norm keeps: its input; on a CPU RMSNorm is made of parts and keeps the quotient too."""
     copies = 2 if load.body.norm == "rms" and load.device != "cuda" else 1
-    return FULL * (copies * load.body.width + 2)
+    return FULL * (copies * load.body.hidden_size + 2)
 
 
 def _noise(load: Load) -> int:
@@ -274,7 +274,7 @@ def low_copies(load: Load) -> float:
     """Bytes of the bfloat16 copies of matrices that one pass under autocast keeps."""
     if load.low == FULL:
         return 0
-    table = load.vocabulary * load.body.width if load.asked else 0
+    table = load.vocabulary * load.body.hidden_size if load.asked else 0
     matrices = load.account.matrices if load.parts == 1 else 0  # sharded, they are gathered in that precision
     return load.low * (matrices + table)
 
@@ -283,7 +283,7 @@ def score_bytes(load: Load) -> tuple[float, float, float]:
     """Bytes of scoring the vocabulary: at most on the way forward, kept, and at most added on the way back."""
     if not load.asked:
         return 0, 0, 0
-    answers, size, width = load.answers, load.vocabulary, load.body.width
+    answers, size, width = load.answers, load.vocabulary, load.body.hidden_size
     table = size * width
     vectors = load.low * answers * width
     piece = PIECE.get(load.device, OTHER_PIECE)
@@ -322,14 +322,14 @@ def layer_working(load: Load) -> float:
     """
     body, low, found = load.body, load.low, 0.0
     gated = 3 if load.is_compiled else 5
-    inner = low * body.feed_forward * (gated if body.activation in GATED else 2)
+    inner = low * body.intermediate_size * (gated if body.activation in GATED else 2)
     for stack in load.stacks:
-        attention = 4 * low * body.width
+        attention = 4 * low * body.hidden_size
         if is_plain_attention(load):
-            attention += 3 * low * body.attention_heads * max(stack.length, stack.source)
-        slopes = stack.length * (2 * FULL * body.width + max(inner, attention))
+            attention += 3 * low * body.num_heads * max(stack.length, stack.source)
+        slopes = stack.length * (2 * FULL * body.hidden_size + max(inner, attention))
         # All layers of a decoder add to the slope of what they read of the source.
-        found = max(found, slopes + 2 * FULL * stack.source * body.width)
+        found = max(found, slopes + 2 * FULL * stack.source * body.hidden_size)
     return load.batch * found
 
 
@@ -341,12 +341,12 @@ def update_working(load: Load) -> float:
     if load.optimizer != "muon":
         return 0
     body = load.body
-    wide = body.feed_forward * body.width * (2 if body.activation in GATED else 1)
+    wide = body.intermediate_size * body.hidden_size * (2 if body.activation in GATED else 1)
     if load.parts > 1:
-        return FULL * (block_matrices(load) / load.parts + 9 * max(3 * body.width**2, wide))
+        return FULL * (block_matrices(load) / load.parts + 9 * max(3 * body.hidden_size**2, wide))
     layers = sum(stack.layers for stack in load.stacks)
     squares = 4 * sum(stack.layers * (2 if stack.source else 1) for stack in load.stacks)
-    group = max(squares * body.width**2, layers * wide)
+    group = max(squares * body.hidden_size**2, layers * wide)
     return FULL * (block_matrices(load) + 8 * group)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -69,12 +69,12 @@ class Account:
         return sum(block.matrix * block.times for block in self.body if block.reads == side)
 
 
-def account(body: BodyConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") -> Account:
+def account(body: ModelConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") -> Account:
     """The exact parameters of a body under these heads; what has no formulas is built without data and counted."""
-    blocks = ACCOUNTS.get(body.kind, _built_body)(body, vocabulary)
+    blocks = ACCOUNTS.get(body.architecture, _built_body)(body, vocabulary)
     for name, spec in heads.items():
         blocks += HEAD_ACCOUNTS.get(spec.kind, _built_head)(name, body, spec)
-    return Account(body.kind, [block for block in blocks if block.total])
+    return Account(body.architecture, [block for block in blocks if block.total])
 
 
 def formula(name: str, terms: list[str], values: Mapping[str, int], times: int = 1, matrix: int = 0) -> Block:
@@ -94,34 +94,34 @@ def formula(name: str, terms: list[str], values: Mapping[str, int], times: int =
     return Block(name, " + ".join(terms), shown, each, times, matrix)
 
 
-def _norm_terms(body: BodyConfig, letter: str) -> list[str]:
-    return [f"2{letter}"] if body.norm == "layer" and body.biases else [letter]
+def _norm_terms(body: ModelConfig, letter: str) -> list[str]:
+    return [f"2{letter}"] if body.norm == "layer" and body.bias else [letter]
 
 
-def _values(body: BodyConfig, vocabulary: int) -> dict[str, int]:
+def _values(body: ModelConfig, vocabulary: int) -> dict[str, int]:
     return {
-        "V": vocabulary, "P": body.max_length, "D": body.width, "F": body.feed_forward,
-        "H": body.width // body.attention_heads, "K": body.kernel, "U": body.source_vocabulary or vocabulary,
-        "G": body.key_value_heads or body.attention_heads,
+        "V": vocabulary, "P": body.max_position_embeddings, "D": body.hidden_size, "F": body.intermediate_size,
+        "H": body.hidden_size // body.num_heads, "K": body.kernel_size, "U": body.source_vocab_size or vocabulary,
+        "G": body.num_kv_heads or body.num_heads,
     }  # fmt: skip
 
 
 def _embedding(
-    body: BodyConfig, vocabulary: int, table: tuple[str, str] = ("token table", "VD")
+    body: ModelConfig, vocabulary: int, table: tuple[str, str] = ("token table", "VD")
 ) -> list[Block]:
     """What every body has below its layers."""
     values = _values(body, vocabulary)
     blocks = [formula(table[0], [table[1]], values)]
-    if body.positions == "learned":
+    if body.position_embedding == "learned":
         blocks.append(formula("positions", ["PD"], values))
-    if body.segments:
+    if body.token_type_embeddings:
         blocks.append(formula("segments", ["2D"], values))
     if body.embedding_norm:
         blocks.append(formula("embedding norm", _norm_terms(body, "D"), values))
     return blocks
 
 
-def _top(body: BodyConfig, vocabulary: int, has_norm: bool) -> list[Block]:
+def _top(body: ModelConfig, vocabulary: int, has_norm: bool) -> list[Block]:
     """What stands above the layers."""
     values = _values(body, vocabulary)
     blocks = [formula("final norm", _norm_terms(body, "D"), values)] if has_norm else []
@@ -130,14 +130,14 @@ def _top(body: BodyConfig, vocabulary: int, has_norm: bool) -> list[Block]:
     return blocks
 
 
-def _biased(body: BodyConfig, term: str, bias: str) -> list[str]:
-    return [term, bias] if body.biases else [term]
+def _biased(body: ModelConfig, term: str, bias: str) -> list[str]:
+    return [term, bias] if body.bias else [term]
 
 
-def _layers(body: BodyConfig, vocabulary: int, layers: int, crosses: bool = False) -> list[Block]:
+def _layers(body: ModelConfig, vocabulary: int, layers: int, crosses: bool = False) -> list[Block]:
     """Layers of attention and feed-forward; those that cross read another text between the two."""
     values = _values(body, vocabulary)
-    width, inner = body.width, body.feed_forward
+    width, inner = body.hidden_size, body.intermediate_size
     gates = 2 if body.activation in GATED else 1
     wide, wide_bias = ("2DF", "2F") if gates == 2 else ("DF", "F")
     norms = 2 * _norm_terms(body, "H")
@@ -164,26 +164,26 @@ def _layers(body: BodyConfig, vocabulary: int, layers: int, crosses: bool = Fals
     ]
 
 
-def _transformer(body: BodyConfig, vocabulary: int) -> list[Block]:
+def _transformer(body: ModelConfig, vocabulary: int) -> list[Block]:
     """L layers of attention and feed-forward."""
-    blocks = _layers(body, vocabulary, body.layers)
+    blocks = _layers(body, vocabulary, body.num_layers)
     return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, body.norm_first)]
 
 
-def _encoder_decoder(body: BodyConfig, vocabulary: int) -> list[Block]:
+def _encoder_decoder(body: ModelConfig, vocabulary: int) -> list[Block]:
     """Layers that read the source, layers that read the target and across, one table for both or one for each."""
     norm = (
         [formula("final norm", _norm_terms(body, "D"), _values(body, vocabulary))] if body.norm_first else []
     )
     sides = {
-        "source": ("encoder", [*_layers(body, vocabulary, body.layers), *norm]),
+        "source": ("encoder", [*_layers(body, vocabulary, body.num_layers), *norm]),
         "target": (
             "decoder",
-            [*_layers(body, vocabulary, body.decoder_layers or body.layers, crosses=True), *norm],
+            [*_layers(body, vocabulary, body.num_decoder_layers or body.num_layers, crosses=True), *norm],
         ),
     }
     blocks = _embedding(body, vocabulary)
-    if body.source_vocabulary is not None:
+    if body.source_vocab_size is not None:
         own = _embedding(body, vocabulary, ("token table", "UD"))
         blocks += [replace(block, name=f"source {block.name}") for block in own]
     for side, (name, stack) in sides.items():
@@ -191,21 +191,21 @@ def _encoder_decoder(body: BodyConfig, vocabulary: int) -> list[Block]:
     return [*blocks, *_top(body, vocabulary, has_norm=False)]
 
 
-def _attention_in(body: BodyConfig, values: Mapping[str, int], layers: int) -> Block:
+def _attention_in(body: ModelConfig, values: Mapping[str, int], layers: int) -> Block:
     """Queries, keys and values; G of the last two where several queries share them."""
-    if body.key_value_heads is None:
-        terms, matrix = ["3D²", *(["3D"] if body.biases else [])], 3 * body.width**2
+    if body.num_kv_heads is None:
+        terms, matrix = ["3D²", *(["3D"] if body.bias else [])], 3 * body.hidden_size**2
     else:
-        terms = ["D²", "2GHD", *(["D", "2GH"] if body.biases else [])]
-        matrix = body.width**2 + 2 * values["G"] * values["H"] * body.width
+        terms = ["D²", "2GHD", *(["D", "2GH"] if body.bias else [])]
+        matrix = body.hidden_size**2 + 2 * values["G"] * values["H"] * body.hidden_size
     return formula("attention in", terms, values, layers, matrix)
 
 
-def _block_norms(body: BodyConfig, values: Mapping[str, int], layers: int, crosses: bool) -> list[Block]:
+def _block_norms(body: ModelConfig, values: Mapping[str, int], layers: int, crosses: bool) -> list[Block]:
     """Two norms a layer, three where it crosses; perhaps one less in the first."""
     terms, count = _norm_terms(body, "D"), 3 if crosses else 2
     names = {1: "one norm", 2: "two norms", 3: "three norms"}
-    if body.first_norm:
+    if body.norm_first_layer:
         return [formula(names[count], count * terms, values, layers)]
     return [
         formula(f"{names[count - 1]} in the first layer", (count - 1) * terms, values),
@@ -213,51 +213,53 @@ def _block_norms(body: BodyConfig, values: Mapping[str, int], layers: int, cross
     ]
 
 
-def _recurrent(body: BodyConfig, vocabulary: int) -> list[Block]:
+def _recurrent(body: ModelConfig, vocabulary: int) -> list[Block]:
     """L layers of LSTM both ways, D / 2 wide each: four gates that read D + D / 2 numbers, and two biases each."""
     values = _values(body, vocabulary)
     blocks = [
-        formula("recurrence", ["6D²", "8D"], values, body.layers, 6 * body.width**2),
-        formula("norm", _norm_terms(body, "D"), values, body.layers),
+        formula("recurrence", ["6D²", "8D"], values, body.num_layers, 6 * body.hidden_size**2),
+        formula("norm", _norm_terms(body, "D"), values, body.num_layers),
     ]
     return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, True)]
 
 
-def _convolutional(body: BodyConfig, vocabulary: int) -> list[Block]:
+def _convolutional(body: ModelConfig, vocabulary: int) -> list[Block]:
     """L layers of convolution over K tokens, twice as wide for the gate."""
     values = _values(body, vocabulary)
     blocks = [
-        formula("convolution", ["2KD²", "2D"], values, body.layers, 2 * body.kernel * body.width**2),
-        formula("norm", _norm_terms(body, "D"), values, body.layers),
+        formula(
+            "convolution", ["2KD²", "2D"], values, body.num_layers, 2 * body.kernel_size * body.hidden_size**2
+        ),
+        formula("norm", _norm_terms(body, "D"), values, body.num_layers),
     ]
     return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, True)]
 
 
-def _language_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
-    values = {"V": spec.size, "D": body.width}
+def _language_head(name: str, body: ModelConfig, spec: "HeadSpec") -> list[Block]:
+    values = {"V": spec.size, "D": body.hidden_size}
     blocks = []
-    if body.lm_transform:
-        dense = ["D²", *(["D"] if body.biases else [])]
+    if body.mlm_head_transform:
+        dense = ["D²", *(["D"] if body.bias else [])]
         inner = [*dense, *_norm_terms(body, "D")]
-        blocks.append(formula(f"head {name}, transform", inner, values, matrix=body.width**2))
-    has_bias = body.has_head_biases and spec.settings.get("bias", True)
-    terms = [*([] if body.tied else ["VD"]), *(["V"] if has_bias else [])]
+        blocks.append(formula(f"head {name}, transform", inner, values, matrix=body.hidden_size**2))
+    has_bias = body.has_head_bias and spec.settings.get("bias", True)
+    terms = [*([] if body.tie_embeddings else ["VD"]), *(["V"] if has_bias else [])]
     if terms:
-        matrix = 0 if body.tied else spec.size * body.width
+        matrix = 0 if body.tie_embeddings else spec.size * body.hidden_size
         blocks.append(formula(f"head {name}", terms, values, matrix=matrix))
     return blocks
 
 
-def _class_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
-    pooled = body.width * (2 if spec.settings.get("pooling") == "mean+max" else 1)
+def _class_head(name: str, body: ModelConfig, spec: "HeadSpec") -> list[Block]:
+    pooled = body.hidden_size * (2 if spec.settings.get("pooling") == "mean+max" else 1)
     is_dense = spec.settings.get("projection") == "dense"
     values = {"D": pooled, "C": spec.size}
-    terms = ["DC", *(["C"] if body.has_head_biases or is_dense else [])]
+    terms = ["DC", *(["C"] if body.has_head_bias or is_dense else [])]
     blocks = [formula(f"head {name}, dense", ["D²", "D"], values, matrix=pooled**2)] if is_dense else []
     return [*blocks, formula(f"head {name}", terms, values, matrix=pooled * spec.size)]
 
 
-def _built_body(body: BodyConfig, vocabulary: int) -> list[Block]:
+def _built_body(body: ModelConfig, vocabulary: int) -> list[Block]:
     """The parts of a body built on no device: shapes alone, no memory."""
     import torch
 
@@ -265,11 +267,11 @@ def _built_body(body: BodyConfig, vocabulary: int) -> list[Block]:
     from headstart.models.bodies import BODIES
 
     with torch.device("meta"):
-        built = pick(BODIES, body.kind, "body")(body, vocabulary)
+        built = pick(BODIES, body.architecture, "body")(body, vocabulary)
     return [_counted(name.replace("_", " "), part) for name, part in built.named_children()]
 
 
-def _built_head(name: str, body: BodyConfig, spec: "HeadSpec") -> list[Block]:
+def _built_head(name: str, body: ModelConfig, spec: "HeadSpec") -> list[Block]:
     import torch
 
     from headstart.models.model import build_heads
@@ -287,14 +289,14 @@ def _counted(name: str, part: "Module") -> Block:
     return Block(name, "counted", f"{each:,}", each, matrix=matrix)
 
 
-ACCOUNTS: dict[str, Callable[[BodyConfig, int], list[Block]]] = {
+ACCOUNTS: dict[str, Callable[[ModelConfig, int], list[Block]]] = {
     "causal": _transformer,
     "bidirectional": _transformer,
     "encoder-decoder": _encoder_decoder,
     "bi-lstm": _recurrent,
     "cnn": _convolutional,
 }
-HEAD_ACCOUNTS: "dict[str, Callable[[str, BodyConfig, HeadSpec], list[Block]]]" = {
+HEAD_ACCOUNTS: "dict[str, Callable[[str, ModelConfig, HeadSpec], list[Block]]]" = {
     "lm": _language_head,
     "class": _class_head,
 }

@@ -234,18 +234,18 @@ def tokens_asked(config: RunConfig, step: Load, tokens: float | None, epochs: fl
     """
     training = config.training
     if tokens is not None:
-        return tokens * (epochs or training.epochs or 1)
-    if training.tokens is not None:
-        return training.tokens
-    if training.steps is not None:
-        return training.steps * step.tokens * step.accumulate
-    return None if training.minutes is not None else UNSAID * (epochs or 1)
+        return tokens * (epochs or training.max_epochs or 1)
+    if training.max_tokens is not None:
+        return training.max_tokens
+    if training.max_steps is not None:
+        return training.max_steps * step.tokens * step.accumulate
+    return None if training.max_minutes is not None else UNSAID * (epochs or 1)
 
 
 def tokens_in(config: RunConfig, step: Load, duration: Duration) -> float:
     """Tokens that are read in the minutes of the settings, of which compiling takes its part; a step's at least."""
-    assert config.training.minutes is not None
-    seconds = 60 * config.training.minutes - (TAKES if step.is_compiled else 0)
+    assert config.training.max_minutes is not None
+    seconds = 60 * config.training.max_minutes - (TAKES if step.is_compiled else 0)
     return max(1.0, seconds / duration.seconds) * step.tokens * step.accumulate
 
 
@@ -278,8 +278,8 @@ def advise(
     if 1 <= most < load.batch:
         rounds = -(-load.batch // most) * load.accumulate * cluster.count
         yield (
-            f"batches of {most} texts, {rounds} to a step: --set training.batch_tokens={most * load.span}"
-            f" --set training.accumulate={rounds}"
+            f"batches of {most} texts, {rounds} to a step: --set training.tokens_per_batch={most * load.span}"
+            f" --set training.gradient_accumulation_steps={rounds}"
         )
     if device.has_bfloat16 and load.precision == "float32" and fits(load.with_(precision="bfloat16")):
         yield "half-wide numbers: --set training.precision=bfloat16"
@@ -288,20 +288,20 @@ def advise(
         shorter //= 2
     if shorter < load.length and fits(load.with_length(shorter)):
         yield (
-            f"shorter texts, as many: --set training.length={shorter}"
-            f" --set training.batch_tokens={step.batch * load.with_length(shorter).span}"
+            f"shorter texts, as many: --set training.max_length={shorter}"
+            f" --set training.tokens_per_batch={step.batch * load.with_length(shorter).span}"
         )
     if load.parts == 1 and may_be_sharded(config, load) and fits(load.with_(parts=8)):
-        yield "a part of the model in each of 8 processes: --nproc 8 --set training.sharded=true"
+        yield "a part of the model in each of 8 processes: --nproc 8 --set training.fsdp=true"
     smaller = smaller_preset(config, load, device)
     if smaller:
         yield f"a smaller model: --preset {smaller}"
 
 
 def may_be_sharded(config: RunConfig, load: Load) -> bool:
-    """Whether training takes `training.sharded` with these settings."""
+    """Whether training takes `training.fsdp` with these settings."""
     training = config.training
-    return not (load.source_length or training.compile or training.unfreeze_every is not None)
+    return not (load.source_length or training.compile or training.gradual_unfreezing_epochs is not None)
 
 
 def smaller_preset(config: RunConfig, load: Load, device: Device) -> str:
@@ -353,7 +353,7 @@ def refuse_if_too_large(plan: Plan, available_bytes: float) -> None:
     raise ConfigError(
         f"this run needs about {plan.memory.peak / GIB:.1f} GiB, and {plan.device.name} has "
         f"{available_bytes / GIB:.1f} GiB free",
-        hint=f"{advice}; or --force to try all the same",
+        hint=f"{advice}; or --ignore-memory-check to try all the same",
     )
 
 

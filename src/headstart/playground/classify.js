@@ -20,7 +20,7 @@ function pieces(explanation, label) {
     const part = explanation.parts[place], word = piece.replaceAll("▁", " ").replaceAll("↵", "↵\n");
     const bare = word.trimStart() || word, space = word.slice(0, word.length - bare.length);
     const span = el("span", { class: "piece", title: signed(part) }, bare);
-    span.style.backgroundColor = "rgba(var(" + (part < 0 ? "--against" : "--for") + "), " + (0.75 * Math.abs(part) / most).toFixed(3) + ")";
+    span.style.backgroundColor = "rgba(var(" + (part < 0 ? "--baseline" : "--for") + "), " + (0.75 * Math.abs(part) / most).toFixed(3) + ")";
     return [space, span];
   });
   const key = el("p", { class: "soft key" },

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from headstart.batch import Batch
-from headstart.config import BodyConfig
+from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.evaluation.attention import attention_mask
 from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
@@ -54,7 +54,7 @@ def all_masks(length: int = 8) -> list[Mask]:
     if not MIN_LENGTH <= length <= MAX_LENGTH:
         raise ConfigError(
             f"a mask of {length} tokens cannot be drawn well",
-            hint=f"choose a --length from {MIN_LENGTH} to {MAX_LENGTH}",
+            hint=f"choose a --max-length from {MIN_LENGTH} to {MAX_LENGTH}",
         )
     real = length - max(1, length // 4)
     documents = np.minimum(np.arange(length) * 3 // length, 2)  # three of about the same length
@@ -139,8 +139,15 @@ def _model_mask(kind: str, length: int, real: int) -> np.ndarray:
     return attention_mask(body, batch)
 
 
-def _smallest_config(kind: str, length: int) -> BodyConfig:
-    return BodyConfig(kind=kind, layers=1, width=2, attention_heads=1, feed_forward=1, max_length=length)
+def _smallest_config(kind: str, length: int) -> ModelConfig:
+    return ModelConfig(
+        architecture=kind,
+        num_layers=1,
+        hidden_size=2,
+        num_heads=1,
+        intermediate_size=1,
+        max_position_embeddings=length,
+    )
 
 
 def draw_masks(masks: list[Mask]) -> Figure:

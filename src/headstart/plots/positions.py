@@ -66,19 +66,19 @@ def rotary_map(length: int, width: int, base: float = 10000.0) -> PositionMap:
 @torch.inference_mode()
 def model_map(embedding: Embedding, length: int) -> PositionMap:
     """The positions that a model uses, with its own weights where they are learned."""
-    kind, config = embedding.config.positions, embedding.config
-    _check_size(length, config.width)
+    kind, config = embedding.config.position_embedding, embedding.config
+    _check_size(length, config.hidden_size)
     if embedding.position_embedding is not None:
-        if length > config.max_length:
+        if length > config.max_position_embeddings:
             raise ConfigError(
-                f"this model has {config.max_length} learned positions, not {length}",
-                hint=f"choose a --length of at most {config.max_length}",
+                f"this model has {config.max_position_embeddings} learned positions, not {length}",
+                hint=f"choose a --max-length of at most {config.max_position_embeddings}",
             )
         return position_map("learned", embedding.position_embedding.weight[:length].float().cpu().numpy())
     if kind == "sinusoidal":
-        return sinusoidal_map(length, config.width)
+        return sinusoidal_map(length, config.hidden_size)
     if kind == "rotary":
-        return rotary_map(length, config.width // config.attention_heads, config.rotary_base)
+        return rotary_map(length, config.hidden_size // config.num_heads, config.rope_theta)
     raise ConfigError("this model has no position embedding", hint="choose a run with positions")
 
 
@@ -109,12 +109,12 @@ def _check_size(length: int, width: int) -> None:
     if length < 2 or width < 2:
         raise ConfigError(
             f"{length} positions of width {width} are too few to draw",
-            hint="choose a --length and --width of at least 2",
+            hint="choose a --max-length and --width of at least 2",
         )
     if length * max(length, width) > MAX_CELLS:
         raise ConfigError(
             f"{length:,} positions of width {width:,} are too many to draw",
-            hint="choose a smaller --length or --width, such as 256 and 128",
+            hint="choose a smaller --max-length or --width, such as 256 and 128",
         )
 
 

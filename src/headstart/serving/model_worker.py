@@ -120,7 +120,7 @@ class ModelWorker:
 
     def length(self, ability: Ability) -> int:
         """Maximum number of input tokens."""
-        return self.config.training.length if ability == "classify" else self.max_length
+        return self.config.training.max_length if ability == "classify" else self.max_length
 
     def cost(self, ability: Ability, text: str, explain: bool = False) -> int:
         """An estimate of the tokens of work for a text."""
@@ -149,7 +149,7 @@ class ModelWorker:
         assert self.writer is not None
         writer, tokenizer = self.writer, self.writer.tokenizer
         ids = tokenizer.encode([query.prompt])[0]
-        max_tokens = self.config.body.max_length - 1  # besides the first token
+        max_tokens = self.config.model.max_position_embeddings - 1  # besides the first token
         max_new_tokens = min(max_new_tokens, max_tokens - min(len(ids), max_tokens // 2))
         prompt = ids[max(0, len(ids) - (max_tokens - max_new_tokens)) :]
         row = np.concatenate([[tokenizer.first], prompt])
@@ -189,7 +189,7 @@ class ModelWorker:
     def _encode(self, ability: Ability, texts: Sequence[str]) -> tuple[list[Row], list[bool]]:
         """The texts as token ids with special tokens, and which of them were truncated."""
         length, encoded = self.length(ability), self.tokenizer.encode(texts)
-        rows = [Row(self.tokenizer.frame(ids, length, self.config.data.keep)) for ids in encoded]
+        rows = [Row(self.tokenizer.frame(ids, length, self.config.data.truncation_side)) for ids in encoded]
         return rows, [len(ids) + 2 > length for ids in encoded]
 
     def _logits(self, rows: Sequence[Row]) -> np.ndarray:
@@ -238,7 +238,7 @@ class ModelWorker:
         }
 
     def _embed(self, texts: Sequence[str], pooling: str) -> list[tuple[list[float], bool]]:
-        if pooling == "cls" and self.config.body.kind == "causal":
+        if pooling == "cls" and self.config.model.architecture == "causal":
             raise RunError(
                 f"the first token of {self.trained.name} sees only itself, so its vector is the same for every text",
                 hint="use the pool mean, or last: the last token of a causal model has seen the whole text",
@@ -251,14 +251,14 @@ class ModelWorker:
         return list(zip(np.round(vectors, 6).tolist(), truncated, strict=True))
 
     def _attention(self, texts: Sequence[str], layer: int | None, head: int | None) -> list[dict[str, Any]]:
-        body = self.config.body
+        body = self.config.model
         for name, number, most in (
-            ("layer", layer, body.layers),
-            ("attention head", head, body.attention_heads),
+            ("layer", layer, body.num_layers),
+            ("attention head", head, body.num_heads),
         ):
             if number is not None and number > most:
                 raise http_error(404, f"there is no {name} {number} in this run", hint=f"it has {most}")
-        num_maps = (1 if layer else body.layers) * (1 if head else body.attention_heads)
+        num_maps = (1 if layer else body.num_layers) * (1 if head else body.num_heads)
         results = []
         for row, is_truncated in zip(*self._encode("attention", texts), strict=True):
             self._check_size(num_maps, len(row.tokens), len(row.tokens))
@@ -287,10 +287,10 @@ class ModelWorker:
         return results
 
     def _cross_attention(self, translator: Translator, source: np.ndarray, tokens: list[int]) -> Any:
-        body = self.config.body
+        body = self.config.model
         target = translator.tokenizer.frame(tokens, len(tokens) + 2)
-        num_layers = body.decoder_layers or body.layers
-        self._check_size(num_layers * body.attention_heads, len(target) - 1, len(source))
+        num_layers = body.num_decoder_layers or body.num_layers
+        self._check_size(num_layers * body.num_heads, len(target) - 1, len(source))
         batch = self.trained.objective.collate(
             [Row(target, source=source)], translator.tokenizer, generator_for(0)
         )
@@ -334,16 +334,16 @@ def _no_classifier(trained: LoadedModel) -> str:
 
 
 def _no_embedder(trained: LoadedModel) -> str:
-    return "" if trained.info.config.body.kind != "encoder-decoder" else "reads two texts at once"
+    return "" if trained.info.config.model.architecture != "encoder-decoder" else "reads two texts at once"
 
 
 def _no_attention(trained: LoadedModel) -> str:
-    kind = trained.info.config.body.kind
+    kind = trained.info.config.model.architecture
     return "" if issubclass(BODIES[kind], TransformerBody) else f"has a {kind} body without attention to show"
 
 
 def _no_generator(trained: LoadedModel) -> str:
-    kind, reads = trained.info.config.body.kind, trained.objective.reads
+    kind, reads = trained.info.config.model.architecture, trained.objective.reads
     can = reads == "blocks" and (kind == "causal" or isinstance(trained.objective, CausalAndMasked))
     return "" if can else f"was trained with {trained.objective.name} and writes no text"
 

@@ -263,12 +263,12 @@ async def plan(request: Request, query: schema.PlanRequest) -> Response:
 
 
 _SETTINGS = {  # the setting that a field of the request changes
-    "layers": ("body", "layers"),
-    "width": ("body", "width"),
-    "attention_heads": ("body", "attention_heads"),
-    "feed_forward": ("body", "feed_forward"),
+    "layers": ("model", "num_layers"),
+    "width": ("model", "hidden_size"),
+    "attention_heads": ("model", "num_heads"),
+    "feed_forward": ("model", "intermediate_size"),
     "precision": ("training", "precision"),
-    "optimizer": ("optimizer", "kind"),
+    "optimizer": ("optimizer", "name"),
     "objective": ("objective", "name"),
 }
 
@@ -309,18 +309,18 @@ async def models(request: Request) -> Response:
         await asyncio.to_thread(lambda: [registry.try_load(run) for run in registry.runs.values()])
     content = []
     for model in registry.models:
-        worker, body = model.worker, model.worker.config.body
+        worker, body = model.worker, model.worker.config.model
         content.append(
             {
                 "name": model.name,
                 "can": worker.abilities,
                 "objective": worker.trained.objective.name,
-                "body": body.kind,
+                "body": body.architecture,
                 "classes": worker.trained.info.classes,
                 "parameters": worker.num_parameters,
-                "layers": body.layers,
-                "attention_heads": body.attention_heads,
-                "width": body.width,
+                "layers": body.num_layers,
+                "attention_heads": body.num_heads,
+                "width": body.hidden_size,
                 "length": worker.length("classify" if "classify" in worker.abilities else "embed"),
                 "precision": worker.precision,
             }

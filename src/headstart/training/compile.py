@@ -47,7 +47,9 @@ def will_compile(
     """
     if training.compile != "auto":
         return training.compile
-    changes = training.freeze or training.unfreeze_every is not None  # what learns, and so the compiled code
+    changes = (
+        training.freeze_backbone or training.gradual_unfreezing_epochs is not None
+    )  # what learns, and so the compiled code
     if not is_able or is_sharded or training.deterministic or changes:
         return False
     return _plain_seconds(training, weights * num_forward, tokens) >= PAYS_AFTER
@@ -55,9 +57,9 @@ def will_compile(
 
 def _plain_seconds(training: TrainingConfig, weights: int, tokens: float) -> float:
     """About how long the whole run would take on a large GPU without compiling: a function of its settings alone."""
-    if training.minutes is not None:
-        return 60 * training.minutes
-    steps = tokens / (training.batch_tokens * training.accumulate)
+    if training.max_minutes is not None:
+        return 60 * training.max_minutes
+    steps = tokens / (training.tokens_per_batch * training.gradient_accumulation_steps)
     return max(6.0 * weights * tokens / PLAIN_RATE, PLAIN_STEP * steps)
 
 
@@ -104,7 +106,7 @@ class Compiled:
 
 class _CompiledBody:
     def __init__(self, body: Body, is_even: bool, backend: str):
-        self._body, self._is_even, self.most = body, is_even, body.config.max_length
+        self._body, self._is_even, self.most = body, is_even, body.config.max_position_embeddings
         options = for_any_size() if backend == "inductor" and not is_even else None
         self._forward = torch.compile(body.forward, dynamic=not is_even, backend=backend, options=options)
 
@@ -163,14 +165,14 @@ def should_compile(
 ) -> bool:
     """Whether the steps of this run are compiled here."""
     training = config.training
-    in_step = training.batch_tokens * training.accumulate
+    in_step = training.tokens_per_batch * training.gradient_accumulation_steps
     return will_compile(
         training,
         is_able=can_compile(runtime.device.type),
         is_sharded=runtime.is_sharded,
         weights=count_parameters(model),
         num_forward=objective.num_forward,
-        tokens=training.tokens if training.tokens is not None else (steps or 0) * in_step,
+        tokens=training.max_tokens if training.max_tokens is not None else (steps or 0) * in_step,
     )
 
 

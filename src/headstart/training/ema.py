@@ -18,7 +18,7 @@ class WeightAverage:
     """
 
     def __init__(self, training: TrainingConfig):
-        self.kind, self.epochs = training.average, training.average_epochs
+        self.kind, self.epochs = training.weight_averaging, training.averaging_epochs
         self.tensors: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -31,7 +31,7 @@ class WeightAverage:
             decay = min(1 - 1 / max(1.0, self.epochs * steps_in_epoch), (1 + step) / (10 + step))
             self._move(model, 1 - decay)
             return taken + 1
-        if self.kind == "last" and is_epoch_end and epochs_left < self.epochs - 1e-9:
+        if self.kind == "last_epochs" and is_epoch_end and epochs_left < self.epochs - 1e-9:
             self._move(model, 1 / (taken + 1))
             return taken + 1
         return taken

@@ -101,7 +101,7 @@ def launch(
     if nodes > 1 and endpoint is None:
         raise ConfigError(
             "--nodes needs an address at which the machines meet",
-            hint="add --meet HOST:PORT, the same on each machine",
+            hint="add --rdzv-endpoint HOST:PORT, the same on each machine",
         )
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
@@ -139,7 +139,7 @@ def _torchrun(arguments: list[str]) -> int:
     except RendezvousError as error:
         raise LostError(
             f"this machine and the others cannot reach each other ({type(error).__name__})",
-            hint="are all --nodes up, with the same --meet, is its port free, and may they talk to each other?",
+            hint="are all --nodes up, with the same --rdzv-endpoint, is its port free, and may they talk to each other?",
         ) from None
     return 0
 
@@ -165,7 +165,7 @@ def _own_address(endpoint: str) -> tuple[bool, str]:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except socket.gaierror:
         raise ConfigError(
-            f"no machine is called {host!r}", hint="check --meet, and the name service"
+            f"no machine is called {host!r}", hint="check --rdzv-endpoint, and the name service"
         ) from None
     is_host = False
     for family, kind, _, _, address in addresses:
@@ -181,7 +181,9 @@ def _own_address(endpoint: str) -> tuple[bool, str]:
 def _parse_endpoint(endpoint: str) -> tuple[str, int]:
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--meet {endpoint!r} is not HOST:PORT", hint="for example --meet node0:29500")
+        raise ConfigError(
+            f"--rdzv-endpoint {endpoint!r} is not HOST:PORT", hint="for example --rdzv-endpoint node0:29500"
+        )
     return host, int(port)
 
 
@@ -208,7 +210,8 @@ def _is_served(endpoint: str) -> bool:
     question.join(5)
     if not answers:
         raise ConfigError(
-            f"port {port} of {host} is in use by something else", hint="choose another port for --meet"
+            f"port {port} of {host} is in use by something else",
+            hint="choose another port for --rdzv-endpoint",
         )
     return True
 

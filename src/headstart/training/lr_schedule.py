@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headstart.config import ScheduleConfig
+from headstart.config import LrScheduleConfig
 from headstart.errors import pick
 
 
@@ -22,34 +22,34 @@ class Progress:
         return min(1.0, max(0.0, (self.progress - self.warmup) / max(1 - self.warmup, 1e-12)))
 
 
-def constant(moment: Progress, config: ScheduleConfig) -> float:
+def constant(moment: Progress, config: LrScheduleConfig) -> float:
     """Stay at the top."""
     return 1.0
 
 
-def linear(moment: Progress, config: ScheduleConfig) -> float:
+def linear(moment: Progress, config: LrScheduleConfig) -> float:
     """Fall in a straight line."""
-    return 1 - (1 - config.final) * moment.fallen
+    return 1 - (1 - config.min_lr_ratio) * moment.fallen
 
 
-def cosine(moment: Progress, config: ScheduleConfig) -> float:
+def cosine(moment: Progress, config: LrScheduleConfig) -> float:
     """Fall along half a cosine."""
     wave = 0.5 * (1 + math.cos(math.pi * moment.fallen))
-    return config.final + (1 - config.final) * wave
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * wave
 
 
-def warmup_stable_decay(moment: Progress, config: ScheduleConfig) -> float:
+def warmup_stable_decay(moment: Progress, config: LrScheduleConfig) -> float:
     """Stay at the top, then fall in a straight line over the last `decay` of the budget."""
-    left = (1 - moment.progress) / max(config.decay, 1e-12)
-    return config.final + (1 - config.final) * min(1.0, left)
+    left = (1 - moment.progress) / max(config.decay_ratio, 1e-12)
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * min(1.0, left)
 
 
-def inverse_square_root(moment: Progress, config: ScheduleConfig) -> float:
+def inverse_square_root(moment: Progress, config: LrScheduleConfig) -> float:
     """Fall with the square root of the steps taken (Vaswani et al., 2017); the budget's end is not looked at."""
     return 1 / math.sqrt(max(1.0, moment.risen))
 
 
-SCHEDULES: dict[str, Callable[[Progress, ScheduleConfig], float]] = {
+SCHEDULES: dict[str, Callable[[Progress, LrScheduleConfig], float]] = {
     "constant": constant,
     "linear": linear,
     "cosine": cosine,
@@ -59,18 +59,20 @@ SCHEDULES: dict[str, Callable[[Progress, ScheduleConfig], float]] = {
 }
 
 
-def moment_at(progress: float, config: ScheduleConfig, step: int) -> Progress:
+def moment_at(progress: float, config: LrScheduleConfig, step: int) -> Progress:
     """Where a run stands at `progress`, before which `step` steps were taken."""
     progress = min(max(progress, 0.0), 1.0)
     if config.warmup_steps is None:
-        return Progress(progress, config.warmup, progress / config.warmup if config.warmup else math.inf)
+        return Progress(
+            progress, config.warmup_ratio, progress / config.warmup_ratio if config.warmup_ratio else math.inf
+        )
     share = progress * config.warmup_steps / max(1, step)  # steps as a share, at the pace so far
     return Progress(progress, min(1.0, share), (step + 1) / config.warmup_steps)
 
 
-def lr_factor(progress: float, config: ScheduleConfig, step: int = 0) -> float:
+def lr_factor(progress: float, config: LrScheduleConfig, step: int = 0) -> float:
     """The learning rate's share of its top at `progress`, after `step` steps; the first step is never at zero."""
     moment = moment_at(progress, config, step)
     if moment.risen < 1:
         return max(moment.risen, 1e-3)
-    return max(0.0, pick(SCHEDULES, config.kind, "schedule")(moment, config))
+    return max(0.0, pick(SCHEDULES, config.name, "schedule")(moment, config))

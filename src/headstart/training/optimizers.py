@@ -64,10 +64,10 @@ class Optimizers:
 def _share(name: str, model: Model, config: OptimizerConfig) -> float:
     """A weight's rate as a share of the top block's: less below, `head_scale` for heads."""
     if not name.startswith("backbone."):
-        return config.head_scale
+        return config.head_lr_multiplier
     top = model.backbone.depth
     depth = min(model.backbone.layer_of(name.removeprefix("backbone.")), top)
-    return config.layer_decay ** (top - depth)
+    return config.layerwise_lr_decay ** (top - depth)
 
 
 def _is_matrix_of_block(name: str, weight: nn.Parameter) -> bool:
@@ -83,15 +83,15 @@ def make_optimizer(model: Model, config: OptimizerConfig, holder: Holder | None 
     matrices: dict[float, list[nn.Parameter]] = {}
     for name, weight in model.named_parameters():
         share = _share(name, model, config)
-        if config.kind == "muon" and _is_matrix_of_block(name, weight):
+        if config.name == "muon" and _is_matrix_of_block(name, weight):
             matrices.setdefault(share, []).append(weight)
         else:
             decay = config.weight_decay if weight.ndim >= 2 else 0.0
             plain.setdefault((share, decay), []).append(weight)
-    rule = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
+    rule = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     groups = [{"params": held, "lr": share, "weight_decay": decay} for (share, decay), held in plain.items()]
     parts: list[torch.optim.Optimizer] = [
-        rule(groups, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)
+        rule(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
     ]
     if matrices:
         muon = [{"params": held, "lr": share} for share, held in matrices.items()]

@@ -106,7 +106,7 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
         torch.set_float32_matmul_precision("high")
         # It builds a plan for every new shape, tens of milliseconds each: good for batches of one shape alone.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    return Runtime(device, precision, processes, config.sharded and not processes.is_alone)
+    return Runtime(device, precision, processes, config.fsdp and not processes.is_alone)
 
 
 def _repeat_exactly() -> None:

@@ -172,7 +172,9 @@ class Trainer:
         self.model, self.objective, self.loader, self.vocabulary = model, objective, loader, vocabulary
         self.config, self.runtime, self.evaluate, self.on_event = config, runtime, evaluate, on_event
         self.stop = stop if stop is not None else StopSignal()
-        set_trainable_layers(model, config.training.freeze, config.training.unfreeze_every, 0)
+        set_trainable_layers(
+            model, config.training.freeze_backbone, config.training.gradual_unfreezing_epochs, 0
+        )
         self.strategy = make_strategy(model, runtime)
         self.optimizer = make_optimizer(
             model, config.optimizer, self.strategy if runtime.is_sharded else None
@@ -188,17 +190,17 @@ class Trainer:
 
     def _total_steps(self) -> int | None:
         training = self.config.training
-        if training.steps is not None:
-            return training.steps
-        if training.epochs is None:
+        if training.max_steps is not None:
+            return training.max_steps
+        if training.max_epochs is None:
             return None
-        whole = int(training.epochs)
-        steps, rest = sum(self.steps_in(epoch) for epoch in range(whole)), training.epochs - whole
+        whole = int(training.max_epochs)
+        steps, rest = sum(self.steps_in(epoch) for epoch in range(whole)), training.max_epochs - whole
         return max(1, steps + (math.ceil(rest * self.steps_in(whole)) if rest else 0))
 
     def steps_in(self, epoch: int) -> int:
         """Steps in an epoch; the last may gather fewer batches than the others."""
-        return math.ceil(self.loader.count(epoch) / self.config.training.accumulate)
+        return math.ceil(self.loader.count(epoch) / self.config.training.gradient_accumulation_steps)
 
     @property
     def progress(self) -> float:
@@ -206,10 +208,10 @@ class Trainer:
         training, state = self.config.training, self.state
         if self.total_steps is not None:
             return state.step / self.total_steps
-        if training.tokens is not None:
-            return state.tokens / training.tokens
-        assert training.minutes is not None, "the workflow sets a budget"
-        return state.seconds / (60 * training.minutes)
+        if training.max_tokens is not None:
+            return state.tokens / training.max_tokens
+        assert training.max_minutes is not None, "the workflow sets a budget"
+        return state.seconds / (60 * training.max_minutes)
 
     def run(self, save: Callable[[], None] = lambda: None) -> None:
         """Train until the budget is spent; `save` is called when it is time, and before stopping early."""
@@ -236,7 +238,7 @@ class Trainer:
                 self._take_average(done)
                 self._evaluate_if_due()
                 self._look()
-                is_time = training.save_every is not None and self.state.step % training.save_every == 0
+                is_time = training.save_steps is not None and self.state.step % training.save_steps == 0
                 if (is_time or self._seen["late"] or self._seen["stop"]) and not (
                     done and not self._seen["stop"]
                 ):
@@ -273,7 +275,7 @@ class Trainer:
 
     def _make_steps(self) -> Iterator[list[Batch]]:
         epoch, start, step = self.state.epoch, self.state.batch, self.state.step
-        seed, gathered = self.config.training.seed, self.config.training.accumulate
+        seed, gathered = self.config.training.seed, self.config.training.gradient_accumulation_steps
         batches, processes = self.loader.batches(epoch), self.runtime.processes
         for at in range(start, len(batches), gathered):
             numbers = batches[at : at + gathered]
@@ -303,24 +305,26 @@ class Trainer:
             if not part.is_idle:
                 self._since.add(losses, part)
         learning = [weight for weight in self.model.parameters() if weight.grad is not None]
-        if self.config.optimizer.clip:
-            torch.nn.utils.clip_grad_norm_(learning, self.config.optimizer.clip)
-        share = lr_factor(self.progress, self.config.schedule, state.step)
+        if self.config.optimizer.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(learning, self.config.optimizer.max_grad_norm)
+        share = lr_factor(self.progress, self.config.lr_schedule, state.step)
         self.rate = self.config.optimizer.learning_rate * share
         self.optimizer.step(self.rate)
         state.step += 1
-        state.batch = min(state.batch + training.accumulate, self.loader.count(state.epoch))
+        state.batch = min(state.batch + training.gradient_accumulation_steps, self.loader.count(state.epoch))
 
     def _set_to_learn(self) -> None:
         """What evaluations have changed is undone; what has not changed since the last step costs no time."""
         training, epoch = self.config.training, self.state.epoch
-        if training.unfreeze_every is not None and epoch != self._thawed_at:
-            set_trainable_layers(self.model, training.freeze, training.unfreeze_every, epoch)
+        if training.gradual_unfreezing_epochs is not None and epoch != self._thawed_at:
+            set_trainable_layers(
+                self.model, training.freeze_backbone, training.gradual_unfreezing_epochs, epoch
+            )
             self._thawed_at = epoch
         self.strategy.refresh()
-        if not self.model.training or (training.freeze and self.model.backbone.training):
+        if not self.model.training or (training.freeze_backbone and self.model.backbone.training):
             self.model.train()
-            if training.freeze:
+            if training.freeze_backbone:
                 self.model.backbone.eval()
 
     def _agree(self, parts: list[Batch]) -> dict[str, int]:
@@ -348,8 +352,8 @@ class Trainer:
             return
         state, steps = self.state, self.steps_in(0)
         left = (self.total_steps - state.step) / steps if self.total_steps is not None else 0.0
-        if self.config.training.epochs is not None:
-            left = self.config.training.epochs - self.epochs_done
+        if self.config.training.max_epochs is not None:
+            left = self.config.training.max_epochs - self.epochs_done
         is_end = done or state.batch == 0
         state.averaged = self.average.take(self.model, state.step, steps, is_end, left, state.averaged)
 
@@ -368,7 +372,7 @@ class Trainer:
         if not math.isfinite(found["loss"]):
             error = Diverged(
                 f"the loss is {found['loss']} at step {state.step}: training has diverged",
-                hint="lower --set optimizer.learning_rate, or raise schedule.warmup",
+                hint="lower --set optimizer.learning_rate, or raise lr_schedule.warmup_ratio",
             )
             error.is_shared = True
             raise error
@@ -396,8 +400,8 @@ class Trainer:
             return False
         if state.step == 0 or self.progress >= 1:
             return True
-        if training.evaluate_every is not None:
-            return state.step % training.evaluate_every == 0
+        if training.eval_steps is not None:
+            return state.step % training.eval_steps == 0
         if (
             self.objective.reads == "blocks"
         ):  # an epoch over a corpus can be the whole run: mark every tenth of it
@@ -418,7 +422,7 @@ class Trainer:
         is_best = found.rank > state.best_value and (state.step > 0 or self.may_select_initial)
         if is_best:
             state.best_value, state.best_step = found.rank, state.step
-            if self.config.training.keep == "best":
+            if self.config.training.checkpoint_selection == "best":
                 self.best = {
                     name: weight.detach().clone() for name, weight in self.model.state_dict().items()
                 }
@@ -427,7 +431,7 @@ class Trainer:
 
     def finish(self) -> None:
         """Put the weights to keep into the model: the best on validation, or the last, averaged if that was asked."""
-        if self.config.training.keep == "best" and self.best is not None:
+        if self.config.training.checkpoint_selection == "best" and self.best is not None:
             self.model.load_state_dict(self.best)
         elif self.average.tensors:
             self.model.load_state_dict(self.average.tensors)

@@ -82,7 +82,7 @@ class Encoder:
 
     def task(self, dataset: Dataset, plan: Plan) -> Task:
         """`dataset` as tokens."""
-        length, keep = plan.config.training.length, plan.config.data.keep
+        length, keep = plan.config.training.max_length, plan.config.data.truncation_side
         known = self.known.setdefault((plan.tokenizer.fingerprint, length, keep), {})
         every = (example for examples in dataset.splits.values() for example in examples)
         new = list({example.text: example for example in every if example.text not in known}.values())
@@ -160,7 +160,7 @@ def _fit_classical(
         dataset.texts("train"), dataset.targets("train"), seed=seed, classes=len(dataset.classes)
     )
     found = model.predict_probabilities(dataset.texts(scored))
-    chosen = marked_places(len(dataset.valid), plan.config.training.marked)
+    chosen = marked_places(len(dataset.valid), plan.config.training.eval_subset_size)
     on_valid = model.predict_probabilities([dataset.valid[place].text for place in chosen])
     marks = score(np.array(dataset.targets("valid"))[chosen], on_valid, dataset.classes)
     return found, [CurvePoint(0.0, 0, marks.accuracy, marks.macro_f1, marks.loss)]

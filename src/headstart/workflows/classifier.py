@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from headstart.config import BodyConfig, RunConfig
+from headstart.config import ModelConfig, RunConfig
 from headstart.data.augmentation import training_loader
 from headstart.data.decontamination import seen_before
 from headstart.evaluation.metrics import METRICS, score
@@ -33,14 +33,14 @@ def make_classifier(
     on the frozen backbone first.
     """
     seed_everything(config.training.seed, 0, 3)
-    heads = objective.heads(config.body, task.tokenizer.size, len(task.classes))
+    heads = objective.heads(config.model, task.tokenizer.size, len(task.classes))
     if trained is None:
-        return build_model(config.body, task.tokenizer.size, heads), None
+        return build_model(config.model, task.tokenizer.size, heads), None
     if keeps_head(config, objective, task.classes, trained):
-        model = build_model(config.body, task.tokenizer.size, heads)
+        model = build_model(config.model, task.tokenizer.size, heads)
         weights = reordered(trained.weights, HEAD, trained.info.classes, task.classes)
         return model, transfer(weights, model, with_base_heads=True)
-    model, moved = swap_heads(trained, heads, config.body, reset_layers=config.training.reset_layers)
+    model, moved = swap_heads(trained, heads, config.model, reset_layers=config.training.reinit_top_layers)
     head = model.heads[HEAD]
     if config.training.linear_probe and isinstance(head, ClassHead):
         fit_head(model, head, objective, task.rows["train"], task.tokenizer, runtime)
@@ -50,7 +50,7 @@ def make_classifier(
 def swap_heads(
     base: LoadedModel,
     heads: Mapping[str, HeadSpec],
-    config: BodyConfig | None = None,
+    config: ModelConfig | None = None,
     *,
     reset_layers: int = 0,
 ) -> tuple[Model, Transfer]:
@@ -58,7 +58,7 @@ def swap_heads(
 
     `config` changes settings of the body that shape no weight, such as dropout. The top `reset_layers` layers start fresh.
     """
-    model = build_model(config or base.info.config.body, base.tokenizer.size, heads)
+    model = build_model(config or base.info.config.model, base.tokenizer.size, heads)
     return model, transfer(base.weights, model, reset_layers=reset_layers)
 
 
@@ -70,7 +70,7 @@ def keeps_head(
     Above blocks that start fresh it would read what it has never seen, so there it starts fresh as well.
     """
     training, own = config.training, _head_for(classes, trained)
-    is_wanted = training.head == "auto" and not training.reset_layers
+    is_wanted = training.head_init == "reuse" and not training.reinit_top_layers
     return is_wanted and own is not None and _form(own) == _form(_head(config, objective, classes))
 
 
@@ -79,9 +79,9 @@ def misfit(
 ) -> str:
     """Why a base's head for these very classes does not go on although it may; nothing when there is nothing to tell."""
     training, own = config.training, _head_for(classes, trained)
-    if own is None or training.head != "auto" or keeps_head(config, objective, classes, trained):
+    if own is None or training.head_init != "reuse" or keeps_head(config, objective, classes, trained):
         return ""
-    if training.reset_layers:
+    if training.reinit_top_layers:
         return "the base's head names the same classes, and starts fresh above the fresh blocks"
     new = _form(_head(config, objective, classes))
     wanted = " ".join(
@@ -99,7 +99,7 @@ def _head_for(classes: Sequence[str], trained: LoadedModel | None) -> HeadSpec |
 
 
 def _head(config: RunConfig, objective: Objective, classes: Sequence[str]) -> HeadSpec:
-    return objective.heads(config.body, 0, len(classes))[HEAD]
+    return objective.heads(config.model, 0, len(classes))[HEAD]
 
 
 def _form(head: HeadSpec) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def make_trainer(
     training = config.training
     texts = task.dataset.texts("train")
     loader = training_loader(task.rows["train"], texts, task.tokenizer, training, config.data)
-    chosen = marked_places(len(task.rows["valid"]), training.marked)
+    chosen = marked_places(len(task.rows["valid"]), training.eval_subset_size)
     truth = np.array(task.dataset.targets("valid"))[chosen]
     rows = [task.rows["valid"][place] for place in chosen]
 

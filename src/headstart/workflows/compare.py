@@ -111,9 +111,9 @@ def _names(bases: Sequence[str]) -> list[str]:
 
 def _with_whole_paths(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings in which a tokenizer and other sets are found from any folder."""
-    kind = settings.get("tokenizer", {}).get("kind")
+    kind = settings.get("tokenizer", {}).get("type")
     if kind is not None:
-        settings["tokenizer"]["kind"] = absolute_paths([kind])[0]
+        settings["tokenizer"]["type"] = absolute_paths([kind])[0]
     return with_absolute_paths(settings)
 
 
@@ -145,11 +145,11 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
     first, _ = finetune_config(bases[0] if bases else None, inputs["preset"], inputs["settings"])
     folds = inputs.get("folds")
     whole = load_dataset(inputs["data"], first.data, with_test=folds is None)
-    if first.data.apart:
-        whole = without_apart(whole, first.data.apart)
+    if first.data.exclude_eval_texts_of:
+        whole = without_apart(whole, first.data.exclude_eval_texts_of)
     parts, judged = fold_parts(whole, folds) if folds is not None else (whole_part(whole), whole)
     most = labels_in(parts)
-    budgets = inputs["labels"] or [first.data.labels or most]
+    budgets = inputs["labels"] or [first.data.train_size or most]
     for seed in (inputs["seeds"][0], inputs["seeds"][-1]):
         first.with_({"training": {"seed": seed}})
     for budget in budgets:  # a budget that the data cannot meet is told before anything is trained
@@ -190,7 +190,7 @@ def _check(plans: list[Plan], inputs: dict[str, Any], budgets: list[int], most: 
     if any(budget != most for budget in budgets):
         raise ConfigError(
             "each seed draws its own labels, so their ensemble would learn from more than the budget",
-            hint="leave out --labels, or the arm ensemble",
+            hint="leave out --train-size, or the arm ensemble",
         )
 
 
@@ -270,9 +270,11 @@ def _plans(
     on_event: Callable[[Event], None],
 ) -> list[Plan]:
     """The arms, in the order of the report; their settings are those for the `largest` number of labels."""
-    extra = {"training": {"keep": "last"}} if scored == "valid" else {}
+    extra = {"training": {"checkpoint_selection": "last"}} if scored == "valid" else {}
     settings = merge(extra, inputs["settings"])
-    frozen = {"training": {"freeze": True, "reset_layers": 0, "unfreeze_every": None}}
+    frozen = {
+        "training": {"freeze_backbone": True, "reinit_top_layers": 0, "gradual_unfreezing_epochs": None}
+    }
     plans: list[Plan] = []
     twins: dict[tuple[str, str], str] = {}
     starts: list[tuple[LoadedModel | None, Mapping[str, Any]]] = list(
@@ -294,7 +296,7 @@ def _plans(
         )
         if not plans and "classical" in inputs["arms"]:
             plans.append(Plan("classical", "classical", usual, asked, tokenizer))
-        twin = (usual.body.model_dump_json(), tokenizer.fingerprint)
+        twin = (usual.model.model_dump_json(), tokenizer.fingerprint)
         if "scratch" in inputs["arms"] and twin not in twins and not own:
             name = "scratch" if not twins or trained is None else f"scratch like {trained.name}"
             plans.append(Plan(name, "scratch", usual, asked, tokenizer, configure=control))

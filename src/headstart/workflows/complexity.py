@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from headstart.config import BodyConfig, TrainingConfig
+from headstart.config import ModelConfig, TrainingConfig
 from headstart.models.attention import Attention
 from headstart.planning.complexity import KERNEL, KINDS, Complexity, Point, summarise
 from headstart.training.runtime import start_runtime
@@ -37,7 +37,7 @@ def _mixing(width: int) -> tuple[nn.Module, Layer]:
 
 def _block(width: int) -> tuple[nn.Module, Layer]:
     heads = attention_heads(width)
-    layer = Attention(BodyConfig(width=width, attention_heads=heads, positions="none"))
+    layer = Attention(ModelConfig(hidden_size=width, num_heads=heads, position_embedding="none"))
     return layer, lambda x: layer(x, None, False, None)
 
 

@@ -90,7 +90,7 @@ def conclude(
         classes=whole.classes,
         truth=truth.tolist(),
         label_budgets=budgets,
-        epochs=neural.config.training.epochs or 0.0,
+        epochs=neural.config.training.max_epochs or 0.0,
         mark=mark,
         arms=arms,
         tests=_tests(arms, truth),
@@ -199,7 +199,7 @@ def _audit(whole: Dataset, plan: Plan) -> Audit:
     lengths, unknown = {}, {}
     for split, examples in whole.splits.items():
         lengths[split], unknown[split] = token_counts(plan.tokenizer, [example.text for example in examples])
-    return audit(whole, lengths, unknown, plan.config.training.length)
+    return audit(whole, lengths, unknown, plan.config.training.max_length)
 
 
 def write_comparison(out: Path, comparison: Comparison) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from headstart.config import BodyConfig, DataConfig, load_preset
+from headstart.config import DataConfig, ModelConfig, load_preset
 from headstart.data.documents import MixtureComponent
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
@@ -45,7 +45,7 @@ def count_tokens(mix: Sequence[MixtureComponent], config: DataConfig, tokenizer:
     return tokens if 0 < tokens <= SMALL_CORPUS else None
 
 
-def adaptation_defaults(tokens: int, model: BodyConfig) -> dict[str, dict[str, Any]]:
+def adaptation_defaults(tokens: int, model: ModelConfig) -> dict[str, dict[str, Any]]:
     """Settings by section for continued pretraining on a small corpus of so many tokens.
 
     The weights that predict held-out text best are kept, so an overlong run does no harm.
@@ -55,15 +55,15 @@ def adaptation_defaults(tokens: int, model: BodyConfig) -> dict[str, dict[str, A
     )  # a small corpus gets small batches, and so more steps
     wanted = min(MAX_EPOCHS, max(MIN_EPOCHS, TOKENS_READ / tokens))
     floor = math.ceil(MIN_STEPS * batch_tokens / tokens)
-    rate = min(1e-3, LEARNING_RATE * (256 / model.width) ** 2)
+    rate = min(1e-3, LEARNING_RATE * (256 / model.hidden_size) ** 2)
     return {
-        "optimizer": {"kind": "adamw", "learning_rate": float(f"{rate:.2g}"), "weight_decay": 0.01},
-        "schedule": {"kind": "linear", "warmup": 0.1},
+        "optimizer": {"name": "adamw", "learning_rate": float(f"{rate:.2g}"), "weight_decay": 0.01},
+        "lr_schedule": {"name": "linear", "warmup_ratio": 0.1},
         "training": {
-            "epochs": float(min(max(math.ceil(wanted), floor), 10 * MAX_EPOCHS)),
-            "length": min(BLOCK_SIZE, model.max_length),
-            "batch_tokens": batch_tokens,
-            "keep": "best",
+            "max_epochs": float(min(max(math.ceil(wanted), floor), 10 * MAX_EPOCHS)),
+            "max_length": min(BLOCK_SIZE, model.max_position_embeddings),
+            "tokens_per_batch": batch_tokens,
+            "checkpoint_selection": "best",
         },
     }
 
@@ -75,27 +75,27 @@ def continued_settings(
     own = trained.info.config
     name = preset or own.preset
     raw = load_preset(name)
-    shape = raw.get("body", {}) if preset else {}
-    wanted = {**shape, **raw.get("pretrain", {}).get("body", {}), **settings.get("body", {})}
+    shape = raw.get("model", {}) if preset else {}
+    wanted = {**shape, **raw.get("pretrain", {}).get("model", {}), **settings.get("model", {})}
     for key, value in wanted.items():
-        if "dropout" not in key and getattr(own.body, key, value) not in (value, "auto") and value != "auto":
+        if "dropout" not in key and getattr(own.model, key, value) not in (value, "auto") and value != "auto":
             raise ConfigError(
-                f"body.{key} of {trained.name} is {getattr(own.body, key)}, not {value}",
+                f"model.{key} of {trained.name} is {getattr(own.model, key)}, not {value}",
                 hint="a base's shape is fixed: leave that setting and --preset out, or pretrain from scratch",
             )
     # The dropout of fine-tuning is no part of the shape, and does not go on into pretraining.
     is_tuned = own.job == "finetune"
-    kept = {key: value for key, value in own.body if not (is_tuned and "dropout" in key)}
+    kept = {key: value for key, value in own.model if not (is_tuned and "dropout" in key)}
     told = {key: value for key, value in wanted.items() if value != "auto"}
-    return name, {**taught_settings(trained, settings), "body": {**kept, **told}}
+    return name, {**taught_settings(trained, settings), "model": {**kept, **told}}
 
 
 def taught_settings(trained: LoadedModel, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that reads with another's tokenizer, which is fixed."""
     own = trained.info.config.tokenizer
     asked = dict(settings.get("tokenizer", {}))
-    if "kind" in asked:
-        check_tokenizer(trained, asked.pop("kind"))
+    if "type" in asked:
+        check_tokenizer(trained, asked.pop("type"))
     for key, value in asked.items():
         if getattr(own, key, value) != value:
             raise ConfigError(

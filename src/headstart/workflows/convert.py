@@ -77,8 +77,8 @@ def make_bundle(trained: LoadedModel) -> ExportBundle:
         specs=trained.specs,
         tokenizer=trained.tokenizer,
         classes=trained.info.classes,
-        max_length=config.training.length if is_classifier else config.body.max_length,
-        truncation_side=config.data.keep if is_classifier else "start",
+        max_length=config.training.max_length if is_classifier else config.model.max_position_embeddings,
+        truncation_side=config.data.truncation_side if is_classifier else "start",
         source_tokenizer=trained.own_source_tokenizer,
     )
 
@@ -122,10 +122,10 @@ def import_model(folder: str | Path, out: str | Path) -> Imported:
     return Imported(
         path=path,
         family=model.family,
-        kind=model.config.kind,
+        kind=model.config.architecture,
         parameters=parameters,
         vocab_size=model.vocab_size,
-        max_length=model.config.max_length,
+        max_length=model.config.max_position_embeddings,
         has_lm_head=model.has_lm_head,
         dropped=model.dropped,
     )
@@ -134,10 +134,10 @@ def import_model(folder: str | Path, out: str | Path) -> Imported:
 def _run_info(model: ImportedModel, folder: Path, start: float) -> RunInfo:
     """What run.json says about a model that was trained elsewhere."""
     settings = {
-        "body": model.config.model_dump(),
-        "tokenizer": {"kind": model.tokenizer.kind, "vocabulary": max(8, model.vocab_size)},
-        "objective": {"name": OBJECTIVES[model.config.kind]},
-        "training": {"length": min(BLOCK_LENGTH, model.config.max_length)},
+        "model": model.config.model_dump(),
+        "tokenizer": {"type": model.tokenizer.kind, "vocab_size": max(8, model.vocab_size)},
+        "objective": {"name": OBJECTIVES[model.config.architecture]},
+        "training": {"max_length": min(BLOCK_LENGTH, model.config.max_position_embeddings)},
     }
     return RunInfo(
         config=resolve("pretrain", PRESET, settings),

@@ -89,9 +89,9 @@ def _check(inputs: dict[str, Any]) -> None:
             hint="`headstart models` lists those that are here; HEADSTART_BASES names folders with more",
         )
     finetune_config(load_model(base), None, merge(_settings(inputs), _shipped_settings(inputs)))
-    training = {"epochs": inputs["epochs"], "seed": inputs["first_seed"]}
-    resolve("pretrain", "tiny", {"training": {"minutes": inputs["minutes"]}})
-    config = resolve("finetune", "tiny", {"training": training, "data": {"labels": inputs["labels"]}})
+    training = {"max_epochs": inputs["epochs"], "seed": inputs["first_seed"]}
+    resolve("pretrain", "tiny", {"training": {"max_minutes": inputs["minutes"]}})
+    config = resolve("finetune", "tiny", {"training": training, "data": {"train_size": inputs["labels"]}})
     balanced_subset(load_dataset(DATA, config.data), inputs["labels"], inputs["first_seed"])
 
 
@@ -119,7 +119,7 @@ def _tell_plan(inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Non
         )
     )
     found = inspect_data(
-        DATA, length=LENGTH, settings={"data": {"labels": inputs["labels"]}}, seed=inputs["first_seed"]
+        DATA, length=LENGTH, settings={"data": {"train_size": inputs["labels"]}}, seed=inputs["first_seed"]
     )
     counts = ", ".join(f"{name} {part.count:,}" for name, part in found.splits.items())
     on_event(Note(f"audit of {DATA}: {counts}; {len(found.leaks)} texts stand in two splits"))
@@ -129,12 +129,17 @@ def _tell_plan(inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Non
 
 def _settings(inputs: dict[str, Any]) -> dict[str, Any]:
     """How every arm learns from labels."""
-    training = {"length": LENGTH, "epochs": inputs["epochs"], "marked": MARKED, "precision": PRECISION}
-    return {"training": training, "data": {"keep": "both"}}
+    training = {
+        "max_length": LENGTH,
+        "max_epochs": inputs["epochs"],
+        "eval_subset_size": MARKED,
+        "precision": PRECISION,
+    }
+    return {"training": training, "data": {"truncation_side": "both"}}
 
 
 def _shipped_settings(inputs: dict[str, Any]) -> dict[str, Any]:
-    return {"training": {"epochs": min(inputs["epochs"], SHIPPED_EPOCHS), "length": SHIPPED_LENGTH}}
+    return {"training": {"max_epochs": min(inputs["epochs"], SHIPPED_EPOCHS), "max_length": SHIPPED_LENGTH}}
 
 
 def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Comparison:
@@ -143,7 +148,7 @@ def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], No
     if (base / "run.json").exists():
         resume(base, on_event)
     else:
-        training = {"minutes": inputs["minutes"], "seed": inputs["first_seed"], "precision": PRECISION}
+        training = {"max_minutes": inputs["minutes"], "seed": inputs["first_seed"], "precision": PRECISION}
         pretrain([DATA], base, preset="tiny", settings={"training": training}, on_event=on_event)
     if (compared / "compare.json").exists():
         return resume_compare(compared, on_event) or read_comparison(compared)

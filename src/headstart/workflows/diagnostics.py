@@ -72,7 +72,7 @@ def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> l
     other = (
         "`headstart models` lists pretrained models to start from"
         if base == SCRATCH
-        else f"`headstart pretrain TEXTS --from {base}` adapts the base to unlabelled texts of your domain"
+        else f"`headstart pretrain TEXTS --init-from {base}` adapts the base to unlabelled texts of your domain"
     )
     return [
         f"the network is not better than TF-IDF + linear SVM on {network.count:,} validation texts: accuracy "
@@ -94,7 +94,9 @@ def warn_of_undertraining(
     guessing = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
     predicted, present = set(found.argmax(axis=1).tolist()), set(truth.tolist())
     more = (
-        f"raise --epochs (now {config.training.epochs:g})" if config.training.epochs else "raise the budget"
+        f"raise --epochs (now {config.training.max_epochs:g})"
+        if config.training.max_epochs
+        else "raise the budget"
     )
     hint = f"{more} or optimizer.learning_rate (now {config.optimizer.learning_rate:g})"
     majority, right = float(shares.max()), METRICS["accuracy"](truth, found)

@@ -63,7 +63,7 @@ def evaluate(
         return evaluate_translator(first, data, config, beam=beam, against=against, settings=settings)
     if beam is not None or against is not None:
         raise ConfigError(
-            f"{first.name} is not a translator", hint="--beam and --against go with a run for a --pair"
+            f"{first.name} is not a translator", hint="--num-beams and --baseline go with a run for a --pair"
         )
     if first.objective.reads == "texts":
         return _evaluate_classifiers(members, data, config, settings or {})
@@ -158,7 +158,7 @@ def _load_task(loaded: LoadedModel, data: str, config: RunConfig) -> Translation
 def _encode_split(loaded: LoadedModel, text: ParallelText, config: RunConfig) -> TranslationTask:
     """The only split of a text as tokens."""
     tokenizers = loaded.tokenizer, loaded.source_tokenizer
-    length, keep = config.training.length, config.data.keep
+    length, keep = config.training.max_length, config.data.truncation_side
     rows = {name: encode_pairs(pairs, tokenizers, length, keep) for name, pairs in text.splits.items()}
     return TranslationTask(text, *tokenizers, rows)
 

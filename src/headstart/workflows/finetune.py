@@ -106,7 +106,7 @@ def finetune(
         from headstart.workflows.translate import train_translator
 
         if teacher is not None or unlabelled:
-            raise ConfigError("translators have no teachers here", hint="leave --teacher or --pair out")
+            raise ConfigError("translators have no teachers here", hint="leave --distill-from or --pair out")
         return train_translator(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
     with init_processes() as processes:
         listen = main_only(processes, on_event)
@@ -122,9 +122,9 @@ def finetune(
                 source.dataset, None if whose is None else whose.tokenizer, len(source.pseudo_labelled)
             )
             config, objective = finetune_config(trained, preset, given, data=facts)
-            if trained is None and config.training.reset_layers:
+            if trained is None and config.training.reinit_top_layers:
                 raise ConfigError(
-                    "from scratch every block starts fresh", hint="leave training.reset_layers out"
+                    "from scratch every block starts fresh", hint="leave training.reinit_top_layers out"
                 )
             runtime = start_runtime(config.training, processes)
         inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
@@ -246,7 +246,7 @@ def finetune_config(
     _check_objective(objective)
     facts = data or REFERENCE
     classes = facts.classes if data is not None or trained is None else trained.info.classes
-    settled = config.with_({"body": objective.resolve_backbone(config.body).model_dump()})
+    settled = config.with_({"model": objective.resolve_backbone(config.model).model_dump()})
     reused = not is_control and keeps_head(settled, objective, classes, trained)
     alike = reused or (trained is not None and not trained.info.classes)
     if trained is not None and data is not None and not fits_recommendation(recommended, data, alike):
@@ -257,23 +257,23 @@ def finetune_config(
         start: HeadStart = (
             "scratch" if trained is None or is_control else "reused-head" if reused else "new-head"
         )
-        defaults = finetune_defaults(facts, settled.body, start)
+        defaults = finetune_defaults(facts, settled.model, start)
         fixed = {**recommended.get("training", {}), **settings.get("training", {})}
-        if any(key in fixed for key in (*BUDGETS, "marked")):
-            defaults["training"]["evaluate_every"] = None  # its spacing is for the rule's own budget
+        if any(key in fixed for key in (*BUDGETS, "eval_subset_size")):
+            defaults["training"]["eval_steps"] = None  # its spacing is for the rule's own budget
     config = resolve("finetune", name, recommended, over, defaults=defaults)
     objective = make_objective(config.objective)
-    config = config.with_({"body": objective.resolve_backbone(config.body).model_dump()})
+    config = config.with_({"model": objective.resolve_backbone(config.model).model_dump()})
     _check_reset(config)
     return fit_length(config, settings), objective
 
 
 def _check_reset(config: RunConfig) -> None:
     """Refuse more fresh blocks than there are."""
-    if config.training.reset_layers > config.body.layers:
+    if config.training.reinit_top_layers > config.model.num_layers:
         raise ConfigError(
-            f"training.reset_layers {config.training.reset_layers} is more than the {config.body.layers} blocks there are",
-            hint=f"set it to {config.body.layers} or less; one or two is usual",
+            f"training.reinit_top_layers {config.training.reinit_top_layers} is more than the {config.model.num_layers} blocks there are",
+            hint=f"set it to {config.model.num_layers} or less; one or two is usual",
         )
 
 
@@ -285,19 +285,19 @@ def _over_base(
 ) -> dict[str, Any]:
     """The user's settings with the base's body and tokenizer, once all that is asked of them fits."""
     own = trained.info.config
-    if settings.get("tokenizer", {}).get("kind") is not None:
-        check_tokenizer(trained, settings["tokenizer"]["kind"])
-    usual = load_preset(preset).get("finetune", {}).get("body", {})
-    wanted = {**usual, **recommended.get("body", {}), **settings.get("body", {})}
+    if settings.get("tokenizer", {}).get("type") is not None:
+        check_tokenizer(trained, settings["tokenizer"]["type"])
+    usual = load_preset(preset).get("finetune", {}).get("model", {})
+    wanted = {**usual, **recommended.get("model", {}), **settings.get("model", {})}
     for key, value in wanted.items():
         is_free = "dropout" in key or (key == "pooler" and value is True)
-        if value != "auto" and not is_free and getattr(own.body, key, value) != value:
+        if value != "auto" and not is_free and getattr(own.model, key, value) != value:
             raise ConfigError(
-                f"body.{key} of {trained.name} is {getattr(own.body, key)}, not {value}",
+                f"model.{key} of {trained.name} is {getattr(own.model, key)}, not {value}",
                 hint="a base's shape is fixed; fine-tune from scratch to change it",
             )
-    body = {**own.body.model_dump(), **{key: value for key, value in wanted.items() if value != "auto"}}
-    return {**settings, "body": body, "tokenizer": own.tokenizer.model_dump()}
+    body = {**own.model.model_dump(), **{key: value for key, value in wanted.items() if value != "auto"}}
+    return {**settings, "model": body, "tokenizer": own.tokenizer.model_dump()}
 
 
 def _check_objective(objective: Objective) -> None:
@@ -354,7 +354,7 @@ def _run(
     model, moved = make_classifier(config, objective, task, trained, runtime)
     inputs = {**inputs, "fingerprint": fingerprint}
     info = known or _begin(folder, config, inputs, task, trained, teaching, moved, runtime)
-    processes.start(runtime.device, config.training.timeout)
+    processes.start(runtime.device, config.training.ddp_timeout_minutes)
     if moved is not None:
         on_event(Note(f"from {inputs['base']}: {moved.summary()}"))
         if why := misfit(config, objective, task.classes, trained):
@@ -396,7 +396,7 @@ def _run(
         warnings=warnings,
         classifier=info.classifier,
         curve=trainer.state.curve,
-        best_epoch=best if config.training.keep == "best" else trainer.epochs_done,
+        best_epoch=best if config.training.checkpoint_selection == "best" else trainer.epochs_done,
         transfer=carried,
         parameters=count_parameters(model),
         seconds=trainer.state.seconds,

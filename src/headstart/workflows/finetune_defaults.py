@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headstart.config import BUDGETS, BodyConfig, RunConfig, load_preset
+from headstart.config import BUDGETS, ModelConfig, RunConfig, load_preset
 from headstart.data.dataset import Dataset
 from headstart.data.tokenizer import Tokenizer
 
@@ -64,21 +64,21 @@ class DatasetFacts:
 REFERENCE = DatasetFacts(1600, ("negative", "positive"), 128.0)  # stands in until the data is read
 
 
-def finetune_defaults(data: DatasetFacts, model: BodyConfig, start: HeadStart) -> dict[str, dict[str, Any]]:
+def finetune_defaults(data: DatasetFacts, model: ModelConfig, start: HeadStart) -> dict[str, dict[str, Any]]:
     """Settings by section for fine-tuning a model of this shape on such a dataset."""
-    length = min(MAX_LENGTH, model.max_length)
+    length = min(MAX_LENGTH, model.max_position_embeddings)
     batch_size = BATCH_SIZE * (2 if data.texts >= LARGE_SET or start == "reused-head" else 1)
     epochs = _epochs(data, batch_size, length, start)
     return {
         "optimizer": {"learning_rate": _learning_rate(model, start), "weight_decay": 0.01},
-        "schedule": {"kind": "linear", "warmup": 0.1 if start == "reused-head" else 0.2},
-        "data": {"keep": "both"},
+        "lr_schedule": {"name": "linear", "warmup_ratio": 0.1 if start == "reused-head" else 0.2},
+        "data": {"truncation_side": "both"},
         "training": {
-            "epochs": float(epochs),
-            "batch_examples": batch_size,
-            "batch_tokens": batch_size * MAX_LENGTH,
-            "length": length,
-            "evaluate_every": _steps_between_evaluations(data, epochs, batch_size),
+            "max_epochs": float(epochs),
+            "batch_size": batch_size,
+            "tokens_per_batch": batch_size * MAX_LENGTH,
+            "max_length": length,
+            "eval_steps": _steps_between_evaluations(data, epochs, batch_size),
             "linear_probe": start == "new-head",
         },
     }
@@ -111,13 +111,13 @@ def _steps_between_evaluations(data: DatasetFacts, epochs: int, batch_size: int)
     )
 
 
-def _learning_rate(model: BodyConfig, start: HeadStart) -> float:
+def _learning_rate(model: ModelConfig, start: HeadStart) -> float:
     """The peak learning rate: wide models bear less, and one whose head already knows the classes needs less."""
     if start == "scratch":
-        rate = SCRATCH_LEARNING_RATE * 256 / model.width
+        rate = SCRATCH_LEARNING_RATE * 256 / model.hidden_size
     else:
         share = REUSED_HEAD_RATE if start == "reused-head" else 1.0
-        rate = LEARNING_RATE * share * (256 / model.width) ** 2 * math.sqrt(4 / model.layers)
+        rate = LEARNING_RATE * share * (256 / model.hidden_size) ** 2 * math.sqrt(4 / model.num_layers)
     return float(f"{min(max(rate, 1e-5), 1e-3):.2g}")
 
 
@@ -135,7 +135,7 @@ def fits_recommendation(
     They were measured with the base's own head if it has one (`starts_alike`: this run reuses it too, or there is
     none), and on texts about as long as the recommended length.
     """
-    length = recommended.get("training", {}).get("length")
+    length = recommended.get("training", {}).get("max_length")
     return starts_alike and (length is None or data.mean_tokens >= length / 4)
 
 
@@ -143,15 +143,17 @@ def describe(config: RunConfig, given: Mapping[str, Any]) -> str:
     """The chosen settings in one line, without those that the user gave."""
     training, is_pretraining = config.training, config.job == "pretrain"
     chosen = {
-        ("training", "epochs"): None if training.epochs is None else f"{training.epochs:g} epochs",
-        ("training", "batch_examples"): None
-        if training.batch_examples is None
-        else f"batches of {training.batch_examples} texts",
+        ("training", "max_epochs"): None
+        if training.max_epochs is None
+        else f"{training.max_epochs:g} epochs",
+        ("training", "batch_size"): None
+        if training.batch_size is None
+        else f"batches of {training.batch_size} texts",
         ("optimizer", "learning_rate"): f"learning rate {config.optimizer.learning_rate:g}",
         (
             "training",
-            "length",
-        ): f"{'blocks' if is_pretraining else 'texts'} of up to {training.length} tokens",
+            "max_length",
+        ): f"{'blocks' if is_pretraining else 'texts'} of up to {training.max_length} tokens",
         ("training", "linear_probe"): "new head trained first" if training.linear_probe else None,
     }
     return ", ".join(

@@ -36,15 +36,15 @@ def load_labelled(
     with_test: bool = False,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Dataset:
-    """The labelled splits, with the subset that `data.labels` asks for, and what was skipped told."""
+    """The labelled splits, with the subset that `data.train_size` asks for, and what was skipped told."""
     dataset = load_dataset(data, config.data, with_test=with_test)
     if dataset.skips:
         first = dataset.skips[0]
         on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
-    if config.data.apart:
-        dataset = without_apart(dataset, config.data.apart)
-    if config.data.labels is not None:
-        dataset = balanced_subset(dataset, config.data.labels, config.training.seed)
+    if config.data.exclude_eval_texts_of:
+        dataset = without_apart(dataset, config.data.exclude_eval_texts_of)
+    if config.data.train_size is not None:
+        dataset = balanced_subset(dataset, config.data.train_size, config.training.seed)
     for note in dataset.notes:
         on_event(Note(note))
     return dataset
@@ -66,7 +66,9 @@ def make_task(
     """Every split as tokens."""
     on_event(Stage("tokenising the labelled texts"))
     rows = {
-        name: encode_rows(tokenizer, examples, dataset.classes, config.training.length, config.data.keep)
+        name: encode_rows(
+            tokenizer, examples, dataset.classes, config.training.max_length, config.data.truncation_side
+        )
         for name, examples in dataset.splits.items()
     }
     return Task(dataset, tokenizer, rows)

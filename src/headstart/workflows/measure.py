@@ -73,8 +73,10 @@ def measure_steps(
 ) -> Measured:
     """Train a fresh model for about `seconds` (three steps at least) on random tokens, and report."""
     objective = make_objective(config.objective)
-    body = objective.resolve_backbone(config.body)
-    config = config.with_({"body": body.model_dump(), "training": {"steps": 1_000_000, "save_minutes": None}})
+    body = objective.resolve_backbone(config.model)
+    config = config.with_(
+        {"model": body.model_dump(), "training": {"max_steps": 1_000_000, "save_minutes": None}}
+    )
     runtime = start_runtime(config.training)
     seed_everything(0)
     model = build_model(body, vocabulary, objective.heads(body, vocabulary, classes))
@@ -83,7 +85,7 @@ def measure_steps(
         batch,
         length + objective.lookahead,
         classes if objective.reads == "texts" else 0,
-        (body.source_vocabulary or vocabulary) if objective.reads == "translations" else 0,
+        (body.source_vocab_size or vocabulary) if objective.reads == "translations" else 0,
     )
     trainer = Trainer(model, objective, texts, texts, config, runtime, lambda model: Evaluation({}, 0.0))
     trainer._evaluate_if_due()

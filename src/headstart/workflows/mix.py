@@ -22,15 +22,18 @@ from headstart.training.distributed import Processes
 def without_repeats(
     parts: Sequence[Corpus], config: DataConfig, never: NDArray[np.uint64], on_event: Callable[[Event], None]
 ) -> list[Corpus]:
-    """The corpora without texts that are set apart and, if `data.unique`, without documents that stood before."""
-    if not config.unique and not config.apart:
+    """The corpora without texts that are set apart and, if `data.deduplicate`, without documents that stood before."""
+    if not config.deduplicate and not config.exclude_eval_texts_of:
         return list(parts)
-    train = spare([part.train for part in parts], never, config.unique)
-    valid = spare([part.valid for part in parts], never, config.unique)
+    train = spare([part.train for part in parts], never, config.deduplicate)
+    valid = spare([part.valid for part in parts], never, config.deduplicate)
     kept = [
         replace(part, train=one, valid=other) for part, one, other in zip(parts, train, valid, strict=True)
     ]
-    why = " or ".join(["repeats"] * config.unique + ["set apart by data.apart"] * bool(config.apart))
+    why = " or ".join(
+        ["repeats"] * config.deduplicate
+        + ["set apart by data.exclude_eval_texts_of"] * bool(config.exclude_eval_texts_of)
+    )
     for before, after in zip(parts, kept, strict=True):
         left = sum(before.documents.values()) - sum(after.documents.values())
         if left:

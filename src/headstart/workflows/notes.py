@@ -15,7 +15,7 @@ def _reading(neural: list[Plan]) -> str:
     """How much of a text each arm reads, in words; arms that read alike are named together."""
     alike: dict[str, list[str]] = {}
     for plan in neural:
-        length, keep = plan.config.training.length, plan.config.data.keep
+        length, keep = plan.config.training.max_length, plan.config.data.truncation_side
         words = f"at most {length} tokens of a text ({PARTS[keep]} when it is longer)"
         alike.setdefault(words, []).append(plan.name)
     if len(alike) == 1:
@@ -47,7 +47,7 @@ def notes_before(parts: list[Part], plans: list[Plan], inputs: Mapping[str, Any]
     if neural and len(neural) < len(plans):
         notes.append(f"{_reading(neural)}; the classical baseline reads it whole")
     recipes = {
-        plan.config.model_dump_json(include={"optimizer", "schedule", "training"})
+        plan.config.model_dump_json(include={"optimizer", "lr_schedule", "training"})
         for plan in plans
         if plan.kind == "fine-tuned"
     }
@@ -89,7 +89,7 @@ def notes_after(plans: list[Plan], results: dict[tuple[str, int], list[SeedResul
     """Which arms are scored as their base came, because no epoch was better on valid."""
     notes = []
     for plan in plans:
-        if plan.kind != "fine-tuned" or plan.config.training.keep != "best":
+        if plan.kind != "fine-tuned" or plan.config.training.checkpoint_selection != "best":
             continue
         for (name, budget), found in results.items():
             bests = [max(each.curve, key=lambda at: (at.accuracy, -at.loss)) for each in found if each.curve]

@@ -59,8 +59,8 @@ def compare_objectives(
                 continue
             own = {
                 "objective": {"name": name},
-                "training": {"tokens": budget},
-                "tokenizer": {"kind": tokenizer},
+                "training": {"max_tokens": budget},
+                "tokenizer": {"type": tokenizer},
             }
             pretrain(corpora, bases[name], preset=preset, settings=_over(extra, own), on_event=on_event)
         write_json(folder / "objectives.json", {"tokens": budgets})
@@ -82,7 +82,7 @@ def equal_budgets(
     for name in objectives:
         config = resolve("pretrain", preset, _over(settings, {"objective": {"name": name}}))
         config = config.with_(
-            {"body": make_objective(config.objective).resolve_backbone(config.body).model_dump()}
+            {"model": make_objective(config.objective).resolve_backbone(config.model).model_dump()}
         )
         costs[name] = count_flops(make_load(config, "cpu", "float32")).training
     first = costs[objectives[0]] * tokens

@@ -45,7 +45,7 @@ from headstart.workflows.search import to_toml
 FORMAT = 1
 LARGE = 64 * 2**10  # bytes from which a tokenizer's file is compressed
 # Settings for one table, and no one else's
-READING = ("text_column", "label_column", "classes")
+READING = ("text_column", "label_column", "label_map")
 MEASURES = ("accuracy", "macro_f1", "loss", "perplexity", "bleu", "chrf")
 
 
@@ -178,7 +178,7 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
         parts = [
             prepare_documents(each.open(config.data), trained.tokenizer, lambda event: None) for each in mix
         ]
-        never = apart_hashes(config.data.apart)
+        never = apart_hashes(config.data.exclude_eval_texts_of)
         valid = join(part.valid for part in without_repeats(parts, config.data, never, lambda event: None))
     except (DataError, KeyError) as error:
         raise RunError(
@@ -233,10 +233,12 @@ def _without_places(trained: LoadedModel) -> RunInfo:
         **({"data": Path(info.inputs["data"]).name} if "data" in info.inputs else {}),
     }
     provenance = {key: value for key, value in info.provenance.items() if key != "command"}
-    apart = [Path(name).name for name in info.config.data.apart]
-    config = info.config.model_copy(update={"data": info.config.data.model_copy(update={"apart": apart})})
-    if Path(config.tokenizer.kind).exists():
-        config = config.with_({"tokenizer": {"kind": trained.tokenizer.kind}})
+    apart = [Path(name).name for name in info.config.data.exclude_eval_texts_of]
+    config = info.config.model_copy(
+        update={"data": info.config.data.model_copy(update={"exclude_eval_texts_of": apart})}
+    )
+    if Path(config.tokenizer.type).exists():
+        config = config.with_({"tokenizer": {"type": trained.tokenizer.kind}})
     return replace(
         info, config=config, inputs=inputs, provenance={"command": "", **provenance}, transfer=None
     )
@@ -248,7 +250,7 @@ def _about(
     """All that the card says."""
     recipe = json.loads((run / RECIPE).read_text("utf-8")) if (run / RECIPE).is_file() else {}
     said = recipe.get("recipe", {})
-    info, body = trained.info, trained.info.config.body
+    info, body = trained.info, trained.info.config.model
     parameters = sum(weight.numel() for weight in trained.weights.values())
     data: DataConfig = info.config.data
     apart = ", ".join(_apart(run, said, data))
@@ -265,7 +267,7 @@ def _about(
             "language": told.language or said.get("language", "") or "not stated",
             **({"translates": " to ".join(info.pair)} if info.pair else {}),
             "parameters": parameters,
-            "body": f"{body.kind}, {body.layers} blocks, width {body.width}, reads {body.max_length} tokens at most",
+            "model": f"{body.architecture}, {body.num_layers} blocks, width {body.hidden_size}, reads {body.max_position_embeddings} tokens at most",
             "tokenizer": f"{trained.tokenizer.kind}, {trained.tokenizer.size:,} tokens",
             "last objective": info.config.objective.name
             + (f" ({', '.join(info.classes[:5])})" if info.classes else ""),
@@ -287,14 +289,16 @@ def _about(
 
 def _apart(run: Path, recipe: Mapping[str, Any], last: DataConfig) -> list[str]:
     """The sets whose held-out texts no stage has read: those that each of them, as far as it is known, set apart."""
-    general, lists = recipe.get("data", {}).get("apart", []), [last.apart]
+    general, lists = recipe.get("data", {}).get("exclude_eval_texts_of", []), [last.exclude_eval_texts_of]
     for number, stage in enumerate(recipe.get("stages", []), start=1):
         kept = run / "stages" / f"{number:02d}-{stage['name']}" / "run.json"
-        said = stage.get("data", {}).get("apart", general)
+        said = stage.get("data", {}).get("exclude_eval_texts_of", general)
         settings = (
-            json.loads(kept.read_text("utf-8"))["settings"] if kept.is_file() else {"data": {"apart": said}}
+            json.loads(kept.read_text("utf-8"))["settings"]
+            if kept.is_file()
+            else {"data": {"exclude_eval_texts_of": said}}
         )
-        lists.append(settings["data"]["apart"])
+        lists.append(settings["data"]["exclude_eval_texts_of"])
     names = [[Path(each).name for each in apart] for apart in lists]
     return [name for name in names[0] if all(name in other for other in names)]
 

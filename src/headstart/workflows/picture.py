@@ -68,7 +68,9 @@ def picture_attention(
     if trained.objective.reads == "translations":
         maps = _translation_maps(trained, text, target, part or "cross")
     elif target is not None or part is not None:
-        raise ConfigError(f"{run} is no translator", hint="--target and --part go with a run for a --pair")
+        raise ConfigError(
+            f"{run} is no translator", hint="--target and --attention-type go with a run for a --pair"
+        )
     else:
         batch, pieces = read_text(trained, text)
         maps = attention_maps(trained.model(), batch, pieces, title=Path(run).name)
@@ -108,7 +110,7 @@ def framed(trained: LoadedModel, tokenizer: Tokenizer, text: str) -> np.ndarray:
     """One text as tokens with both ends marked; an empty or over-long one is refused."""
     if not text.strip():
         raise DataError("the text is empty", hint="give a sentence in quotes")
-    limit = trained.info.config.body.max_length
+    limit = trained.info.config.model.max_position_embeddings
     ids = tokenizer.encode([text])[0]
     if len(ids) + 2 > limit:
         raise DataError(
@@ -150,11 +152,11 @@ def _positions_of(trained: LoadedModel, length: int | None) -> list[PositionMap]
         raise ConfigError(
             f"{trained.name} tells order by reading in order", hint="choose a run with a Transformer body"
         )
-    reach = length or min(LENGTH, trained.info.config.body.max_length)
+    reach = length or min(LENGTH, trained.info.config.model.max_position_embeddings)
     own = model_map(embedding, reach)
     if own.kind == "sinusoidal":
         return [own]
-    return [own, sinusoidal_map(reach, trained.info.config.body.width)]
+    return [own, sinusoidal_map(reach, trained.info.config.model.hidden_size)]
 
 
 def picture_attention_heads(
@@ -212,7 +214,9 @@ def _study_rows(trained: LoadedModel, file: str, config: RunConfig, most: int) -
                 f"{strange.origin} has label {strange.label!r}, which {trained.name} never learnt",
                 hint=nearest(str(strange.label), classes),
             )
-    return encode_rows(trained.tokenizer, examples, classes or None, config.training.length, config.data.keep)
+    return encode_rows(
+        trained.tokenizer, examples, classes or None, config.training.max_length, config.data.truncation_side
+    )
 
 
 def _loss_of(trained: LoadedModel, parts: list[list[Row]], runtime: Runtime) -> GroupedLoss:

@@ -47,7 +47,7 @@ def plan(
     """The plan of a run with this preset and these settings; `asked` goes to `make_plan`."""
     config = plan_config(preset, settings or {})
     device = this_machine() if gpu is None else find_device(gpu)
-    cluster = Cluster(gpus, nodes, network, config.training.sharded and gpus * nodes > 1)
+    cluster = Cluster(gpus, nodes, network, config.training.fsdp and gpus * nodes > 1)
     if measure:
         check_measurable(device, cluster)
     is_here = measure or gpu is None
@@ -80,7 +80,7 @@ def no_parts() -> ConfigError:
     """The refusal of a translator that is to be sharded."""
     return ConfigError(
         "a translator is trained with a whole copy in each process, not with a part",
-        hint="leave training.sharded out",
+        hint="leave training.fsdp out",
     )
 
 
@@ -96,7 +96,7 @@ def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:
     is_tuned = name in OBJECTIVES and OBJECTIVES[name].reads in ("texts", "translations")
     if not is_tuned or has_own_budget(preset):
         return resolve("finetune" if is_tuned else "pretrain", preset, settings)
-    body = resolve("finetune", preset, settings).body
+    body = resolve("finetune", preset, settings).model
     return resolve("finetune", preset, settings, defaults=finetune_defaults(REFERENCE, body, "scratch"))
 
 
@@ -129,11 +129,11 @@ def announce(
         can_compile=can_compile(device.kind),
         vocabulary=vocabulary,
         classes=max(2, classes),
-        tokens=tokens if config.training.epochs is not None else None,
+        tokens=tokens if config.training.max_epochs is not None else None,
     )
     for line in planned.lines():
         on_event(Note(line))
-    check_process_count(planned, config.training.force)
+    check_process_count(planned, config.training.ignore_memory_check)
 
 
 def part_of_cpu(device: Device, processes: int) -> Device:

@@ -55,7 +55,7 @@ def prepare_corpora(
     documents = [open_documents(corpus, config.data) for corpus in corpora]
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
-    never = apart_hashes(config.data.apart)
+    never = apart_hashes(config.data.exclude_eval_texts_of)
     tokenizer = learn_tokenizer(config.tokenizer, documents, on_event, never)
     place = str(_tokenizer_place(config.tokenizer, documents, never))
     return [_prepared(each, tokenizer, place, number, count, on_event) for each in documents]
@@ -78,15 +78,15 @@ def learn_tokenizer(
     """The tokenizer that the settings name: opened, or learnt once for the same text from the documents but `never`."""
 
     def texts() -> Iterator[str]:
-        on_event(Stage(f"learning a {config.kind} tokenizer"))
+        on_event(Stage(f"learning a {config.type} tokenizer"))
         for each in documents:
             yield from spared(each, never)
 
-    if config.kind not in TOKENIZERS:
+    if config.type not in TOKENIZERS:
         return resolve_tokenizer(config, texts)
     place = _tokenizer_place(config, documents, never)
     if place.is_dir():
-        on_event(Stage(f"taking the {config.kind} tokenizer that was learnt from this text before"))
+        on_event(Stage(f"taking the {config.type} tokenizer that was learnt from this text before"))
     else:
         write_folder_once(place, resolve_tokenizer(config, texts).save)
     return Tokenizer.load(place)  # of several jobs that learn at once, all take the first one's
@@ -94,8 +94,8 @@ def learn_tokenizer(
 
 def _tokenizer_place(config: TokenizerConfig, documents: list[Documents], never: Hashes) -> Path:
     """Where the tokenizer of the settings is, or will be once it has been learnt from the documents."""
-    if config.kind not in TOKENIZERS:
-        return Path(config.kind)
+    if config.type not in TOKENIZERS:
+        return Path(config.type)
     words = [version("tokenizers"), config.model_dump(), [each.fingerprint for each in documents]]
     words += [never.tolist()] if len(never) else []
     return default_cache() / "tokenizers" / content_hash(words)[:32]

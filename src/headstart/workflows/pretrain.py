@@ -134,7 +134,7 @@ def pretrain_config(
     defaults: Mapping[str, Any] = {}
     if trained is not None:
         if adapts_to is not None:
-            defaults = adaptation_defaults(adapts_to, trained.info.config.body)
+            defaults = adaptation_defaults(adapts_to, trained.info.config.model)
         preset, settings = continued_settings(trained, preset, settings)
     elif teaching is not None:
         settings = taught_settings(teaching.teachers[0], settings)
@@ -150,15 +150,15 @@ def pretrain_config(
             f"{objective.name} needs translations, so it cannot pretrain",
             hint="`headstart finetune scratch DATA --pair en-de` learns from them",
         )
-    if config.training.freeze or config.training.unfreeze_every is not None:
+    if config.training.freeze_backbone or config.training.gradual_unfreezing_epochs is not None:
         raise ConfigError(
-            "a base has nothing to freeze before it is trained", hint="leave training.freeze out"
+            "a base has nothing to freeze before it is trained", hint="leave training.freeze_backbone out"
         )
-    for name in ("reset_layers", "bpe_dropout", "cutoff"):
+    for name in ("reinit_top_layers", "bpe_dropout", "token_cutoff"):
         if getattr(config.training, name):
             raise ConfigError(f"training.{name} is for fine-tuning", hint="leave it out when you pretrain")
     return fit_length(
-        config.with_({"body": objective.resolve_backbone(config.body).model_dump()}), settings
+        config.with_({"model": objective.resolve_backbone(config.model).model_dump()}), settings
     ), objective
 
 
@@ -182,15 +182,15 @@ def read_pretrained(folder: RunDir) -> Pretrained:
 
 def fit_length(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """The settings with a text length that the body has positions for; one that was asked for is not cut silently."""
-    most = config.body.max_length
-    if config.training.length <= most:
+    most = config.model.max_position_embeddings
+    if config.training.max_length <= most:
         return config
-    if "length" in settings.get("training", {}):
+    if "max_length" in settings.get("training", {}):
         raise ConfigError(
-            f"training.length {config.training.length} is over body.max_length {most}",
-            hint=f"set training.length={most}, or a larger body.max_length when training from scratch",
+            f"training.max_length {config.training.max_length} is over model.max_position_embeddings {most}",
+            hint=f"set training.max_length={most}, or a larger model.max_position_embeddings when training from scratch",
         )
-    return config.with_({"training": {"length": most}})
+    return config.with_({"training": {"max_length": most}})
 
 
 def _run(
@@ -211,7 +211,7 @@ def _run(
     ]
     with processes.raise_on_all():
         documents = [each.open(config.data) for each in mix]
-        never = apart_hashes(config.data.apart)
+        never = apart_hashes(config.data.exclude_eval_texts_of)
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
     fingerprints = same_text(documents, processes)
@@ -254,11 +254,11 @@ def _run(
             parts, weights, lambda stream: make_loader(stream, config, objective, tokenizer)
         )
     seed_everything(config.training.seed, 0, 3)
-    model = build_model(config.body, tokenizer.size, objective.heads(config.body, tokenizer.size, 0))
+    model = build_model(config.model, tokenizer.size, objective.heads(config.model, tokenizer.size, 0))
     moved = None if trained is None else transfer(trained.weights, model, with_base_heads=True)
     inputs = {**inputs, "fingerprints": fingerprints}
     info = known or _begin(folder, config, inputs, tokenizer, parts, trained, teaching, moved, runtime)
-    processes.start(runtime.device, config.training.timeout)
+    processes.start(runtime.device, config.training.ddp_timeout_minutes)
     if moved is not None:
         on_event(Note(f"from {inputs['base']}: {moved.summary()}"))
     marks = valid_marks(valid, config, objective, tokenizer, runtime)
@@ -330,8 +330,8 @@ def _begin(
 def _check_size(train: TokenStream, config: RunConfig) -> None:
     if len(train) < 3:
         raise DataError("the corpus holds almost no text", hint="give more or longer documents")
-    if config.training.epochs is None and not any(
-        getattr(config.training, name) for name in ("steps", "tokens", "minutes")
+    if config.training.max_epochs is None and not any(
+        getattr(config.training, name) for name in ("max_steps", "max_tokens", "max_minutes")
     ):
         raise ConfigError("no budget is given", hint="add --minutes, --steps, --tokens or --epochs")
 
@@ -342,12 +342,23 @@ def make_loader(
     """Blocks of a stream, or pairs of its sentences, as the objective reads them."""
     training = config.training
     if objective.reads == "pairs":
-        unit = getattr(objective, "sentences", "sentence")
+        unit = getattr(objective, "nsp_unit", "sentence")
         return PairLoader(
-            stream, unit, tokenizer, training.length, training.batch_tokens, training.seed, shuffled=shuffled
+            stream,
+            unit,
+            tokenizer,
+            training.max_length,
+            training.tokens_per_batch,
+            training.seed,
+            shuffled=shuffled,
         )
     return BlockLoader(
-        stream, training.length, training.batch_tokens, training.seed, objective.lookahead, shuffled=shuffled
+        stream,
+        training.max_length,
+        training.tokens_per_batch,
+        training.seed,
+        objective.lookahead,
+        shuffled=shuffled,
     )
 
 

@@ -54,7 +54,7 @@ from headstart.workflows.teaching import Teaching, make_teaching
 
 FORMAT = 2  # of recipe.json
 STAGES = "stages"
-SECTIONS = ("body", "tokenizer", "objective", "optimizer", "schedule", "training", "data")
+SECTIONS = ("model", "tokenizer", "objective", "optimizer", "lr_schedule", "training", "data")
 Settings = dict[str, Any]
 OnEvent = Callable[[Event], None]
 
@@ -77,10 +77,10 @@ class TextConfig(Section):
 class Said(Section):
     """Settings of a run by section, as a recipe says them for all stages and for one."""
 
-    body: Settings = Field(default_factory=dict)
+    model: Settings = Field(default_factory=dict)
     objective: Settings = Field(default_factory=dict)
     optimizer: Settings = Field(default_factory=dict)
-    schedule: Settings = Field(default_factory=dict)
+    lr_schedule: Settings = Field(default_factory=dict)
     training: Settings = Field(default_factory=dict)
     data: Settings = Field(default_factory=dict)
 
@@ -119,13 +119,13 @@ class RecipeConfig(Said):
 # Of a stage of kind finetune: a recipe is fixed, so its settings do not follow the data.
 STAGE_DEFAULTS: Settings = {
     "optimizer": {"learning_rate": 1e-4, "weight_decay": 0.01},
-    "schedule": {"kind": "linear", "warmup": 0.1},
-    "data": {"keep": "start"},
+    "lr_schedule": {"name": "linear", "warmup_ratio": 0.1},
+    "data": {"truncation_side": "start"},
     "training": {
-        "epochs": 10.0,
-        "length": 512,
-        "batch_tokens": 16384,
-        "batch_examples": 32,
+        "max_epochs": 10.0,
+        "max_length": 512,
+        "tokens_per_batch": 16384,
+        "batch_size": 32,
         "linear_probe": False,
     },
 }
@@ -272,7 +272,7 @@ def _stage(
         )
     common = {name: getattr(config, name) for name in SECTIONS if getattr(config, name)}
     if is_tuned:  # its objective and pace are another's; what must not be read stays
-        common = {name: common[name] for name in ("body", "data") if name in common}
+        common = {name: common[name] for name in ("model", "data") if name in common}
     own = {name: getattr(stage, name) for name in SECTIONS if getattr(stage, name, {})}
     settings = merge(STAGE_DEFAULTS if is_tuned else {}, merge(common, own))
     # [objective] is what pretraining asks, in the recipe and beside it.
@@ -361,7 +361,8 @@ def _scaled(settings: Settings, preset: Mapping[str, Any], scale: float) -> Sett
         return settings
     budget = getattr(training, name) * scale
     return merge(
-        settings, {"training": {name: max(1, round(budget)) if name in ("steps", "tokens") else budget}}
+        settings,
+        {"training": {name: max(1, round(budget)) if name in ("max_steps", "max_tokens") else budget}},
     )
 
 
@@ -385,7 +386,7 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
             error.args = (f"stage {stage.config.name}: {error}",)
             raise
         # What later stages ask of this one before it is trained: its settings, not its tokenizer and weights.
-        info = RunInfo(config, "finished", 0, list(config.data.classes), "", {}, {})
+        info = RunInfo(config, "finished", 0, list(config.data.label_map), "", {}, {})
         nothing: Any = None
         runs[stage.number] = LoadedModel(
             stage.config.name, info, objective, nothing, {}, np.zeros(0, np.uint64)
@@ -397,7 +398,7 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
 def _check_finetune_defaults(config: RecipeConfig, base: LoadedModel) -> None:
     """Refuse recommended settings that no fine-tuning of the base could use, or that each user chooses."""
     defaults = _finetune_defaults(config)
-    keys = {"data": [key for key in defaults.get("data", {}) if key != "keep"]}
+    keys = {"data": [key for key in defaults.get("data", {}) if key != "truncation_side"]}
     keys["training"] = [key for key in defaults.get("training", {}) if key in (*MACHINE_SETTINGS, "seed")]
     try:
         for name in [f"{section}.{key}" for section in keys for key in keys[section]]:
@@ -454,7 +455,9 @@ def run_recipe(
     """
     require_single_process("a recipe")
     if not 0 < scale < math.inf:
-        raise ConfigError(f"a budget times {scale:g} trains nothing", hint="--scale 0.1 is a tenth of it")
+        raise ConfigError(
+            f"a budget times {scale:g} trains nothing", hint="--budget-scale 0.1 is a tenth of it"
+        )
     given: Settings = {
         "recipe": open_recipe(Path(recipe)),
         "settings": dict(settings or {}),
@@ -598,7 +601,7 @@ def _resume_stage(
         now = pretrain_inputs(stage.mix, base or None, tokenizer_texts)
     if teaching := make_teaching(stage.teacher(run.parent), stage.unlabelled, with_weights=False):
         now |= teaching.inputs()
-    moved = info.config.with_({"data": {"apart": config.data.apart}})
+    moved = info.config.with_({"data": {"exclude_eval_texts_of": config.data.exclude_eval_texts_of}})
     RunDir(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
     resume_run(run, on_event)
 

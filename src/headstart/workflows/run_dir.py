@@ -375,7 +375,7 @@ def _own_run(path: Path, config: RunConfig, inputs: dict[str, Any], place: RankI
         return ""
     info = RunInfo.read(path)
     # A translator's second vocabulary is as large as its tokenizer became; the settings do not contain it.
-    learnt = {"body": {"source_vocabulary": info.config.body.source_vocabulary}} if info.pair else {}
+    learnt = {"model": {"source_vocab_size": info.config.model.source_vocab_size}} if info.pair else {}
     if info.config != config.with_(learnt) or any(
         info.inputs.get(name) != given for name, given in inputs.items()
     ):

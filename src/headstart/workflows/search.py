@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 SEARCH = (
     "optimizer.learning_rate=3e-5:3e-3:log",
     "optimizer.weight_decay=1e-3:0.3:log",
-    "optimizer.layer_decay=0.6:1.0",
-    "optimizer.head_scale=1.0:20.0:log",
-    "schedule.warmup=0.0:0.3",
-    "training.epochs=3:20:int",
-    "training.batch_examples=8,16,32,64",
-    "training.cutoff=0.0:0.3",
-    "body.dropout=0.05:0.4",
-    "objective.smoothing=0.0:0.2",
-    "objective.r_drop=0.0,0.5,1.0,3.0",
+    "optimizer.layerwise_lr_decay=0.6:1.0",
+    "optimizer.head_lr_multiplier=1.0:20.0:log",
+    "lr_schedule.warmup_ratio=0.0:0.3",
+    "training.max_epochs=3:20:int",
+    "training.batch_size=8,16,32,64",
+    "training.token_cutoff=0.0:0.3",
+    "model.dropout=0.05:0.4",
+    "objective.label_smoothing=0.0:0.2",
+    "objective.r_drop_alpha=0.0,0.5,1.0,3.0",
 )
 FORM = "write section.key=low:high, with :log or :int behind it, or section.key=a,b,c"
 
@@ -122,9 +122,9 @@ def make_space(search: Iterable[str], only: bool, fixed: Mapping[str, Any]) -> l
     both = next((name for name in asked if name in given), None)
     if both is not None:
         raise ConfigError(f"{both} is both set and searched", hint="leave out --set or --search for it")
-    budgets = {"training.steps", "training.tokens", "training.minutes"}
+    budgets = {"training.max_steps", "training.max_tokens", "training.max_minutes"}
     if given & budgets:
-        usual.pop("training.epochs", None)
+        usual.pop("training.max_epochs", None)
     rows = [row for name, row in {**usual, **asked}.items() if name not in given]
     if not rows:
         raise ConfigError("there is nothing to search", hint=f"add --search: {FORM}")

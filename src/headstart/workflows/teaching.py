@@ -65,11 +65,11 @@ class Teaching:
                     f"{teacher.name} and {self.teachers[0].name} split texts by different tokenizers",
                     hint="choose teachers that come from one base",
                 )
-            if teacher.info.config.body.max_length < config.training.length:
+            if teacher.info.config.model.max_position_embeddings < config.training.max_length:
                 raise ConfigError(
-                    f"{teacher.name} reads {teacher.info.config.body.max_length} tokens at most, not "
-                    f"{config.training.length}",
-                    hint=f"set training.length={teacher.info.config.body.max_length}",
+                    f"{teacher.name} reads {teacher.info.config.model.max_position_embeddings} tokens at most, not "
+                    f"{config.training.max_length}",
+                    hint=f"set training.max_length={teacher.info.config.model.max_position_embeddings}",
                 )
             if classes is not None and teacher.info.classes != list(classes):
                 raise RunError(
@@ -92,13 +92,15 @@ class Teaching:
         for model in models:
             model.requires_grad_(False)
         training = config.training
-        return distill(objective, Distillation(models, training.teacher_share, training.teacher_temperature))
+        return distill(
+            objective, Distillation(models, training.distillation_alpha, training.distillation_temperature)
+        )
 
     def texts(self, dataset: Dataset, objective: Objective, config: RunConfig) -> list[str]:
         """The texts without labels, each once, and none that the dataset has or that is set apart."""
         self.check(objective, config, dataset.classes)
         known = [dataset.hashes(split) for split in dataset.splits]
-        passed = set(np.concatenate([*known, apart_hashes(config.data.apart)]).tolist())
+        passed = set(np.concatenate([*known, apart_hashes(config.data.exclude_eval_texts_of)]).tolist())
         found = []
         for each in self.unlabelled:
             for text in each.open(config.data):
@@ -122,7 +124,7 @@ class Teaching:
             self.check_student(tokenizer)
         if not texts:
             return dataset
-        length, keep = config.training.length, config.data.keep
+        length, keep = config.training.max_length, config.data.truncation_side
         rows = [Row(tokenizer.frame(ids, length, keep)) for ids in tokenizer.encode(texts)]
         alone = replace(runtime, processes=ALONE, is_sharded=False)  # each process asks for itself
         answers = [
@@ -153,7 +155,7 @@ def make_teaching(
         if unlabelled:
             raise ConfigError(
                 "texts without labels need teachers to label them",
-                hint="add --teacher RUN, or leave them out",
+                hint="add --distill-from RUN, or leave them out",
             )
         return None
     names = list(teacher) if not isinstance(teacher, str) else _split(teacher)

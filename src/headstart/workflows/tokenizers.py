@@ -17,14 +17,14 @@ def choose_tokenizer(
     """The base's tokenizer; from scratch the one the settings name, learnt from the training texts."""
     if trained is not None:
         return trained.tokenizer
-    on_event(Stage(f"tokenizer: {config.tokenizer.kind}"))
+    on_event(Stage(f"tokenizer: {config.tokenizer.type}"))
     unlabelled = [example.text for example in dataset.unlabelled]
     return resolve_tokenizer(config.tokenizer, lambda: [*dataset.texts("train"), *unlabelled])
 
 
 def check_tokenizer(trained: LoadedModel, name: str) -> None:
     """Refuse a tokenizer other than the base's."""
-    is_same = name == trained.info.config.tokenizer.kind
+    is_same = name == trained.info.config.tokenizer.type
     if not is_same and Path(name).exists():
         is_same = open_tokenizer(name).fingerprint == trained.tokenizer.fingerprint
     if not is_same:

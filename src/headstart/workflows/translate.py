@@ -135,7 +135,7 @@ def _run(
     _need_whole_copies(runtime)
     task, fingerprint = _prepare(folder, config, data, pair, trained, runtime.processes, known, on_event)
     config = config.with_(
-        {"body": {"source_vocabulary": None if task.is_shared else task.source_tokenizer.size}}
+        {"model": {"source_vocab_size": None if task.is_shared else task.source_tokenizer.size}}
     )
     with runtime.processes.raise_on_all():
         announce(config, runtime, task.tokenizer.size, 0, task.tokens, on_event)
@@ -145,7 +145,7 @@ def _run(
     inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
     inputs |= {"pair": "-".join(task.text.pair), "fingerprint": fingerprint}
     info = known or _begin(folder, config, inputs, task, trained, moved, runtime)
-    runtime.processes.start(runtime.device, config.training.timeout)
+    runtime.processes.start(runtime.device, config.training.ddp_timeout_minutes)
     if moved is not None:
         on_event(Note(f"from {base}: {moved.summary()}"))
     with graceful_shutdown() as stop:
@@ -171,7 +171,7 @@ def _run(
         pair=pair,
         score=score,
         curve=curve,
-        best_epoch=epoch if config.training.keep == "best" else trainer.epochs_done,
+        best_epoch=epoch if config.training.checkpoint_selection == "best" else trainer.epochs_done,
         transfer=Transfer(**info.transfer) if info.transfer else None,
         parameters=count_parameters(model),
         seconds=trainer.state.seconds,
@@ -244,8 +244,8 @@ def _build(
 ) -> tuple[Model, Transfer | None]:
     """A translator with the base's layers in it, and the account of what crossed; all fresh without a base."""
     seed_everything(config.training.seed, 0, 3)
-    specs = objective.heads(config.body, task.tokenizer.size, 0)
-    model = build_model(config.body, task.tokenizer.size, specs)
+    specs = objective.heads(config.model, task.tokenizer.size, 0)
+    model = build_model(config.model, task.tokenizer.size, specs)
     return model, None if trained is None else warm_start(trained, model)
 
 
@@ -295,7 +295,7 @@ def make_translation_trainer(
     training = config.training
     tokenizers = task.tokenizer, task.source_tokenizer
     loader = translation_loader(task.rows["train"], task.text.train, tokenizers, training)
-    chosen = marked_places(len(task.rows["valid"]), training.marked)
+    chosen = marked_places(len(task.rows["valid"]), training.eval_subset_size)
     rows, sources = task.rows["valid"], task.sources("valid")
     rows, sources = [rows[place] for place in chosen], [sources[place] for place in chosen]
     references = [task.text.valid[place].target for place in chosen]
@@ -303,7 +303,7 @@ def make_translation_trainer(
     def marks(model: Model) -> Evaluation:
         loss, accuracy = mark_losses(model, objective, rows, task.tokenizer, runtime)
         values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": accuracy}
-        if objective.best == "loss":
+        if objective.metric_for_best_model == "loss":
             return Evaluation(values, rank=-loss)
         written = write_translations(model, sources, task.tokenizer, runtime)
         found = [task.tokenizer.decode(each.tokens) for each in written]

@@ -68,15 +68,15 @@ def choose_tokenizers(
     if trained is not None:
         return trained.tokenizer, trained.source_tokenizer
     settings = config.tokenizer
-    on_event(Stage(f"tokenizer: {settings.kind}"))
+    on_event(Stage(f"tokenizer: {settings.type}"))
     sources, targets = text.sources("train"), text.targets("train")
-    if settings.shared:
+    if settings.shared_vocab:
         both = resolve_tokenizer(settings, lambda: [*sources, *targets])
         return both, both
-    if settings.kind not in TOKENIZERS:
+    if settings.type not in TOKENIZERS:
         raise ConfigError(
-            f"{settings.kind} is one tokenizer, and tokenizer.shared=false asks for two",
-            hint="leave tokenizer.shared out, or name a kind to learn: --tokenizer bpe",
+            f"{settings.type} is one tokenizer, and tokenizer.shared_vocab=false asks for two",
+            hint="leave tokenizer.shared_vocab out, or name a kind to learn: --tokenizer bpe",
         )
     return resolve_tokenizer(settings, lambda: targets), resolve_tokenizer(settings, lambda: sources)
 
@@ -89,20 +89,20 @@ def make_translation_task(
 ) -> TranslationTask:
     """Every split as tokens."""
     on_event(Stage("tokenising the pairs"))
-    length, keep = config.training.length, config.data.keep
+    length, keep = config.training.max_length, config.data.truncation_side
     check_both(text.train, tokenizers, config.training)
     train = encode_pairs(text.train, tokenizers, None)
     fits = [max(sides(row)) <= length for row in train]
     whole = list(compress(train, fits))
     if not whole:
         raise DataError(
-            f"no pair to learn from fits into {length} tokens a side", hint="set a larger training.length"
+            f"no pair to learn from fits into {length} tokens a side", hint="set a larger training.max_length"
         )
     if len(whole) < len(train):
         on_event(
             Note(
                 f"{len(train) - len(whole):,} of {len(train):,} pairs to learn from are left out: one side is over "
-                f"{length} tokens (training.length), and half a text is no translation"
+                f"{length} tokens (training.max_length), and half a text is no translation"
             )
         )
     rows = {

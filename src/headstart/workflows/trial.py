@@ -224,7 +224,9 @@ def _fit(
 ) -> float:
     """The mark of one model after its last epoch; raises _GivenUp when the pruner has seen enough."""
     part = job.parts[number]
-    over = merge(merge({"training": {"keep": "last"}}, job.inputs["settings"]), as_settings(values))
+    over = merge(
+        merge({"training": {"checkpoint_selection": "last"}}, job.inputs["settings"]), as_settings(values)
+    )
     facts = DatasetFacts.of(part.dataset, job.plan.tokenizer)
     config, objective = finetune_config(job.plan.trained, job.inputs["preset"], over, data=facts)
     task = job.encoder.task(part.dataset, replace(job.plan, config=config))

@@ -133,7 +133,7 @@ def _run(
     started = time.time()
     rows = [parse_row(words) for words in inputs["search"]]
     trained = None if inputs["base"] == SCRATCH else load_model(inputs["base"])
-    settings = merge({"training": {"keep": "last"}}, inputs["settings"])
+    settings = merge({"training": {"checkpoint_selection": "last"}}, inputs["settings"])
     draft, _ = finetune_config(trained, inputs["preset"], settings)
     _check(rows, trained, inputs["preset"], settings, draft)
     parts = _parts(inputs, draft, on_event)
@@ -189,14 +189,14 @@ def _check(
 
 
 def _parts(inputs: dict[str, Any], config: RunConfig, on_event: Callable[[Event], None]) -> list[Part]:
-    """What trials learn from and are marked on; `data.labels` with folds cuts them from that many labels alone."""
+    """What trials learn from and are marked on; `data.train_size` with folds cuts them from that many labels alone."""
     if inputs["folds"] is None:
         return whole_part(load_labelled(inputs["data"], config, on_event=on_event))
-    open_labels = config.with_({"data": {"labels": None}})
+    open_labels = config.with_({"data": {"train_size": None}})
     dataset = load_labelled(inputs["data"], open_labels, on_event=on_event)
-    if config.data.labels is not None:
+    if config.data.train_size is not None:
         pool: Dataset = merge_folds(stratified_folds(dataset, inputs["folds"]))
-        dataset = balanced_subset(pool, config.data.labels, config.training.seed)
+        dataset = balanced_subset(pool, config.data.train_size, config.training.seed)
     return fold_parts(dataset, inputs["folds"])[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headstart.config import BodyConfig, RunConfig, load_preset, merge, resolve
+from headstart.config import ModelConfig, RunConfig, load_preset, merge, resolve
 from headstart.data.parallel import ParallelText
 from headstart.errors import ConfigError
 from headstart.inference.loaded_model import LoadedModel
@@ -22,16 +22,22 @@ from headstart.workflows.tokenizers import check_tokenizer
 PRESET = "translate-tiny"  # whose recipe is followed when none is named
 # The stack that a base of each kind can warm up, and the settings that say how deep the two stacks are.
 STACKS = {"bidirectional": "encoder", "causal": "decoder"}
-DEPTHS = {"encoder": ("layers", "decoder_layers"), "decoder": ("decoder_layers", "layers")}
+DEPTHS = {"encoder": ("num_layers", "num_decoder_layers"), "decoder": ("num_decoder_layers", "num_layers")}
 WARM_LEARNING_RATE = 1e-3  # around pretrained layers 256 wide; falls with the square of the width
 WARM_EPOCHS, MIN_STEPS = 30, 200  # at least
 STEPS_PER_EPOCH = 20  # that a small set gets by smaller batches
 SAMPLE = 2_000  # pairs that are tokenized to estimate the mean length
 LABELLED = {
-    "data": ("labels", "text_column", "label_column"),
-    "training": ("cutoff", "reset_layers"),
+    "data": ("train_size", "text_column", "label_column"),
+    "training": ("token_cutoff", "reinit_top_layers"),
 }
-FREE = ("dropout", "attention_dropout", "kind", "pooler", "tied")  # settings in which a translator may differ
+FREE = (
+    "dropout",
+    "attention_dropout",
+    "architecture",
+    "pooler",
+    "tie_embeddings",
+)  # settings in which a translator may differ
 
 
 @dataclass(frozen=True)
@@ -51,19 +57,19 @@ class PairFacts:
         return PairFacts(len(rows), sum(map(len, [*sources, *targets])) / max(1, len(sample)) + 4)
 
 
-def warm_start_defaults(data: PairFacts, model: BodyConfig) -> dict[str, dict[str, Any]]:
+def warm_start_defaults(data: PairFacts, model: ModelConfig) -> dict[str, dict[str, Any]]:
     """Settings by section for a translator around pretrained layers of this width.
 
     The preset's learning rate is for random weights 128 wide; pretrained ones bear less, and the less the wider they
     are. A small set gets smaller batches and more epochs, down to a floor of optimizer steps.
     """
-    rate = WARM_LEARNING_RATE * (256 / model.width) ** 2
+    rate = WARM_LEARNING_RATE * (256 / model.hidden_size) ** 2
     tokens = data.pairs * data.mean_tokens
     batch_tokens = int(min(8192, max(1024, tokens / STEPS_PER_EPOCH)))
     epochs = max(WARM_EPOCHS, math.ceil(MIN_STEPS * batch_tokens / max(1.0, tokens)))
     return {
         "optimizer": {"learning_rate": float(f"{min(max(rate, 1e-5), 5e-3):.2g}")},
-        "training": {"epochs": float(epochs), "batch_tokens": batch_tokens},
+        "training": {"max_epochs": float(epochs), "tokens_per_batch": batch_tokens},
     }
 
 
@@ -84,7 +90,7 @@ def translator_config(
         wanted = merge(wanted, _from_base(trained, preset, settings))
     defaults: dict[str, dict[str, Any]] = {}
     if trained is not None and preset is None and data is not None:
-        defaults = warm_start_defaults(data, trained.info.config.body)
+        defaults = warm_start_defaults(data, trained.info.config.model)
     config = resolve("finetune", preset or PRESET, defaults, wanted)
     objective = make_objective(config.objective)
     if not isinstance(objective, Seq2Seq):
@@ -92,17 +98,19 @@ def translator_config(
             f"{objective.name} reads no translations",
             hint="leave --pair out, or set objective.name=translate",
         )
-    if trained is None and config.body.source_vocabulary is not None:
+    if trained is None and config.model.source_vocab_size is not None:
         raise ConfigError(
-            "body.source_vocabulary follows from the tokenizer that is learnt",
-            hint="set tokenizer.shared=false, and tokenizer.vocabulary for both sides",
+            "model.source_vocab_size follows from the tokenizer that is learnt",
+            hint="set tokenizer.shared_vocab=false, and tokenizer.vocab_size for both sides",
         )
-    if config.body.tied and (config.training.freeze or config.training.unfreeze_every is not None):
+    if config.model.tie_embeddings and (
+        config.training.freeze_backbone or config.training.gradual_unfreezing_epochs is not None
+    ):
         raise ConfigError(
             "the head of this translator is its token table, so with a frozen body nothing could learn",
-            hint="leave training.freeze and training.unfreeze_every out, or set body.tied=false",
+            hint="leave training.freeze_backbone and training.gradual_unfreezing_epochs out, or set model.tie_embeddings=false",
         )
-    config = config.with_({"body": objective.resolve_backbone(config.body).model_dump()})
+    config = config.with_({"model": objective.resolve_backbone(config.model).model_dump()})
     return fit_length(config, settings), objective
 
 
@@ -121,37 +129,37 @@ def _refuse_label_settings(settings: Mapping[str, Any]) -> None:
 def _from_base(trained: LoadedModel, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The body and tokenizer of a base, once all that is asked of them fits."""
     own, tokenizer = trained.info.config, settings.get("tokenizer", {})
-    if tokenizer.get("kind") is not None:
-        check_tokenizer(trained, tokenizer["kind"])
+    if tokenizer.get("type") is not None:
+        check_tokenizer(trained, tokenizer["type"])
     is_shared = trained.own_source_tokenizer is None
     if tokenizer.get("shared", is_shared) != is_shared:
         words = "one vocabulary for both sides" if is_shared else "a vocabulary for each side"
-        raise ConfigError(f"{trained.name} has {words}", hint="leave tokenizer.shared out")
+        raise ConfigError(f"{trained.name} has {words}", hint="leave tokenizer.shared_vocab out")
     raw = load_preset(preset or PRESET)
-    shape = raw.get("body", {}) if preset else {}  # a recipe alone asks for no shape
-    wanted = {**shape, **raw.get("finetune", {}).get("body", {}), **settings.get("body", {})}
+    shape = raw.get("model", {}) if preset else {}  # a recipe alone asks for no shape
+    wanted = {**shape, **raw.get("finetune", {}).get("model", {}), **settings.get("model", {})}
     body = _fitted(trained, wanted)
-    return {"body": body, "tokenizer": {**own.tokenizer.model_dump(), "shared": is_shared}}
+    return {"model": body, "tokenizer": {**own.tokenizer.model_dump(), "shared_vocab": is_shared}}
 
 
 def _fitted(trained: LoadedModel, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The body of a translator around the base's layers."""
-    own = trained.info.config.body
+    own = trained.info.config.model
     kept = own.model_dump()
     free: set[str] = set(FREE)
-    if own.kind in STACKS:
-        warm, fresh = DEPTHS[STACKS[own.kind]]
-        kept |= {"kind": "auto", "pooler": False, warm: own.layers, fresh: own.layers}
+    if own.architecture in STACKS:
+        warm, fresh = DEPTHS[STACKS[own.architecture]]
+        kept |= {"architecture": "auto", "pooler": False, warm: own.num_layers, fresh: own.num_layers}
         free.add(fresh)
-    elif own.kind != "encoder-decoder":
+    elif own.architecture != "encoder-decoder":
         raise ConfigError(
-            f"a {own.kind} body has nothing that a translator could start from",
+            f"a {own.architecture} body has nothing that a translator could start from",
             hint="choose a bidirectional base (for the encoder), a causal one (for the decoder), or scratch",
         )
     for key, value in wanted.items():
         if key not in free and kept.get(key, value) != value:
             raise ConfigError(
-                f"body.{key} of {trained.name} is {kept[key]}, not {value}",
+                f"model.{key} of {trained.name} is {kept[key]}, not {value}",
                 hint="a base's shape is fixed: leave that setting and --preset out, or start from scratch",
             )
     return {**kept, **wanted}
@@ -159,7 +167,7 @@ def _fitted(trained: LoadedModel, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 def warm_start(trained: LoadedModel, model: Model) -> Transfer:
     """Copy a base into a translator, and account for every weight; another translator crosses whole."""
-    kind = trained.info.config.body.kind
+    kind = trained.info.config.model.architecture
     return transfer(renamed(trained.weights, kind), model, with_base_heads=kind not in STACKS)
 
 
