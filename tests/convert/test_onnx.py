@@ -28,7 +28,7 @@ VARIANTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", VARIANTS, ids=lambda words: words["objective"] + "-" + words.get("kind", "auto")
+    "words", VARIANTS, ids=lambda words: words["objective"] + "-" + words.get("architecture", "auto")
 )
 def test_the_graph_gives_the_same_answers_at_any_batch_and_length(words, tmp_path):
     bundle = make_bundle(**{"num_layers": 3 if "sliding_window" in words else 1, **words})
@@ -132,7 +132,7 @@ def test_an_unknown_engine_is_answered_with_the_nearest_one():
 
 def test_a_bi_lstm_is_refused(tmp_path):
     with pytest.raises(HeadstartError, match="bi-lstm"):
-        write_onnx(make_bundle("classify", kind="bi-lstm"), tmp_path)
+        write_onnx(make_bundle("classify", architecture="bi-lstm"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_every_setting_of_the_model_is_supported_converted_or_without_effect(fam
         {"global_attn_every_n_layers", "local_rope_theta"} if "sliding_window" in family.supported else set()
     )
     known = {*family.supported, *family.keys, *family.other_keys, *WITHOUT_EFFECT, *of_heads, *of_windows}
-    if family.supported["positions"] == ("learned",):
+    if family.supported["position_embedding"] == ("learned",):
         known.add("rope_theta")
     assert set(ModelConfig.model_fields) - known == set()
 
@@ -66,7 +66,7 @@ def test_exported_weights_can_be_imported_again(family):
 
 
 CHANGES = {
-    "positions": "sinusoidal", "norm": "layer", "norm_first": False, "activation": "relu2", "qk_norm": True,
+    "position_embedding": "sinusoidal", "norm": "layer", "norm_first": False, "activation": "relu2", "qk_norm": True,
     "scale_embedding": True, "token_type_embeddings": True, "embedding_norm": True, "pooler": True, "sliding_window": 4, "architecture": "cnn",
 }  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_presets_can_be_exported(preset, job):
             "mean",
         ),
         (
-            {"objective": "classify", "settings": {"projection": "linear"}},
+            {"objective": "classify", "settings": {"head_hidden_layer": "linear"}},
             "objective.head_hidden_layer=linear",
             "objective.head_hidden_layer=dense",
         ),

@@ -46,7 +46,7 @@ def test_nothing_asked_gives_the_ordinary_loader():
     assert isinstance(loader(), TextLoader)
 
 
-CHANGES = [{"bpe_dropout": 0.2}, {"cutoff": 0.2}, {"bpe_dropout": 0.1, "cutoff": 0.3}]
+CHANGES = [{"bpe_dropout": 0.2}, {"token_cutoff": 0.2}, {"bpe_dropout": 0.1, "token_cutoff": 0.3}]
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "+".join(changes))
@@ -61,7 +61,7 @@ def test_what_an_epoch_reads_depends_on_seed_and_epoch_alone(changes):
 
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "+".join(changes))
 def test_every_text_is_read_once_within_the_budget_and_with_its_label(changes):
-    fresh = loader(**changes, max_length=40)
+    fresh = loader(**changes, length=40)
     for epoch in range(3):
         batches = fresh.batches(epoch)
         assert len(batches) == fresh.count(epoch)

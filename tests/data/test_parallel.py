@@ -282,7 +282,7 @@ def test_a_pair_that_is_its_own_translation_is_kept(tmp_path):
         ({"train__en": "", "train__fr": ""}, "no pair of train of .* can be used; it is empty", "both languages"),
         ({"train__en": "\n", "train__fr": "x\n"}, "train.en:1: source is empty", "both languages"),
         ({"train__en": "a\n", "train__fr": "b\n"}, "too few different sources", "valid"),
-        ({"train__en": "a" * 99 + "\nb\n" + "c" * 99, "train__fr": "a\n" + "b" * 99 + "\nc"}, "in no pair of train", "max_ratio"),
+        ({"train__en": "a" * 99 + "\nb\n" + "c" * 99, "train__fr": "a\n" + "b" * 99 + "\nc"}, "in no pair of train", "max_length_ratio"),
         ({"train__en": b"caf\xe9\n", "train__fr": "b\n"}, "train.en:1 is not UTF-8", "iconv"),
         ({"train__en": "a\n", "train__fr": b"b\0\n"}, "train.fr:1 holds a NUL", "iconv"),
         ({"train__en.gz": b"plain", "train__fr": "b\n"}, "corrupt", "again"),

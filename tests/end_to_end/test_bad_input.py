@@ -170,7 +170,7 @@ def test_torn_weights_are_named(base, table, tmp_path):
         ),
         (
             ["finetune", "scratch", "{table}", "--out", "r", "--train-size", "5000"],
-            "5,000 labels are asked for",
+            "5,000 labels are requested",
         ),
         (["finetune", "scratch", "{table}", "--out", "r", "--text-column", "review"], "review"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "objective.poling=mean"], "poling"),

@@ -302,7 +302,7 @@ def test_the_audit_lists_what_leaks(tmp_path):
     found = json.loads(call("audit", folder, "--tokenizer", "characters", "--json"))
     assert len(found["leaks"]) == 2
     assert found["splits"]["valid"]["in_train"] == 2
-    assert "leak" in call("audit", folder, "--tokenizer", "characters")
+    assert "train.tsv:3" in call("audit", folder, "--tokenizer", "characters")
 
 
 def test_standard_input_is_read_as_bytes_in_utf_8(world, monkeypatch):

@@ -280,7 +280,7 @@ def test_the_length_penalty_is_that_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"hidden_size": 0}, {"best": 0}, {"width": 3, "best": 4}, {"penalty": math.inf}], ids=str
+    "wrong", [{"width": 0}, {"best": 0}, {"width": 3, "best": 4}, {"penalty": math.inf}], ids=str
 )
 def test_a_search_that_cannot_be_is_refused(wrong):
     with pytest.raises(ConfigError) as caught:

@@ -152,7 +152,7 @@ def test_teachers_do_not_change():
 def test_every_taught_objective_keeps_the_settings_of_the_plain_one():
     for kind in DISTILLED:
         assert distill(kind(), Distillation((), 0.5, 2.0)).name == kind.name
-    assert distill(MaskedLM(mask_rate=0.4), Distillation((), 0.5, 2.0)).rate == 0.4
+    assert distill(MaskedLM(mask_rate=0.4), Distillation((), 0.5, 2.0)).mask_rate == 0.4
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])

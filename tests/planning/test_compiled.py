@@ -30,14 +30,14 @@ def plan_of(device=H200, preset="small", job="pretrain", tokens=None, settings=N
 @pytest.mark.parametrize(
     "training",
     [
-        {"steps": 20_000},
-        {"steps": 100},
-        {"tokens": 10**10},
-        {"tokens": 10**6},
-        {"minutes": 30},
-        {"minutes": 2},
-        {"minutes": 30, "deterministic": True},
-        {"minutes": 30, "freeze": True},
+        {"max_steps": 20_000},
+        {"max_steps": 100},
+        {"max_tokens": 10**10},
+        {"max_tokens": 10**6},
+        {"max_minutes": 30},
+        {"max_minutes": 2},
+        {"max_minutes": 30, "deterministic": True},
+        {"max_minutes": 30, "freeze_backbone": True},
     ],
     ids=lambda training: "-".join(f"{key}={value}" for key, value in training.items()),
 )
@@ -70,7 +70,7 @@ def test_a_gpu_from_before_volta_is_planned_with_plain_steps():
 
 
 def test_compiled_steps_are_shorter_smaller_and_cost_a_minute_once():
-    plain, swift = plan_of(max_tokens=1e9, compile=False), plan_of(max_tokens=1e9, compile=True)
+    plain, swift = plan_of(tokens=1e9, compile=False), plan_of(tokens=1e9, compile=True)
     assert swift.duration.seconds < plain.duration.seconds
     assert swift.memory.peak < plain.memory.peak
     assert operations(swift.load) < operations(plain.load)

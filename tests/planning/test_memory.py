@@ -41,9 +41,9 @@ def kept_bytes(load, objective):
 SHAPES = {
     "tiny": ("tiny", {}),
     "lab": ("lab", {}),
-    "layer norm and gelu": ("tiny", {"norm": "layer", "activation": "gelu", "positions": "learned"}),
+    "layer norm and gelu": ("tiny", {"norm": "layer", "activation": "gelu", "position_embedding": "learned"}),
     "dropout": ("tiny", {"dropout": 0.1}),
-    "attention dropout": ("tiny", {"attention_dropout": 0.1, "positions": "none"}),
+    "attention dropout": ("tiny", {"attention_dropout": 0.1, "position_embedding": "none"}),
     "relu2 after": ("tiny", {"activation": "relu2", "norm_first": False}),
 }
 
@@ -61,14 +61,14 @@ def test_a_layer_keeps_for_the_way_back_what_torch_says_it_keeps(shape):
     assert kept == pytest.approx(found[1] - found[0], rel=0.02)
 
 
-TRANSLATOR = {"vocabulary": 64}
+TRANSLATOR = {"vocab_size": 64}
 BOTH = {
     "as it is": {},
     "without dropout": {"dropout": 0.0},
     "attention dropout": {"attention_dropout": 0.1},
     "modern": {
         "dropout": 0.0,
-        "positions": "rotary",
+        "position_embedding": "rotary",
         "norm": "rms",
         "norm_first": True,
         "activation": "swiglu",
@@ -78,12 +78,12 @@ BOTH = {
 
 
 @pytest.mark.parametrize("shape", sorted(BOTH))
-@pytest.mark.parametrize(("side", "name"), [(0, "layers"), (1, "decoder_layers")])
+@pytest.mark.parametrize(("side", "name"), [(0, "num_layers"), (1, "num_decoder_layers")])
 def test_both_stacks_of_a_translator_keep_what_torch_says_they_keep(shape, side, name):
     found = []
     for layers in (1, 2):
-        body = {"layers": 1, "decoder_layers": 1, **BOTH[shape], name: layers}
-        load = load_of("finetune", "translate-tiny", length=32, body=body, tokenizer=TRANSLATOR)
+        body = {"num_layers": 1, "num_decoder_layers": 1, **BOTH[shape], name: layers}
+        load = load_of("finetune", "translate-tiny", length=32, model=body, tokenizer=TRANSLATOR)
         found.append(kept_bytes(load, make_objective(resolve("finetune", "translate-tiny").objective)))
     kept = load.batch * layer_activations(load, load.stacks[side])
     assert kept == pytest.approx(found[1] - found[0], rel=0.03)

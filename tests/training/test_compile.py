@@ -34,7 +34,7 @@ def make_trainer(name, dropout=0.0, seed=0, teachers=(), **training):
         objective = distill(objective, Distillation(tuple(teachers), 0.5, 2.0))
     body = tiny_config(objective.bodies[0], dropout=dropout)
     model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
-    settings = {"epochs": 2, "keep": "last", **training}
+    settings = {"max_epochs": 2, "checkpoint_selection": "last", **training}
     config = RunConfig(job="finetune", model=body, optimizer={"name": "muon"}, training=settings)
     if objective.reads == "blocks":
         loader = BlockLoader(Tokens(), 8, 16, 0, objective.lookahead)
@@ -145,20 +145,20 @@ def pretend_to_have_a_gpu(monkeypatch, capability=(9, 0)):
 @pytest.mark.parametrize(
     ("budget", "runtime", "is_compiled"),
     [
-        ({"minutes": 30}, GPU, True),
-        ({"minutes": 1}, GPU, False),
-        ({"minutes": 30}, CPU, False),
-        ({"steps": 100_000}, GPU, True),
-        ({"steps": 1000}, GPU, False),
-        ({"minutes": 30, "freeze": True}, GPU, False),
-        ({"minutes": 30, "deterministic": True}, GPU, False),
+        ({"max_minutes": 30}, GPU, True),
+        ({"max_minutes": 1}, GPU, False),
+        ({"max_minutes": 30}, CPU, False),
+        ({"max_steps": 100_000}, GPU, True),
+        ({"max_steps": 1000}, GPU, False),
+        ({"max_minutes": 30, "freeze_backbone": True}, GPU, False),
+        ({"max_minutes": 30, "deterministic": True}, GPU, False),
     ],
 )
 def test_compiling_is_left_to_long_runs_on_a_gpu(monkeypatch, budget, runtime, is_compiled):
     run = make_trainer("masked-lm")
     pretend_to_have_a_gpu(monkeypatch)
-    config = RunConfig(job="pretrain", model=run.config.body, training={**budget, "compile": "auto"})
-    assert should_compile(config, run.model, run.objective, runtime, budget.get("steps")) is is_compiled
+    config = RunConfig(job="pretrain", model=run.config.model, training={**budget, "compile": "auto"})
+    assert should_compile(config, run.model, run.objective, runtime, budget.get("max_steps")) is is_compiled
     said = config.with_({"training": {"compile": not is_compiled}})
     assert should_compile(said, run.model, run.objective, runtime, None) is not is_compiled
 

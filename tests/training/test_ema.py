@@ -35,7 +35,7 @@ def table(model):
 
 
 def test_training_is_the_same_whether_weights_are_averaged_or_not():
-    tables = {kind: [] for kind in ("none", "ema", "last")}
+    tables = {kind: [] for kind in ("none", "ema", "last_epochs")}
     for kind, seen in tables.items():
         marks = lambda model: Evaluation({"accuracy": 0.5}, 0.5)
         run(
@@ -44,7 +44,7 @@ def test_training_is_the_same_whether_weights_are_averaged_or_not():
             max_epochs=4,
             weight_averaging=kind,
         )
-    for kind in ("ema", "last"):
+    for kind in ("ema", "last_epochs"):
         assert all(torch.equal(a, b) for a, b in zip(tables["none"], tables[kind], strict=True))
 
 
@@ -70,11 +70,11 @@ def test_the_moving_average_is_what_its_formula_says():
 @pytest.mark.parametrize(
     ("budget", "epochs", "expected"),
     [
-        ({"epochs": 5}, 3.0, [3, 4, 5]),
-        ({"epochs": 5}, 1.0, [5]),
-        ({"epochs": 2.5}, 1.0, [2, 8 / 3]),
-        ({"epochs": 2}, 9.0, [1, 2]),
-        ({"steps": 10}, 2.0, [2, 3, 10 / 3]),
+        ({"max_epochs": 5}, 3.0, [3, 4, 5]),
+        ({"max_epochs": 5}, 1.0, [5]),
+        ({"max_epochs": 2.5}, 1.0, [2, 8 / 3]),
+        ({"max_epochs": 2}, 9.0, [1, 2]),
+        ({"max_steps": 10}, 2.0, [2, 3, 10 / 3]),
     ],
 )  # fmt: skip  (an epoch has three steps)
 def test_the_ends_of_the_last_epochs_are_averaged(budget, epochs, expected):
@@ -92,7 +92,7 @@ def test_the_ends_of_the_last_epochs_are_averaged(budget, epochs, expected):
     assert torch.allclose(table(done.model), mean, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["ema", "last"])
+@pytest.mark.parametrize("kind", ["ema", "last_epochs"])
 def test_marks_and_the_best_weights_are_those_of_the_average(kind):
     marked = []
 
@@ -134,7 +134,7 @@ def test_frozen_weights_stay_bit_for_bit():
     assert torch.equal(table(done.model), before)
 
 
-@pytest.mark.parametrize("budget", [{"tokens": 100}, {"minutes": 1.0}])
+@pytest.mark.parametrize("budget", [{"max_tokens": 100}, {"max_minutes": 1.0}])
 def test_the_last_epochs_of_an_open_budget_are_refused(budget):
     with pytest.raises(ConfigError, match="budget in epochs or steps"):
         TrainingConfig(weight_averaging="last_epochs", **budget)

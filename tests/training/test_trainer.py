@@ -24,7 +24,7 @@ def trainer(rows, evaluate=None, on_event=lambda event: None, optimizer=None, **
 
 def test_accumulated_batches_take_the_step_of_one_big_batch():
     rows = random_rows([8, 8, 8, 8, 8, 8])
-    plain = {"kind": "adam", "clip": 0.0}
+    plain = {"name": "adam", "max_grad_norm": 0.0}
     big = trainer(rows, max_steps=1, tokens_per_batch=1000, checkpoint_selection="last", optimizer=plain)
     small = trainer(
         rows,

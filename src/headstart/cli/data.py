@@ -28,7 +28,11 @@ def audit(
     if pair is None:
         found = inspect_data(data, length=length, seed=seed, settings=call.settings)
     else:
-        refused = {"labels": "--train-size", "text_column": "--text-column", "label_column": "--label-column"}
+        refused = {
+            "train_size": "--train-size",
+            "text_column": "--text-column",
+            "label_column": "--label-column",
+        }
         for name in call.settings.get("data", {}):
             if name in refused:
                 raise ConfigError(

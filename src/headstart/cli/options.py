@@ -65,6 +65,10 @@ SETTING_FLAGS = {
     "training.ignore_memory_check": (ADVANCED, "--ignore-memory-check", False),
     "training.deterministic": (ADVANCED, "", False),
 }
+# Flags that take no value, for settings that are no yes or no: the value that they choose, and their help.
+SWITCHES = {
+    "data.on_bad_row": ("error", "Stop at the first row that cannot be used, instead of skipping it.")
+}
 OUTPUT_FLAGS: dict[str, tuple[Any, Any]] = {
     "as_json": (bool, flag(False, "Print the result as JSON, and nothing else.", "--json")),
     "quiet": (bool, flag(False, "Show no progress, only the result.", "--quiet", "-q")),
@@ -227,6 +231,8 @@ def _setting_parameter(setting: str) -> inspect.Parameter:
     section, key = setting.split(".")
     schema: Any = RunConfig.model_fields[section].annotation
     field, (panel, name, varies) = schema.model_fields[key], SETTING_FLAGS[setting]
+    if setting in SWITCHES:
+        return _parameter(f"{section}__{key}", bool, _flag(panel, False, SWITCHES[setting][1], name))
     is_choice = get_origin(field.annotation) is Literal
     kind = str if is_choice else _plain_type(field.annotation)
     found = _flag(
@@ -281,5 +287,5 @@ def _settings(context: typer.Context) -> dict[str, Any]:
         source = context.get_parameter_source(name)
         if "__" in name and source is not None and source.name == "COMMANDLINE":
             section, key = name.split("__", 1)
-            typed.setdefault(section, {})[key] = value
+            typed.setdefault(section, {})[key] = SWITCHES.get(f"{section}.{key}", (value,))[0]
     return merge(merge(found, typed), parse_assignments(context.params.get("assignments") or []))

@@ -12,6 +12,7 @@ from headstart.config import ModelConfig
 from headstart.convert.hf_config import MISSING, HFConfig
 from headstart.errors import RunError
 from headstart.models.model import HeadSpec
+from headstart.objectives.classification import HEAD_SETTINGS
 
 Settings = dict[str, Any]
 Weights = dict[str, Tensor]
@@ -133,7 +134,10 @@ def find_class(
             for name, values in target.supported.items()
             if getattr(body, name) not in values
         ] + [
-            (f"objective.{name}={spec.settings.get(name)}", f"objective.{name}={values[0]}")
+            (
+                f"objective.{HEAD_SETTINGS[name]}={spec.settings.get(name)}",
+                f"objective.{HEAD_SETTINGS[name]}={values[0]}",
+            )
             for spec in specs.values()
             for name, values in target.head_supported.items()
             if spec.settings.get(name) not in values
@@ -150,7 +154,9 @@ def find_class(
 
 def _no_family(families: Sequence[ModelFamily], body: ModelConfig) -> RunError:
     trainable = [family for family in families if family.train_flags]
-    alike = [family for family in trainable if body.architecture in family.supported["kind"]] or trainable
+    alike = [
+        family for family in trainable if body.architecture in family.supported["architecture"]
+    ] or trainable
     closest = min(alike, key=lambda family: len(family.mismatches(body)))
     return RunError(
         f"no transformers model is exactly this one: {closest.name}, the closest, has no "

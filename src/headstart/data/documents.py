@@ -136,7 +136,10 @@ def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
             if files:
                 notes = [f"only {', '.join(file.name for file in files)} is read"]
                 return Documents(
-                    split, [_open_file(file, config, notes) for file in files], notes, config.on_bad_row
+                    split,
+                    [_open_file(file, config, notes) for file in files],
+                    notes,
+                    config.on_bad_row == "error",
                 )
     return open_documents(corpus, config)
 

@@ -16,6 +16,9 @@ from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Loss, Objective, Reads, Vocabulary
 from headstart.objectives.cross_entropy import divergence
 
+# Setting of a class head -> the setting of the objective that chooses it.
+HEAD_SETTINGS = {"pooling": "pooling", "projection": "head_hidden_layer", "dropout": "head_dropout"}
+
 
 @dataclass(frozen=True)
 class Classification(Objective):

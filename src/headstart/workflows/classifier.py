@@ -13,6 +13,7 @@ from headstart.inference.loaded_model import LoadedModel
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
+from headstart.objectives.classification import HEAD_SETTINGS
 from headstart.results import Score, Transfer
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import marked_places, predict_probabilities
@@ -85,7 +86,9 @@ def misfit(
         return "the base's head names the same classes, and starts fresh above the fresh blocks"
     new = _form(_head(config, objective, classes))
     wanted = " ".join(
-        f"--set objective.{key}={value}" for key, value in _form(own).items() if new[key] != value
+        f"--set objective.{HEAD_SETTINGS[key]}={value}"
+        for key, value in _form(own).items()
+        if new[key] != value
     )
     return (
         f"the base's head names the same classes but reads otherwise, so it starts fresh; {wanted} keeps it"
