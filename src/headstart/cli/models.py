@@ -165,9 +165,9 @@ def _show_export(result: Any, int8: bool) -> None:
         )
     for note in result.notes:
         print(f"note: {note}")
-    if result.kind == "transformers":
+    if result.to == "transformers":
         print(f"load it: transformers.{found['auto_class']}.from_pretrained({str(result.path)!r})")
-    if result.kind == "ctranslate2":
+    if result.to == "ctranslate2":
         print(f"load it: {found['auto_class']}({str(result.path)!r})")
 
 
