@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import DataConfig
 from headstart.data.dataset import hashes
 from headstart.data.datasets import load_dataset
@@ -45,7 +45,9 @@ def losses(models: list[Model], rows: np.ndarray, trained: LoadedModel) -> list[
     objective, rng = MaskedLM(mask_rate=0.3), torch.Generator().manual_seed(0)
     sums, asked = np.zeros(len(models) + 1), 0
     for at in range(0, len(rows), BATCH):
-        batch = objective.collate([Row(row) for row in rows[at : at + BATCH]], trained.tokenizer, rng)
+        batch = objective.collate(
+            [EncodedExample(row) for row in rows[at : at + BATCH]], trained.tokenizer, rng
+        )
         wanted = batch.labels["lm"]
         shares = [
             model.heads["lm"](model.backbone(batch), batch, model.backbone).float().log_softmax(-1)

@@ -47,10 +47,9 @@ from headstart.workflows.arms import (
     write_fit,
 )
 from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import SCRATCH, finetune_config
-from headstart.workflows.labelled import data_fingerprint, load_labelled
+from headstart.workflows.finetune import SCRATCH, choose_tokenizer, data_fingerprint, load_labelled
+from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.run_dir import collect_provenance
-from headstart.workflows.tokenizers import choose_tokenizer
 
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -20,7 +20,7 @@ import torch
 
 import headstart as hs
 from headstart.batch import Batch
-from headstart.generation.decode import Rules, decode
+from headstart.generation.generate import Rules, decode
 from headstart.generation.reader import ModelReader, prompts
 from headstart.inference.loaded_model import load_model
 
@@ -57,7 +57,7 @@ def read_again(model: torch.nn.Module, last: int) -> Way:
         tokens = batch.tokens
         weight, _ = model.heads["lm"].projection(model.backbone.table)
         for _ in range(count):
-            hidden = model.backbone(Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), is_full=True))
+            hidden = model.backbone(Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), unpadded=True))
             scores = hidden[:, -1] @ weight.T
             scores[:, last] = -torch.inf
             tokens = torch.cat((tokens, scores.argmax(dim=-1, keepdim=True)), dim=1)
@@ -78,7 +78,7 @@ def in_transformers(run: Path, folder: Path) -> Way:
     @torch.inference_mode()
     def write(batch: Batch, count: int) -> list[list[int]]:
         found = twin.generate(
-            input_ids=batch.tokens, attention_mask=batch.real.long(), do_sample=False, max_new_tokens=count,
+            input_ids=batch.tokens, attention_mask=batch.attention_mask.long(), do_sample=False, max_new_tokens=count,
             min_new_tokens=count,
         )  # fmt: skip
         return found[:, batch.tokens.shape[1] :].tolist()

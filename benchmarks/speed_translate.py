@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 import headstart as hs
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.data.samplers import TextLoader
-from headstart.generation.beam import Beam, beam_search
-from headstart.generation.decode import Rules
+from headstart.generation.beam_search import Beam, beam_search
+from headstart.generation.generate import Rules
 from headstart.generation.reader import sources
 from headstart.inference.translate import Translator, open_translator
 
@@ -84,7 +84,7 @@ class Systems:
         self.translator: Translator = open_translator(str(run), {"training": {"device": "cpu"}})
         tokenizer = self.translator.source_tokenizer
         self.rows = [tokenizer.frame(ids, 512) for ids in tokenizer.encode(lines)]
-        loader = TextLoader([Row(row) for row in self.rows], 10**9, batch, shuffled=False)
+        loader = TextLoader([EncodedExample(row) for row in self.rows], 10**9, batch, shuffled=False)
         self.batches = [numbers.tolist() for numbers in loader.batches(0)]
         if not is_sorted:
             every = range(len(lines))
@@ -130,7 +130,7 @@ class Systems:
                 )
                 given = {"min_new_tokens": self.most} if self.fixed else {}
                 tokens = model.generate(
-                    input_ids=batch.source, attention_mask=batch.source_real.long(), num_beams=width,
+                    input_ids=batch.source, attention_mask=batch.source_attention_mask.long(), num_beams=width,
                     do_sample=False, length_penalty=penalty, max_new_tokens=self.most, **given,
                 )  # fmt: skip
                 found.update(zip(numbers, (self._inner(row[1:]) for row in tokens.tolist()), strict=True))

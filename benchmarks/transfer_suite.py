@@ -56,8 +56,8 @@ from headstart.evaluation.statistics import interval
 from headstart.pretrained import CHECKSUMS, describe_base
 from headstart.reports.formatting import UNKNOWN, format_interval, format_score
 from headstart.results import Interval, plain
-from headstart.workflows.finetune import finetune_config
-from headstart.workflows.labelled import data_fingerprint
+from headstart.workflows.finetune import data_fingerprint
+from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.pretrain import pretrain_config
 from headstart.workflows.run_dir import commit
 
@@ -316,7 +316,7 @@ def default_settings(base: Base, arm: str) -> list[str]:
     trained = hs.load_model(base.path, with_weights=False)
     found = [(finetune_config(trained, None, {})[0], "headstart.workflows.finetune_defaults")]
     if arm == "adapted":
-        found.append((pretrain_config(None, {}, trained)[0], "headstart.workflows.continued"))
+        found.append((pretrain_config(None, {}, trained)[0], "headstart.workflows.pretrain"))
     return [content_hash([config.model_dump(), syntax_tree(module)]) for config, module in found]
 
 

@@ -25,73 +25,66 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
-class ModelConfig(Section):
-    """The shape of a body."""
+def _refuse(*rules: tuple[bool, str, str]) -> None:
+    """Raise the problem and the hint of the first rule that is broken."""
+    for is_broken, problem, hint in rules:
+        if is_broken:
+            raise ConfigError(problem, hint=hint)
 
-    architecture: str = Field("auto", description="a row of BODIES; auto = what the objective needs")
+
+class ModelConfig(Section):
+    """The shape of a model."""
+
+    architecture: str = Field("auto", description="a name in BACKBONES; auto = what the objective needs")
     num_layers: int = Field(4, ge=1, le=1000, description="blocks")
     num_decoder_layers: int | None = Field(
-        None, ge=1, description="blocks of an encoder-decoder's decoder; none = as many as `layers`"
+        None, ge=1, description="blocks of a decoder with an encoder; none = as many"
     )
     source_vocab_size: int | None = Field(
-        None,
-        ge=1,
-        description="tokens of the source's own vocabulary (encoder-decoder); none = one for both sides",
+        None, ge=1, description="source vocabulary of a translator; none = shared"
     )
-    hidden_size: int = Field(256, ge=1, description="numbers that describe one token (D)")
-    num_heads: int = Field(4, ge=1, description="parts into which attention splits the width (A)")
-    intermediate_size: int = Field(768, ge=1, description="inner width of the feed-forward part")
+    hidden_size: int = Field(256, ge=1, description="size of a token's vector (D)")
+    num_heads: int = Field(4, ge=1, description="attention heads (H)")
+    intermediate_size: int = Field(768, ge=1, description="inner size of the feed-forward network")
     position_embedding: Literal["rotary", "sinusoidal", "learned", "none"] = Field(
-        "rotary", description="how order is told"
+        "rotary", description="how order is encoded"
     )
     norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm")
     norm_first: bool = Field(
-        True, description="norm before each part (and once at the end), or after each part"
+        True, description="norm before each sublayer and at the end, or after each sublayer"
     )
     activation: Literal["swiglu", "geglu", "gelu", "gelu-tanh", "relu", "relu2"] = Field(
-        "swiglu", description="feed-forward; gelu-tanh is GPT-2's approximation"
+        "swiglu", description="feed-forward; gelu-tanh as in GPT-2"
     )
-    bias: bool = Field(False, description="biases in linear maps and in LayerNorm")
+    bias: bool = Field(False, description="biases in linear layers and in LayerNorm")
     qk_norm: bool = Field(False, description="norm of queries and keys per attention head")
-    tie_embeddings: bool = Field(
-        True, description="the language-model head reads the token table instead of its own"
-    )
-    scale_embedding: bool = Field(False, description="token vectors times the square root of the width")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="share of activations dropped in training")
-    attention_dropout: float = Field(
-        0.0, ge=0.0, lt=1.0, description="share of attention weights dropped in training"
-    )
-    max_position_embeddings: int = Field(512, ge=2, description="longest text the body reads, in tokens")
+    tie_embeddings: bool = Field(True, description="the language-model head shares the embedding's weights")
+    scale_embedding: bool = Field(False, description="multiply embeddings by the square root of D")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout of activations")
+    attention_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout of attention weights")
+    max_position_embeddings: int = Field(512, ge=2, description="longest text, in tokens")
     token_type_embeddings: bool = Field(
-        False, description="a learned vector tells the first text of a pair from the second"
+        False, description="embeddings that tell the first text of a pair from the second"
     )
-    embedding_norm: bool = Field(False, description="norm right after the embedding, as in BERT")
+    embedding_norm: bool = Field(False, description="norm after the embedding, as in BERT")
     pooler: bool = Field(False, description="a dense layer and tanh over the first token, as in BERT")
-    norm_eps: float = Field(1e-5, gt=0, description="the small number inside a norm")
+    norm_eps: float = Field(1e-5, gt=0, description="added to the variance in a norm")
     kernel_size: int = Field(5, ge=1, description="tokens that one convolution sees (cnn)")
-    dilation: bool = Field(True, description="each convolution looks twice as far as the one below (cnn)")
+    dilation: bool = Field(True, description="each convolution sees twice as far as the one below (cnn)")
     rope_theta: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
-    num_kv_heads: int | None = Field(
-        None,
-        ge=1,
-        description="attention heads of keys and values, each shared by several; none = all their own",
-    )
+    num_kv_heads: int | None = Field(None, ge=1, description="heads of keys and values (GQA); none = all")
     mlm_head_transform: bool = Field(
-        False, description="a dense layer, the activation and a norm before the token scores, as in BERT"
+        False, description="dense layer, activation and norm before the logits, as in BERT"
     )
     head_bias: bool | None = Field(None, description="biases in the heads' last layer; none = as model.bias")
     norm_first_layer: bool = Field(
-        True, description="norm before the first block's attention; ModernBERT has none (norm_first)"
+        True, description="norm before the first block's attention; ModernBERT has none"
     )
     sliding_window: int | None = Field(
-        None, ge=1, description="tokens each way that a local layer sees; none = every layer sees all"
+        None, ge=1, description="tokens each way in local layers; none = all layers global"
     )
-    global_attn_every_n_layers: int = Field(
-        3, ge=1, description="with a window: the first layer and every n-th after it see all"
-    )
-    local_rope_theta: float = Field(
-        10000.0, gt=1.0, description="base of the rotary wavelengths in local layers"
-    )
+    global_attn_every_n_layers: int = Field(3, ge=1, description="with a window: every n-th layer is global")
+    local_rope_theta: float = Field(10000.0, gt=1.0, description="rotary base of local layers")
 
     @property
     def has_head_bias(self) -> bool:
@@ -103,32 +96,30 @@ class ModelConfig(Section):
         return self.sliding_window is not None and layer % self.global_attn_every_n_layers != 0
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "ModelConfig":
-        shared = self.num_kv_heads
-        if shared is not None and self.num_heads % shared:
-            raise ConfigError(
-                f"model.num_heads {self.num_heads} is no multiple of model.num_kv_heads {shared}",
-                hint="each attention head of keys and values is shared by equally many others",
-            )
-        if not self.norm_first_layer and not self.norm_first:
-            raise ConfigError(
-                "model.norm_first_layer=false goes with norms before each part",
-                hint="set model.norm_first=true, or leave model.norm_first_layer out",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _width_splits_evenly(self) -> "ModelConfig":
-        if self.hidden_size % self.num_heads:
-            raise ConfigError(
-                f"model.hidden_size {self.hidden_size} is no multiple of model.num_heads {self.num_heads}",
-                hint=f"try {self.hidden_size - self.hidden_size % self.num_heads + self.num_heads}",
-            )
-        if self.position_embedding == "rotary" and (self.hidden_size // self.num_heads) % 2:
-            raise ConfigError(
-                f"rotary positions need an even width per attention head, not {self.hidden_size // self.num_heads}",
-                hint="change model.num_heads, or set model.position_embedding=sinusoidal",
-            )
+    def _is_consistent(self) -> "ModelConfig":
+        heads, groups = self.num_heads, self.num_kv_heads or self.num_heads
+        _refuse(
+            (
+                bool(heads % groups),
+                f"model.num_heads {heads} is no multiple of model.num_kv_heads {groups}",
+                "each head of keys and values is shared by equally many heads",
+            ),
+            (
+                not self.norm_first_layer and not self.norm_first,
+                "model.norm_first_layer=false needs norms before each sublayer",
+                "set model.norm_first=true, or leave model.norm_first_layer out",
+            ),
+            (
+                bool(self.hidden_size % heads),
+                f"model.hidden_size {self.hidden_size} is no multiple of model.num_heads {heads}",
+                f"try {self.hidden_size - self.hidden_size % heads + heads}",
+            ),
+            (
+                self.position_embedding == "rotary" and self.hidden_size // heads % 2 == 1,
+                f"rotary positions need an even size per attention head, not {self.hidden_size // heads}",
+                "change model.num_heads, or set model.position_embedding=sinusoidal",
+            ),
+        )
         return self
 
 
@@ -136,12 +127,12 @@ class TokenizerConfig(Section):
     """How text becomes tokens."""
 
     type: str = Field(
-        "bpe", description="kind (bpe, unigram, wordpiece, characters), or the path of a trained one"
+        "bpe", description="bpe, unigram, wordpiece or characters; or the path of a trained one"
     )
-    vocab_size: int = Field(8000, ge=8, description="tokens to learn at most, specials included")
+    vocab_size: int = Field(8000, ge=8, description="tokens to learn at most, special tokens included")
     lowercase: bool = Field(False, description="fold case before splitting")
     shared_vocab: bool = Field(
-        True, description="translation: one vocabulary for both sides, or one of this size for each"
+        True, description="translation: one vocabulary for both sides, or one for each"
     )
 
 
@@ -171,10 +162,10 @@ class OptimizerConfig(Section):
     momentum: float = Field(0.95, ge=0, lt=1, description="of Muon")
     max_grad_norm: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
     layerwise_lr_decay: float = Field(
-        1.0, gt=0, le=1, description="each block's rate as a share of the one above it"
+        1.0, gt=0, le=1, description="learning rate of a block over that of the next"
     )
     head_lr_multiplier: float = Field(
-        1.0, gt=0, description="the heads' rate as a multiple of the top block's"
+        1.0, gt=0, description="learning rate of the heads over that of the top block"
     )
 
 
@@ -184,20 +175,25 @@ class LrScheduleConfig(Section):
     name: Literal[
         "constant", "linear", "cosine", "slanted-triangular", "warmup-stable-decay", "inverse-square-root"
     ] = "cosine"
-    warmup_ratio: float = Field(0.05, ge=0, le=1, description="share of the budget spent rising")
-    warmup_steps: int | None = Field(None, ge=1, description="steps spent rising, in place of a share")
-    decay_ratio: float = Field(0.2, ge=0, le=1, description="share spent falling (warmup-stable-decay)")
+    warmup_ratio: float = Field(0.05, ge=0, le=1, description="share of the budget for warmup")
+    warmup_steps: int | None = Field(None, ge=1, description="warmup in steps, instead of a share")
+    decay_ratio: float = Field(
+        0.2, ge=0, le=1, description="share of the budget for decay (warmup-stable-decay)"
+    )
     min_lr_ratio: float = Field(
-        0.0, ge=0, le=1, description="rate at the end as a share of the top (not of inverse-square-root)"
+        0.0, ge=0, le=1, description="final over peak rate (not of inverse-square-root)"
     )
 
     @model_validator(mode="after")
-    def _rises_first(self) -> "LrScheduleConfig":
-        if self.name == "inverse-square-root" and self.warmup_steps is None and not self.warmup_ratio:
-            raise ConfigError(
-                "inverse-square-root falls from where its warm-up ends, and lr_schedule.warmup_ratio is 0",
-                hint="set lr_schedule.warmup_steps=4000, or a share of the budget as lr_schedule.warmup_ratio",
+    def _is_consistent(self) -> "LrScheduleConfig":
+        has_warmup = self.warmup_steps is not None or self.warmup_ratio > 0
+        _refuse(
+            (
+                self.name == "inverse-square-root" and not has_warmup,
+                "inverse-square-root decays from the end of warmup, and lr_schedule.warmup_ratio is 0",
+                "set lr_schedule.warmup_steps=4000, or a share of the budget as lr_schedule.warmup_ratio",
             )
+        )
         return self
 
 
@@ -209,114 +205,96 @@ class TrainingConfig(Section):
     max_tokens: int | None = Field(None, gt=0, description="stop after this many tokens")
     max_minutes: float | None = Field(None, gt=0, description="stop after this many minutes")
     max_length: int = Field(
-        256, ge=2, description="tokens a text (fine-tuning) or a block (pretraining) holds at most"
+        256, ge=2, description="tokens at most in a text (fine-tuning) or block (pretraining)"
     )
     tokens_per_batch: int = Field(
-        8192, ge=1, description="token budget of one batch, padding included, over all processes together"
+        8192, ge=1, description="tokens in one batch of all processes, padding included"
     )
     batch_size: int | None = Field(None, ge=1, description="texts in one batch at most")
-    gradient_accumulation_steps: int = Field(1, ge=1, description="batches whose gradients make one step")
+    gradient_accumulation_steps: int = Field(1, ge=1, description="batches in one step")
     seed: int = Field(0, ge=0, lt=2**31, description="random seed")
     device: str = Field("auto", description="where to compute: auto, cpu, cuda, mps")
     precision: Literal["auto", "fast", "float32", "bfloat16"] = Field(
-        "auto",
-        description="auto = bfloat16 on a GPU with it; fast = also on a processor that multiplies it natively",
+        "auto", description="auto = bfloat16 on a GPU that has it; fast = also on such a CPU"
     )
     compile: bool | Literal["auto"] = Field(
-        False,
-        description="torch.compile training steps, which costs about a minute; auto = for long runs on a GPU",
+        False, description="torch.compile, for about a minute; auto = for long runs on a GPU"
     )
     fsdp: bool = Field(
-        False, description="many processes hold a part of the model each (FSDP2), not a copy each (DDP)"
+        False, description="shard the model over processes (FSDP2) instead of copying it (DDP)"
     )
-    ddp_timeout_minutes: float = Field(
-        10.0, gt=0, description="minutes that a process waits for the others before it calls them lost"
-    )
+    ddp_timeout_minutes: float = Field(10.0, gt=0, description="minutes to wait for another process")
     deterministic: bool = Field(
-        False, description="the same bits each time on the same machines, also on a GPU; slower there"
+        False, description="identical results in every run, also on a GPU, where it is slower"
     )
     eval_steps: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
     eval_subset_size: int | None = Field(
-        None, ge=1, description="validation texts read at each evaluation; none = all of them"
+        None, ge=1, description="validation texts per evaluation; none = all"
     )
     save_steps: int | None = Field(None, ge=1, description="steps between checkpoints")
     save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
-    ignore_memory_check: bool = Field(
-        False, description="train even when the plan says that memory will not do"
-    )
+    ignore_memory_check: bool = Field(False, description="train even where the plan finds too little memory")
     tensorboard: bool = Field(False, description="also write TensorBoard files (extra: tensorboard)")
     checkpoint_selection: Literal["best", "last"] = Field(
-        "best", description="which weights are the run's: best on validation, or last"
+        "best", description="weights of the run: best on validation, or last"
     )
     freeze_backbone: bool = Field(False, description="train the heads alone")
     gradual_unfreezing_epochs: float | None = Field(
-        None, gt=0, description="epochs after which one more block thaws, top first"
+        None, gt=0, description="epochs after which one more block unfreezes, top first"
     )
     head_init: Literal["reuse", "random"] = Field(
-        "reuse",
-        description="`reuse` keeps the pretrained classification head if its label set equals the dataset's (fine-tuning)",
+        "reuse", description="reuse = keep the head of a base with the same classes"
     )
     linear_probe: bool = Field(
-        False,
-        description="train a base's new head on the frozen backbone first, then everything (fine-tuning)",
+        False, description="train a new head on the frozen backbone first, then everything"
     )
-    keep_winner: bool = Field(
-        False,
-        description="answer with the TF-IDF baseline where it has the better validation score (fine-tuning)",
-    )
-    reinit_top_layers: int = Field(0, ge=0, description="top blocks of a base that start fresh (fine-tuning)")
+    keep_winner: bool = Field(False, description="answer with the TF-IDF baseline where it validates better")
+    reinit_top_layers: int = Field(0, ge=0, description="top blocks of a base to initialize anew")
     bpe_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of merges left out when texts are split anew each epoch (fine-tuning)",
+        0.0, ge=0, lt=1, description="BPE-dropout: share of merges left out, new each epoch"
     )
     token_cutoff: float = Field(
-        0.0, ge=0, lt=1, description="share of a text's tokens taken out, others each epoch (fine-tuning)"
+        0.0, ge=0, lt=1, description="share of a text's tokens removed, others each epoch"
     )
     weight_averaging: Literal["none", "ema", "last_epochs"] = Field(
-        "none",
-        description="weights to judge and keep: as they are, a moving average, the mean of the last epochs",
+        "none", description="weights to evaluate: as they are, a moving average, or a mean of epochs"
     )
-    averaging_epochs: float = Field(3.0, gt=0, description="epochs that the average looks back on")
+    averaging_epochs: float = Field(3.0, gt=0, description="epochs in the average")
     distillation_alpha: float = Field(
-        0.5, ge=0, le=1, description="of a teacher's answers in the loss; the rest is for the true ones"
+        0.5, ge=0, le=1, description="distillation: weight of the teacher's answers in the loss"
     )
     distillation_temperature: float = Field(
-        2.0, gt=0, description="above 1 softens the answers of teacher and student"
+        2.0, gt=0, description="distillation: softmax temperature of teacher and student"
     )
 
     @model_validator(mode="after")
-    def _one_budget(self) -> "TrainingConfig":
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"the budget is given twice: {' and '.join(given)}", hint="keep one of them")
-        if self.freeze_backbone and self.gradual_unfreezing_epochs is not None:
-            raise ConfigError(
+    def _is_consistent(self) -> "TrainingConfig":
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        frozen = [name for name in ("freeze_backbone", "gradual_unfreezing_epochs") if getattr(self, name)]
+        unsharded = [name for name in ("compile", "gradual_unfreezing_epochs") if getattr(self, name)]
+        _refuse(
+            (len(budgets) > 1, f"the budget is given twice: {' and '.join(budgets)}", "keep one of them"),
+            (
+                len(frozen) > 1,
                 "training.freeze_backbone and training.gradual_unfreezing_epochs exclude each other",
-                hint="keep one of them",
-            )
-        if self.fsdp and (self.compile or self.gradual_unfreezing_epochs is not None):
-            other = "compile" if self.compile else "gradual_unfreezing_epochs"
-            raise ConfigError(
-                f"training.fsdp and training.{other} exclude each other",
-                hint="keep one of them; without training.fsdp each process holds the whole model",
-            )
-        still = next(
-            (name for name in ("freeze_backbone", "gradual_unfreezing_epochs") if getattr(self, name)), None
-        )
-        if self.reinit_top_layers and still:
-            raise ConfigError(
-                f"training.{still} would keep the blocks of training.reinit_top_layers as chance made them",
-                hint="keep one of them",
-            )
-        if self.weight_averaging == "last_epochs" and (
-            self.max_tokens is not None or self.max_minutes is not None
-        ):
-            raise ConfigError(
+                "keep one of them",
+            ),
+            (
+                self.fsdp and bool(unsharded),
+                f"training.fsdp and training.{' and '.join(unsharded)} exclude each other",
+                "keep one of them; without training.fsdp each process holds the whole model",
+            ),
+            (
+                self.reinit_top_layers > 0 and bool(frozen),
+                f"training.{' and '.join(frozen)} would never train the layers that training.reinit_top_layers initializes",
+                "keep one of them",
+            ),
+            (
+                self.weight_averaging == "last_epochs" and bool({"max_tokens", "max_minutes"} & set(budgets)),
                 "which epochs are the last is known only for a budget in epochs or steps",
-                hint="set training.weight_averaging=ema, or a budget in epochs",
-            )
+                "set training.weight_averaging=ema, or a budget in epochs",
+            ),
+        )
         return self
 
 
@@ -337,32 +315,25 @@ class DataConfig(Section):
 
     text_column: str = Field("text", description="the column that holds the text")
     label_column: str = Field("label", description="the column that holds the label")
-    train_size: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many")
-    on_bad_row: Literal["skip", "error"] = Field(
-        "skip", description="what happens to a row that cannot be used"
+    train_size: int | None = Field(
+        None, ge=2, description="train on a seeded, balanced subset of this many texts"
     )
+    on_bad_row: Literal["skip", "error"] = Field("skip", description="what to do with an unusable row")
     truncation_side: Literal["start", "end", "both"] = Field(
         "start", description="which part of an over-long text is read"
     )
     document_separator: Literal["auto", "line", "paragraph"] = Field(
-        "auto", description="what parts documents in a .txt file"
+        "auto", description="what separates documents in a .txt file"
     )
     label_map: dict[str, list[str]] = Field(
-        {},
-        description="classes made of a table's labels, e.g. {good = ['4', '5']}; rows with other labels are left out",
+        {}, description="classes made of labels: {good = ['4', '5']}; other rows are left out"
     )
-    deduplicate: bool = Field(
-        False,
-        description="pretraining: a document that stood before, in this text or another, is passed over",
-    )
+    deduplicate: bool = Field(False, description="pretraining: skip a document that occurred before")
     exclude_eval_texts_of: list[str] = Field(
-        [],
-        description="labelled sets whose validation and test texts are read by no training: built-in names or paths",
+        [], description="no training reads the validation and test texts of these labelled sets"
     )
     max_length_ratio: float = Field(
-        9.0,
-        ge=0,
-        description="translation: longer side of a pair to learn from over the shorter, in characters; 0 = any",
+        9.0, ge=0, description="translation: longer over shorter side in characters at most; 0 = any"
     )
 
 
@@ -420,41 +391,33 @@ def parse(schema: type[Schema], content: Mapping[str, Any], where: str = "") -> 
     except ValidationError as error:
         faults = error.errors()  # a misspelt key first: what it was meant to be is missing because of it
         fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
-        name = ".".join(str(part) for part in fault["loc"])
-        inside = f" in {where}" if where else ""
+        *path, key = fault["loc"] or ("",)
+        name, inside = ".".join(map(str, [*path, key])), f" in {where}" if where else ""
+        problem = f"setting {name}{inside} cannot be {fault['input']!r}: {fault['msg'].lower()}"
+        hint = "docs/reference/settings.md lists every setting with its values"
         if fault["type"] == "extra_forbidden":
             section: Any = schema
-            for part in fault["loc"][:-1]:
-                is_place = isinstance(part, int)  # in a list
-                section = get_args(section)[0] if is_place else section.model_fields[part].annotation
-            hint = nearest(str(fault["loc"][-1]), section.model_fields)
-            raise ConfigError(f"no setting is called {name!r}{inside}", hint=hint) from None
-        if fault["type"] == "missing":
-            key = fault["loc"][-1]
-            raise ConfigError(
-                f"{name} is missing{inside}", hint=f'write {key} = "…"; the documentation lists every setting'
-            ) from None
-        raise ConfigError(
-            f"setting {name}{inside} cannot be {fault['input']!r}: {fault['msg'].lower()}",
-            hint="docs/reference/settings.md lists every setting with its values",
-        ) from None
+            for part in path:  # a number in a list, a name in a section
+                section = (
+                    get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
+                )
+            problem, hint = f"no setting is called {name!r}{inside}", nearest(str(key), section.model_fields)
+        elif fault["type"] == "missing":
+            problem = f"{name} is missing{inside}"
+            hint = f'write {key} = "…"; the documentation lists every setting'
+        raise ConfigError(problem, hint=hint) from None
 
 
 def preset_names() -> list[str]:
     """The presets that come with headstart."""
-    folder = resources.files("headstart.presets")
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    names = (item.name for item in resources.files("headstart.presets").iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def load_preset(name: str) -> dict[str, Any]:
     """A preset's raw sections: body, tokenizer, and a part for each job."""
-    table = {name: name for name in preset_names()}
-    text = (
-        resources.files("headstart.presets")
-        .joinpath(f"{pick(table, name, 'preset')}.toml")
-        .read_text("utf-8")
-    )
-    return tomllib.loads(text)
+    pick(dict.fromkeys(preset_names()), name, "preset")
+    return tomllib.loads(resources.files("headstart.presets").joinpath(f"{name}.toml").read_text("utf-8"))
 
 
 def load_toml(path: Path) -> dict[str, Any]:

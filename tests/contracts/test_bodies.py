@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.batch import Batch, pad
-from headstart.models.bodies import BODIES
+from headstart.models import BACKBONES
 from tests.helpers.tiny_models import ATTENTIVE, CACHED, SHAPES, VOCABULARY, make_backbone, make_batch
 
 # The block's shapes are for bodies made of blocks; the others have one.
-EVERY = [(kind, shape) for kind in BODIES for shape in SHAPES if kind in ATTENTIVE or shape == "modern"]
+EVERY = [(kind, shape) for kind in BACKBONES for shape in SHAPES if kind in ATTENTIVE or shape == "modern"]
 WATCHED = [(kind, shape) for kind, shape in EVERY if kind in ATTENTIVE]
 
 
 def with_tokens(batch, tokens, real, rows=slice(None), **changes):
-    source = {"source": batch.source[rows], "source_real": batch.source_real[rows]}
+    source = {"source": batch.source[rows], "source_attention_mask": batch.source_attention_mask[rows]}
     return Batch(tokens, real, **source, **changes)
 
 
@@ -31,11 +31,11 @@ def with_tokens(batch, tokens, real, rows=slice(None), **changes):
 def test_padding_never_changes_an_answer(kind, shape, lengths, extra, junk):
     body, batch = make_backbone(kind, shape), make_batch(lengths)
     longer = torch.cat((batch.tokens, torch.full((len(lengths), extra), junk)), dim=1)
-    real = torch.cat((batch.real, torch.zeros(len(lengths), extra, dtype=torch.bool)), dim=1)
+    real = torch.cat((batch.attention_mask, torch.zeros(len(lengths), extra, dtype=torch.bool)), dim=1)
     wider = with_tokens(batch, longer, real)
     with torch.no_grad():
         before, after = body(batch), body(wider)[:, : batch.tokens.shape[1]]
-    assert torch.allclose(before[batch.real], after[batch.real], atol=1e-5)
+    assert torch.allclose(before[batch.attention_mask], after[batch.attention_mask], atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "shape"), EVERY)
@@ -45,12 +45,14 @@ def test_batch_mates_and_their_order_never_change_an_answer(kind, shape):
     with torch.no_grad():
         together = body(batch)
         back = torch.arange(len(lengths)).flip(0)
-        turned = body(with_tokens(batch, batch.tokens[back], batch.real[back], back)).flip(0)
+        turned = body(with_tokens(batch, batch.tokens[back], batch.attention_mask[back], back)).flip(0)
         for index, length in enumerate(lengths):
             one = slice(index, index + 1)
-            alone = body(with_tokens(batch, batch.tokens[one, :length], batch.real[one, :length], one))
+            alone = body(
+                with_tokens(batch, batch.tokens[one, :length], batch.attention_mask[one, :length], one)
+            )
             assert torch.allclose(alone[0], together[index, :length], atol=1e-5)
-    assert torch.allclose(together[batch.real], turned[batch.real], atol=1e-5)
+    assert torch.allclose(together[batch.attention_mask], turned[batch.attention_mask], atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "shape"), EVERY)
@@ -59,7 +61,7 @@ def test_a_body_sees_ahead_only_if_it_says_so(kind, shape):
     changed = batch.tokens.clone()
     changed[0, 6] = (changed[0, 6] + 1) % VOCABULARY.size
     with torch.no_grad():
-        moved = (body(batch) - body(with_tokens(batch, changed, batch.real))).abs().amax(dim=-1)[0]
+        moved = (body(batch) - body(with_tokens(batch, changed, batch.attention_mask))).abs().amax(dim=-1)[0]
     assert bool((moved[:6] > 0).any()) == body.sees_ahead
     assert moved[6] > 0
 
@@ -85,7 +87,7 @@ def test_watched_attention_equals_fast_attention(kind, shape):
     body, batch = make_backbone(kind, shape), make_batch([9, 4])
     with torch.no_grad():
         hidden, weights = body.watch(batch)
-        assert torch.allclose(hidden[batch.real], body(batch)[batch.real], atol=1e-5)
+        assert torch.allclose(hidden[batch.attention_mask], body(batch)[batch.attention_mask], atol=1e-5)
     for layer in weights:
         assert torch.allclose(layer.sum(dim=-1), torch.ones(()), atol=1e-5)
         assert float(layer[1, :, :4, 4:].abs().max()) == 0  # nothing real ever reads padding
@@ -97,7 +99,10 @@ def test_watched_attention_equals_fast_attention(kind, shape):
 def test_a_full_batch_needs_no_mask_to_say_the_same(kind, shape):
     body, batch = make_backbone(kind, shape), make_batch([8, 8])
     with torch.no_grad():
-        masked, free = body(batch), body(with_tokens(batch, batch.tokens, batch.real, is_full=True))
+        masked, free = (
+            body(batch),
+            body(with_tokens(batch, batch.tokens, batch.attention_mask, unpadded=True)),
+        )
     assert torch.allclose(masked, free, atol=1e-5)
 
 
@@ -117,10 +122,12 @@ def test_the_padding_of_a_source_never_changes_an_answer(shape):
     wider = replace(
         batch,
         source=torch.cat((batch.source, junk), dim=1),
-        source_real=torch.cat((batch.source_real, torch.zeros(2, 3, dtype=torch.bool)), dim=1),
+        source_attention_mask=torch.cat(
+            (batch.source_attention_mask, torch.zeros(2, 3, dtype=torch.bool)), dim=1
+        ),
     )
     with torch.no_grad():
-        assert torch.allclose(body(batch)[batch.real], body(wider)[batch.real], atol=1e-5)
+        assert torch.allclose(body(batch)[batch.attention_mask], body(wider)[batch.attention_mask], atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -135,7 +142,7 @@ def test_a_decoder_reads_its_source_and_says_where(shape):
     assert float(moved[1].max()) == 0
     for layer in watched.cross:
         assert torch.allclose(layer.sum(dim=-1), torch.ones(()), atol=1e-5)
-        assert float(layer[~batch.source_real[:, None, None, :].expand_as(layer)].abs().max()) == 0
+        assert float(layer[~batch.source_attention_mask[:, None, None, :].expand_as(layer)].abs().max()) == 0
 
 
 @pytest.mark.parametrize("shape", SHAPES)

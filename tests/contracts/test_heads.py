@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from headstart.batch import Batch, pad
-from headstart.models.bodies import BODIES
-from headstart.models.heads import HEADS, POOLINGS
+from headstart.models import BACKBONES, HEADS
+from headstart.models.heads import POOLINGS
 from headstart.models.model import HeadSpec, build_model
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
@@ -17,7 +17,7 @@ SETTINGS = {
     "class": [{"pooling": p, "projection": q} for p in POOLINGS for q in ("linear", "dense")],
 }
 SOURCE = torch.tensor([[5, 6, 7], [8, 9, 0]])  # for bodies that read two texts
-EVERY = [(kind, name, settings) for kind in BODIES for name in HEADS for settings in SETTINGS[name]]
+EVERY = [(kind, name, settings) for kind in BACKBONES for name in HEADS for settings in SETTINGS[name]]
 
 
 @pytest.mark.parametrize(("kind", "name", "settings"), EVERY)
@@ -31,9 +31,9 @@ def test_a_head_fits_every_body_and_never_reads_padding(kind, name, settings):
     )
     changed = tokens.masked_fill(~real, 17)
     with torch.no_grad():
-        answer = model(Batch(tokens, real, source=SOURCE, source_real=SOURCE > 0))[name]
-        other = model(Batch(changed, real, source=SOURCE, source_real=SOURCE > 0))[name]
-        second = {"source": SOURCE[1:], "source_real": SOURCE[1:] > 0}
+        answer = model(Batch(tokens, real, source=SOURCE, source_attention_mask=SOURCE > 0))[name]
+        other = model(Batch(changed, real, source=SOURCE, source_attention_mask=SOURCE > 0))[name]
+        second = {"source": SOURCE[1:], "source_attention_mask": SOURCE[1:] > 0}
         alone = model(Batch(tokens[1:, :4], real[1:, :4], **second))[name]
     if answer.shape[:2] == (2, 9):  # an answer for every token
         answer, other, alone = answer[real], other[real], alone.flatten(0, 1)

@@ -9,7 +9,6 @@ from headstart.config import RunConfig
 from headstart.data.samplers import TextLoader
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
-from headstart.objectives.base import counts
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Trainer
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config, trainable_combinations
@@ -67,8 +66,8 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
     }
     model.zero_grad()
     parts = [whole.rows(0, 2), whole.rows(2, 6)]
-    total = {key: sum(counts(part)[key] for part in parts) for key in counts(whole)}
-    assert total == counts(whole)
+    total = {key: sum(part.label_counts[key] for part in parts) for key in whole.label_counts}
+    assert total == whole.label_counts
     for part in parts:
         losses = objective.losses(model, part)
         sum(loss.weight * loss.total / total[key] for key, loss in losses.items()).backward()
@@ -86,12 +85,12 @@ def test_an_objective_that_asks_by_row_asks_the_same_of_a_row_alone(name):
         length = alone.tokens.shape[1]
         assert torch.equal(alone.tokens, among.tokens[:, :length])
         for key, label in alone.labels.items():
-            assert torch.equal(label, among.labels[key][:, :length] if label.ndim == 2 else among.labels[key])
+            assert torch.equal(label.flatten(), among.labels[key])
         if alone.source is not None:
             width = alone.source.shape[1]
             assert torch.equal(alone.source, among.source[:, :width])
-            assert torch.equal(alone.source_real, among.source_real[:, :width])
-            assert not among.source_real[:, width:].any()
+            assert torch.equal(alone.source_attention_mask, among.source_attention_mask[:, :width])
+            assert not among.source_attention_mask[:, width:].any()
 
 
 @pytest.mark.parametrize(("name", "kind"), trainable_combinations())
@@ -100,16 +99,22 @@ def test_losses_do_not_depend_on_padding(name, kind):
     objective, model = make_model(name, kind)
     model.eval()
     batch = objective.collate(rows_for(objective, [9, 9]), VOCABULARY, generator())
-    pair = replace(batch.rows(0, 1), is_full=False)
+    pair = replace(batch.rows(0, 1), unpadded=False)
     wide = replace(
         pair,
         tokens=torch.nn.functional.pad(pair.tokens, (0, 3)),
-        real=torch.nn.functional.pad(pair.real, (0, 3)),
-        labels={
+        attention_mask=torch.nn.functional.pad(pair.attention_mask, (0, 3)),
+    )
+    if pair.label_positions is not None:
+        labels = {
             key: torch.nn.functional.pad(label, (0, 3), value=-100) if label.ndim == 2 else label
             for key, label in pair.labels.items()
-        },
-    )
+        }
+        wide = replace(wide, labels=labels)
+    elif any(label.ndim == 2 for label in pair.labels.values()):  # a label for every token
+        labels = {key: label.flatten() for key, label in pair.labels.items()}
+        positions = wide.attention_mask.flatten().nonzero()[:, 0]
+        wide = replace(wide, labels=labels, label_positions=positions, sparse_labels=tuple(labels))
     with torch.no_grad():
         for key, loss in objective.losses(model, pair).items():
             assert torch.allclose(loss.total, objective.losses(model, wide)[key].total, atol=1e-4)

@@ -3,12 +3,11 @@
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from headstart.config import ModelConfig, TokenizerConfig
+from headstart.config import ModelConfig, ObjectiveConfig, TokenizerConfig
 from headstart.convert.parity import SAMPLES, ExportBundle
 from headstart.data.tokenizer import train_tokenizer
 from headstart.models.model import build_model
-from headstart.objectives import OBJECTIVES
-from headstart.objectives.base import make
+from headstart.objectives import make_objective
 
 TEXTS = ["the quick brown fox jumps over the lazy dog, naïve café 日本 again"] * 9 + list(SAMPLES[2:])
 SIZE = 320
@@ -34,7 +33,7 @@ def make_bundle(
     """A model of ours with random weights, ready to leave."""
     torch.manual_seed(0)
     words = train_tokenizer(TEXTS, TokenizerConfig(type=tokenizer, vocab_size=SIZE))
-    asked = make(OBJECTIVES[objective], settings or {})
+    target = make_objective(ObjectiveConfig(name=objective, **(settings or {})))
     small = {
         "num_layers": 3,
         "hidden_size": 32,
@@ -42,8 +41,8 @@ def make_bundle(
         "intermediate_size": 48,
         "max_position_embeddings": 64,
     }
-    shape = asked.resolve_backbone(ModelConfig(**{**small, **body}))
-    specs = asked.heads(shape, words.size, len(classes))
+    shape = target.resolve_backbone(ModelConfig(**{**small, **body}))
+    specs = target.heads(shape, words.size, len(classes))
     model = stir(build_model(shape, words.size, specs)).eval()
     return ExportBundle(model, specs, words, list(classes) if "class" in specs else [], length, "start")
 

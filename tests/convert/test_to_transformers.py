@@ -160,9 +160,9 @@ def test_there_and_back_again_gives_the_same_vectors(name, words, tmp_path):
     assert [ids.tolist() for ids in back.tokenizer.encode(SAMPLES)] == [
         ids.tolist() for ids in bundle.tokenizer.encode(SAMPLES)
     ]
-    from headstart.models.bodies import BODIES
+    from headstart.models import BACKBONES
 
-    body = BODIES[back.config.architecture](back.config, back.vocab_size).eval()
+    body = BACKBONES[back.config.architecture](back.config, back.vocab_size).eval()
     body.load_state_dict(
         {
             key.removeprefix("backbone."): weight
@@ -175,7 +175,7 @@ def test_there_and_back_again_gives_the_same_vectors(name, words, tmp_path):
     ]
     batch = Batch(*pad(rows, bundle.tokenizer.padding))
     with torch.no_grad():
-        gap = (body(batch) - bundle.model.backbone(batch)).abs()[batch.real]
+        gap = (body(batch) - bundle.model.backbone(batch)).abs()[batch.attention_mask]
     assert float(gap.max()) < 1e-4
 
 

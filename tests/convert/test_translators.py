@@ -15,11 +15,11 @@ from headstart.convert.to_transformers import write_transformers
 from headstart.convert.weight_map import weight_rules
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import RunError
-from headstart.generation.beam import Beam, beam_search
-from headstart.generation.decode import Rules
+from headstart.generation.beam_search import Beam, beam_search
+from headstart.generation.generate import Rules
 from headstart.generation.reader import ModelReader, sources
-from headstart.models.embedding import sinusoids
 from headstart.models.model import build_model
+from headstart.models.transformer import sinusoids
 from headstart.objectives.seq2seq import Seq2Seq
 from tests.convert.hf_models import SIZE, TEXTS, make_bundle, stir
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.data.audit import audit
+from headstart.data.audit import TokenCounts, audit
 from headstart.data.dataset import Dataset, Example, SkippedRow, text_hash
 
 
@@ -52,7 +52,7 @@ def test_the_same_row_twice_counts_twice():
 
 def test_lengths_are_spread_and_the_share_cut_is_told():
     dataset = dataset_of(train=[("x" * n, "ab"[n % 2]) for n in range(1, 101)])
-    found = audit(dataset, {"train": list(range(1, 101))}, {"train": 0.02}, limit=80)
+    found = audit(dataset, {"train": TokenCounts(range(1, 101), 0.02)}, limit=80)
     part = found.splits["train"]
     assert part.characters == part.tokens
     assert (part.tokens.mean, part.tokens.p50, part.tokens.max) == (50.5, 50.5, 100)
@@ -80,13 +80,13 @@ def test_without_lengths_nothing_is_said_of_tokens():
         ),
         (LEAKY, "1 of the 6 rows of valid are also in train"),
         (LEAKY, "2 rows of valid are in train but for case, space or punctuation"),
-        (LEAKY, "1 texts of train stand with more than one label"),
+        (LEAKY, "1 texts of train have more than one label"),
         (
             dataset_of(
                 [SkippedRow("t:2", "odd"), SkippedRow("t:3", "empty"), SkippedRow("t:4", "empty")],
                 train=[("x", "a"), ("y", "b")],
             ),
-            "3 rows were skipped; 2 of them as at t:3: empty",
+            "2 rows were skipped, the first at t:3: empty",
         ),
     ],
 )

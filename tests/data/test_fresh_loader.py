@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import DataConfig, TokenizerConfig, TrainingConfig
 from headstart.data.augmentation import cut_off, training_loader
 from headstart.data.samplers import TextLoader
@@ -24,9 +24,9 @@ def learnt() -> Tokenizer:
     return train_tokenizer(TEXTS, TokenizerConfig(type="bpe", vocab_size=400))
 
 
-def plain_rows(length: int) -> list[Row]:
+def plain_rows(length: int) -> list[EncodedExample]:
     encoded = learnt().encode(TEXTS)
-    return [Row(learnt().frame(ids, length), number % 2) for number, ids in enumerate(encoded)]
+    return [EncodedExample(learnt().frame(ids, length), number % 2) for number, ids in enumerate(encoded)]
 
 
 def loader(length=64, **training):
@@ -92,7 +92,7 @@ def test_a_share_of_the_ordinary_tokens_is_cut_off_and_the_rest_stays_in_order(l
 
 
 def test_cut_off_hides_every_place_alike():
-    row = Row(np.concatenate([[2], np.arange(5, 25), [3]]).astype(np.int32))
+    row = EncodedExample(np.concatenate([[2], np.arange(5, 25), [3]]).astype(np.int32))
     counts = np.zeros(VOCABULARY.size)
     for seed in range(2000):
         counts[cut_off(row, 0.25, SPECIAL, np.random.default_rng(seed)).tokens] += 1
@@ -102,6 +102,6 @@ def test_cut_off_hides_every_place_alike():
 
 def test_segments_are_cut_with_their_tokens():
     (row,) = random_rows([20])
-    paired = Row(row.tokens, row.label, np.arange(20))
+    paired = EncodedExample(row.tokens, row.label, np.arange(20))
     cut = cut_off(paired, 0.5, SPECIAL, np.random.default_rng(0))
     assert row.tokens[cut.segments].tolist() == cut.tokens.tolist()

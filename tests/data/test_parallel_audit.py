@@ -7,11 +7,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
-from headstart.data.audit import audit_parallel
+from headstart.data.audit import TokenCounts, audit_parallel
 from headstart.data.dataset import SkippedRow, text_hash
 from headstart.data.parallel import PairExample, ParallelText
 from headstart.errors import HeadstartError
-from headstart.reports.render import render
+from headstart.reports.pages import render_audit
 from headstart.reports.tables import audit_tables, terminal_table
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
@@ -45,7 +45,7 @@ def test_repeats_copies_and_leaks_are_counted_on_each_side():
         (3, 0, 1, 1),
     ]
     assert sides(found, "train", "duplicates") == (2, 2)
-    assert sides(found, "train", "several") == (1, 1)
+    assert sides(found, "train", "conflicts") == (1, 1)
     assert sides(found, "valid", "in_train") == (1, 0)
     assert sides(found, "test", "in_train") == (1, 2)
     assert sides(found, "valid", "near_in_train") == (0, 1)
@@ -59,8 +59,8 @@ def test_a_leak_names_its_language_and_its_rows():
 
 def test_lengths_are_told_in_words_characters_and_tokens_and_the_ratio_by_side():
     texts = texts_of(train=[("a b c", "x" * 10), ("abcd", "yy zz")])
-    lengths = {"en": {"train": [5, 4]}, "de": {"train": [12, 7]}}
-    found = audit_parallel(texts, lengths, {"en": {"train": 0.1}, "de": {"train": 0.0}}, limit=8)
+    tokens = {"en": {"train": TokenCounts([5, 4], 0.1)}, "de": {"train": TokenCounts([12, 7], 0.0)}}
+    found = audit_parallel(texts, tokens, limit=8)
     part = found.splits["train"]
     assert (part.sides["en"].words.max, part.sides["en"].characters.max, part.sides["en"].tokens.max) == (
         3,
@@ -117,7 +117,7 @@ def test_any_pairs_have_an_audit_that_is_plain_json_and_can_be_shown(splits):
             assert part.sides[language].in_train == (0 if name == "train" else in_train)
             assert part.sides[language].duplicates == part.count - len({text_hash(row[side]) for row in splits[name]})  # fmt: skip
     assert len(audit_tables(content)) == 3
-    assert "Lengths" in render("audit.html", audit=content)
+    assert "Lengths" in render_audit(content)
 
 
 def test_the_tables_are_narrow_and_say_what_was_found():
@@ -129,11 +129,11 @@ def test_the_tables_are_narrow_and_say_what_was_found():
     assert "Characters of de for one of en" in shown
     assert "…" not in shown
     row = next(line for line in shown.splitlines() if line.split()[:2] == ["train", "5"])
-    assert row.split()[1:5] == ["5", "1", "1", "0"]
+    assert row.split()[1:6] == ["5", "1", "–", "1", "0"]
 
 
 def test_the_page_shows_both_sides_and_their_leaks():
-    page = render("audit.html", audit=audit_parallel(LEAKY).to_dict())
+    page = render_audit(audit_parallel(LEAKY).to_dict())
     assert "train, de" in page
     assert "de: Tag" in page
     assert "same on both sides" in page

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.data.samplers import BlockLoader, Groups, TextLoader, padding_share
 
 
@@ -48,7 +48,7 @@ def test_blocks_in_order_cover_every_token_once(size, length, lookahead):
     epoch=st.integers(0, 3),
 )  # fmt: skip
 def test_every_text_is_read_once_an_epoch_within_the_budget(lengths, budget, most, epoch):
-    rows = [Row(np.zeros(length, np.int32)) for length in lengths]
+    rows = [EncodedExample(np.zeros(length, np.int32)) for length in lengths]
     loader = TextLoader(rows, budget, most, seed=1)
     batches = loader.batches(epoch)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(rows)))
@@ -58,7 +58,7 @@ def test_every_text_is_read_once_an_epoch_within_the_budget(lengths, budget, mos
 
 
 def test_the_order_is_a_function_of_seed_and_epoch():
-    rows = [Row(np.zeros(length, np.int32)) for length in range(1, 60)]
+    rows = [EncodedExample(np.zeros(length, np.int32)) for length in range(1, 60)]
     orders = [
         np.concatenate(TextLoader(rows, 100, seed=seed).batches(epoch)).tolist()
         for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))
@@ -70,7 +70,7 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 
 def test_texts_of_like_length_go_together():
     lengths = np.random.default_rng(0).integers(5, 200, 1000)
-    rows = [Row(np.zeros(length, np.int32)) for length in lengths]
+    rows = [EncodedExample(np.zeros(length, np.int32)) for length in lengths]
     assert padding_share(TextLoader(rows, 2000, seed=0)) < 0.1
 
 
@@ -89,7 +89,10 @@ def test_groups_are_cut_where_they_are_asked_for():
     budget=st.integers(1, 300), epoch=st.integers(0, 3),
 )  # fmt: skip
 def test_a_source_counts_towards_the_budget_padded_as_it_is(lengths, budget, epoch):
-    rows = [Row(np.zeros(target, np.int32), source=np.zeros(source, np.int32)) for target, source in lengths]
+    rows = [
+        EncodedExample(np.zeros(target, np.int32), source=np.zeros(source, np.int32))
+        for target, source in lengths
+    ]
     loader = TextLoader(rows, budget, seed=1)
     batches = loader.batches(epoch)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(rows)))
@@ -107,7 +110,7 @@ def test_pairs_of_like_length_go_together():
     targets = chance.integers(5, 60, 2000)
     sources = np.maximum(3, targets + chance.integers(-4, 5, 2000))
     rows = [
-        Row(np.zeros(target, np.int32), source=np.zeros(source, np.int32))
+        EncodedExample(np.zeros(target, np.int32), source=np.zeros(source, np.int32))
         for target, source in zip(targets, sources, strict=True)
     ]
     assert padding_share(TextLoader(rows, 4000, seed=0)) < 0.15
@@ -118,7 +121,7 @@ def test_no_texts_are_no_batches():
 
 
 def test_texts_are_read_apart_where_padding_would_be_more_than_allowed():
-    rows = [Row(np.arange(length)) for length in (40, 3, 5, 4, 38, 5, 3, 39)]
+    rows = [EncodedExample(np.arange(length)) for length in (40, 3, 5, 4, 38, 5, 3, 39)]
     together = TextLoader(rows, 1000, shuffled=False)
     apart = TextLoader(rows, 1000, shuffled=False, padding=8)
     assert len(together.batches(0)) == 1

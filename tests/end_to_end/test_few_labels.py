@@ -103,7 +103,13 @@ def test_marks_are_taken_on_texts_as_they_stand(world, tmp_path, name):
 
 
 def test_a_rate_of_zero_changes_nothing(world, plain, tmp_path):
-    off = {"bpe_dropout": 0.0, "cutoff": 0.0, "reset_layers": 0, "average": "none", "average_epochs": 7.0}
+    off = {
+        "bpe_dropout": 0.0,
+        "token_cutoff": 0.0,
+        "reinit_top_layers": 0,
+        "weight_averaging": "none",
+        "averaging_epochs": 7.0,
+    }
     tune(world, tmp_path / "off", training=off, objective={"r_drop_alpha": 0.0})
     assert outcome(tmp_path / "off") == plain
 
@@ -114,8 +120,8 @@ def test_the_account_names_the_blocks_that_start_fresh(world, tmp_path):
         tune(world, tmp_path / "reset", training={"reinit_top_layers": 1}),
     )
     moved = set(plain.transfer.reused) - set(reset.transfer.reused)
-    assert {name.split(".")[1] for name in moved} == {"blocks", "final_norm"}
-    assert {name.split(".")[2] for name in moved if ".blocks." in name} == {"1"}
+    assert {name.split(".")[2] for name in moved} == {"blocks", "final_norm"}
+    assert {name.split(".")[3] for name in moved if ".blocks." in name} == {"1"}
     assert moved <= set(reset.transfer.fresh)
     assert moved <= set(reset.transfer.left)
 
@@ -153,7 +159,7 @@ def test_a_tokenizer_without_merges_is_refused_before_a_run_begins(world, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("setting", [{"bpe_dropout": 0.1}, {"cutoff": 0.1}, {"reset_layers": 1}])
+@pytest.mark.parametrize("setting", [{"bpe_dropout": 0.1}, {"token_cutoff": 0.1}, {"reinit_top_layers": 1}])
 def test_what_is_for_labels_is_refused_in_pretraining(world, tmp_path, setting):
     with pytest.raises(ConfigError, match="is for fine-tuning"):
         hs.pretrain([str(world / "corpus.txt")], tmp_path / "run", settings={"training": setting})

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headstart.batch import Batch, Row, pad
+from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
-from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import EncoderDecoderBackbone, TransformerBackbone
 from headstart.objectives import OBJECTIVES
-from headstart.objectives.base import counts
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,10 @@ class TinyVocabulary:
 
 VOCABULARY = TinyVocabulary()
 
-ATTENTIVE = [kind for kind, body in BODIES.items() if issubclass(body, TransformerBody | EncoderDecoderBody)]
-CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
+ATTENTIVE = [
+    kind for kind, body in BACKBONES.items() if issubclass(body, TransformerBackbone | EncoderDecoderBackbone)
+]
+CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "read")]
 
 # Together these use every option of the Transformer block.
 SHAPES = {
@@ -86,7 +88,7 @@ def random_rows(lengths, seed=0, classes=3, vocabulary=VOCABULARY, sources=False
         return np.concatenate(([vocabulary.first], tokens, [vocabulary.last])).astype(np.int32)
 
     return [
-        Row(
+        EncodedExample(
             random_text(rng, length),
             int(rng.integers(classes)),
             source=random_text(source_rng, 3 + (5 * index + length) % 8) if sources else None,
@@ -97,7 +99,7 @@ def random_rows(lengths, seed=0, classes=3, vocabulary=VOCABULARY, sources=False
 
 def make_backbone(kind, shape, **changes):
     torch.manual_seed(1)
-    return BODIES[kind](tiny_config(kind, shape, **changes), VOCABULARY.size).eval()
+    return BACKBONES[kind](tiny_config(kind, shape, **changes), VOCABULARY.size).eval()
 
 
 def make_batch(lengths, seed=0):
@@ -106,14 +108,17 @@ def make_batch(lengths, seed=0):
     tokens, real = pad(rows, VOCABULARY.padding)
     source_lengths = [3 + (seed + 5 * row) % 7 for row in range(len(lengths))]
     sources = [torch.from_numpy(row.tokens).long() for row in random_rows(source_lengths, seed + 1)]
-    source, source_real = pad(sources, VOCABULARY.padding)
-    return Batch(tokens, real, source=source, source_real=source_real)
+    source, source_attention_mask = pad(sources, VOCABULARY.padding)
+    return Batch(tokens, real, source=source, source_attention_mask=source_attention_mask)
 
 
 def trainable_combinations():
     """Every objective with every backbone that it can train."""
     return [
-        (name, kind) for name, objective in OBJECTIVES.items() for kind in BODIES if kind in objective.bodies
+        (name, kind)
+        for name, objective in OBJECTIVES.items()
+        for kind in BACKBONES
+        if kind in objective.architectures
     ]
 
 
@@ -129,8 +134,8 @@ def check_gradient_accumulation(objective, model, whole, atol=1e-5):
     model.zero_grad()
     for part in (whole.rows(0, 2), whole.rows(2, 6)):
         found = objective.losses(model, part)
-        assert counts(part) == {name: loss.count for name, loss in found.items()}
-        sum(loss.weight * loss.total / counts(whole)[name] for name, loss in found.items()).backward()
+        assert part.label_counts == {name: loss.count for name, loss in found.items()}
+        sum(loss.weight * loss.total / whole.label_counts[name] for name, loss in found.items()).backward()
     for name, weight in model.named_parameters():
         assert torch.allclose(weight.grad, expected[name], atol=atol), name
     return losses

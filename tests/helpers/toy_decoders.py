@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headstart.batch import Batch
 from headstart.generation.reader import ModelReader, prompts, sources
-from headstart.models.bodies import BODIES
+from headstart.models import BACKBONES
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model
 from tests.helpers.tiny_models import tiny_config
@@ -59,14 +59,14 @@ class TableReader:
 def toy_batch(sources, first=0):
     tokens = torch.full((len(sources), 1), first)
     real = torch.ones_like(tokens, dtype=torch.bool)
-    return Batch(tokens, real, source=torch.tensor(sources)[:, None], source_real=real)
+    return Batch(tokens, real, source=torch.tensor(sources)[:, None], source_attention_mask=real)
 
 
 def body_reader(kind, shape="modern", vocabulary=40, seed=1, sharpness=6.0, **changes):
     """A random body under a head of its own, so that the likeliest token is far from even and not the last one."""
     torch.manual_seed(seed)
     config = tiny_config(kind, shape, **{**changes, "tie_embeddings": False})
-    model = Model(BODIES[kind](config, vocabulary), {"lm": LanguageHead(config, vocabulary)}).eval()
+    model = Model(BACKBONES[kind](config, vocabulary), {"lm": LanguageHead(config, vocabulary)}).eval()
     with torch.no_grad():
         model.heads["lm"].weight.mul_(sharpness)
     return ModelReader(model)
@@ -82,12 +82,15 @@ def body_batch(kind, lengths, vocabulary=40, seed=0):
 def alone(batch, row):
     """One row of a batch as a batch of its own, without padding."""
     own = slice(row, row + 1)
-    length = int(batch.real[row].sum())
+    length = int(batch.attention_mask[row].sum())
     source = {}
     if batch.source is not None:
-        long = int(batch.source_real[row].sum())
-        source = {"source": batch.source[own, :long], "source_real": batch.source_real[own, :long]}
-    return Batch(batch.tokens[own, :length], batch.real[own, :length], **source)
+        long = int(batch.source_attention_mask[row].sum())
+        source = {
+            "source": batch.source[own, :long],
+            "source_attention_mask": batch.source_attention_mask[own, :long],
+        }
+    return Batch(batch.tokens[own, :length], batch.attention_mask[own, :length], **source)
 
 
 def every_text(vocabulary, rules):

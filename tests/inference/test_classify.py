@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.inference.classify import leave_one_out, log_odds
 
 WEIGHTS = np.array([0.0, 0.0, 0.0, 0.0, 1.5, -0.7, 0.25, 3.0])
@@ -15,7 +15,7 @@ def bag_of_words(rows):
 
 
 def row(*tokens):
-    return Row(np.array([2, *tokens, 3], dtype=np.int32))
+    return EncodedExample(np.array([2, *tokens, 3], dtype=np.int32))
 
 
 def test_the_parts_of_a_bag_of_words_are_its_weights_and_add_up_to_the_whole():

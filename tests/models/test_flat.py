@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import TransformerBackbone
 from headstart.models.flat import COARSE, FINE, flat_of
 from headstart.models.model import HeadSpec, Model, build_heads
 from tests.helpers.tiny_models import SHAPES, make_backbone, make_batch, tiny_config
 
-KINDS = [kind for kind, body in BODIES.items() if issubclass(body, TransformerBody)]
+KINDS = [kind for kind, body in BACKBONES.items() if issubclass(body, TransformerBackbone)]
 LENGTHS = [[5], [12, 2, 7], [3] * 6, [11, 12, 10, 9, 12, 8, 7]]
 
 
@@ -22,7 +23,7 @@ def test_a_body_reads_the_same_without_padding(kind, shape, lengths):
         body.is_flat = True
         found = body(batch)
     assert found.shape == plain.shape
-    assert torch.allclose(found[batch.real], plain[batch.real], atol=1e-5)
+    assert torch.allclose(found[batch.attention_mask], plain[batch.attention_mask], atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["last", "first", "mean", "max"])
@@ -43,12 +44,12 @@ def test_layers_with_a_window_read_the_same_without_padding(window):
     with torch.inference_mode():
         plain = body(batch)
         body.is_flat = True
-        assert torch.allclose(body(batch)[batch.real], plain[batch.real], atol=1e-5)
+        assert torch.allclose(body(batch)[batch.attention_mask], plain[batch.attention_mask], atol=1e-5)
 
 
 @pytest.mark.parametrize("lengths", [[1], [16], [40, 30], [100, 90, 3]])
 def test_few_numbers_of_tokens_occur_and_every_token_finds_its_place(lengths):
-    real = make_batch([12]).real.new_zeros(len(lengths), max(lengths))
+    real = make_batch([12]).attention_mask.new_zeros(len(lengths), max(lengths))
     for row, length in enumerate(lengths):
         real[row, :length] = True
     flat, count = flat_of(real), sum(lengths)

@@ -3,7 +3,7 @@ import torch
 
 from headstart.batch import Batch
 from headstart.config import resolve
-from headstart.models.bodies import BODIES
+from headstart.models import BACKBONES
 from headstart.models.model import HeadSpec, build_model, count_parameters, transfer
 from headstart.objectives import OBJECTIVES
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
@@ -46,7 +46,7 @@ def test_transfer_accounts_for_every_weight_and_no_head_crosses_unasked():
     assert "heads.lm.weight" in asked.reused
 
 
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize("reset", [1, 2])
 def test_the_top_layers_can_start_fresh_and_the_account_says_so(kind, reset):
     body = tiny_config(kind, num_layers=3)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import resolve
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives import OBJECTIVES
@@ -23,7 +23,7 @@ def pairs():
     for number in range(6):
         a, b = rng.integers(5, 40, 4), rng.integers(5, 40, 5)
         tokens = np.concatenate([[2], a, [3], b, [3]]).astype(np.int32)
-        found.append(Row(tokens, number % 2, np.array([0] * 6 + [1] * 6, np.int8)))
+        found.append(EncodedExample(tokens, number % 2, np.array([0] * 6 + [1] * 6, np.int8)))
     return found
 
 
@@ -62,9 +62,9 @@ def test_segments_tell_the_two_texts_apart():
 def test_every_unit_hides_the_same_share_and_never_a_special(unit):
     rows = random_rows([82] * 50)
     batch = MaskedLM(mask_rate=0.2, masking=unit).collate(rows, VOCABULARY, generator())
-    assert len(batch.asked) == round(0.2 * 50 * 80)
+    assert len(batch.label_positions) == round(0.2 * 50 * 80)
     assert not set(batch.labels["lm"].tolist()) & VOCABULARY.special_ids
-    assert len(set(batch.asked.tolist())) == len(batch.asked)
+    assert len(set(batch.label_positions.tolist())) == len(batch.label_positions)
 
 
 def test_whole_words_are_hidden_together():
@@ -73,7 +73,7 @@ def test_whole_words_are_hidden_together():
     original = torch.stack([torch.from_numpy(row.tokens).long() for row in rows])
     starts = torch.from_numpy(VOCABULARY.word_starts)[original]
     hidden = torch.zeros(original.numel(), dtype=torch.bool)
-    hidden[batch.asked] = True
+    hidden[batch.label_positions] = True
     hidden = hidden.view_as(original)
     goes_on = ~starts[:, 2:-1]  # with the word of the token before it
     torn = (hidden[:, 2:-1] != hidden[:, 1:-2]) & goes_on
@@ -85,7 +85,7 @@ def test_spans_are_longer_than_chance_makes_them():
 
     def runs(unit):
         batch = MaskedLM(mask_rate=0.15, masking=unit).collate(rows, VOCABULARY, generator())
-        gaps = batch.asked[1:] - batch.asked[:-1]
+        gaps = batch.label_positions[1:] - batch.label_positions[:-1]
         return int((gaps == 1).sum()) / len(gaps)
 
     assert runs("span") > 2 * runs("token")
@@ -121,5 +121,5 @@ def test_a_generator_s_token_that_happens_to_be_right_is_not_replaced():
     batch = objective.collate(random_rows([12] * 3), VOCABULARY, generator())
     losses = objective.losses(model, batch)
     assert losses["replaced"].count == 30  # every token but the two marks of each row
-    assert losses["generator"].count == len(batch.asked)
+    assert losses["generator"].count == len(batch.label_positions)
     assert losses["replaced"].weight == objective.discriminator_weight

@@ -164,11 +164,12 @@ def test_the_slopes_of_a_lesson_are_those_that_autograd_finds(temperature, kind)
     wanted = torch.randint(40, (9,))
     full = scores.float().requires_grad_()
     true = torch.nn.functional.cross_entropy(full, wanted, reduction="sum")
-    expected = distillation.mixed(
-        true, distillation.distance(distillation.softened(full), distillation.teacher_log_probs(known))
+    expected = distillation.weighted(
+        true,
+        distillation.distance(distillation.student_log_probs(full), distillation.teacher_log_probs(known)),
     )
     (slope,) = torch.autograd.grad(expected, full)
-    loss, correct, found = module.compared(scores, wanted, known, distillation)
+    loss, correct, found = module.token_loss_and_grad(scores, wanted, known, distillation)
     assert torch.allclose(loss, expected, rtol=1e-5)
     assert int(correct) == int((full.argmax(-1) == wanted).sum())
     assert found.dtype == kind
@@ -181,8 +182,8 @@ def test_lessons_are_compiled_once_for_any_number_of_rows(monkeypatch):
 
     torch._dynamo.reset()
     counters.clear()
-    swift = torch.compile(module.compared, backend="aot_eager")
-    monkeypatch.setattr(module, "_looking", lambda: swift)
+    swift = torch.compile(module.token_loss_and_grad, backend="aot_eager")
+    monkeypatch.setattr(module, "_compiled", lambda: swift)
     monkeypatch.setattr(module, "is_fused", lambda hidden: True)
     objective = MaskedLM(mask_rate=0.3)
     teachers = tuple(

@@ -33,7 +33,7 @@ def test_replacements_are_drawn_from_the_distribution_of_the_generator():
     probabilities = torch.zeros(VOCABULARY.size)
     probabilities[[10, 20, 30]] = torch.tensor([0.5, 0.3, 0.2])
     torch.manual_seed(0)
-    drawn = discriminator_inputs(batch, probabilities)[batch.asked]
+    drawn = discriminator_inputs(batch, probabilities)[batch.label_positions]
     assert len(drawn) > 500
     found = torch.bincount(drawn, minlength=VOCABULARY.size) / len(drawn)
     assert (found - probabilities).abs().max() < 0.07
@@ -55,6 +55,6 @@ def test_only_masked_tokens_are_replaced():
     certain = torch.zeros(VOCABULARY.size)
     certain[10] = 1.0
     seen = discriminator_inputs(batch, certain)
-    masked = torch.zeros_like(seen, dtype=torch.bool).index_fill(0, batch.asked, True)
+    masked = torch.zeros_like(seen, dtype=torch.bool).index_fill(0, batch.label_positions, True)
     assert (seen[masked] == 10).all()
     assert torch.equal(seen[~masked], batch.tokens.flatten()[~masked])

@@ -2,8 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.objectives.masked_lm import MaskedLM
-from headstart.objectives.masking import lowest
+from headstart.objectives.masked_lm import MaskedLM, lowest
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows
 
 
@@ -12,7 +11,7 @@ def test_masking_follows_fifteen_percent_and_eighty_ten_ten():
     rows = random_rows([102] * 200)
     batch = objective.collate(rows, VOCABULARY, generator())
     original = torch.stack([torch.from_numpy(row.tokens).long() for row in rows]).flatten()
-    asked, shown = batch.asked, batch.tokens.flatten()[batch.asked]
+    asked, shown = batch.label_positions, batch.tokens.flatten()[batch.label_positions]
     count, may = len(asked), 200 * 100
     assert count == round(0.15 * may)
     hidden = (shown == VOCABULARY.mask).sum().item()
@@ -34,9 +33,9 @@ def test_masking_follows_fifteen_percent_and_eighty_ten_ten():
 def test_no_special_or_padding_token_is_ever_asked_for(lengths, rate, seed):
     batch = MaskedLM(mask_rate=rate).collate(random_rows(lengths), VOCABULARY, generator(seed))
     assert not set(batch.labels["lm"].tolist()) & VOCABULARY.special_ids
-    assert batch.real.flatten()[batch.asked].all()
-    assert len(set(batch.asked.tolist())) == len(batch.asked) >= 1
-    specials_shown = set(batch.tokens.flatten()[batch.asked].tolist()) & VOCABULARY.special_ids
+    assert batch.attention_mask.flatten()[batch.label_positions].all()
+    assert len(set(batch.label_positions.tolist())) == len(batch.label_positions) >= 1
+    specials_shown = set(batch.tokens.flatten()[batch.label_positions].tolist()) & VOCABULARY.special_ids
     assert specials_shown <= {VOCABULARY.mask}
 
 
@@ -44,8 +43,8 @@ def test_masks_change_from_step_to_step_and_repeat_with_the_same_chance():
     rows = random_rows([30] * 4)
     first, again, other = (MaskedLM().collate(rows, VOCABULARY, generator(seed)) for seed in (1, 1, 2))
     assert torch.equal(first.tokens, again.tokens)
-    assert torch.equal(first.asked, again.asked)
-    assert not torch.equal(first.asked, other.asked)
+    assert torch.equal(first.label_positions, again.label_positions)
+    assert not torch.equal(first.label_positions, other.label_positions)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.data())

@@ -1,4 +1,6 @@
-"""What a translator is asked: all tokens at once is the same as one after the other."""
+"""The loss of a translator: all tokens at once give the same as one after the other."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +9,6 @@ import torch
 from headstart.batch import IGNORE
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
-from headstart.objectives.base import counts
 from headstart.objectives.seq2seq import Seq2Seq
 from tests.helpers.tiny_models import SHAPES, VOCABULARY, generator, random_rows, tiny_config
 
@@ -25,17 +26,19 @@ def make_batch(lengths=LENGTHS):
     return rows, Seq2Seq().collate(rows, VOCABULARY, generator())
 
 
-def test_a_decoder_reads_a_translation_without_its_end_and_is_asked_for_it_without_its_start():
+def test_a_decoder_reads_a_translation_without_its_end_and_predicts_it_without_its_start():
     rows, batch = make_batch()
+    labels = torch.full(batch.tokens.shape, IGNORE).flatten()
+    labels = labels.index_put((batch.label_positions,), batch.labels["lm"]).view_as(batch.tokens)
     for number, row in enumerate(rows):
         length = len(row.tokens) - 1
         np.testing.assert_array_equal(batch.tokens[number, :length], row.tokens[:-1])
-        np.testing.assert_array_equal(batch.labels["lm"][number, :length], row.tokens[1:])
-        assert (batch.labels["lm"][number, length:] == IGNORE).all()
-        assert batch.real[number].sum() == length
+        np.testing.assert_array_equal(labels[number, :length], row.tokens[1:])
+        assert (labels[number, length:] == IGNORE).all()
+        assert batch.attention_mask[number].sum() == length
         np.testing.assert_array_equal(batch.source[number, : len(row.source)], row.source)
-        assert batch.source_real[number].sum() == len(row.source)
-    assert batch.count == sum(len(row.tokens) - 1 + len(row.source) for row in rows)
+        assert batch.source_attention_mask[number].sum() == len(row.source)
+    assert batch.num_tokens == sum(len(row.tokens) - 1 + len(row.source) for row in rows)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -44,41 +47,39 @@ def test_one_masked_pass_gives_the_loss_of_predicting_word_by_word(shape):
     rows, batch = make_batch()
     total, count = 0.0, 0
     with torch.no_grad():
-        marks = Seq2Seq().losses(model, batch)["lm"]
+        loss = Seq2Seq().losses(model, batch)["lm"]
         for number in range(len(rows)):
             row = rows[number]
             alone = Seq2Seq().collate([row], VOCABULARY, generator())
             cache = model.backbone.begin(alone, room=1)
             weight, bias = model.heads["lm"].projection(model.backbone.table)
-            for before, wanted in zip(row.tokens[:-1].tolist(), row.tokens[1:].tolist(), strict=True):
+            for before, target in zip(row.tokens[:-1].tolist(), row.tokens[1:].tolist(), strict=True):
                 hidden = model.backbone.read(torch.tensor([[before]]), cache)[0, -1]
-                scores = torch.nn.functional.linear(hidden, weight, bias)
-                total -= float(scores.log_softmax(dim=-1)[wanted])
+                logits = torch.nn.functional.linear(hidden, weight, bias)
+                total -= float(logits.log_softmax(dim=-1)[target])
                 count += 1
-    assert marks.count == count
-    assert float(marks.total) == pytest.approx(total, rel=1e-5)
+    assert loss.count == count
+    assert float(loss.total) == pytest.approx(total, rel=1e-5)
 
 
-def test_smoothing_is_for_learning_alone():
+def test_labels_are_smoothed_in_training_only():
     model, (_, batch) = make_model(), make_batch()
     with torch.no_grad():
-        marked = [Seq2Seq(label_smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
+        evaluated = [Seq2Seq(label_smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
         model.train()
-        learnt = [Seq2Seq(label_smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
-    assert marked[0] == marked[1] == learnt[0]
-    assert learnt[0] != learnt[1]
+        trained = [Seq2Seq(label_smoothing=share).losses(model, batch)["lm"].total for share in (0.0, 0.1)]
+    assert evaluated[0] == evaluated[1] == trained[0]
+    assert trained[0] != trained[1]
 
 
-def test_the_smoothed_loss_is_that_of_torch_over_all_marked_tokens():
+def test_the_smoothed_loss_is_that_of_torch_over_all_tokens():
     model, (_, batch) = make_model(), make_batch()
     model.train()
     with torch.no_grad():
-        marks = Seq2Seq(label_smoothing=0.1).losses(model, batch)["lm"]
-        scores = model(batch)["lm"].flatten(0, 1)
-        expected = torch.nn.functional.cross_entropy(
-            scores, batch.labels["lm"].flatten(), ignore_index=IGNORE, label_smoothing=0.1
-        )
-    assert float(marks.total / marks.count) == pytest.approx(float(expected), rel=1e-5)
+        loss = Seq2Seq(label_smoothing=0.1).losses(model, batch)["lm"]
+        logits = model(replace(batch, label_positions=None))["lm"][batch.attention_mask]
+        expected = torch.nn.functional.cross_entropy(logits, batch.labels["lm"], label_smoothing=0.1)
+    assert float(loss.total / loss.count) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_one_table_is_read_by_encoder_decoder_and_head():
@@ -89,10 +90,12 @@ def test_one_table_is_read_by_encoder_decoder_and_head():
     assert not [name for name in model.state_dict() if name.startswith("heads.")]  # nor a bias
     _, batch = make_batch()
     Seq2Seq().losses(model, batch)["lm"].total.backward()
-    slopes = model.backbone.table.grad.abs().sum(dim=1)
-    only_read = set(batch.source[batch.source_real].tolist()) - set(batch.labels["lm"].flatten().tolist())
+    grad = model.backbone.table.grad.abs().sum(dim=1)
+    only_read = set(batch.source[batch.source_attention_mask].tolist()) - set(
+        batch.labels["lm"].flatten().tolist()
+    )
     assert only_read
-    assert all(slopes[token] > 0 for token in only_read)
+    assert all(grad[token] > 0 for token in only_read)
 
 
 def test_two_vocabularies_are_two_tables():
@@ -120,7 +123,7 @@ def test_passes_that_differ_are_drawn_together_in_training_alone():
     found = objective.losses(model.train(), batch)
     assert float(found["agreement"].total.detach()) > 0
     assert found["agreement"].weight == 2.0
-    assert {name: loss.count for name, loss in found.items()} == counts(batch)
+    assert {name: loss.count for name, loss in found.items()} == batch.label_counts
 
 
 def test_r_drop_without_dropout_is_refused():

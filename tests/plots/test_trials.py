@@ -13,12 +13,12 @@ from headstart.reports.tables import trials_table
 
 def content(direction="maximize", states="ffpfxf"):
     kinds = {"f": "finished", "p": "pruned", "x": "failed"}
-    marks = [0.7, 0.6, 0.3, 0.8, None, 0.75]
+    values = [0.7, 0.6, 0.3, 0.8, None, 0.75]
     trials = [
         {
             "number": number,
             "state": kinds[state],
-            "value": marks[number],
+            "value": values[number],
             "values": {"optimizer.learning_rate": 10.0 ** -(number + 1), "lr_schedule.name": "linear"},
         }
         for number, state in enumerate(states)
@@ -41,8 +41,8 @@ def test_finished_and_pruned_trials_are_separate(direction, best):
     assert data.best_so_far.tolist() == best
     assert data.pruned.tolist() == [[2, 0.3]]
     assert (data.last, data.default) == (5, 0.7)
-    assert [setting.is_log for setting in data.settings] == [True, False]
-    assert np.allclose(data.settings[0].values, [1e-1, 1e-2, 1e-4, 1e-6])
+    assert data.log_settings == {"optimizer.learning_rate"}
+    assert np.allclose(data.settings["optimizer.learning_rate"], [1e-1, 1e-2, 1e-4, 1e-6])
 
 
 @pytest.mark.parametrize("states", ["ffpfxf", "f", "xf", "pf"])
@@ -57,9 +57,9 @@ def test_a_picture_is_the_same_each_time_and_reads_without_formulas(states, tmp_
 
 
 def test_the_table_shows_the_best_first_and_the_default_settings():
-    said = io.StringIO()
-    Console(file=said, width=100).print(trials_table(content()))
-    lines = said.getvalue().splitlines()
+    output = io.StringIO()
+    Console(file=output, width=100).print(trials_table(content()))
+    lines = output.getvalue().splitlines()
     assert "4 finished, 1 pruned, 1 failed" in lines[0]
     header = next(line for line in lines if line.lstrip().startswith("trial "))
     assert header.split() == ["trial", "3", "5", "0", "default", "1"]

@@ -5,8 +5,7 @@ from html.parser import HTMLParser
 import pytest
 
 from headstart.reports.formatting import headline
-from headstart.reports.pages import render_comparison
-from headstart.reports.render import render
+from headstart.reports.pages import render_audit, render_comparison
 from headstart.results import Interval
 from tests.helpers.comparisons import HOSTILE, difference, example_comparison
 
@@ -170,6 +169,6 @@ def test_the_provenance_is_shown(comparison, page):
     [{}, {"anything": [1, {"deep": "<b>"}], "short": 3}, {"splits": 5}, {"splits": {"train": {"count": 2}}}],
 )
 def test_an_audit_of_any_shape_is_shown(audit):
-    section = render("audit.html", audit=audit)
+    section = render_audit(audit)
     assert "<b>" not in section
     assert bool(audit) == ("<td" in section)

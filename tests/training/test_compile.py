@@ -32,7 +32,7 @@ def make_trainer(name, dropout=0.0, seed=0, teachers=(), **training):
     objective = OBJECTIVES[name]()
     if teachers:
         objective = distill(objective, Distillation(tuple(teachers), 0.5, 2.0))
-    body = tiny_config(objective.bodies[0], dropout=dropout)
+    body = tiny_config(objective.architectures[0], dropout=dropout)
     model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
     settings = {"max_epochs": 2, "checkpoint_selection": "last", **training}
     config = RunConfig(job="finetune", model=body, optimizer={"name": "muon"}, training=settings)

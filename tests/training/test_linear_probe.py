@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import TrainingConfig
 from headstart.models.model import build_model
 from headstart.objectives.classification import Classification
@@ -27,7 +27,7 @@ def model_and_rows(kind="bidirectional", count=60):
         low = 5 + 11 * (number % 3)
         inner = rng.integers(low, low + 11, 4 + number % 9)
         tokens = np.concatenate(([VOCABULARY.first], inner, [VOCABULARY.last])).astype(np.int32)
-        rows.append(Row(tokens, number % 3))
+        rows.append(EncodedExample(tokens, number % 3))
     return model, rows
 
 

@@ -53,7 +53,7 @@ def test_inverse_square_root_is_the_formula_of_the_paper():
 
 
 def test_inverse_square_root_without_a_rise_is_refused():
-    with pytest.raises(ConfigError, match="warm-up"):
+    with pytest.raises(ConfigError, match="warmup"):
         LrScheduleConfig(name="inverse-square-root", warmup_ratio=0)
 
 

@@ -8,7 +8,7 @@ from headstart.config import ModelConfig, merge
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model
-from headstart.workflows.warm_start import PairFacts, translator_config, warm_start, warm_start_defaults
+from headstart.workflows.finetune_seq2seq import PairFacts, translator_config, warm_start, warm_start_defaults
 from tests.helpers.datasets import QUICK, write_corpus
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
@@ -52,7 +52,7 @@ def warmed(world, name, settings=None, preset=None):
     config, objective = translator_config(trained, preset, merge(SHORT, settings or {}))
     size = trained.tokenizer.size
     torch.manual_seed(0)
-    model = build_model(config.model, size, objective.heads(config.model, size, 0))
+    model = build_model(config.body, size, objective.heads(config.body, size, 0))
     fresh = {key: weight.clone() for key, weight in model.state_dict().items()}
     return trained, config, model, fresh, warm_start(trained, model)
 
@@ -62,7 +62,7 @@ def warmed(world, name, settings=None, preset=None):
 def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, stack):
     trained, config, model, fresh, moved = warmed(world, name)
     new = model.state_dict()
-    assert config.body.kind == "encoder-decoder"
+    assert config.model.architecture == "encoder-decoder"
     for key, weight in trained.weights.items():
         if key.startswith(("backbone.stack.blocks.", "backbone.stack.final_norm.")):
             assert torch.equal(new[key.replace("backbone.stack.", f"backbone.{stack}.", 1)], weight)
@@ -70,7 +70,7 @@ def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, st
             assert torch.equal(new[key], weight)
     for key in moved.fresh:
         assert torch.equal(new[key], fresh[key])
-    assert [key for key in moved.fresh if ".cross." in key]
+    assert [key for key in moved.fresh if ".cross_attention." in key]
     assert set(moved.reused) | set(moved.fresh) == set(new)
     assert not set(moved.reused) & set(moved.fresh)
     counted = sum(moved.reused.values()) + sum(moved.left.values())
@@ -81,7 +81,7 @@ def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, st
 @pytest.mark.slow
 def test_the_stack_that_starts_fresh_may_be_of_another_depth(world):
     _, config, model, _, _ = warmed(world, "encoder", {"model": {"num_decoder_layers": 3}})
-    assert (config.body.layers, config.body.decoder_layers) == (1, 3)
+    assert (config.model.num_layers, config.model.num_decoder_layers) == (1, 3)
     assert len(model.backbone.decoder.blocks) == 3
     _, config, model, _, _ = warmed(world, "causal", {"model": {"num_layers": 3}})
     assert (len(model.backbone.encoder.blocks), len(model.backbone.decoder.blocks)) == (3, 2)
@@ -93,7 +93,7 @@ def test_the_stack_that_starts_fresh_may_be_of_another_depth(world):
         ("encoder", {"model": {"hidden_size": 32}}, None, "model.hidden_size"),
         ("encoder", {"model": {"num_layers": 2}}, None, "model.num_layers"),
         ("encoder", {"model": {"norm": "layer"}}, None, "model.norm"),
-        ("encoder", {}, "translate-tiny", "body"),
+        ("encoder", {}, "translate-tiny", "model"),
         ("causal", {"model": {"num_decoder_layers": 3}}, None, "model.num_decoder_layers"),
         ("cnn", {}, None, "nothing that a translator could start from"),
         ("encoder", {"tokenizer": {"shared_vocab": False}}, None, "one vocabulary"),
@@ -137,5 +137,5 @@ def test_settings_of_the_user_win_over_those_that_follow_the_pairs(world):
     fitted, _ = translator_config(trained, None, {}, facts)
     narrow = {"model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24}}
     named, _ = translator_config(trained, None, merge(narrow, {"optimizer": {"learning_rate": 0.02}}), facts)
-    assert fitted.training.tokens_per_batch < 8192
+    assert fitted.training.batch_tokens < 8192
     assert named.optimizer.learning_rate == 0.02  # the user's own value wins

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from headstart.cli.options import Call, argument, command, data_flag, flag
+import headstart as hs
+from headstart.cli.options import Call, argument, command, data_flag, flag, out_flag
 from headstart.errors import ConfigError
 
 
@@ -22,37 +23,22 @@ def audit(
     seed: int = data_flag(0, "Which subset --train-size takes."),
 ) -> None:
     """Check labelled data, or parallel text with --pair, before training: counts, lengths, duplicates and leaks."""
-    from headstart.data.audit import inspect_data, inspect_parallel
-
-    found: Any
-    if pair is None:
-        found = inspect_data(data, length=length, seed=seed, settings=call.settings)
-    else:
-        refused = {
-            "train_size": "--train-size",
-            "text_column": "--text-column",
-            "label_column": "--label-column",
-        }
-        for name in call.settings.get("data", {}):
-            if name in refused:
-                raise ConfigError(
-                    f"{refused[name]} goes with labelled data, not with --pair",
-                    hint="the columns of a parallel table are called by their languages",
-                )
-        found = inspect_parallel(data, pair, length=length, settings=call.settings)
+    refused = {"train_size": "--train-size", "text_column": "--text-column", "label_column": "--label-column"}
+    for name in call.settings.get("data", {}) if pair else ():
+        if name in refused:
+            raise ConfigError(
+                f"{refused[name]} goes with labelled data, not with --pair",
+                hint="the columns of a parallel table are called by their languages",
+            )
+    found = hs.inspect_data(data, pair=pair, length=length, seed=seed, settings=call.settings)
     call.show(found, lambda found: _show_audit(found.to_dict()))
 
 
 def _show_audit(found: dict[str, Any]) -> None:
-    from rich.console import Console
-
+    from headstart.cli.progress import print_tables
     from headstart.reports.tables import audit_lines, audit_tables, terminal_table
 
-    console = Console()
-    for table in audit_tables(found):
-        console.print(terminal_table(table))
-    for line in audit_lines(found):
-        console.print(line, highlight=False)
+    print_tables(map(terminal_table, audit_tables(found)), audit_lines(found))
 
 
 @command(
@@ -74,7 +60,7 @@ def tokenize(
     number, slash, count = shard.partition("/")
     if not (slash and number.isdigit() and count.isdigit()):
         raise ConfigError(f"--shard {shard!r} is not I/N", hint="for example --shard 0/4")
-    from headstart.workflows.prepare import prepare_corpora
+    from headstart.workflows.tokenize_corpus import prepare_corpora
 
     with call.progress() as listener:
         found = prepare_corpora(
@@ -101,19 +87,16 @@ def download(
     call: Call,
     name: str = argument("NAME", "A set of parallel text: libreoffice-help."),
     pair: str = flag(..., "From one language to another: en-fr, en-de, …", metavar="SOURCE-TARGET"),
-    out: Path = flag(
-        ..., "The new folder to write train, valid and test to.", "--out", "-o", metavar="FOLDER"
-    ),
+    out: Path = out_flag("The new folder to write train, valid and test to."),
     packages: Path | None = flag(
         None, "A folder of downloaded .deb files, to stay off the network.", "--deb-dir", metavar="FOLDER"
     ),
 ) -> None:
     """Build parallel text for translation from freely licensed packages of Debian, with apt and without root."""
-    from headstart.contrib.libreoffice import fetch as build
     from headstart.training.callbacks import Stage
 
     with call.progress() as listener:
-        found = build(name, pair, out, packages=packages, on_stage=lambda words: listener(Stage(words)))
+        found = hs.fetch(name, pair, out, packages=packages, on_stage=lambda words: listener(Stage(words)))
     call.show(found, _show_download)
 
 

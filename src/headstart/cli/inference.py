@@ -1,20 +1,21 @@
 """Commands that use a trained model: evaluate, predict, generate, translate, embed, search."""
 
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headstart.cli.options import Call, advanced_flag, argument, command, flag
+import headstart as hs
+from headstart.cli.options import Call, advanced_flag, argument, command, flag, out_flag
+from headstart.data.text_io import decode_lines, one_line
 
 NAMED = 5  # lines that a report names
 TEXTS = argument("FILE|-", "A .txt (one text a line) or a table; - = standard input.")
 ENCODER = argument("RUN", "A base or a fine-tuned run: its folder, or the name of a shipped base.")
 POOL = flag(
-    "mean",
-    "The first token's vector, the mean, the last token's, or all.",
-    "--pooling",
-    metavar="cls|mean|last|token",
+    "mean", "How token vectors become one; token keeps all.", "--pooling", metavar="cls|mean|last|token"
 )
 LENGTH_PENALTY = advanced_flag(0.6, "Beam search: above 0 favours longer texts, below 0 shorter ones.")
 
@@ -26,24 +27,15 @@ LENGTH_PENALTY = advanced_flag(0.6, "Beam search: above 0 favours longer texts, 
 )
 def evaluate(
     call: Call,
-    run: str = argument(
-        "RUN",
-        "The folder of a finished run, or the name of a shipped base; RUN1,RUN2 evaluates classifiers as one.",
-    ),
-    data: str = argument(
-        "DATA", "Labelled data for a classifier, pairs for a translator, a corpus for a language model."
-    ),
+    run: str = argument("RUN", "A run folder, or the name of a shipped base; RUN1,RUN2 is an ensemble."),
+    data: str = argument("DATA", "Labelled data, pairs for a translator, or a corpus for a language model."),
     beam: int | None = flag(
         None, "Beam width of a translator; 1 = greedy.", "--num-beams", min=1, show_default="5"
     ),
-    against: str | None = flag(
-        None, "Another translator to compare with, by paired tests.", "--baseline", metavar="RUN"
-    ),
+    against: str | None = flag(None, "Another translator, for paired tests.", "--baseline", metavar="RUN"),
 ) -> None:
     """Score a run on DATA: the test split of a folder, else its valid split; all of a single file."""
-    from headstart.workflows.evaluate import evaluate as score
-
-    call.show(score(run, data, settings=call.settings, beam=beam, against=against), show_score)
+    call.show(hs.evaluate(run, data, settings=call.settings, beam=beam, against=against), show_score)
 
 
 def show_score(result: Any) -> None:
@@ -113,21 +105,12 @@ def _show_translations(result: Any) -> None:
 @command("predict runs/mine new.txt", "predict en-tiny - --json", settings="data.text_column")
 def predict(
     call: Call,
-    run: str = argument(
-        "RUN",
-        "The folder of a fine-tuned run; RUN1,RUN2 averages probabilities; with --engine onnx, an export.",
-    ),
+    run: str = argument("RUN", "A fine-tuned run; RUN1,RUN2 averages; with --engine onnx, an export."),
     file: str = TEXTS,
-    engine: str = advanced_flag(
-        "torch", "onnx reads a folder of `headstart export --to onnx`.", metavar="torch|onnx"
-    ),
+    engine: str = advanced_flag("torch", "Use onnx for an export --to onnx.", metavar="torch|onnx"),
 ) -> None:
     """Print label, probability and text for every text, one a line, in order."""
-    import json
-
-    from headstart.inference.classify import predict as answer
-
-    for label, probability, text in answer(run, file, engine=engine, settings=call.settings):
+    for label, probability, text in hs.predict(run, file, engine=engine, settings=call.settings):
         if call.as_json:
             line = json.dumps({"label": label, "probability": probability, "text": text}, ensure_ascii=False)
         else:
@@ -148,20 +131,16 @@ def generate(
     tokens: int = flag(100, "Tokens to generate at most.", min=1),
     count: int = flag(1, "Texts to generate for each prompt.", "--num-return-sequences", min=1),
     seed: int = flag(0, "Random seed."),
-    temperature: float | None = advanced_flag(
-        None, "Below 1 favours likely tokens, above 1 the others.", show_default="0.8"
-    ),
+    temperature: float | None = advanced_flag(None, "Below 1 favours likely tokens.", show_default="0.8"),
     top_k: int | None = advanced_flag(None, "Sample from the k likeliest tokens."),
-    top_p: float | None = advanced_flag(
-        None, "Sample from the fewest tokens whose probability reaches p.", show_default="0.95"
-    ),
+    top_p: float | None = advanced_flag(None, "Sample from the top tokens of mass p.", show_default="0.95"),
     min_p: float | None = advanced_flag(
-        None, "Sample from tokens at least this share as likely as the likeliest."
+        None, "Sample from tokens at least this likely, relative to the top."
     ),
     repetition_penalty: float = advanced_flag(1.0, "Above 1 makes tokens of the text so far less likely."),
     greedy: bool = advanced_flag(False, "Take the likeliest token, always."),
     beam: int | None = advanced_flag(
-        None, "Beam search of this width for the most probable texts.", "--num-beams"
+        None, "Beam search of this width for the likeliest texts.", "--num-beams"
     ),
     length_penalty: float = LENGTH_PENALTY,
 ) -> None:
@@ -170,32 +149,18 @@ def generate(
     With - every line of standard input is a prompt, and each of its texts is one line. --json prints an object a text.
     """
     from headstart.inference.generate import Request, generate_lines, open_writer
-    from headstart.inference.generate import generate as write
 
-    request = Request(
-        tokens,
-        count,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        repetition_penalty,
-        seed,
-        greedy,
-        beam,
-        length_penalty,
-    )
+    sampling = (temperature, top_k, top_p, min_p, repetition_penalty, seed, greedy)
+    request = Request(tokens, count, *sampling, beam, length_penalty)
     writer = open_writer(run, call.settings)
     if prompt == "-":
-        from headstart.data.text_io import decode_lines
-
         lines = (line for _, line in decode_lines(sys.stdin.buffer, "standard input"))
         cut = _print_texts(generate_lines(writer, lines, request), call.as_json)
     elif count > 1 or call.as_json or beam is not None:
         cut = _print_texts(generate_lines(writer, [prompt], request), call.as_json)
     else:
         sys.stdout.write(prompt)
-        (found,) = write(writer, prompt, on_text=_print_token, **request.__dict__)
+        (found,) = hs.generate(writer, prompt, on_text=_print_token, **request.__dict__)
         sys.stdout.write("\n")
         cut = [found.tokens] * found.is_cut
     sys.stdout.flush()
@@ -212,10 +177,6 @@ def _print_token(number: int, text: str) -> None:
 
 def _print_texts(found: Iterator[Any], as_json: bool) -> list[int]:
     """Print each text on one line, with its prompt; the lengths of those that are cut."""
-    import json
-
-    from headstart.data.text_io import one_line
-
     cut: list[int] = []
     for each in found:
         line = json.dumps(each.__dict__, ensure_ascii=False) if as_json else one_line(each.prompt + each.text)
@@ -234,9 +195,7 @@ def translate(
     call: Call,
     run: str = argument("RUN", "A translator: a run trained with --pair, or the name of a shipped one."),
     file: str = argument("FILE|-", "A text, one a line (also .gz, .xz), or a table; - = standard input."),
-    out: Path | None = flag(
-        None, "Write to this file, once everything is translated.", "--out", "-o", metavar="FILE"
-    ),
+    out: Path | None = out_flag("Write to this file at the end.", None, "FILE"),
     beam: int = flag(5, "Beam width; 1 = greedy.", "--num-beams", min=1),
     n_best: int = flag(1, "Print this many translations of each line, with its number.", min=1),
     scores: bool = flag(False, "Print the score before each translation.", "--print-scores"),
@@ -255,13 +214,13 @@ def translate(
     from headstart.training.callbacks import Stage
 
     translator = inference.open_translator(run, call.settings)
-    lines = inference.read_sources(file, translator.data)
-    chunk_lines = 1 if file == "-" and sys.stdin.isatty() else inference.CHUNK_LINES
     found = inference.translate(
-        translator, lines, beam=beam, n_best=n_best, length_penalty=length_penalty, max_length=max_length,
-        chunk_lines=chunk_lines, scored=scores or call.as_json,
+        translator, inference.read_sources(file, translator.data), beam=beam, n_best=n_best,
+        length_penalty=length_penalty, max_length=max_length, scored=scores or call.as_json,
+        chunk_lines=1 if file == "-" and sys.stdin.isatty() else inference.CHUNK_LINES,
     )  # fmt: skip
-    sources, texts = _CutLines(), _CutLines()
+    cut_sources: list[int] = []
+    cut_texts: list[int] = []
 
     def write(handle: BinaryIO) -> None:
         with Listener(call.quiet or (out is None and sys.stdout.isatty())) as listener:
@@ -269,8 +228,8 @@ def translate(
                 for line in _translation_lines(each, call.as_json, scores, n_best):
                     handle.write(line.encode() + b"\n")
                 handle.flush()
-                sources.add(each.line, each.is_source_cut)
-                texts.add(each.line, each.candidates[0].is_cut)
+                cut_sources.extend([each.line] * each.is_source_cut)
+                cut_texts.extend([each.line] * each.candidates[0].is_cut)
                 listener(Stage("translating", each.line, 0))
 
     def write_file(path: Path) -> None:
@@ -283,17 +242,12 @@ def translate(
         write_with(out, write_file)
     if not call.quiet:
         longest = translator.longest_source
-        sources.report("line was", "lines were", f"longer than {longest} tokens and read that far")
-        texts.report("translation was", "translations were", "cut at the limit (--max-length)")
+        _report_cut(cut_sources, "line was", "lines were", f"longer than {longest} tokens and read that far")
+        _report_cut(cut_texts, "translation was", "translations were", "cut at the limit (--max-length)")
 
 
 def _translation_lines(found: Any, as_json: bool, scores: bool, n_best: int) -> Iterator[str]:
     """What is printed for one line of the source."""
-    import json
-    from dataclasses import asdict
-
-    from headstart.data.text_io import one_line
-
     if as_json:
         yield json.dumps(asdict(found), ensure_ascii=False)
         return
@@ -302,23 +256,11 @@ def _translation_lines(found: Any, as_json: bool, scores: bool, n_best: int) -> 
         yield "\t".join([*columns, one_line(each.text)])
 
 
-class _CutLines:
-    """Lines that were cut: their number, and the first of them."""
-
-    def __init__(self) -> None:
-        self.first: list[int] = []
-        self.count = 0
-
-    def add(self, line: int, is_cut: bool) -> None:
-        """Count a line if it was cut."""
-        self.count += is_cut
-        self.first += [line] * (is_cut and len(self.first) < NAMED)
-
-    def report(self, one: str, several: str, what: str) -> None:
-        """Name the cut lines on standard error."""
-        if self.count:
-            names = ", ".join(map(str, self.first)) + (", …" if self.count > len(self.first) else "")
-            print(f"{self.count:,} {one if self.count == 1 else several} {what}: {names}", file=sys.stderr)
+def _report_cut(lines: list[int], one: str, several: str, what: str) -> None:
+    """Name the first lines that were cut on standard error."""
+    if lines:
+        names = ", ".join(map(str, lines[:NAMED])) + ", …" * (len(lines) > NAMED)
+        print(f"{len(lines):,} {one if len(lines) == 1 else several} {what}: {names}", file=sys.stderr)
 
 
 @command(
@@ -330,7 +272,7 @@ def embed(
     call: Call,
     run: str = ENCODER,
     file: str = TEXTS,
-    out: Path = flag(..., "The .npy file to write.", "--out", "-o", metavar="FILE"),
+    out: Path = out_flag("The .npy file to write.", metavar="FILE"),
     pool: str = POOL,
 ) -> None:
     """Write a vector for every text of FILE, in order.
@@ -338,11 +280,10 @@ def embed(
     With --pooling token every token has a vector; OUT.offsets.npy holds where each text starts, OUT.pieces.jsonl its
     tokens.
     """
-    from headstart.inference.embed import embed as write
     from headstart.training.callbacks import Stage
 
     with call.progress() as listener:
-        found = write(
+        found = hs.embed(
             run, file, out, pool=pool, settings=call.settings,
             on_done=lambda texts: listener(Stage("reading texts", texts, 0)),
         )  # fmt: skip
@@ -373,9 +314,8 @@ def search(
     pool: str = POOL,
 ) -> None:
     """Print the texts of FILE nearest to QUERY by cosine, each with its number in the file."""
-    from headstart.inference.embed import nearest_texts
-
-    call.show(nearest_texts(run, file, query, top=top, pool=pool, settings=call.settings), _show_neighbours)
+    found = hs.nearest_texts(run, file, query, top=top, pool=pool, settings=call.settings)
+    call.show(found, _show_neighbours)
 
 
 def _show_neighbours(found: list[Any]) -> None:

@@ -4,17 +4,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headstart.cli.options import Call, advanced_flag, argument, command, flag
+import headstart as hs
+from headstart.cli.options import Call, advanced_flag, argument, command, flag, out_flag
 from headstart.errors import ConfigError, RunError, nearest
+from headstart.pretrained import FOLDERS, check_base, describe_base, shipped_bases
 
 RUN = argument("RUN", "The folder of a finished run, or the name of a shipped base.")
-OUT = flag(..., "The new folder to write to.", "--out", "-o", metavar="FOLDER")
+OUT = out_flag("The new folder to write to.")
 
 
 @command("models", "models en-tiny")
 def models(call: Call, name: str | None = argument("[NAME]", "Show the card of this base.", None)) -> None:
     """List the pretrained models that come with headstart, or show the card of one."""
-    from headstart.pretrained import check_base, shipped_bases
 
     found = shipped_bases()
     if name is not None:
@@ -36,8 +37,6 @@ def models(call: Call, name: str | None = argument("[NAME]", "Show the card of t
 
 def _described(path: Path) -> dict[str, Any]:
     """What a base says of itself, and its size."""
-    from headstart.pretrained import describe_base
-
     return {
         **describe_base(path),
         "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
@@ -45,7 +44,6 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _show_models(rows: list[dict[str, Any]]) -> None:
-    from headstart.pretrained import FOLDERS
     from headstart.reports.formatting import format_benchmark
 
     if not rows:
@@ -74,7 +72,7 @@ def package(
     call: Call,
     run: str = argument("RUN", "The folder of a finished run."),
     name: str = flag(..., "The name of the base, such as fr-small."),
-    out: Path = flag(..., "The folder of bases; FOLDER/NAME is written.", "--out", "-o", metavar="FOLDER"),
+    out: Path = out_flag("The folder of bases; FOLDER/NAME is written."),
     form: str = flag("int8", "How weights are stored.", "--dtype", metavar="int8|bfloat16|float32"),
     measure: str | None = flag(
         None,
@@ -89,9 +87,7 @@ def package(
     shard_mib: float = advanced_flag(12.0, "MiB that a file holds at most.", "--max-shard-size", min=0.01),
 ) -> None:
     """Package RUN as a base to share: 8-bit weights, card and checksums, with the measured loss of storing."""
-    from headstart.workflows.pack import pack
-
-    result = pack(run, name, out, form=form, shard_mib=shard_mib, measure=measure, facts=facts)
+    result = hs.pack(run, name, out, form=form, shard_mib=shard_mib, measure=measure, facts=facts)
     call.show(result, lambda found: _show_package(found, out))
 
 
@@ -117,9 +113,7 @@ def import_(
     out: Path = OUT,
 ) -> None:
     """Import a BERT, RoBERTa, CamemBERT, ModernBERT, EuroBERT, GPT-2 or Llama as a base."""
-    from headstart.workflows.convert import import_model
-
-    call.show(import_model(folder, out), _show_import)
+    call.show(hs.import_model(folder, out), _show_import)
 
 
 def _show_import(result: Any) -> None:
@@ -128,7 +122,7 @@ def _show_import(result: Any) -> None:
         f"{result.vocab_size:,} tokens, texts of up to {result.max_length:,}"
     )
     if not result.has_lm_head:
-        print("it has no language-model head: fine-tune or embed with it")
+        print("it comes without a language-model head: fine-tune or embed with it")
     if result.dropped:
         print(f"not imported, {sum(result.dropped.values()):,} weights: {', '.join(sorted(result.dropped))}")
     print(f"next: headstart finetune {result.path} DATA --out RUN")
@@ -146,12 +140,10 @@ def export(
 
     Tokens and answers are compared on texts of many languages; a folder that differs is removed.
     """
-    from headstart.workflows.convert import export as write
-
-    call.show(write(run, to, out, int8=int8), lambda found: _show_export(found, int8))
+    call.show(hs.export(run, to, out, int8=int8), lambda found: _show_export(found, to, int8))
 
 
-def _show_export(result: Any, int8: bool) -> None:
+def _show_export(result: Any, to: str, int8: bool) -> None:
     found = result.details
     print(f"{result.kind} in {result.path}: {result.parameters:,} parameters")
     print(
@@ -165,9 +157,9 @@ def _show_export(result: Any, int8: bool) -> None:
         )
     for note in result.notes:
         print(f"note: {note}")
-    if result.to == "transformers":
+    if to == "transformers":
         print(f"load it: transformers.{found['auto_class']}.from_pretrained({str(result.path)!r})")
-    if result.to == "ctranslate2":
+    if to == "ctranslate2":
         print(f"load it: {found['auto_class']}({str(result.path)!r})")
 
 

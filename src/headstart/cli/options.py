@@ -38,6 +38,12 @@ def _flag(panel: str, default: Any, help: str, *names: str, **more: Any) -> Any:
 # Flags by panel, from a default, a help text and names; a flag without names is called after its parameter.
 flag, data_flag, budget_flag, advanced_flag = (partial(_flag, panel) for panel in PANELS)
 
+
+def out_flag(help: str, default: Any = ..., metavar: str = "FOLDER", show_default: bool | str = True) -> Any:
+    """`--out`, where a command writes."""
+    return flag(default, help, "--out", "-o", metavar=metavar, show_default=show_default)
+
+
 # Settings with a flag of their own: panel, name (after the setting where there is none), whether the default varies.
 SETTING_FLAGS = {
     "objective.name": (COMMON, "--objective", True),

@@ -3,18 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-from headstart.cli.options import Call, advanced_flag, argument, budget_flag, command, data_flag, flag
+from headstart.cli.options import (
+    Call,
+    advanced_flag,
+    argument,
+    budget_flag,
+    command,
+    data_flag,
+    flag,
+    out_flag,
+)
 from headstart.config import merge
 from headstart.errors import ConfigError
 
+PRESET = "the preset's"
+PARTS = "cross|encoder|decoder"
 RUN = argument("RUN", "The folder of a finished run, or the name of a shipped base.")
-OUT = flag(
-    None,
-    "Where to plot; a folder gets PNG, SVG and HTML.",
-    "--out",
-    "-o",
-    metavar="FOLDER|FILE.png|.svg|.html",
-)
+OUT = out_flag("Where to plot; a folder gets PNG, SVG and HTML.", None, "FOLDER|FILE.png|.svg|.html")
 
 
 @command(
@@ -28,24 +33,18 @@ def plan(
     preset: str = flag("tiny", "Named settings: tiny, small, lab, bert, translate-tiny, …"),
     classes: int | None = data_flag(None, "Classes to tell apart; implies --objective classify.", min=2),
     vocabulary: int | None = data_flag(
-        None, "Tokens in the vocabulary.", "--vocab", min=2, show_default="the preset's"
+        None, "Size of the vocabulary.", "--vocab", min=2, show_default=PRESET
     ),
-    batch: int | None = data_flag(None, "Texts in a batch.", min=1, show_default="the preset's"),
-    length: int | None = data_flag(
-        None, "Tokens of each text.", "--max-length", min=2, show_default="the preset's"
-    ),
+    batch: int | None = data_flag(None, "Texts in a batch.", min=1, show_default=PRESET),
+    length: int | None = data_flag(None, "Tokens of each text.", "--max-length", min=2, show_default=PRESET),
     tokens: int | None = budget_flag(None, "Tokens in the text to be read.", min=1),
     epochs: float | None = budget_flag(None, "How often that text is read."),
-    gpu: str | None = flag(
-        None, "A device by name, e.g. 'RTX 3060'.", show_default="this machine, and a list of all"
-    ),
+    gpu: str | None = flag(None, "A device by name, e.g. 'RTX 3060'.", show_default="this machine, and all"),
     gpus: int = advanced_flag(1, "Such devices in each machine.", min=1),
     nodes: int = advanced_flag(1, "Machines that train together.", min=1),
     network: float = advanced_flag(100.0, "Gigabits a second out of each machine.", min=0.001),
     price: float | None = advanced_flag(None, "Price of one device for an hour.", min=0),
-    measure: bool = advanced_flag(
-        False, "Time a few real steps on this machine instead of estimating.", "--calibrate"
-    ),
+    measure: bool = advanced_flag(False, "Time a few real steps on this machine instead.", "--calibrate"),
 ) -> None:
     """Estimate what a run needs: parameters, memory, time, and whether it fits on a GPU.
 
@@ -65,28 +64,17 @@ def plan(
 
 
 def _show_plan(found: dict[str, Any]) -> None:
-    from rich.console import Console
-
+    from headstart.cli.progress import print_tables
     from headstart.reports.tables import plan_lines, plan_tables
 
-    console = Console(highlight=False)
-    for table in plan_tables(found):
-        console.print(table)
-    for line in plan_lines(found):
-        console.print(line, soft_wrap=True)
+    print_tables(plan_tables(found), plan_lines(found))
 
 
 @command("complexity --quick", "complexity -o plots")
 def complexity(
     call: Call,
     quick: bool = flag(False, "Small sizes only: seconds instead of a minute."),
-    out: Path | None = flag(
-        None,
-        "A folder for complexity.png, complexity.svg and complexity.json.",
-        "--out",
-        "-o",
-        metavar="FOLDER",
-    ),
+    out: Path | None = out_flag("A folder for complexity.png, complexity.svg and complexity.json.", None),
     device: str = flag("auto", "auto, cpu, cuda, mps."),
 ) -> None:
     """Measure how self-attention, recurrence and convolution scale with length and width, and compare with theory."""
@@ -106,17 +94,12 @@ def complexity(
 
 
 def _show_complexity(content: dict[str, Any], out: Path | None) -> None:
-    from rich.console import Console
-
+    from headstart.cli.progress import print_tables
     from headstart.reports.tables import complexity_tables, crossing_lines
 
-    console = Console(highlight=False)
-    for table in complexity_tables(content):
-        console.print(table)
-    for line in crossing_lines(content):
-        console.print(line, markup=False, soft_wrap=True)
+    print_tables(complexity_tables(content), crossing_lines(content))
     if out is not None:
-        console.print(f"plots in {out}", markup=False, soft_wrap=True)
+        print(f"plots in {out}")
 
 
 @command(
@@ -129,14 +112,10 @@ def attention(
     text: str = argument("TEXT", "The text to read, in quotes."),
     out: Path | None = OUT,
     target: str | None = flag(
-        None, "Of a translator: the translation of TEXT.", metavar="TEXT", show_default="its own translation"
+        None, "The translation of TEXT.", metavar="TEXT", show_default="the translator's own"
     ),
     part: str | None = flag(
-        None,
-        "Of a translator: target to source, source to itself, target to itself.",
-        "--attention-type",
-        metavar="cross|encoder|decoder",
-        show_default="cross",
+        None, "Attention of a translator.", "--attention-type", metavar=PARTS, show_default="cross"
     ),
     layer: int | None = flag(None, "Plot this layer alone, counted from 1."),
     attention_head: int | None = flag(None, "Plot this attention head alone, counted from 1."),

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, is_dataclass
 from types import TracebackType
 from typing import Any
@@ -52,7 +53,11 @@ class Listener:
             case Stage():
                 self._show_stage(event)
             case Note():
-                self.console.print(f"[dim]·[/dim] {escape(event.text)}")
+                self.note(event.text)
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(f"[dim]·[/dim] {escape(text)}")
 
     def _show_step(self, event: StepDone) -> None:
         text = (
@@ -77,7 +82,16 @@ class Listener:
         )
         if event.name != self.last_stage:
             self.last_stage = event.name
-            self.console.print(f"[dim]·[/dim] {escape(event.name)}")
+            self.note(event.name)
+
+
+def print_tables(tables: Iterable[Any], lines: Iterable[str]) -> None:
+    """Tables of rich, then lines of text."""
+    console = Console(highlight=False)
+    for table in tables:
+        console.print(table)
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def print_json(result: Any, compact: bool = False) -> None:

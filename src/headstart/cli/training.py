@@ -4,8 +4,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import headstart as hs
 from headstart.cli.inference import show_score
-from headstart.cli.options import Call, advanced_flag, argument, budget_flag, command, data_flag, flag
+from headstart.cli.options import (
+    Call,
+    advanced_flag,
+    argument,
+    budget_flag,
+    command,
+    data_flag,
+    flag,
+    out_flag,
+)
 from headstart.errors import ConfigError
 from headstart.training.launch import rank_info
 
@@ -26,7 +36,7 @@ MACHINE = "training.seed training.device training.deterministic training.save_st
 @command("demo", "demo --minutes 1 --seeds 2 -o runs/quick")
 def demo(
     call: Call,
-    out: Path = flag(Path("runs/demo"), "The new folder to write to.", "--out", "-o"),
+    out: Path = out_flag("The new folder to write to.", Path("runs/demo")),
     base: str = flag("en-tiny", "The shipped base, or a run, to compare with the demo's own base."),
     seed: int = flag(0, "The first seed."),
     labels: int = data_flag(1600, "Labelled reviews to train on.", "--train-size"),
@@ -35,10 +45,8 @@ def demo(
     seeds: int = budget_flag(3, "Models to train of each arm."),
 ) -> None:
     """Do the whole job on built-in film reviews: audit, pretrain, compare with a shipped base, report."""
-    from headstart.workflows.demo import run_demo
-
     with call.progress() as listener:
-        result = run_demo(
+        result = hs.run_demo(
             out, minutes=minutes, seeds=seeds, labels=labels, epochs=epochs, base=base, first_seed=seed,
             on_event=listener,
         )  # fmt: skip
@@ -101,19 +109,15 @@ def pretrain(
     folder = folder or default_run_dir(call, *(corpus.split("=")[0] for corpus in (corpora or [])[:3]))
     if call.launch():
         return
-    from headstart.training.callbacks import Note
-    from headstart.workflows.pretrain import pretrain as run
-    from headstart.workflows.recipe import run_recipe
-
     result: object
     with call.progress() as listener:
         if out is None:
-            listener(Note(f"the run is written to {folder}"))
+            listener.note(f"the run is written to {folder}")
         settings: dict[str, Any] = {"settings": call.settings, "on_event": listener}
         if recipe is not None:
-            result = run_recipe(recipe, data, folder, last_stage=stage, scale=scale, **settings)
+            result = hs.run_recipe(recipe, data, folder, last_stage=stage, scale=scale, **settings)
         else:
-            result = run(corpora or [], folder, base=base, teacher=teacher, preset=preset, **settings)
+            result = hs.pretrain(corpora or [], folder, base=base, teacher=teacher, preset=preset, **settings)
     if result is None:
         call.show({"finished": False}, lambda _: print(f"more stages are left: headstart resume {folder}"))
     else:
@@ -150,13 +154,10 @@ def finetune(
     folder = out or default_run_dir(call, base, data, *([] if pair is None else [pair]))
     if call.launch():
         return
-    from headstart.training.callbacks import Note
-    from headstart.workflows.finetune import finetune as run
-
     with call.progress() as listener:
         if out is None:
-            listener(Note(f"the run is written to {folder}"))
-        result = run(
+            listener.note(f"the run is written to {folder}")
+        result = hs.finetune(
             base, data, folder, pair=pair, teacher=teacher, unlabelled=unlabelled, preset=preset,
             settings=call.settings, on_event=listener,
         )  # fmt: skip
@@ -173,7 +174,7 @@ def tune(
     call: Call,
     base: str = BASE,
     data: str = LABELLED,
-    out: Path = flag(..., "The new folder of the search.", "--out", "-o"),
+    out: Path = out_flag("The new folder of the search."),
     preset: str | None = PRESET,
     metric: str = flag("accuracy", "What to tune by.", metavar="accuracy|macro_f1|loss"),
     folds: int | None = data_flag(
@@ -199,10 +200,8 @@ def tune(
     A setting that you give is not searched. Run the same command again to continue after a stop.
     """
     _refuse_pair(pair, "tune")
-    from headstart.workflows.tune import tune as run
-
     with call.progress() as listener:
-        result = run(
+        result = hs.tune(
             base, data, out, trials=trials, minutes=minutes, folds=folds, search=search or [], only=only,
             metric=metric, prune=prune, preset=preset, settings=call.settings, on_event=listener,
         )  # fmt: skip
@@ -218,11 +217,10 @@ def resume(call: Call, run: Path = argument("RUN", "The folder of a run that sto
     if call.launch():
         return
     from headstart.results import Comparison
-    from headstart.workflows.resume import resume as resume_run
     from headstart.workflows.tune import Tuned
 
     with call.progress() as listener:
-        result = resume_run(run, listener)
+        result = hs.resume(run, listener)
     if result is None:
         call.show({"finished": True}, lambda _: print(f"{run} is finished: there is nothing to resume"))
     elif isinstance(result, Comparison):
@@ -242,7 +240,7 @@ def compare(
     call: Call,
     data: str = LABELLED,
     bases: list[str] | None = flag(None, "A base to compare; may be repeated.", "--base", metavar="BASE"),
-    out: Path = flag(Path("runs/compare"), "The new folder for the report.", "--out", "-o"),
+    out: Path = out_flag("The new folder for the report.", Path("runs/compare")),
     preset: str | None = PRESET,
     arms: str = flag(
         "classical,scratch,frozen,fine-tuned", "Arms to train; ensemble may be added.", metavar="ARM,..."
@@ -286,9 +284,7 @@ def compare(
             "arms": _names(arms), "mark": mark, "on_event": listener,
         }  # fmt: skip
         if objectives is None:
-            from headstart.workflows.compare import compare as run
-
-            result = run(data, bases or [], out, preset=preset, settings=call.settings, **comparing)
+            result = hs.compare(data, bases or [], out, preset=preset, settings=call.settings, **comparing)
         else:
             from headstart.workflows.objectives import DEFAULT_TOKENS, compare_objectives
 
@@ -398,33 +394,25 @@ def show_run(result: Any) -> None:
 
 def show_comparison(result: Any, out: Path) -> None:
     """A comparison as a table and its verdicts."""
-    from rich.console import Console
-
+    from headstart.cli.progress import print_tables
     from headstart.reports.tables import comparison_table, verdict_lines
 
-    console = Console()
-    console.print(comparison_table(result))
-    for line in verdict_lines(result):
-        console.print(line, highlight=False)
+    print_tables([comparison_table(result)], verdict_lines(result))
     page = out / "report.html" if (out / "report.html").exists() else out / "compare" / "report.html"
-    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
+    print(f"report: {page}")
 
 
 def show_search(result: Any) -> None:
     """A finished search of settings as a table and in words."""
-    from rich.console import Console
-
+    from headstart.cli.progress import print_tables
     from headstart.reports.tables import trials_table
     from headstart.results import plain
 
-    console = Console(highlight=False)
-    console.print(trials_table(plain(result)))
+    print_tables([trials_table(plain(result))], [])
     best, default = result.best.value or 0.0, result.standing.value
     before = f", {default:.4f} with the default settings (trial 0)" if default is not None else ""
-    console.print(
+    print(
         f"best {result.metric} {best:.4f} over {result.texts:,} texts ({result.scored}){before}; it is the best of "
-        f"{len(result.trials)} on the texts it was chosen by, so it is optimistic",
-        markup=False,
+        f"{len(result.trials)} on the texts it was chosen by, so it is optimistic"
     )
-    more = f"next: headstart finetune BASE DATA --config {result.path}/best.toml --out RUN"
-    console.print(more, markup=False, soft_wrap=True)
+    print(f"next: headstart finetune BASE DATA --config {result.path}/best.toml --out RUN")

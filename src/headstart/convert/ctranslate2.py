@@ -24,7 +24,7 @@ from headstart.convert.tokenizers import (
 from headstart.convert.weight_map import Supported
 from headstart.data.tokenizer import FILE
 from headstart.errors import RunError
-from headstart.models.bodies import EncoderDecoderBody
+from headstart.models.backbones import EncoderDecoderBackbone
 from headstart.models.heads import LanguageHead
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh"}
@@ -71,7 +71,7 @@ def _model_spec(bundle: ExportBundle) -> Any:
     from ctranslate2.specs import Activation, TransformerSpec
 
     body, head = bundle.model.backbone, bundle.model.heads["lm"]
-    assert isinstance(body, EncoderDecoderBody)
+    assert isinstance(body, EncoderDecoderBackbone)
     assert isinstance(head, LanguageHead)
     spec = TransformerSpec.from_config(
         (len(body.encoder.blocks), len(body.decoder.blocks)),
@@ -139,14 +139,14 @@ def _compare(bundle: ExportBundle, folder: Path, source: list[str], target: list
     specials = (bundle.tokenizer.first, bundle.tokenizer.last)  # which CTranslate2 adds
     for batch in bundle.batches():
         assert batch.source is not None
-        assert batch.source_real is not None
+        assert batch.source_attention_mask is not None
         rows = [
             [token for token in row[mask].tolist() if token not in specials]
-            for row, mask in zip(batch.tokens, batch.real, strict=True)
+            for row, mask in zip(batch.tokens, batch.attention_mask, strict=True)
         ]
         sources = [
             [source[token] for token in row[mask]]
-            for row, mask in zip(batch.source, batch.source_real, strict=True)
+            for row, mask in zip(batch.source, batch.source_attention_mask, strict=True)
         ]
         targets = [[target[token] for token in row] for row in rows]
         scored = translator.score_batch(sources, targets, max_input_length=0)
@@ -160,5 +160,5 @@ def _log_probabilities(bundle: ExportBundle, batch: Batch, rows: list[list[int]]
     first, last, padding = bundle.tokenizer.first, bundle.tokenizer.last, bundle.tokenizer.padding
     tokens, mask = pad([np.array([first, *row]) for row in rows], padding)
     labels, _ = pad([np.array([*row, last]) for row in rows], padding)
-    logits = bundle.outputs(replace(batch, tokens=tokens, real=mask))["lm"]  # (B, T, V)
+    logits = bundle.outputs(replace(batch, tokens=tokens, attention_mask=mask))["lm"]  # (B, T, V)
     return logits.log_softmax(dim=-1).gather(2, labels[:, :, None])[:, :, 0][mask]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headstart.atomic_io import write_json
-from headstart.batch import Batch, Row, pad
+from headstart.batch import Batch, EncodedExample, pad
 from headstart.convert.parity import (
     SAMPLES,
     ExportBundle,
@@ -165,7 +165,7 @@ def open_session(path: Path) -> Any:
 
 def _run_session(session: Any, batch: Batch) -> list[Tensor]:
     segments = torch.zeros_like(batch.tokens) if batch.segments is None else batch.segments
-    values = dict(zip(INPUTS, (batch.tokens, batch.real.long(), segments), strict=True))
+    values = dict(zip(INPUTS, (batch.tokens, batch.attention_mask.long(), segments), strict=True))
     inputs = {each.name: values[each.name].numpy() for each in session.get_inputs()}
     return [torch.from_numpy(output) for output in session.run(None, inputs)]
 
@@ -185,7 +185,7 @@ def _compare(bundle: ExportBundle, folder: Path, heads: list[str]) -> ParityRepo
     for batch in bundle.batches():
         outputs = bundle.outputs(batch)
         for head, output in zip(heads, _run_session(session, batch), strict=True):
-            report.compare(outputs[head], output, batch.real)
+            report.compare(outputs[head], output, batch.attention_mask)
     return report
 
 
@@ -197,9 +197,9 @@ def _compare_int8(bundle: ExportBundle, folder: Path, heads: list[str]) -> dict[
     difference = 0.0
     for head, theirs in zip(heads, _run_session(session, batch), strict=True):
         ours = outputs[head]
-        difference = max(difference, largest_difference(ours, theirs, batch.real))
-        if ours.shape[:2] == batch.real.shape and ours.ndim > 2:
-            ours, theirs = ours[batch.real], theirs[batch.real]
+        difference = max(difference, largest_difference(ours, theirs, batch.attention_mask))
+        if ours.shape[:2] == batch.attention_mask.shape and ours.ndim > 2:
+            ours, theirs = ours[batch.attention_mask], theirs[batch.attention_mask]
         equal = (ours > 0) == (theirs > 0) if ours.ndim < 2 else ours.argmax(-1) == theirs.argmax(-1)
         num_equal, num_choices = num_equal + int(equal.sum()), num_choices + equal.numel()
     return {"int8_difference": difference, "int8_agreed": num_equal, "int8_choices": num_choices}
@@ -239,7 +239,7 @@ class OnnxClassifier:
             raise RunError(f"{folder} is a language model and names no classes", hint="export a classifier")
         return cls(open_session(folder / GRAPH), Tokenizer.load(folder), classes, max_length, truncation_side)
 
-    def probabilities(self, rows: Sequence[Row], batch_tokens: int) -> np.ndarray:
+    def probabilities(self, rows: Sequence[EncodedExample], batch_tokens: int) -> np.ndarray:
         """The probability of every class (N, C) for each text, in the order given."""
         found = np.zeros((len(rows), len(self.classes)))
         for numbers in TextLoader(rows, batch_tokens, shuffled=False).batches(0):

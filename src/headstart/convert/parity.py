@@ -90,8 +90,10 @@ class ExportBundle:
         found = []
         for source, target in zip(self._batches(self.sources), self._batches(self.tokenizer), strict=True):
             order = torch.arange(len(target.tokens)).flip(0)  # so that the lengths of the two sides differ
-            tokens, mask = target.tokens[order], target.real[order]
-            found.append(Batch(tokens, mask, source=source.tokens, source_real=source.real))
+            tokens, mask = target.tokens[order], target.attention_mask[order]
+            found.append(
+                Batch(tokens, mask, source=source.tokens, source_attention_mask=source.attention_mask)
+            )
         return found
 
     def _batches(self, tokenizer: Tokenizer) -> list[Batch]:

@@ -195,20 +195,20 @@ def _compare(bundle: ExportBundle, target: HFClass, folder: Path, texts: int, pa
         theirs = model.eval()(**_inputs(batch, padding))
         for name, logits in bundle.outputs(batch).items():
             output = "last_hidden_state" if name == "hidden" else target.outputs[name]
-            report.compare(logits, theirs[output].float(), batch.real)
+            report.compare(logits, theirs[output].float(), batch.attention_mask)
     return report
 
 
 def _inputs(batch: Batch, padding: int) -> dict[str, torch.Tensor]:
-    if batch.source is not None and batch.source_real is not None:
+    if batch.source is not None and batch.source_attention_mask is not None:
         return {
             "input_ids": batch.source,
-            "attention_mask": batch.source_real.long(),
+            "attention_mask": batch.source_attention_mask.long(),
             "decoder_input_ids": batch.tokens,
         }
     token_types = {} if batch.segments is None else {"token_type_ids": batch.segments}
-    tokens = batch.tokens.masked_fill(~batch.real, padding)
-    return {"input_ids": tokens, "attention_mask": batch.real.long(), **token_types}
+    tokens = batch.tokens.masked_fill(~batch.attention_mask, padding)
+    return {"input_ids": tokens, "attention_mask": batch.attention_mask.long(), **token_types}
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""What is in a dataset before anything learns from it: balance, lengths, repeats, and texts that leak."""
+"""What is in a dataset or in parallel text before training: balance, lengths, repeats, and texts that leak."""
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -19,14 +19,15 @@ from headstart.errors import ConfigError
 
 IMBALANCE = 3.0  # times as many rows in the largest class as in the smallest
 TRUNCATION = 0.10  # share of texts
+COPIES = 0.05  # share of pairs
 EXCERPT = 80  # characters
 
-Places = dict[int, dict[str, list[Example]]]  # hash -> split -> its examples with that hash
+Index = Mapping[int, Mapping[str, list[Example]]]  # hash -> split -> its examples with that hash
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How a length is spread over texts."""
+    """The distribution of a length over texts."""
 
     mean: float
     p5: float
@@ -37,78 +38,206 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class TokenCounts:
+    """Each text's length in tokens with both special tokens, and the share of unknown tokens among all."""
+
+    lengths: Sequence[int]
+    unknown: float
+
+
+@dataclass(frozen=True)
 class Leak:
-    """One text that stands in more than one split, and where."""
+    """One text that is in more than one split, and where."""
 
     excerpt: str
     hash: str  # 16 hexadecimal digits
     origins: dict[str, list[str]]  # split -> rows
+    side: str | None = None  # of parallel text, the language
 
 
 @dataclass(frozen=True)
 class SplitAudit:
-    """What is in one split; `duplicates` counts the rows beyond the first of each text."""
+    """What is in one split, or in one language of it; `duplicates` counts the rows beyond the first of each text."""
 
     count: int
     classes: dict[str, int]
     characters: Spread
+    words: Spread | None  # between white space, for parallel text
     tokens: Spread | None
     truncated: float | None  # share of texts longer than the limit
     unknown: float | None  # share of tokens outside the vocabulary
     duplicates: int
-    conflicts: int  # texts that stand with two labels or more
-    in_train: int  # rows whose text also stands in train; 0 for train itself
+    conflicts: int  # texts with two labels or translations, or more
+    in_train: int  # rows whose text is also in train; 0 for train itself
     near_in_train: int  # rows that differ from one in train by case, space or punctuation alone
 
 
 @dataclass(frozen=True)
+class PairAudit:
+    """What is in one split of parallel text; `duplicates` counts the rows beyond the first of each pair."""
+
+    count: int
+    duplicates: int
+    copies: int  # pairs of which both sides are the same text
+    in_train: int  # rows whose whole pair is also in train; 0 for train itself
+    ratio: Spread  # characters of the target for one of the source
+    sides: dict[str, SplitAudit]  # by language, the source first
+
+
+@dataclass(frozen=True)
 class Audit:
-    """What is in a dataset, split by split, and what stands in two of them."""
+    """What is in a dataset or in parallel text, split by split, and what is in two of them."""
 
     name: str
     limit: int | None
-    splits: dict[str, SplitAudit]
+    splits: Mapping[str, SplitAudit | PairAudit]
     leaks: list[Leak]
     near: list[Leak]  # equal but for case, space and punctuation, and not in `leaks`
     skips: list[SkippedRow]
     notes: list[str]
     warnings: list[str]
+    pair: tuple[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The audit as JSON-able values."""
         return asdict(self)
 
 
+def inspect_data(
+    data: str,
+    *,
+    pair: str | tuple[str, str] | None = None,
+    tokenizer: str | None = None,
+    length: int = 256,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> Audit:
+    """The audit of every split of labelled data, or of parallel text with a `pair` of languages.
+
+    Lengths are in tokens of `tokenizer`, a kind or a path. Without one, labelled data gets a BPE tokenizer trained on
+    its train split, and parallel text is not tokenized.
+    """
+    sections = settings or {}
+    for name in sections:
+        if name not in ("data", "tokenizer"):
+            raise ConfigError(
+                f"an audit has no setting {name!r}", hint="only data.* and tokenizer.* count here"
+            )
+    config = parse(DataConfig, sections.get("data", {}), "data")
+    kind = {"kind": tokenizer} if tokenizer else {}
+    tokenizer_config = parse(TokenizerConfig, {**sections.get("tokenizer", {}), **kind}, "tokenizer")
+    if pair is None:
+        dataset = load_dataset(data, config, with_test=True)
+        if config.train_size is not None:
+            dataset = balanced_subset(dataset, config.train_size, seed)
+        found = resolve_tokenizer(tokenizer_config, lambda: dataset.texts("train"))
+        return audit(
+            dataset, {split: token_counts(found, dataset.texts(split)) for split in dataset.splits}, length
+        )
+    texts = load_parallel(data, parse_pair(pair) if isinstance(pair, str) else pair, config, with_test=True)
+    if not (tokenizer or sections.get("tokenizer")):
+        return audit_parallel(texts)
+    found = resolve_tokenizer(tokenizer_config, lambda: chain(texts.sources("train"), texts.targets("train")))
+    counts = {
+        language: {split: token_counts(found, side(split)) for split in texts.splits}
+        for language, side in zip(texts.pair, (texts.sources, texts.targets), strict=True)
+    }
+    return audit_parallel(texts, counts, length)
+
+
+def token_counts(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenCounts:
+    """How many tokens each text has, and how many of them are unknown."""
+    encoded = tokenizer.encode(texts)
+    total = sum(len(ids) for ids in encoded)
+    unknown = sum(int((ids == tokenizer.unknown).sum()) for ids in encoded)
+    return TokenCounts([len(ids) + 2 for ids in encoded], unknown / max(1, total))
+
+
 def audit(
-    dataset: Dataset,
-    lengths: Mapping[str, Sequence[int]] | None = None,
-    unknown: Mapping[str, float] | None = None,
+    dataset: Dataset, tokens: Mapping[str, TokenCounts] | None = None, limit: int | None = None
+) -> Audit:
+    """An account of `dataset`, with lengths in `tokens` by split where they are given."""
+    splits, leaks, near = _audit_splits(dataset, tokens or {}, limit)
+    warnings = []
+    for name, part in splits.items():
+        low, high = min(part.classes.values(), default=0), max(part.classes.values(), default=0)
+        if high > IMBALANCE * low:
+            rare, common = (
+                next(label for label, n in part.classes.items() if n == count) for count in (low, high)
+            )
+            warnings.append(f"{name} is uneven: {high:,} rows of {common!r} and {low:,} of {rare!r}")
+        warnings += _text_warnings(part, f"rows of {name}", f"texts of {name}", limit)
+        if part.conflicts:
+            warnings.append(f"{part.conflicts:,} texts of {name} have more than one label")
+    warnings += _skip_warnings(dataset.skips)
+    return Audit(dataset.name, limit, splits, leaks, near, dataset.skips, dataset.notes, warnings)
+
+
+def audit_parallel(
+    texts: ParallelText,
+    tokens: Mapping[str, Mapping[str, TokenCounts]] | None = None,
     limit: int | None = None,
 ) -> Audit:
-    """An account of `dataset`; `lengths` in tokens and shares of `unknown` tokens are by split."""
-    exact = _places(dataset, text_hash)
-    near = _places(dataset, near_hash)
+    """An account of `texts`, with lengths in `tokens` by language, then by split, where they are given."""
+    parts: dict[str, dict[str, SplitAudit]] = {name: {} for name in texts.splits}
+    leaks, near = list[Leak](), list[Leak]()
+    for side, language in enumerate(texts.pair):
+        dataset = _one_side(texts, side)
+        found, *shared = _audit_splits(dataset, (tokens or {}).get(language, {}), limit)
+        for name, part in found.items():
+            words = spread([len(text.split()) for text in dataset.texts(name)])
+            parts[name][language] = replace(part, words=words)
+        for leak, own in zip((leaks, near), shared, strict=True):
+            leak += [replace(each, side=language) for each in own]
+    known = {_key(pair) for pair in texts.train}
+    audits = {name: _audit_pairs(name, pairs, known, parts[name]) for name, pairs in texts.splits.items()}
+    warnings = []
+    for name, pairs in audits.items():
+        if pairs.copies > COPIES * pairs.count:
+            warnings.append(
+                f"{pairs.copies:,} of the {pairs.count:,} pairs of {name} have the same text on both sides"
+            )
+        for language, part in pairs.sides.items():
+            rows = f"{language} texts of {name}"
+            warnings += _text_warnings(part, rows, rows, limit)
+    warnings += _skip_warnings(texts.skips)
+    return Audit(texts.name, limit, audits, leaks, near, texts.skips, texts.notes, warnings, texts.pair)
+
+
+def _audit_splits(
+    dataset: Dataset, tokens: Mapping[str, TokenCounts], limit: int | None
+) -> tuple[dict[str, SplitAudit], list[Leak], list[Leak]]:
+    """The account of each split, texts in two splits, and texts that nearly are."""
+    exact, near = _index(dataset, text_hash), _index(dataset, near_hash)
+    in_train = {hashed: found for hashed, found in exact.items() if "train" in found}
+    nearly = [found for found in near.values() if "train" in found]
     splits = {}
     for name, examples in dataset.splits.items():
-        counts = (lengths or {}).get(name)
-        assert counts is None or len(counts) == len(examples), name
-        duplicates, conflicts = _repeats(exact, name)
-        in_train, near_in_train = _in_train(exact, near, name)
+        counts = tokens.get(name)
+        assert counts is None or len(counts.lengths) == len(examples), name
+        groups = [found[name] for found in exact.values() if name in found]
+        is_train = name == "train"
+        alike = [] if is_train else [example for found in nearly for example in found.get(name, [])]
         splits[name] = SplitAudit(
             count=len(examples),
             classes=dataset.balance(name),
             characters=spread([len(example.text) for example in examples]),
-            tokens=None if counts is None else spread(counts),
-            truncated=None if counts is None or limit is None else _share_over(counts, limit),
-            unknown=(unknown or {}).get(name),
-            duplicates=duplicates,
-            conflicts=conflicts,
-            in_train=in_train,
-            near_in_train=near_in_train,
+            words=None,
+            tokens=spread(counts.lengths) if counts else None,
+            truncated=_share_over(counts.lengths, limit) if counts and limit is not None else None,
+            unknown=counts.unknown if counts else None,
+            duplicates=sum(len(group) - 1 for group in groups),
+            conflicts=sum(len({example.label for example in group}) > 1 for group in groups),
+            in_train=0 if is_train else sum(len(found.get(name, [])) for found in in_train.values()),
+            near_in_train=sum(text_hash(example.text) not in in_train for example in alike),
         )
-    leaks, near_leaks = _leaks(exact), _near_leaks(near)
-    warnings = _warnings(dataset, splits, limit)
-    return Audit(dataset.name, limit, splits, leaks, near_leaks, dataset.skips, dataset.notes, warnings)
+    leaks = [_leak(hashed, found) for hashed, found in exact.items() if len(found) > 1]
+    near_leaks = [
+        _leak(hashed, found)
+        for hashed, found in near.items()
+        if len(found) > 1 and len({text_hash(example.text) for example in chain(*found.values())}) > 1
+    ]
+    return splits, leaks, near_leaks
 
 
 def near_hash(text: str) -> int | None:
@@ -117,176 +246,21 @@ def near_hash(text: str) -> int | None:
     return text_hash(bare) if bare else None
 
 
-def _places(dataset: Dataset, hash_of: Callable[[str], int | None]) -> Places:
-    places: defaultdict[int, dict[str, list[Example]]] = defaultdict(dict)
+def _index(dataset: Dataset, hash_of: Callable[[str], int | None]) -> Index:
+    index: defaultdict[int, dict[str, list[Example]]] = defaultdict(dict)
     for name, examples in dataset.splits.items():
         for example in examples:
             hashed = hash_of(example.text)
             if hashed is not None:
-                places[hashed].setdefault(name, []).append(example)
-    return dict(places)
+                index[hashed].setdefault(name, []).append(example)
+    return index
 
 
-def _repeats(places: Places, split: str) -> tuple[int, int]:
-    """Rows of a split beyond the first of each text, and texts in it with more than one label."""
-    groups = [found[split] for found in places.values() if split in found]
-    conflicts = sum(len({example.label for example in group}) > 1 for group in groups)
-    return sum(len(group) - 1 for group in groups), conflicts
-
-
-def _in_train(exact: Places, near: Places, split: str) -> tuple[int, int]:
-    """Rows of a split whose text stands in train, and further ones that nearly do."""
-    if split == "train":
-        return 0, 0
-    known = {hashed for hashed, found in exact.items() if "train" in found}
-    alike = [example for found in near.values() if "train" in found for example in found.get(split, [])]
-    rows = sum(len(exact[hashed].get(split, [])) for hashed in known)
-    return rows, sum(text_hash(example.text) not in known for example in alike)
-
-
-def _leaks(places: Places) -> list[Leak]:
-    return [_leak(hashed, found) for hashed, found in places.items() if len(found) > 1]
-
-
-def _near_leaks(places: Places) -> list[Leak]:
-    """Leaks between texts that are not all the same."""
-    shared = {hashed: found for hashed, found in places.items() if len(found) > 1}
-    return [
-        _leak(hashed, found)
-        for hashed, found in shared.items()
-        if len({text_hash(example.text) for group in found.values() for example in group}) > 1
-    ]
-
-
-def _leak(hashed: int, found: dict[str, list[Example]]) -> Leak:
+def _leak(hashed: int, found: Mapping[str, list[Example]]) -> Leak:
     text = " ".join(next(iter(found.values()))[0].text.split())
     excerpt = text if len(text) <= EXCERPT else text[:EXCERPT] + "..."
     origins = {name: [example.origin for example in group] for name, group in found.items()}
     return Leak(excerpt, f"{hashed:016x}", origins)
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """The mean, percentiles and largest of `values`; zeros when there are none."""
-    if not len(values):
-        return Spread(0.0, 0.0, 0.0, 0.0, 0.0, 0)
-    p5, p50, p95, p99 = (float(value) for value in np.percentile(values, [5, 50, 95, 99]))
-    return Spread(float(np.mean(values)), p5, p50, p95, p99, max(values))
-
-
-def _share_over(values: Sequence[int], limit: int) -> float:
-    return sum(value > limit for value in values) / max(len(values), 1)
-
-
-def _warnings(dataset: Dataset, splits: dict[str, SplitAudit], limit: int | None) -> list[str]:
-    """What deserves a second look, in words."""
-    warnings = []
-    for name, part in splits.items():
-        low, high = min(part.classes.values(), default=0), max(part.classes.values(), default=0)
-        if high > IMBALANCE * low:
-            least, most = (
-                next(label for label, n in part.classes.items() if n == count) for count in (low, high)
-            )
-            warnings.append(f"{name} is uneven: {high:,} rows of {most!r} and {low:,} of {least!r}")
-        if part.in_train:
-            warnings.append(f"{part.in_train:,} of the {part.count:,} rows of {name} are also in train")
-        if part.near_in_train:
-            warnings.append(
-                f"{part.near_in_train:,} rows of {name} are in train but for case, space or punctuation"
-            )
-        if part.conflicts:
-            warnings.append(f"{part.conflicts:,} texts of {name} stand with more than one label")
-        if part.truncated is not None and part.truncated > TRUNCATION:
-            warnings.append(f"{part.truncated:.0%} of the texts of {name} are cut at {limit:,} tokens")
-    if dataset.skips:
-        (reason, count), *_ = Counter(skip.reason for skip in dataset.skips).most_common(1)
-        where = next(skip.origin for skip in dataset.skips if skip.reason == reason)
-        warnings.append(
-            f"{len(dataset.skips):,} rows were skipped; {count:,} of them as at {where}: {reason}"
-        )
-    return warnings
-
-
-COPIES = 0.05  # share of pairs
-
-Lengths = Mapping[str, Sequence[int]]  # split -> tokens of each text
-Shares = Mapping[str, float]  # split -> share of tokens
-
-
-@dataclass(frozen=True)
-class SideAudit:
-    """What is in one language of one split; `duplicates` counts the rows beyond the first of each text."""
-
-    characters: Spread
-    words: Spread  # between white space
-    tokens: Spread | None
-    truncated: float | None  # share of texts longer than the limit
-    unknown: float | None  # share of tokens outside the vocabulary
-    duplicates: int
-    several: int  # texts that stand with two translations or more
-    in_train: int  # rows whose text also stands in train; 0 for train itself
-    near_in_train: int  # rows that differ from one in train by case, space or punctuation alone
-
-
-@dataclass(frozen=True)
-class PairAudit:
-    """What is in one split; `duplicates` counts the rows beyond the first of each pair."""
-
-    count: int
-    duplicates: int
-    copies: int  # pairs of which both sides are the same text
-    in_train: int  # rows whose whole pair also stands in train; 0 for train itself
-    ratio: Spread  # characters of the target for one of the source
-    sides: dict[str, SideAudit]  # by language, the source first
-
-
-@dataclass(frozen=True)
-class SideLeak(Leak):
-    """One text that stands in more than one split, and in which language."""
-
-    side: str
-
-
-@dataclass(frozen=True)
-class ParallelAudit:
-    """What is in parallel text, split by split, and what stands in two of them."""
-
-    name: str
-    pair: tuple[str, str]
-    limit: int | None
-    splits: dict[str, PairAudit]
-    leaks: list[SideLeak]
-    near: list[SideLeak]  # equal but for case, space and punctuation, and not in `leaks`
-    skipped: dict[str, int]  # reason -> rows left out for it
-    skips: list[SkippedRow]
-    notes: list[str]
-    warnings: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The audit as JSON-able values."""
-        return asdict(self)
-
-
-def audit_parallel(
-    texts: ParallelText,
-    lengths: Mapping[str, Lengths] | None = None,
-    unknown: Mapping[str, Shares] | None = None,
-    limit: int | None = None,
-) -> ParallelAudit:
-    """An account of `texts`; `lengths` in tokens and shares of `unknown` tokens are by language, then by split."""
-    sides = {
-        language: audit(
-            _one_side(texts, side), (lengths or {}).get(language), (unknown or {}).get(language), limit
-        )
-        for side, language in enumerate(texts.pair)
-    }
-    known = {_key(pair) for pair in texts.train}
-    splits = {name: _pair_audit(name, texts.splits[name], known, sides, texts.pair) for name in texts.splits}
-    leaks, near = _with_side(sides, "leaks"), _with_side(sides, "near")
-    skipped = dict(Counter(skip.reason for skip in texts.skips).most_common())
-    warnings = _parallel_warnings(splits, limit, texts.skips, skipped)
-    return ParallelAudit(
-        texts.name, texts.pair, limit, splits, leaks, near, skipped, texts.skips, texts.notes, warnings
-    )
 
 
 def _one_side(texts: ParallelText, side: int) -> Dataset:
@@ -304,12 +278,8 @@ def _key(pair: PairExample) -> tuple[int, int]:
     return text_hash(pair.source), text_hash(pair.target)
 
 
-def _pair_audit(
-    name: str,
-    pairs: Sequence[PairExample],
-    known: set[tuple[int, int]],
-    sides: Mapping[str, Audit],
-    languages: tuple[str, str],
+def _audit_pairs(
+    name: str, pairs: Sequence[PairExample], known: set[tuple[int, int]], sides: dict[str, SplitAudit]
 ) -> PairAudit:
     keys = [_key(pair) for pair in pairs]
     return PairAudit(
@@ -318,133 +288,38 @@ def _pair_audit(
         copies=sum(source == target for source, target in keys),
         in_train=0 if name == "train" else sum(key in known for key in keys),
         ratio=spread([len(pair.target) / len(pair.source) for pair in pairs]),
-        sides={
-            language: _side_audit(sides[language], name, [(pair.source, pair.target)[side] for pair in pairs])
-            for side, language in enumerate(languages)
-        },
+        sides=sides,
     )
 
 
-def _side_audit(found: Audit, name: str, texts: Sequence[str]) -> SideAudit:
-    part = found.splits[name]
-    return SideAudit(
-        characters=part.characters,
-        words=spread([len(text.split()) for text in texts]),
-        tokens=part.tokens,
-        truncated=part.truncated,
-        unknown=part.unknown,
-        duplicates=part.duplicates,
-        several=part.conflicts,
-        in_train=part.in_train,
-        near_in_train=part.near_in_train,
-    )
+def spread(values: Sequence[float]) -> Spread:
+    """The mean, percentiles and largest of `values`; zeros when there are none."""
+    if not len(values):
+        return Spread(0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    p5, p50, p95, p99 = (float(value) for value in np.percentile(values, [5, 50, 95, 99]))
+    return Spread(float(np.mean(values)), p5, p50, p95, p99, max(values))
 
 
-def _with_side(sides: Mapping[str, Audit], kind: str) -> list[SideLeak]:
-    return [
-        SideLeak(leak.excerpt, leak.hash, leak.origins, language)
-        for language, found in sides.items()
-        for leak in getattr(found, kind)
-    ]
+def _share_over(values: Sequence[int], limit: int) -> float:
+    return sum(value > limit for value in values) / max(len(values), 1)
 
 
-def _parallel_warnings(
-    splits: Mapping[str, PairAudit],
-    limit: int | None,
-    skips: Sequence[SkippedRow],
-    skipped: Mapping[str, int],
-) -> list[str]:
-    """What deserves a second look, in words."""
+def _text_warnings(part: SplitAudit, rows: str, texts: str, limit: int | None) -> list[str]:
+    """Warnings of leaks and truncation; `rows` and `texts` name what is counted."""
     warnings = []
-    for name, part in splits.items():
-        if part.copies > COPIES * part.count:
-            warnings.append(
-                f"{part.copies:,} of the {part.count:,} pairs of {name} have the same text on both sides"
-            )
-        for language, side in part.sides.items():
-            if side.in_train:
-                warnings.append(
-                    f"{side.in_train:,} of the {part.count:,} {language} texts of {name} are also in train"
-                )
-            if side.near_in_train:
-                warnings.append(
-                    f"{side.near_in_train:,} {language} texts of {name} are in train but for case, space or punctuation"
-                )
-            if side.truncated is not None and side.truncated > TRUNCATION:
-                warnings.append(
-                    f"{side.truncated:.0%} of the {language} texts of {name} are cut at {limit:,} tokens"
-                )
-    for reason, count in skipped.items():
-        first = next(skip.origin for skip in skips if skip.reason == reason)
-        warnings.append(f"{count:,} rows were skipped, the first at {first}: {reason}")
+    if part.in_train:
+        warnings.append(f"{part.in_train:,} of the {part.count:,} {rows} are also in train")
+    if part.near_in_train:
+        warnings.append(f"{part.near_in_train:,} {rows} are in train but for case, space or punctuation")
+    if part.truncated is not None and part.truncated > TRUNCATION:
+        warnings.append(f"{part.truncated:.0%} of the {texts} are cut at {limit:,} tokens")
     return warnings
 
 
-def inspect_data(
-    data: str,
-    *,
-    tokenizer: str | None = None,
-    length: int = 256,
-    seed: int = 0,
-    settings: Mapping[str, Any] | None = None,
-    on_stage: Callable[[str], None] = lambda name: None,
-) -> Audit:
-    """The audit of every split, lengths in tokens of `tokenizer` (a kind or a path; bpe learnt from train unless told)."""
-    config, words = _settings(settings or {}, tokenizer)
-    dataset = load_dataset(data, config, with_test=True)
-    if config.train_size is not None:
-        dataset = balanced_subset(dataset, config.train_size, seed)
-    on_stage(f"tokenizer: {words.type}")
-    found: Tokenizer = resolve_tokenizer(words, lambda: dataset.texts("train"))
-    on_stage("tokenising")
-    lengths, unknown = {}, {}
-    for split in dataset.splits:
-        lengths[split], unknown[split] = token_counts(found, dataset.texts(split))
-    return audit(dataset, lengths, unknown, length)
-
-
-def inspect_parallel(
-    data: str,
-    pair: str | tuple[str, str],
-    *,
-    tokenizer: str | None = None,
-    length: int = 256,
-    settings: Mapping[str, Any] | None = None,
-    on_stage: Callable[[str], None] = lambda name: None,
-) -> ParallelAudit:
-    """The audit of every split of parallel text, with lengths in tokens where a `tokenizer` is given (a kind or a path)."""
-    config, words = _settings(settings or {}, tokenizer)
-    languages = parse_pair(pair) if isinstance(pair, str) else pair
-    texts = load_parallel(data, languages, config, with_test=True)
-    if tokenizer is None and not (settings or {}).get("tokenizer"):
-        return audit_parallel(texts)
-    on_stage(f"tokenizer: {words.type}")
-    found = resolve_tokenizer(words, lambda: chain(texts.sources("train"), texts.targets("train")))
-    on_stage("tokenising")
-    lengths: dict[str, dict[str, list[int]]] = {language: {} for language in languages}
-    unknown: dict[str, dict[str, float]] = {language: {} for language in languages}
-    for split in texts.splits:
-        for language, side in zip(languages, (texts.sources(split), texts.targets(split)), strict=True):
-            lengths[language][split], unknown[language][split] = token_counts(found, side)
-    return audit_parallel(texts, lengths, unknown, length)
-
-
-def _settings(sections: Mapping[str, Any], tokenizer: str | None) -> tuple[DataConfig, TokenizerConfig]:
-    """The settings that count for an audit; any other is an error."""
-    config = parse(DataConfig, sections.get("data", {}), "data")
-    wanted = {**dict(sections.get("tokenizer", {})), **({"type": tokenizer} if tokenizer else {})}
-    words = parse(TokenizerConfig, wanted, "tokenizer")
-    for name in sections:
-        if name not in ("data", "tokenizer"):
-            raise ConfigError(
-                f"an audit has no setting {name!r}", hint="only data.* and tokenizer.* count here"
-            )
-    return config, words
-
-
-def token_counts(tokenizer: Tokenizer, texts: list[str]) -> tuple[list[int], float]:
-    """Each text's length in tokens with both ends marked, and the share of unknown tokens among all."""
-    encoded = tokenizer.encode(texts)
-    total = sum(len(ids) for ids in encoded)
-    strange = sum(int((ids == tokenizer.unknown).sum()) for ids in encoded)
-    return [len(ids) + 2 for ids in encoded], strange / max(1, total)
+def _skip_warnings(skips: Sequence[SkippedRow]) -> list[str]:
+    """The number of skipped rows for each reason, and the first of them."""
+    first: dict[str, str] = {}
+    for skip in skips:
+        first.setdefault(skip.reason, skip.origin)
+    counts = Counter(skip.reason for skip in skips).most_common()
+    return [f"{n:,} rows were skipped, the first at {first[reason]}: {reason}" for reason, n in counts]

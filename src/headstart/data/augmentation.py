@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import DataConfig, TrainingConfig
 from headstart.data.parallel import PairExample
 from headstart.data.samplers import Loader, TextLoader
@@ -135,7 +135,7 @@ class FreshLoader:
 
     def __init__(
         self,
-        read: Callable[[int], Sequence[Row]],
+        read: Callable[[int], Sequence[EncodedExample]],
         batch_tokens: int,
         batch_examples: int | None = None,
         seed: int = 0,
@@ -155,13 +155,13 @@ class FreshLoader:
         """The row numbers of each batch of an epoch, in order."""
         return self.in_epoch(epoch).batches(epoch)
 
-    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The rows with these numbers, as that epoch reads them."""
         return self.in_epoch(epoch).fetch(numbers, epoch)
 
 
 def training_loader(
-    rows: Sequence[Row],
+    rows: Sequence[EncodedExample],
     texts: Sequence[str],
     tokenizer: Tokenizer,
     training: TrainingConfig,
@@ -171,14 +171,14 @@ def training_loader(
     sizes = (training.tokens_per_batch, training.batch_size, training.seed)
     if not training.bpe_dropout and not training.token_cutoff:
         return TextLoader(rows, *sizes)
-    reads: list[Callable[[Sequence[Row], int], Sequence[Row]]] = []
+    reads: list[Callable[[Sequence[EncodedExample], int], Sequence[EncodedExample]]] = []
     if training.bpe_dropout:
         dropout = dropout_of(tokenizer)
         words = dropout.words(texts)
 
-        def split(rows: Sequence[Row], epoch: int) -> list[Row]:
+        def split(rows: Sequence[EncodedExample], epoch: int) -> list[EncodedExample]:
             return [
-                Row(
+                EncodedExample(
                     tokenizer.frame(
                         dropout.split(
                             own, training.bpe_dropout, _chance(training.seed, epoch, number, SPLITTING)
@@ -204,7 +204,7 @@ def training_loader(
             ]
         )
 
-    def read(epoch: int) -> Sequence[Row]:
+    def read(epoch: int) -> Sequence[EncodedExample]:
         changed = rows
         for change in reads:
             changed = change(changed, epoch)
@@ -225,7 +225,9 @@ def check_dropout(tokenizer: Tokenizer, texts: Sequence[str], training: Training
         dropout_of(tokenizer).words(texts[:20])
 
 
-def cut_off(row: Row, rate: float, is_special: np.ndarray, chance: np.random.Generator) -> Row:
+def cut_off(
+    row: EncodedExample, rate: float, is_special: np.ndarray, chance: np.random.Generator
+) -> EncodedExample:
     """The row without a random `rate` of its ordinary tokens: specials stay, and so does one ordinary token.
 
     Token cut-off (Shen et al., 2020) sets a token's vector to zero and hides it from attention. Here it is taken out
@@ -237,7 +239,7 @@ def cut_off(row: Row, rate: float, is_special: np.ndarray, chance: np.random.Gen
         return row
     gone = chance.choice(ordinary, count, replace=False)
     segments = None if row.segments is None else np.delete(row.segments, gone)
-    return Row(np.delete(row.tokens, gone), row.label, segments)
+    return EncodedExample(np.delete(row.tokens, gone), row.label, segments)
 
 
 def _chance(seed: int, epoch: int, number: int, purpose: int) -> np.random.Generator:
@@ -248,7 +250,10 @@ Sides = tuple[Tokenizer, Tokenizer]  # what splits translations, and what splits
 
 
 def translation_loader(
-    rows: Sequence[Row], examples: Sequence[PairExample], tokenizers: Sides, training: TrainingConfig
+    rows: Sequence[EncodedExample],
+    examples: Sequence[PairExample],
+    tokenizers: Sides,
+    training: TrainingConfig,
 ) -> Loader:
     """The loader of the rows to learn from; they are the same in every epoch unless the settings say otherwise."""
     if not training.bpe_dropout:
@@ -274,7 +279,7 @@ class SplitAnewLoader(TextLoader):
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[EncodedExample],
         examples: Sequence[PairExample],
         tokenizers: Sides,
         training: TrainingConfig,
@@ -287,15 +292,15 @@ class SplitAnewLoader(TextLoader):
             dropout.words(texts) for dropout, texts in zip(self.dropouts, _texts(examples), strict=True)
         ]
 
-    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The pairs with these numbers, as they are split in that epoch."""
         return [self._split(int(number), epoch) for number in numbers]
 
-    def _split(self, number: int, epoch: int) -> Row:
+    def _split(self, number: int, epoch: int) -> EncodedExample:
         chance = np.random.Generator(np.random.PCG64([self.seed, epoch, number]))
         target, source = (
             tokenizer.frame(ids := dropout.split(words[number], self.rate, chance), len(ids) + 2)
             for tokenizer, dropout, words in zip(self.tokenizers, self.dropouts, self.words, strict=True)
         )
         is_long = max(len(target), len(source)) > self.longest
-        return self.rows[number] if is_long else Row(target, source=source)
+        return self.rows[number] if is_long else EncodedExample(target, source=source)

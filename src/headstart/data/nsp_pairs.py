@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.data.token_stream import TokenStream
 from headstart.errors import DataError
 
@@ -53,7 +53,7 @@ class PairLoader:
         self._order = lru_cache(maxsize=2)(self._make_order)
 
     def _make_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers in the order of the epoch, and each row's place in it."""
+        """EncodedExample numbers in the order of the epoch, and each row's place in it."""
         count = len(self.stretches)
         chance = np.random.Generator(np.random.PCG64([self.seed, epoch]))
         order = chance.permutation(count) if self.shuffled else np.arange(count)
@@ -68,12 +68,12 @@ class PairLoader:
         order, _ = self._order(epoch)
         return [order[at : at + self.rows_per_batch] for at in range(0, len(order), self.rows_per_batch)]
 
-    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The pairs with these numbers: first, A, last, B, last, with label 0 where B follows A and 1 where not."""
         _, places = self._order(epoch)
         return [self._row(int(number), epoch, int(places[number]) % 2) for number in numbers]
 
-    def _row(self, number: int, epoch: int, label: int) -> Row:
+    def _row(self, number: int, epoch: int, label: int) -> EncodedExample:
         a, b = self.spans(number, epoch, label)
         one, two = self.stream.slice(*a), self.stream.slice(*b)
         keep = max(self.room // 2, self.room - len(two)) if len(one) + len(two) > self.room else len(one)
@@ -82,7 +82,7 @@ class PairLoader:
         first, last = [self.reader.first], [self.reader.last]
         tokens = np.concatenate([first, one, last, two, last], dtype=np.int32)
         segments = np.concatenate([np.zeros(len(one) + 2, np.int8), np.ones(len(two) + 1, np.int8)])
-        return Row(tokens, label, segments)
+        return EncodedExample(tokens, label, segments)
 
     def spans(self, number: int, epoch: int, label: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Where in the stream A and B of a row begin and end."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.errors import DataError
 
 
@@ -23,7 +23,7 @@ class Loader(Protocol):
         """The row numbers of each batch of an epoch, in order."""
         ...
 
-    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The rows with these numbers, as they are cut in that epoch."""
         ...
 
@@ -99,17 +99,17 @@ class BlockLoader:
             _chance(self.seed, epoch).shuffle(numbers)
         return Groups(numbers, self.rows_per_batch)
 
-    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The blocks with these numbers."""
         offset, rows = self._offset(epoch), []
         for number in numbers:
             start = offset + int(number) * self.length
             stop = min(start + self.length + self.lookahead, len(self.stream))
-            rows.append(Row(self.stream.slice(start, stop)))
+            rows.append(EncodedExample(self.stream.slice(start, stop)))
         return rows
 
 
-def sides(row: Row) -> tuple[int, ...]:
+def sides(row: EncodedExample) -> tuple[int, ...]:
     """The lengths that a batch pads apart: of the text, and of its source where it has one."""
     return (len(row.tokens),) if row.source is None else (len(row.tokens), len(row.source))
 
@@ -122,7 +122,7 @@ class TextLoader:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[EncodedExample],
         batch_tokens: int,
         batch_examples: int | None = None,
         seed: int = 0,
@@ -172,7 +172,7 @@ class TextLoader:
             batches += self._cut(self._sorted(part))
         return [batches[number] for number in chance.permutation(len(batches))]
 
-    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The texts with these numbers."""
         return [self.rows[number] for number in numbers]
 
@@ -229,11 +229,11 @@ class MixedLoader:
             found.append((turn * size + kept) * len(self.loaders) + number)
         return np.concatenate(found)
 
-    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The rows with these numbers."""
         places, owners = np.divmod(numbers, len(self.loaders))
         turns, own = np.divmod(places, np.array(self.sizes)[owners])
-        rows: dict[int, Row] = {}
+        rows: dict[int, EncodedExample] = {}
         for owner, turn in sorted(set(zip(owners.tolist(), turns.tolist(), strict=True))):
             at = np.flatnonzero((owners == owner) & (turns == turn))
             rows.update(zip(at.tolist(), self.loaders[owner].fetch(own[at], turn), strict=True))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from headstart.batch import Batch
 from headstart.evaluation.attention import attention_mask, entropy, mean_distance, self_attention_body
-from headstart.models.attention import Attention
 from headstart.models.model import Model
+from headstart.models.transformer import Attention
 
 # Summed loss and number of predictions of each group of texts: two arrays (groups,).
 GroupedLoss = Callable[[Model], tuple[np.ndarray, np.ndarray]]
@@ -130,12 +130,12 @@ def _attention_statistics(
     for batch in batches:
         _, layers = body.watch(batch)
         weights = torch.stack(layers).float().cpu().numpy()  # (L, B, A, T, T)
-        real = batch.real.cpu().numpy()  # (B, T), False = padding
+        real = batch.attention_mask.cpu().numpy()  # (B, T), False = padding
         for index, statistic in enumerate((entropy, mean_distance)):
             sums[index] += (statistic(weights) * real[None, :, None, :]).sum(axis=(1, 3))
         for row in range(len(real)):
             length = int(real[row].sum())
-            alone = Batch(batch.tokens[row : row + 1, :length], batch.real[row : row + 1, :length])
+            alone = Batch(batch.tokens[row : row + 1, :length], batch.attention_mask[row : row + 1, :length])
             mask = attention_mask(body, alone).astype(float)
             uniform = mask / mask.sum(axis=-1, keepdims=True)
             even += [entropy(uniform).sum(), mean_distance(uniform).sum()]

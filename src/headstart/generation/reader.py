@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from headstart.batch import Batch, pad
 from headstart.errors import ConfigError
-from headstart.models.bodies import CausalBody, EncoderDecoderBody
+from headstart.models.backbones import CausalBackbone, EncoderDecoderBackbone
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model
 from headstart.models.packed import PackedLinear, packed
@@ -59,7 +59,9 @@ class ModelReader:
 
     def __init__(self, model: Model):
         body, head = model.backbone, dict(model.heads.items()).get("lm")
-        if not isinstance(body, CausalBody | EncoderDecoderBody) or not isinstance(head, LanguageHead):
+        if not isinstance(body, CausalBackbone | EncoderDecoderBackbone) or not isinstance(
+            head, LanguageHead
+        ):
             raise ConfigError(
                 f"a {body.config.architecture} body with heads {', '.join(model.heads) or 'none'} writes no text",
                 hint="text comes from a causal or encoder-decoder body under a language-model head",
@@ -99,21 +101,21 @@ class ModelReader:
 def prompts(rows: Sequence[np.ndarray], padding: int) -> Batch:
     """Texts to go on with as a batch; each begins with the tokenizer's `first` and has no `last`."""
     tokens, real = pad([torch.from_numpy(np.asarray(row)).long() for row in rows], padding)
-    return Batch(tokens, real, is_full=bool(real.all()))
+    return Batch(tokens, real, unpadded=bool(real.all()))
 
 
 def sources(rows: Sequence[np.ndarray], padding: int, first: int) -> Batch:
     """Framed texts for an encoder, and for the decoder the one token with which every answer begins."""
     source, real = pad([torch.from_numpy(np.asarray(row)).long() for row in rows], padding)
     tokens = torch.full((len(rows), 1), first)
-    return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), source=source, source_real=real)
+    return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), source=source, source_attention_mask=real)
 
 
 def start(reader: Reader, batch: Batch, room: int) -> tuple[Any, Tensor]:
     """The memory after reading the batch's prompts, and the vector of each prompt's last token (R, D)."""
     memory = reader.begin(batch, batch.tokens.shape[1] + room)
-    vectors = reader.read(batch.tokens, memory, None if batch.tokens.shape[1] == 1 else batch.real)
-    places = batch.real.sum(dim=1) - 1
+    vectors = reader.read(batch.tokens, memory, None if batch.tokens.shape[1] == 1 else batch.attention_mask)
+    places = batch.attention_mask.sum(dim=1) - 1
     return memory, vectors[torch.arange(len(places), device=places.device), places]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import DataConfig, parse
 from headstart.convert.onnx import GRAPH, OnnxClassifier
 from headstart.data.dataset import Example
@@ -27,12 +27,14 @@ Predictions = Iterator[tuple[str, float, str]]  # label, its probability, text
 
 def encode_rows(
     tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, keep: str
-) -> list[Row]:
+) -> list[EncodedExample]:
     """Examples as token ids with special tokens, and with class indices when `classes` are given."""
     index = {label: number for number, label in enumerate(classes or [])}
     encoded = tokenizer.encode([example.text for example in examples])
     return [
-        Row(tokenizer.frame(ids, length, keep), None if example.label is None else index.get(example.label))
+        EncodedExample(
+            tokenizer.frame(ids, length, keep), None if example.label is None else index.get(example.label)
+        )
         for ids, example in zip(encoded, examples, strict=True)
     ]
 
@@ -193,14 +195,16 @@ class Attribution:
     whole: float  # the log-odds less those of a text without tokens
 
 
-def leave_one_out(row: Row, label: int, logits: Callable[[Sequence[Row]], np.ndarray]) -> Attribution:
+def leave_one_out(
+    row: EncodedExample, label: int, logits: Callable[[Sequence[EncodedExample]], np.ndarray]
+) -> Attribution:
     """Each token's contribution to `label`, by leaving it out (Zeiler and Fergus, 2014; Li et al., 2016).
 
     `logits` gives the logit of every class (N, C) for rows.
     """
     tokens = row.tokens
-    shorter = [Row(np.delete(tokens, position)) for position in range(1, len(tokens) - 1)]
-    found = log_odds(logits([row, Row(tokens[[0, -1]]), *shorter]), label)
+    shorter = [EncodedExample(np.delete(tokens, position)) for position in range(1, len(tokens) - 1)]
+    found = log_odds(logits([row, EncodedExample(tokens[[0, -1]]), *shorter]), label)
     return Attribution(label, found[0] - found[2:], float(found[0] - found[1]))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from headstart.atomic_io import write_with
-from headstart.batch import Batch, Row, pad
+from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import RunConfig
 from headstart.data.datasets import load_texts
 from headstart.data.samplers import TextLoader
@@ -69,14 +69,17 @@ class Encoder:
     pool: str
     batch_tokens: int = 0  # in one forward pass, padding included; 0 = as many as suit the device
 
-    def rows(self, texts: list[str]) -> tuple[list[Row], int]:
+    def rows(self, texts: list[str]) -> tuple[list[EncodedExample], int]:
         """The texts as token ids with special tokens, and how many of them were truncated."""
         length, encoded = self.config.training.max_length, self.tokenizer.encode(texts)
-        rows = [Row(self.tokenizer.frame(ids, length, self.config.data.truncation_side)) for ids in encoded]
+        rows = [
+            EncodedExample(self.tokenizer.frame(ids, length, self.config.data.truncation_side))
+            for ids in encoded
+        ]
         return rows, sum(len(ids) + 2 > length for ids in encoded)
 
     @torch.inference_mode()
-    def vectors(self, rows: list[Row]) -> list[np.ndarray]:
+    def vectors(self, rows: list[EncodedExample]) -> list[np.ndarray]:
         """Each row's vectors in float32, in order: (D,) pooled, or (T, D) for `token`."""
         found: list[np.ndarray] = [np.zeros(0)] * len(rows)
         budget = self.batch_tokens or self.runtime.eval_batch_tokens
@@ -89,16 +92,16 @@ class Encoder:
                 hidden = self.model.backbone(batch)  # (B, T, D)
             hidden = hidden.float()
             if self.pool != TOKEN:
-                hidden = POOLINGS[POOLS[self.pool]](hidden, batch.real)  # (B, D)
+                hidden = POOLINGS[POOLS[self.pool]](hidden, batch.attention_mask)  # (B, D)
             for number, vectors in zip(numbers, hidden.cpu().numpy(), strict=True):
                 found[number] = vectors[: len(rows[number].tokens)] if self.pool == TOKEN else vectors
         return found
 
 
-def plain_batch(rows: list[Row], padding: int) -> Batch:
+def plain_batch(rows: list[EncodedExample], padding: int) -> Batch:
     """Rows as a batch without labels."""
     tokens, real = pad([torch.from_numpy(row.tokens).long() for row in rows], padding)
-    return Batch(tokens, real, is_full=bool(real.all()))
+    return Batch(tokens, real, unpadded=bool(real.all()))
 
 
 def open_encoder(run: str, pool: str = "mean", settings: Mapping[str, Any] | None = None) -> Encoder:
@@ -259,7 +262,7 @@ def contextual_vectors(
     return np.stack(found) if found else np.zeros((0, encoder.config.model.hidden_size), np.float32)
 
 
-def word_span(tokenizer: Tokenizer, row: Row, word: str, text: str) -> tuple[int, int]:
+def word_span(tokenizer: Tokenizer, row: EncodedExample, word: str, text: str) -> tuple[int, int]:
     """The token range of the first `word` in a row with special tokens; case is ignored."""
     ids = row.tokens[1:-1]
     whole = tokenizer.decode(ids)

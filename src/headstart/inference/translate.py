@@ -1,6 +1,5 @@
 """Translating with a finished run: lines in, translations out, in order and one for one."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -10,19 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from headstart.batch import Batch, Row
+from headstart.batch import Batch, EncodedExample
 from headstart.config import DataConfig
 from headstart.data.datasets import load_texts
 from headstart.data.samplers import TextLoader
 from headstart.data.text_io import TABLE_KINDS, kind_of, open_text
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, HeadstartError, RunError
-from headstart.generation.beam import Beam, Hypothesis, beam_search
-from headstart.generation.decode import Rules, Text, decode
+from headstart.generation.beam_search import Beam, Hypothesis, beam_search
+from headstart.generation.generate import Rules, Text, decode
 from headstart.generation.reader import ModelReader, Reader, sources
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
-from headstart.training.distributed import Processes
 from headstart.training.runtime import Runtime, start_runtime
 
 CHUNK_LINES = 2048  # held in memory, and sorted by length
@@ -196,15 +194,8 @@ def write_translations(
             texts = decode(reader, batch, rules, most=limits)
         written.update(zip(numbers, texts, strict=True))
     if not processes.is_alone:
-        written = _gather_texts(written, processes)
+        written = {number: text for part in processes.all_gather(written) for number, text in part.items()}
     return [written[number] for number in range(len(rows))]
-
-
-def _gather_texts(written: dict[int, Text], processes: Processes) -> dict[int, Text]:
-    """The texts of all processes together."""
-    own = json.dumps([[number, text.tokens, text.is_cut] for number, text in written.items()])
-    rows = (row for part in processes.all_gather(own) for row in json.loads(part))
-    return {number: Text(tokens, is_cut) for number, tokens, is_cut in rows}
 
 
 def search_translations(
@@ -229,7 +220,9 @@ def _source_batches(
 ) -> Iterator[tuple[list[int], Batch, Rules, list[int]]]:
     """Batches of sources of similar length: their numbers, the batch, its rules, and each translation's token limit."""
     banned = tuple(sorted(tokenizer.special_ids - {tokenizer.last}))
-    loader = TextLoader([Row(row) for row in rows], max(1, batch_tokens(runtime) // width), shuffled=False)
+    loader = TextLoader(
+        [EncodedExample(row) for row in rows], max(1, batch_tokens(runtime) // width), shuffled=False
+    )
     for numbers in loader.batches(0):
         chosen = [rows[number] for number in numbers]
         limits = [min(len(row) + EXTRA_TOKENS, longest or len(row) + EXTRA_TOKENS) for row in chosen]

@@ -36,7 +36,7 @@ class Flat:
 
 def is_short(batch: Batch) -> bool:
     """Whether a batch has no padding and few tokens: to lay those out anew costs more than it saves."""
-    return batch.is_full and batch.tokens.numel() <= COARSE
+    return batch.unpadded and batch.tokens.numel() <= COARSE
 
 
 def flat_of(real: Tensor) -> Flat:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.config import ModelConfig
 from headstart.errors import pick
-from headstart.models.bodies import BODIES
-from headstart.models.body import Body
-from headstart.models.heads import HEADS, ClassHead
+from headstart.models import BACKBONES, HEADS
+from headstart.models.backbones import Backbone
+from headstart.models.heads import ClassHead
 from headstart.results import Transfer
 
 
@@ -27,9 +27,9 @@ class HeadSpec:
 class Model(nn.Module):
     """A body that reads, and the heads that answer."""
 
-    body: Body
+    body: Backbone
 
-    def __init__(self, body: Body, heads: dict[str, nn.Module]):
+    def __init__(self, body: Backbone, heads: dict[str, nn.Module]):
         super().__init__()
         self.backbone, self.heads = body, nn.ModuleDict(heads)
 
@@ -43,7 +43,11 @@ class Model(nn.Module):
     def _places(self, batch: Batch) -> Tensor | None:
         """The positions at which a lone class head reads; None when it reads them all."""
         heads = list(self.heads.values())
-        return heads[0].places(batch.real) if len(heads) == 1 and isinstance(heads[0], ClassHead) else None
+        return (
+            heads[0].places(batch.attention_mask)
+            if len(heads) == 1 and isinstance(heads[0], ClassHead)
+            else None
+        )
 
 
 def build_heads(config: ModelConfig, specs: Mapping[str, HeadSpec]) -> dict[str, nn.Module]:
@@ -56,7 +60,7 @@ def build_heads(config: ModelConfig, specs: Mapping[str, HeadSpec]) -> dict[str,
 
 def build_model(config: ModelConfig, vocabulary: int, specs: Mapping[str, HeadSpec]) -> Model:
     """A model with fresh weights; what they are depends on torch's seed alone."""
-    body = pick(BODIES, config.architecture, "body")(config, vocabulary)
+    body = pick(BACKBONES, config.architecture, "body")(config, vocabulary)
     return Model(body, build_heads(config, specs))
 
 

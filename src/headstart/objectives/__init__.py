@@ -1,8 +1,13 @@
 """The objectives by name."""
 
+import dataclasses
+import math
+
+from pydantic import TypeAdapter, ValidationError
+
 from headstart.config import ObjectiveConfig
-from headstart.errors import pick
-from headstart.objectives.base import Objective, make
+from headstart.errors import ConfigError, nearest, pick
+from headstart.objectives.base import Objective
 from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.classification import Classification
 from headstart.objectives.electra import Electra
@@ -23,5 +28,21 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def make_objective(config: ObjectiveConfig) -> Objective:
-    """The objective that the settings name, with its settings checked."""
-    return make(pick(OBJECTIVES, config.name, "objective"), config.settings)
+    """The objective with its settings, or an error that names the wrong one."""
+    kind = pick(OBJECTIVES, config.name, "objective")
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for name, value in config.settings.items():
+        if name not in fields:
+            hint = nearest(name, fields) if fields else f"{kind.name} has no settings"
+            raise ConfigError(f"{kind.name} has no setting called {name!r}", hint=hint)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"setting objective.{name} cannot be {value}", hint="write a number")
+    try:
+        return TypeAdapter(kind).validate_python(config.settings)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        setting = ".".join(str(part) for part in fault["loc"])
+        raise ConfigError(
+            f"setting objective.{setting} cannot be {fault['input']!r}: {fault['msg'].lower()}",
+            hint="docs/reference/settings.md lists every setting with its values",
+        ) from None

@@ -1,4 +1,4 @@
-"""Predict the next token."""
+"""Causal language modelling: predict the next token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,55 +6,57 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from headstart.batch import IGNORE, Batch, Row, marked_places, pad, rows_at
+from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
-from headstart.models.heads import language_head
+from headstart.models.heads import at_label_positions
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, Reads, Vocabulary
-from headstart.objectives.cross_entropy import token_loss
+from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, Workload, language_model_loss
+
+
+def next_token_batch(rows: Sequence[EncodedExample], padding: int, name: str = "lm") -> Batch:
+    """All tokens of a row but its last as input, all but the first as labels of the head called `name`."""
+    tokens, mask = pad([row.tokens for row in rows], padding)
+    inputs, labels, mask = tokens[:, :-1].contiguous(), tokens[:, 1:], mask[:, 1:]
+    if mask.all():
+        return Batch(inputs, mask, {name: labels}, unpadded=True)
+    positions = mask.flatten().nonzero()[:, 0]
+    return Batch(inputs, mask, {name: labels.flatten()[positions]}, positions, sparse_labels=(name,))
+
+
+def vectors_with_labels(model: Model, batch: Batch, name: str = "lm") -> tuple[Tensor, Tensor]:
+    """The backbone's vectors (N, D) at the positions that have a label of the head called `name`, and the labels (N,)."""
+    hidden = at_label_positions(model.backbone(batch), batch)  # (B, T, D) or (N, D)
+    return hidden.flatten(0, -2), batch.labels[name].flatten()
 
 
 @dataclass(frozen=True)
 class CausalLM(Objective):
-    """Ask at every token for the one after it."""
+    """Predict each token from those before it."""
 
     name: ClassVar[str] = "causal-lm"
-    bodies: ClassVar[tuple[str, ...]] = ("causal",)
+    architectures: ClassVar[tuple[str, ...]] = ("causal",)
     reads: ClassVar[Reads] = "blocks"
     lookahead: ClassVar[int] = 1
     is_rowwise: ClassVar[bool] = True
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    @property
-    def loss_fraction(self) -> float:
-        """Every position."""
-        return 1.0
+    def workload(self, body: ModelConfig, length: int) -> Workload:
+        """Every position has a label."""
+        return Workload(label_fraction=1.0)
 
     def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
         return {"lm": HeadSpec("lm", vocab_size)}
 
-    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
-        """All tokens of a row but its last as input, all but the first as labels."""
-        tokens, real = pad([row.tokens for row in rows], vocabulary.padding)
-        labels = tokens[:, 1:].masked_fill(~real[:, 1:], IGNORE)
-        is_full = bool(real.all())
-        marked = None if is_full else (labels.flatten() != IGNORE).nonzero()[:, 0]
-        return Batch(tokens[:, :-1], real[:, 1:], {"lm": labels}, is_full=is_full, marked=marked)
+    def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
+        """Inputs, and the tokens after them as labels."""
+        return next_token_batch(rows, vocabulary.padding)
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """Cross-entropy at every marked position."""
-        hidden = model.backbone(batch)  # (B, T, D)
-        labels = batch.labels["lm"].flatten()  # (B * T,)
-        hidden = hidden.flatten(0, 1)
-        if not batch.is_full:
-            places = marked_places(batch, labels)
-            hidden, labels = rows_at(hidden, places), labels[places]
-        head = language_head(model.heads)
-        weight, bias = head.projection(model.backbone.table)
-        hidden = head.transformed(hidden)
-        total, correct = token_loss(
-            hidden, weight, bias, labels, self.label_smoothing if model.training else 0.0
-        )
-        return {"lm": Loss(total, labels.numel(), correct)}
+        """Cross-entropy at every position."""
+        hidden, labels = vectors_with_labels(model, batch)
+        return {
+            "lm": language_model_loss(model, hidden, labels, self.label_smoothing if model.training else 0.0)
+        }

@@ -1,4 +1,4 @@
-"""Name the class of a text."""
+"""Text classification, with R-Drop as an option."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstart.batch import Batch, Row, pad
+from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, Reads, Vocabulary
+from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, Workload
 from headstart.objectives.cross_entropy import divergence
 
 # Setting of a class head -> the setting of the objective that chooses it.
@@ -22,13 +22,13 @@ HEAD_SETTINGS = {"pooling": "pooling", "projection": "head_hidden_layer", "dropo
 
 @dataclass(frozen=True)
 class Classification(Objective):
-    """Ask for the label of each text; `auto` pools what the body knows best: causal last, bidirectional mean.
+    """Predict the class of each text; pooling is `auto` = last token of a causal model, mean of a bidirectional one.
 
-    `r_drop` weighs how far two passes with different dropout are apart (Liang et al., 2021).
+    `r_drop` is the weight of the divergence between two passes with different dropout (Liang et al., 2021).
     """
 
     name: ClassVar[str] = "classify"
-    bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "causal", "bi-lstm", "cnn")
+    architectures: ClassVar[tuple[str, ...]] = ("bidirectional", "causal", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "texts"
     is_rowwise: ClassVar[bool] = True
     pooling: Literal["auto", "last", "mean", "max", "mean+max", "first", "pooler"] = "auto"
@@ -37,13 +37,8 @@ class Classification(Objective):
     head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     r_drop_alpha: Annotated[float, Field(ge=0)] = 0.0
 
-    @property
-    def num_forward(self) -> int:
-        """Two under R-Drop."""
-        return 1 + bool(self.r_drop_alpha)
-
     def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
-        """The body settings with `kind` decided; a pooling that the body lacks, or R-Drop without dropout, is refused."""
+        """The model settings with a known `kind`; a missing pooler, or R-Drop without dropout, is an error."""
         if self.r_drop_alpha and not (body.dropout or body.attention_dropout or self.head_dropout):
             raise ConfigError(
                 "objective.r_drop_alpha compares two passes that differ by dropout, and there is no dropout",
@@ -56,7 +51,7 @@ class Classification(Objective):
         return super().resolve_backbone(body)
 
     def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
-        """One classification head, of the form that suits the body."""
+        """One classification head, of the form that suits the model."""
         is_causal = body.architecture == "causal"
         pooling = self.pooling if self.pooling != "auto" else ("last" if is_causal else "mean")
         projection = (
@@ -64,37 +59,38 @@ class Classification(Objective):
             if self.head_hidden_layer != "auto"
             else ("linear" if is_causal else "dense")
         )
-        return {
-            "class": HeadSpec(
-                "class", classes, {"pooling": pooling, "projection": projection, "dropout": self.head_dropout}
-            )
-        }
+        settings = {"pooling": pooling, "projection": projection, "dropout": self.head_dropout}
+        return {"class": HeadSpec("class", classes, settings)}
 
-    def last_layer_fraction(self, body: ModelConfig, length: int) -> float:
-        """One position a text where the head reads no more."""
-        return 1 / length if self.heads(body, 2, 2)["class"].settings["pooling"] in ("last", "first") else 1.0
+    def workload(self, body: ModelConfig, length: int) -> Workload:
+        """The last block computes one position of a text if the head reads no more; R-Drop makes two passes."""
+        pooling = self.heads(body, 2, 2)["class"].settings["pooling"]
+        positions = 1 / length if pooling in ("last", "first") else 1.0
+        return Workload(last_layer_fraction=positions, passes=2 if self.r_drop_alpha else 1)
 
-    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
-        """Texts padded to the longest of them, with their classes where they are known."""
-        tokens, real = pad([row.tokens for row in rows], vocabulary.padding)
-        known = [row.label for row in rows if row.label is not None]
-        labels = {"class": torch.tensor(known)} if len(known) == len(rows) else {}
+    def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
+        """Texts padded to the longest of them, with their classes if all are known."""
+        tokens, mask = pad([row.tokens for row in rows], vocabulary.padding)
+        classes = [row.label for row in rows if row.label is not None]
+        labels = {"class": torch.tensor(classes)} if len(classes) == len(rows) else {}
         if self.r_drop_alpha and labels:
             labels["agreement"] = labels["class"]
-        return Batch(tokens, real, labels, is_full=bool(real.all()))
+        return Batch(tokens, mask, labels, unpadded=bool(mask.all()))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """Cross-entropy over the classes; under R-Drop in training also how far a second pass is from the first."""
-        scores, first = self._answer(model, batch)
-        found = {"class": first}
+        """Cross-entropy over the classes; under R-Drop in training also the divergence from a second pass."""
+        logits, first = self.logits_and_loss(model, batch)
+        losses = {"class": first}
         if self.r_drop_alpha and model.training:
-            again, second = self._answer(model, batch)
-            found["class"] = replace(first, total=(first.total + second.total) / 2)
-            found["agreement"] = replace(second, total=divergence(scores, again), weight=self.r_drop_alpha)
-        return found
+            other_logits, second = self.logits_and_loss(model, batch)
+            losses["class"] = replace(first, total=(first.total + second.total) / 2)
+            losses["agreement"] = replace(
+                second, total=divergence(logits, other_logits), weight=self.r_drop_alpha
+            )
+        return losses
 
-    def _answer(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:
-        """One pass: the scores (B, C), and how they are marked."""
-        scores, labels = model(batch)["class"].float(), batch.labels["class"]  # (B, C), (B,)
-        total = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=self.label_smoothing)
-        return scores, Loss(total, labels.numel(), (scores.argmax(dim=-1) == labels).sum())
+    def logits_and_loss(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:
+        """The logits (B, C) of one pass, and their cross-entropy."""
+        logits, labels = model(batch)["class"].float(), batch.labels["class"]  # (B, C), (B,)
+        total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
+        return logits, Loss(total, labels.numel(), (logits.argmax(dim=-1) == labels).sum())

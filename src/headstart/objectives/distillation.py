@@ -1,6 +1,6 @@
-"""Objectives with teachers beside them: a student is also marked on how near its answers come to theirs.
+"""Distillation: a student also learns to predict what its teachers predict (Hinton et al., 2015).
 
-Teachers answer the very batch that the student reads, so they must share its tokenizer (Hinton et al., 2015).
+Teachers read the same batches as the student, so they must share its tokenizer.
 """
 
 import dataclasses
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstart.batch import IGNORE, Batch
-from headstart.models.heads import asked, language_head
+from headstart.batch import Batch
+from headstart.constants import DEFAULT_LOGITS_PER_CHUNK, LOGITS_PER_CHUNK
+from headstart.models.heads import at_label_positions, language_head
 from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective
 from headstart.objectives.causal_lm import CausalLM
@@ -23,170 +24,167 @@ from headstart.objectives.classification import Classification
 from headstart.objectives.fused import is_fused
 from headstart.objectives.kept import Spot, in_autocast, kept_loss
 from headstart.objectives.masked_lm import CausalAndMasked, MaskedLM
-from headstart.objectives.tiles import OTHER, PIECE
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """Who teaches, and how much it counts."""
+    """The teachers, and how much their predictions count."""
 
     teachers: tuple[Model, ...]
-    share: float  # of the teachers' answers in the loss; the rest is for the true ones
-    temperature: float  # above 1 softens the answers on both sides
+    share: float  # of the distance to the teachers in the loss; the rest is that of the true labels
+    temperature: float  # above 1 softens the distributions of both sides
 
-    def teacher_log_probs(self, scores: Sequence[Tensor]) -> Tensor:
-        """The logarithm of the teachers' mean probability of each answer (N, C), from their scores."""
-        found = [(own.float() / self.temperature).log_softmax(dim=-1) for own in scores]
-        if len(found) == 1:
-            return found[0]
-        return torch.stack(found).logsumexp(dim=0) - math.log(len(found))
+    def teacher_log_probs(self, logits: Sequence[Tensor]) -> Tensor:
+        """The logarithm of the teachers' mean probability of each class (N, C), from their logits."""
+        log_probs = [(own.float() / self.temperature).log_softmax(dim=-1) for own in logits]
+        if len(log_probs) == 1:
+            return log_probs[0]
+        return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(log_probs))
 
-    def softened(self, scores: Tensor) -> Tensor:
-        """The logarithm of a student's probability of each answer (N, C), from its scores."""
-        return (scores / self.temperature).log_softmax(dim=-1)
+    def student_log_probs(self, logits: Tensor) -> Tensor:
+        """The logarithm of the student's probability of each class (N, C), from its logits."""
+        return (logits / self.temperature).log_softmax(dim=-1)
 
-    def distance(self, softened: Tensor, teacher_log_probs: Tensor) -> Tensor:
-        """How far a student's softened answers (N, C) are from the teachers' opinions, summed: zero when they agree."""
-        return self.temperature**2 * F.kl_div(softened, teacher_log_probs, reduction="sum", log_target=True)
+    def distance(self, student_log_probs: Tensor, teacher_log_probs: Tensor) -> Tensor:
+        """The summed Kullback-Leibler divergence of the student's predictions (N, C) from the teachers'."""
+        divergence = F.kl_div(student_log_probs, teacher_log_probs, reduction="sum", log_target=True)
+        return self.temperature**2 * divergence
 
-    def mixed(self, true: Tensor, distance: Tensor) -> Tensor:
-        """Both losses as one."""
-        return (1 - self.share) * true + self.share * distance
-
-
-def _token_loss(distillation: Distillation, student: Spot, teachers: Sequence[Spot], labels: Tensor) -> Loss:
-    """The mixed loss over a large vocabulary; the scores of all live one piece at a time."""
-    hidden, weight, bias = in_autocast(*student)
-    others = [in_autocast(*spot) for spot in teachers]
-    look, terms = _looking() if is_fused(hidden) else compared, replace(distillation, teachers=())
-
-    def mark(scores: Tensor, span: slice, wants: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        known = [F.linear(vectors[span], matrix, shift) for vectors, matrix, shift in others]
-        wanted = labels[span]
-        if look is not compared:
-            for rowed in (scores, wanted, *known):
-                torch._dynamo.maybe_mark_dynamic(rowed, 0)
-        total, right, *slope = look(scores, wanted, known, terms, wants)
-        return total, right, slope[0] if wants else None
-
-    room = PIECE.get(hidden.device.type, OTHER) // (2 * (1 + len(teachers)))
-    total, right = kept_loss(hidden, weight, bias, mark, room)
-    return Loss(total, labels.numel(), right)
-
-
-@cache
-def _looking() -> Callable[..., Any]:
-    """`compared`, compiled once for any number of rows."""
-    return torch.compile(compared)
-
-
-def compared(
-    scores: Tensor, wanted: Tensor, known: Sequence[Tensor], distillation: Distillation, wants: bool = True
-) -> tuple[Tensor, ...]:
-    """The mixed loss of scores (n, V), how many are right, and if wanted its slope at every score, in their precision."""
-    full = scores.float()
-    shares, teacher_log_probs = full.log_softmax(dim=-1), distillation.teacher_log_probs(known)
-    softened = shares if distillation.temperature == 1 else distillation.softened(full)
-    own = shares.gather(1, wanted[:, None])  # (n, 1)
-    total = distillation.mixed(-own.sum(), distillation.distance(softened, teacher_log_probs))
-    right = (full.argmax(dim=-1) == wanted).sum()
-    if not wants:
-        return total, right
-    slope = (1 - distillation.share) * shares.exp() + distillation.share * distillation.temperature * (
-        softened.exp() - teacher_log_probs.exp()
-    )
-    slope = slope.scatter_add(1, wanted[:, None], torch.full_like(own, distillation.share - 1))
-    return total, right, slope.to(scores.dtype)
-
-
-def _masked_spot(model: Model, batch: Batch) -> Spot:
-    head = language_head(model.heads)
-    return (head.transformed(asked(model.backbone(batch), batch)), *head.projection(model.backbone.table))
-
-
-def _causal_spot(model: Model, batch: Batch) -> Spot:
-    head = language_head(model.heads)
-    places = (batch.labels["lm"].flatten() != IGNORE).nonzero()[:, 0]
-    hidden = head.transformed(model.backbone(batch).flatten(0, 1)[places])
-    return (hidden, *head.projection(model.backbone.table))
+    def weighted(self, loss: Tensor, distance: Tensor) -> Tensor:
+        """The loss of the true labels and the distance to the teachers as one loss."""
+        return (1 - self.share) * loss + self.share * distance
 
 
 NO_TEACHER = Distillation((), 0.0, 1.0)
 
 
-class _Taught:
-    """An objective with a lesson."""
+def token_loss_and_grad(
+    logits: Tensor,
+    labels: Tensor,
+    others: Sequence[Tensor],
+    distillation: Distillation,
+    needs_grad: bool = True,
+) -> tuple[Tensor, ...]:
+    """The weighted loss of logits (n, V), the number of correct predictions, and on demand the gradient of the logits.
+
+    `others` are the teachers' logits; the gradient has the precision of `logits`.
+    """
+    full = logits.float()
+    log_probs, teacher_log_probs = full.log_softmax(dim=-1), distillation.teacher_log_probs(others)
+    student_log_probs = log_probs if distillation.temperature == 1 else distillation.student_log_probs(full)
+    own = log_probs.gather(1, labels[:, None])  # (n, 1)
+    total = distillation.weighted(-own.sum(), distillation.distance(student_log_probs, teacher_log_probs))
+    correct = (full.argmax(dim=-1) == labels).sum()
+    if not needs_grad:
+        return total, correct
+    grad = (1 - distillation.share) * log_probs.exp() + distillation.share * distillation.temperature * (
+        student_log_probs.exp() - teacher_log_probs.exp()
+    )
+    grad = grad.scatter_add(1, labels[:, None], torch.full_like(own, distillation.share - 1))
+    return total, correct, grad.to(logits.dtype)
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    """`token_loss_and_grad`, compiled once for any number of rows."""
+    return torch.compile(token_loss_and_grad)
+
+
+def _projection(model: Model, batch: Batch) -> Spot:
+    """The vectors (N, D) that the language-model head scores, with its matrix and bias."""
+    head = language_head(model.heads)
+    hidden = at_label_positions(model.backbone(batch), batch).flatten(0, -2)
+    return (head.transformed(hidden), *head.projection(model.backbone.table))
+
+
+def _token_loss(distillation: Distillation, student: Spot, teachers: Sequence[Spot], labels: Tensor) -> Loss:
+    """The weighted loss over a large vocabulary; the logits of all models are computed one piece at a time."""
+    hidden, weight, bias = in_autocast(*student)
+    others = [in_autocast(*teacher) for teacher in teachers]
+    is_compiled, settings = is_fused(hidden), replace(distillation, teachers=())
+    compute = _compiled() if is_compiled else token_loss_and_grad
+
+    def mark(logits: Tensor, span: slice, needs_grad: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        teacher_logits = [F.linear(vectors[span], matrix, shift) for vectors, matrix, shift in others]
+        targets = labels[span]
+        if is_compiled:
+            for rowed in (logits, targets, *teacher_logits):
+                torch._dynamo.maybe_mark_dynamic(rowed, 0)
+        total, correct, *grad = compute(logits, targets, teacher_logits, settings, needs_grad)
+        return total, correct, grad[0] if needs_grad else None
+
+    room = LOGITS_PER_CHUNK.get(hidden.device.type, DEFAULT_LOGITS_PER_CHUNK) // (2 * (1 + len(teachers)))
+    total, correct = kept_loss(hidden, weight, bias, mark, room)
+    return Loss(total, labels.numel(), correct)
+
+
+class _Distilled:
+    """An objective with teachers."""
 
     distillation: Distillation
 
     @property
     def teachers(self) -> tuple[Model, ...]:
-        """Those of the lesson."""
+        """The models that the student learns from."""
         return self.distillation.teachers
 
 
-@dataclass(frozen=True, eq=False)
-class TaughtMaskedLM(_Taught, MaskedLM):
-    """Hidden tokens, and what the teachers would put there."""
-
-    distillation: Distillation = field(default=NO_TEACHER)
+class _DistilledLanguageModel(_Distilled):
+    """A language model with teachers."""
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """The mixed loss at the asked positions."""
+        """The weighted loss at the positions that have a label."""
         with torch.no_grad():
-            teachers = [_masked_spot(teacher, batch) for teacher in self.distillation.teachers]
-        return {
-            "lm": _token_loss(self.distillation, _masked_spot(model, batch), teachers, batch.labels["lm"])
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class TaughtCausalLM(_Taught, CausalLM):
-    """The next token, and what the teachers would expect there."""
-
-    distillation: Distillation = field(default=NO_TEACHER)
-
-    def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """The mixed loss at every marked position."""
-        with torch.no_grad():
-            teachers = [_causal_spot(teacher, batch) for teacher in self.distillation.teachers]
+            teachers = [_projection(teacher, batch) for teacher in self.teachers]
         labels = batch.labels["lm"].flatten()
-        labels = labels[labels != IGNORE]
-        return {"lm": _token_loss(self.distillation, _causal_spot(model, batch), teachers, labels)}
+        return {"lm": _token_loss(self.distillation, _projection(model, batch), teachers, labels)}
 
 
 @dataclass(frozen=True, eq=False)
-class TaughtClassify(_Taught, Classification):
-    """The class of a text, and how likely the teachers hold each."""
+class DistilledMaskedLM(_DistilledLanguageModel, MaskedLM):
+    """Masked language modelling with teachers."""
 
     distillation: Distillation = field(default=NO_TEACHER)
 
-    def _answer(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:
-        """One pass of the student: its scores (B, C), and the mixed loss."""
-        scores, loss = super()._answer(model, batch)
+
+@dataclass(frozen=True, eq=False)
+class DistilledCausalLM(_DistilledLanguageModel, CausalLM):
+    """Causal language modelling with teachers."""
+
+    distillation: Distillation = field(default=NO_TEACHER)
+
+
+@dataclass(frozen=True, eq=False)
+class DistilledClassification(_Distilled, Classification):
+    """Classification with teachers."""
+
+    distillation: Distillation = field(default=NO_TEACHER)
+
+    def logits_and_loss(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:
+        """The student's logits (B, C) of one pass, and the weighted loss."""
+        logits, loss = super().logits_and_loss(model, batch)
         with torch.no_grad():
-            teacher_log_probs = self.distillation.teacher_log_probs(
-                [teacher(batch)["class"] for teacher in self.distillation.teachers]
-            )
-        total = self.distillation.mixed(
-            loss.total, self.distillation.distance(self.distillation.softened(scores), teacher_log_probs)
+            teacher_logits = [teacher(batch)["class"] for teacher in self.teachers]
+        student_log_probs = self.distillation.student_log_probs(logits)
+        distance = self.distillation.distance(
+            student_log_probs, self.distillation.teacher_log_probs(teacher_logits)
         )
-        return scores, replace(loss, total=total)
+        return logits, replace(loss, total=self.distillation.weighted(loss.total, distance))
 
 
 DISTILLED: dict[type[Objective], Any] = {
-    MaskedLM: TaughtMaskedLM,
-    CausalLM: TaughtCausalLM,
-    Classification: TaughtClassify,
+    MaskedLM: DistilledMaskedLM,
+    CausalLM: DistilledCausalLM,
+    Classification: DistilledClassification,
 }
 
 
 def can_teach(teacher: Objective, student: Objective) -> bool:
-    """Whether a model of the one can answer what the other asks: a hybrid's fills gaps too."""
+    """Whether a model of the one objective predicts what the other needs; a hybrid's model predicts masked tokens too."""
     return type(teacher) is type(student) or (type(student) is MaskedLM and type(teacher) is CausalAndMasked)
 
 
 def distill(objective: Objective, distillation: Distillation) -> Objective:
-    """The objective with teachers beside it."""
+    """The objective with teachers."""
     settings = {each.name: getattr(objective, each.name) for each in dataclasses.fields(objective)}
     return DISTILLED[type(objective)](**settings, distillation=distillation)

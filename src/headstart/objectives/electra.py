@@ -1,4 +1,4 @@
-"""Find the tokens that a small generator has replaced."""
+"""ELECTRA: find the tokens that a small generator has replaced."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,60 +8,60 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from headstart.batch import IGNORE, Batch, Row
+from headstart.batch import IGNORE, Batch, EncodedExample
 from headstart.config import ModelConfig
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Loss, Vocabulary
-from headstart.objectives.masked_lm import MaskedLM
-from headstart.objectives.masking import token_kinds
+from headstart.objectives.masked_lm import MaskedLM, token_kinds
 
 
 @dataclass(frozen=True)
 class Electra(MaskedLM):
-    """Ask of every token whether a generator put it there; the generator learns beside (Clark et al., 2020)."""
+    """Predict for every token whether the generator replaced it; both are trained together (Clark et al., 2020)."""
 
     name: ClassVar[str] = "replaced-token"
-    bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
+    architectures: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
     mask_token_prob: Annotated[float, Field(ge=0, le=1)] = 1.0
     random_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.0
     generator_size: Annotated[float, Field(gt=0, le=1)] = 0.5
     discriminator_weight: Annotated[float, Field(gt=0)] = 20.0
 
     def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
-        """The generator, and the head that judges each token."""
+        """The generator, and the head that classifies each token."""
         generator = HeadSpec("generator", vocab_size, {"share": self.generator_size})
         return {"generator": generator, "replaced": HeadSpec("replaced", 1)}
 
-    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
-        """Masked tokens for the generator; the label of every ordinary token is the token that stood there."""
+    def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
+        """Masked tokens for the generator; the labels of "replaced" are the original tokens, special ones left out."""
         batch = super().collate(rows, vocabulary, rng)
-        assert batch.asked is not None
+        assert batch.label_positions is not None
         is_special, _ = token_kinds(vocabulary.size, vocabulary.special_ids)
-        original = batch.tokens.flatten().index_put((batch.asked,), batch.labels["lm"]).view_as(batch.tokens)
-        judged = original.masked_fill(~batch.real | is_special[original], IGNORE)
-        labels = {"generator": batch.labels["lm"], "replaced": judged}
-        return replace(batch, labels=labels, at_asked=("generator",))
+        original = batch.tokens.flatten().index_put((batch.label_positions,), batch.labels["lm"])
+        original = original.view_as(batch.tokens)
+        original = original.masked_fill(~batch.attention_mask | is_special[original], IGNORE)
+        labels = {"generator": batch.labels["lm"], "replaced": original}
+        return replace(batch, labels=labels, sparse_labels=("generator",))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """The generator's cross-entropy, and how well its replacements are told from what stood there."""
-        assert batch.asked is not None
-        wanted, original = batch.labels["generator"], batch.labels["replaced"]
-        scores = model.heads["generator"](batch.tokens, batch, model.backbone).float()  # (N, V)
-        guessing = Loss(
-            F.cross_entropy(scores, wanted, reduction="sum"),
-            wanted.numel(),
-            (scores.argmax(-1) == wanted).sum(),
+        """The generator's cross-entropy, and how well the discriminator finds its replacements."""
+        assert batch.label_positions is not None
+        targets, original = batch.labels["generator"], batch.labels["replaced"]
+        logits = model.heads["generator"](batch.tokens, batch, model.backbone).float()  # (N, V)
+        generator = Loss(
+            F.cross_entropy(logits, targets, reduction="sum"),
+            targets.numel(),
+            (logits.argmax(-1) == targets).sum(),
         )
-        noise = -torch.empty_like(scores).exponential_().log()
-        drawn = (scores.detach() + noise).argmax(dim=-1)  # (N,) a draw from the generator's own belief
-        tokens = batch.tokens.flatten().index_put((batch.asked,), drawn).view_as(batch.tokens)
-        judged = original != IGNORE
-        answers = model.heads["replaced"](
-            model.backbone(replace(batch, tokens=tokens)), batch, model.backbone
-        ).float()[judged]
-        truth = (tokens != original)[judged].float()
-        total = F.binary_cross_entropy_with_logits(answers, truth, reduction="sum")
-        finding = Loss(
-            total, truth.numel(), ((answers > 0) == (truth > 0)).sum(), weight=self.discriminator_weight
-        )
-        return {"generator": guessing, "replaced": finding}
+        noise = -torch.empty_like(logits).exponential_().log()
+        sampled = (logits.detach() + noise).argmax(dim=-1)  # (N,), from the generator's distribution
+        tokens = batch.tokens.flatten().index_put((batch.label_positions,), sampled).view_as(batch.tokens)
+        has_label = original != IGNORE
+        hidden = model.backbone(replace(batch, tokens=tokens))
+        predicted = model.heads["replaced"](hidden, batch, model.backbone).float()[has_label]
+        is_replaced = (tokens != original)[has_label].float()
+        total = F.binary_cross_entropy_with_logits(predicted, is_replaced, reduction="sum")
+        correct = ((predicted > 0) == (is_replaced > 0)).sum()
+        return {
+            "generator": generator,
+            "replaced": Loss(total, is_replaced.numel(), correct, self.discriminator_weight),
+        }

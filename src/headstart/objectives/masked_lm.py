@@ -1,30 +1,95 @@
-"""Hide some tokens and ask for them back."""
+"""Masked language modelling: predict hidden tokens, single ones, whole words or spans; and its hybrid with causal modelling."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from headstart.batch import Batch, Row, pad
+from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
-from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, segments_of
-from headstart.objectives.causal_lm import CausalLM
-from headstart.objectives.cross_entropy import token_loss
-from headstart.objectives.masking import UNITS, token_kinds
+from headstart.objectives.base import (
+    Loss,
+    Objective,
+    Reads,
+    Vocabulary,
+    Workload,
+    language_model_loss,
+    segments_of,
+)
+from headstart.objectives.causal_lm import next_token_batch, vectors_with_labels
+
+SPAN_END = 0.2  # probability that a span ends after each token (Joshi et al., 2019)
+LONGEST_SPAN = 10
+
+
+@lru_cache(maxsize=8)
+def token_kinds(size: int, special_ids: frozenset[int]) -> tuple[Tensor, Tensor]:
+    """Which ids are special (V,), and the ids that are not."""
+    is_special = torch.zeros(size, dtype=torch.bool)
+    is_special[list(special_ids)] = True
+    return is_special, (~is_special).nonzero()[:, 0]
+
+
+def lowest(values: Tensor, count: int) -> Tensor:
+    """The indices of the `count` lowest of (N,) values in ascending order; of equal values the first. Without sorting."""
+    if count == 0:
+        return torch.zeros(0, dtype=torch.long)
+    array = values.numpy()
+    threshold = np.partition(array, count - 1)[count - 1]
+    is_low = array <= threshold
+    surplus = int(np.count_nonzero(is_low)) - count
+    if surplus:
+        is_low[np.flatnonzero(array == threshold)[-surplus:]] = False
+    return torch.from_numpy(np.flatnonzero(is_low))
+
+
+def choose_tokens(may_hide: Tensor, starts: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """`count` positions, each equally likely."""
+    lot = torch.rand(may_hide.shape, generator=rng).masked_fill(~may_hide, 2.0)
+    return lowest(lot, count)
+
+
+def choose_groups(starts: Tensor, may_hide: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """Positions of whole groups of neighbours, drawn at random until `count` is reached; the last group may be cut."""
+    starts = starts | ~may_hide | torch.cat((torch.ones(1, dtype=torch.bool), ~may_hide[:-1]))
+    groups = starts.long().cumsum(0) - 1
+    number = int(groups.max()) + 1
+    order = torch.rand(number, generator=rng)[groups].masked_fill(~may_hide, 2.0)
+    return lowest(order, count)
+
+
+def choose_words(may_hide: Tensor, starts: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """Positions of whole words: the token that starts a word and those that continue it."""
+    return choose_groups(starts, may_hide, count, rng)
+
+
+def choose_spans(may_hide: Tensor, starts: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """Positions of spans of geometric length."""
+    ends = torch.rand(may_hide.shape, generator=rng) < SPAN_END
+    ends[LONGEST_SPAN - 1 :: LONGEST_SPAN] = True
+    return choose_groups(torch.cat((torch.ones(1, dtype=torch.bool), ends[:-1])), may_hide, count, rng)
+
+
+UNITS: dict[str, Callable[[Tensor, Tensor, int, torch.Generator], Tensor]] = {
+    "token": choose_tokens,
+    "word": choose_words,
+    "span": choose_spans,
+}
 
 
 @dataclass(frozen=True)
 class MaskedLM(Objective):
-    """Ask for tokens that were hidden, changed or left as they are (Devlin et al., 2018)."""
+    """Predict tokens that were masked, replaced or left as they are (Devlin et al., 2018)."""
 
     name: ClassVar[str] = "masked-lm"
-    bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
+    architectures: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "blocks"
     mask_rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
     mask_token_prob: Annotated[float, Field(ge=0, le=1)] = 0.8
@@ -38,100 +103,81 @@ class MaskedLM(Objective):
                 hint="what is left of 1 is the share of chosen tokens left as they are: 0.8 and 0.1 leave 0.1",
             )
 
-    @property
-    def loss_fraction(self) -> float:
-        """The hidden positions."""
-        return self.mask_rate
-
-    def last_layer_fraction(self, body: ModelConfig, length: int) -> float:
-        """Those that are asked, where the language-model head is the only one."""
-        return self.loss_fraction if list(self.heads(body, 2, 0)) == ["lm"] else 1.0
+    def workload(self, body: ModelConfig, length: int) -> Workload:
+        """Hidden positions have a label; where no other head reads the text, the last block computes those alone."""
+        has_one_head = list(self.heads(body, 2, 0)) == ["lm"]
+        return Workload(self.mask_rate, self.mask_rate if has_one_head else 1.0)
 
     def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
         return {"lm": HeadSpec("lm", vocab_size)}
 
-    def choose(self, tokens: Tensor, real: Tensor, vocabulary: Vocabulary, rng: torch.Generator) -> Tensor:
-        """Positions to ask for, as indices into the flattened batch: `rate` of all that may be hidden, never none."""
+    def choose(self, tokens: Tensor, mask: Tensor, vocabulary: Vocabulary, rng: torch.Generator) -> Tensor:
+        """Positions to predict (N,), indices into the flattened batch: `rate` of all that may be hidden, at least one."""
         is_special, _ = token_kinds(vocabulary.size, vocabulary.special_ids)
-        may_hide = (real & ~is_special[tokens]).flatten()  # (B * T,)
-        count = int(may_hide.sum())
-        chosen = min(max(1, round(self.mask_rate * count)), count)
+        may_hide = (mask & ~is_special[tokens]).flatten()  # (B * T,)
+        available = int(may_hide.sum())
+        count = min(max(1, round(self.mask_rate * available)), available)
         starts = torch.ones(1, dtype=torch.bool)
         if self.masking == "word":
             starts = torch.from_numpy(vocabulary.word_starts)[tokens].flatten()
-        return UNITS[self.masking](may_hide, starts, chosen, rng)  # (N,)
+        return UNITS[self.masking](may_hide, starts, count, rng)
 
     def hide(
-        self, tokens: Tensor, real: Tensor, vocabulary: Vocabulary, rng: torch.Generator
+        self, tokens: Tensor, mask: Tensor, vocabulary: Vocabulary, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """The tokens with some of them hidden or changed, and the positions (N,) that were chosen."""
+        """The tokens with some of them masked or replaced, and the positions (N,) that were chosen."""
         if vocabulary.mask is None:
             raise ConfigError(
                 f"this tokenizer has no mask token, so {self.name} cannot hide anything",
                 hint="use --objective causal-lm, or another --tokenizer",
             )
-        places = self.choose(tokens, real, vocabulary, rng)
-        labels = tokens.flatten()[places]
+        positions = self.choose(tokens, mask, vocabulary, rng)
+        labels = tokens.flatten()[positions]
         _, ordinary = token_kinds(vocabulary.size, vocabulary.special_ids)
         others = ordinary[torch.randint(len(ordinary), labels.shape, generator=rng)]
         lot = torch.rand(labels.shape, generator=rng)
         shown = torch.where(lot < self.mask_token_prob, vocabulary.mask, labels)
-        shown = torch.where(
-            (lot >= self.mask_token_prob) & (lot < self.mask_token_prob + self.random_token_prob),
-            others,
-            shown,
-        )
-        return tokens.flatten().index_put((places,), shown).view_as(tokens), places
+        is_replaced = (lot >= self.mask_token_prob) & (lot < self.mask_token_prob + self.random_token_prob)
+        shown = torch.where(is_replaced, others, shown)
+        return tokens.flatten().index_put((positions,), shown).view_as(tokens), positions
 
-    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
-        """The rows with some tokens hidden; labels are the tokens at the asked positions alone."""
-        tokens, real = pad([row.tokens for row in rows], vocabulary.padding)
-        hidden, places = self.hide(tokens, real, vocabulary, rng)
-        labels = {"lm": tokens.flatten()[places]}
-        segments = segments_of(rows, real)
-        return Batch(hidden, real, labels, places, bool(real.all()), segments, at_asked=("lm",))
+    def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
+        """The rows with some tokens hidden; labels are the tokens at those positions."""
+        tokens, mask = pad([row.tokens for row in rows], vocabulary.padding)
+        hidden, positions = self.hide(tokens, mask, vocabulary, rng)
+        labels = {"lm": tokens.flatten()[positions]}
+        unpadded = bool(mask.all())
+        return Batch(hidden, mask, labels, positions, unpadded, segments_of(rows), sparse_labels=("lm",))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """Cross-entropy at the asked positions; the head computes nothing elsewhere."""
-        return {"lm": masked_loss(model, model.backbone(batch, batch.asked), batch.labels["lm"])}
-
-
-def masked_loss(model: Model, hidden: Tensor, labels: Tensor) -> Loss:
-    """The language-model head's loss of the vectors (N, D) at the asked positions."""
-    head = language_head(model.heads)
-    weight, bias = head.projection(model.backbone.table)
-    total, correct = token_loss(head.transformed(hidden), weight, bias, labels)
-    return Loss(total, labels.numel(), correct)
+        """Cross-entropy at the hidden positions; the head computes nothing elsewhere."""
+        hidden = model.backbone(batch, batch.label_positions)  # (N, D)
+        return {"lm": language_model_loss(model, hidden, batch.labels["lm"])}
 
 
 @dataclass(frozen=True)
 class CausalAndMasked(MaskedLM):
-    """Ask each batch either question, `causal_share` of them the causal one (Charpentier and Samuel, 2024)."""
+    """Masked language modelling with a share of causal batches, `causal_share` (Charpentier and Samuel, 2024)."""
 
     name: ClassVar[str] = "causal+masked"
-    bodies: ClassVar[tuple[str, ...]] = ("bidirectional",)
+    architectures: ClassVar[tuple[str, ...]] = ("bidirectional",)
     causal_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
 
-    @property
-    def loss_fraction(self) -> float:
+    def workload(self, body: ModelConfig, length: int) -> Workload:
         """Every position of a causal batch, the hidden ones of a masked batch."""
-        return self.causal_fraction + (1 - self.causal_fraction) * self.mask_rate
+        fraction = self.causal_fraction + (1 - self.causal_fraction) * self.mask_rate
+        return Workload(fraction, fraction)
 
-    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
-        """A causal batch or a masked one, as chance has it; labels are named for the question."""
+    def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
+        """A causal batch or a masked one, drawn at random; the name of its labels says which."""
         if float(torch.rand((), generator=rng)) < self.causal_fraction:
-            batch = CausalLM().collate(rows, vocabulary, rng)
-            return replace(batch, labels={"causal": batch.labels["lm"]}, is_causal=True)
+            return replace(next_token_batch(rows, vocabulary.padding, "causal"), is_causal=True)
         batch = super().collate(rows, vocabulary, rng)
-        return replace(batch, labels={"masked": batch.labels["lm"]}, at_asked=("masked",))
+        return replace(batch, labels={"masked": batch.labels["lm"]}, sparse_labels=("masked",))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """The loss of the question that was asked; both answer through one head."""
+        """The loss of either kind of batch; both use one head."""
         if batch.is_causal:
-            return {
-                "causal": CausalLM().losses(model, replace(batch, labels={"lm": batch.labels["causal"]}))[
-                    "lm"
-                ]
-            }
+            return {"causal": language_model_loss(model, *vectors_with_labels(model, batch, "causal"))}
         return {"masked": super().losses(model, replace(batch, labels={"lm": batch.labels["masked"]}))["lm"]}

@@ -1,4 +1,4 @@
-"""Does the second text follow the first? Alone, and summed with masked language modelling as in BERT."""
+"""Next sentence prediction: alone, and summed with masked language modelling as in BERT."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,34 +8,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstart.batch import Batch, Row, pad
+from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
-from headstart.models.heads import asked
+from headstart.models.heads import at_label_positions
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, segments_of
-from headstart.objectives.masked_lm import MaskedLM, masked_loss
+from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, language_model_loss, segments_of
+from headstart.objectives.masked_lm import MaskedLM
 
-FOLLOWS, RANDOM = 0, 1  # the classes of a pair
+NEXT, RANDOM = 0, 1  # the classes of a pair
 
 
 def pair_loss(model: Model, hidden: Tensor, batch: Batch) -> Loss:
     """The pair head's loss, from `hidden` (B, T, D)."""
-    scores, labels = model.heads["pair"](hidden, batch, model.backbone).float(), batch.labels["pair"]
-    total = F.cross_entropy(scores, labels, reduction="sum")
-    return Loss(total, labels.numel(), (scores.argmax(dim=-1) == labels).sum())
+    logits, labels = model.heads["pair"](hidden, batch, model.backbone).float(), batch.labels["pair"]
+    total = F.cross_entropy(logits, labels, reduction="sum")
+    return Loss(total, labels.numel(), (logits.argmax(dim=-1) == labels).sum())
 
 
-def pair_labels(rows: Sequence[Row]) -> Tensor:
-    """The class of each pair; rows that are no pairs count as texts that follow themselves."""
-    return torch.tensor([FOLLOWS if row.label is None else min(row.label, RANDOM) for row in rows])
+def pair_labels(rows: Sequence[EncodedExample]) -> Tensor:
+    """The class of each pair; a row that is not a pair has the class NEXT."""
+    return torch.tensor([NEXT if row.label is None else min(row.label, RANDOM) for row in rows])
 
 
 @dataclass(frozen=True)
 class NextSentence(Objective):
-    """Ask whether two texts stood one after the other or were put together at random (Devlin et al., 2018)."""
+    """Classify whether two texts are neighbours or were paired at random (Devlin et al., 2018)."""
 
     name: ClassVar[str] = "next-sentence"
-    bodies: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
+    architectures: ClassVar[tuple[str, ...]] = ("bidirectional", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "pairs"
     is_rowwise: ClassVar[bool] = True
     nsp_unit: Literal["sentence", "line", "document"] = "sentence"
@@ -44,13 +44,11 @@ class NextSentence(Objective):
         """One pair head."""
         return {"pair": HeadSpec("pair", 2)}
 
-    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
-        """Pairs with their segments, and whether the second follows the first."""
-        tokens, real = pad([row.tokens for row in rows], vocabulary.padding)
-        full = bool(real.all())
-        return Batch(
-            tokens, real, {"pair": pair_labels(rows)}, is_full=full, segments=segments_of(rows, real)
-        )
+    def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
+        """Pairs with their segments and classes."""
+        tokens, mask = pad([row.tokens for row in rows], vocabulary.padding)
+        labels = {"pair": pair_labels(rows)}
+        return Batch(tokens, mask, labels, unpadded=bool(mask.all()), segments=segments_of(rows))
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy over the two classes."""
@@ -59,7 +57,7 @@ class NextSentence(Objective):
 
 @dataclass(frozen=True)
 class MaskedAndNextSentence(MaskedLM):
-    """Ask both of BERT's questions about each pair; the loss is the sum of the two means."""
+    """Both objectives of BERT on each pair; the loss is the sum of the two means."""
 
     name: ClassVar[str] = "masked-lm+next-sentence"
     reads: ClassVar[Reads] = "pairs"
@@ -69,16 +67,16 @@ class MaskedAndNextSentence(MaskedLM):
         """A language-model head and a pair head."""
         return {"lm": HeadSpec("lm", vocab_size), "pair": HeadSpec("pair", 2)}
 
-    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
+    def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Masked pairs with both kinds of labels."""
         batch = super().collate(rows, vocabulary, rng)
         batch.labels["pair"] = pair_labels(rows)
         return batch
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """Both losses, from one reading."""
+        """Both losses, from one forward pass."""
         hidden = model.backbone(batch)
         return {
-            "lm": masked_loss(model, asked(hidden, batch), batch.labels["lm"]),
+            "lm": language_model_loss(model, at_label_positions(hidden, batch), batch.labels["lm"]),
             "pair": pair_loss(model, hidden, batch),
         }

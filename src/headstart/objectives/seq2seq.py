@@ -1,33 +1,34 @@
-"""Translate a text, asked for one token after the other."""
+"""Translation: predict each token of a translation from the source and the tokens before it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from headstart.batch import IGNORE, Batch, Row, marked_places, pad, rows_at
+from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, Reads, Vocabulary
+from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, Workload
+from headstart.objectives.causal_lm import next_token_batch, vectors_with_labels
 from headstart.objectives.cross_entropy import divergence_in_pieces, token_loss
 
 
 @dataclass(frozen=True)
 class Seq2Seq(Objective):
-    """Ask at every token of a translation for the one after it, the source being known (Vaswani et al., 2017).
+    """Cross-entropy of a translation given its source (Vaswani et al., 2017).
 
-    Smoothing is for learning alone: marks on validation are of the plain loss. `best` names the mark by which the
-    best weights are chosen; with `loss` nothing is decoded while training. R-Drop reads each batch twice under other
-    dropout, and `r_drop` weighs how far the two answers are apart (Liang et al., 2021).
+    Labels are smoothed in training only. `best` names the metric that selects the best weights; with `loss` nothing is
+    decoded during training. R-Drop makes two passes with different dropout, and `r_drop` is the weight of their
+    divergence (Liang et al., 2021).
     """
 
     name: ClassVar[str] = "translate"
-    bodies: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
     reads: ClassVar[Reads] = "translations"
     lookahead: ClassVar[int] = 1
     is_rowwise: ClassVar[bool] = True
@@ -35,18 +36,12 @@ class Seq2Seq(Objective):
     metric_for_best_model: Literal["bleu", "loss"] = "bleu"
     r_drop_alpha: Annotated[float, Field(ge=0)] = 0.0
 
-    @property
-    def num_forward(self) -> int:
-        """Two under R-Drop."""
-        return 2 if self.r_drop_alpha else 1
-
-    @property
-    def loss_fraction(self) -> float:
-        """Every position of the translation."""
-        return 1.0
+    def workload(self, body: ModelConfig, length: int) -> Workload:
+        """Every position of the translation has a label; R-Drop makes two passes."""
+        return Workload(label_fraction=1.0, passes=2 if self.r_drop_alpha else 1)
 
     def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
-        """The body settings with `kind` decided; a pooler, or R-Drop without dropout, would have nothing to do."""
+        """The model settings with a known `kind`; a pooler, or R-Drop without dropout, is an error."""
         if self.r_drop_alpha and not (body.dropout or body.attention_dropout):
             raise ConfigError(
                 "objective.r_drop_alpha compares two passes that differ by dropout, and there is no dropout",
@@ -57,52 +52,36 @@ class Seq2Seq(Objective):
         return super().resolve_backbone(body)
 
     def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
-        """One language-model head without bias; tied, it reads the table of the translations' side."""
+        """One language-model head without bias; a tied one reads the embedding table of the target side."""
         return {"lm": HeadSpec("lm", vocab_size, {"bias": False})}
 
-    def collate(self, rows: Sequence[Row], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
-        """Framed sources beside framed translations: all tokens but the last as input, all but the first as labels."""
-        tokens, real = pad([row.tokens for row in rows], vocabulary.padding)
+    def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
+        """Sources and translations; the labels are the next tokens of the translations."""
+        batch = next_token_batch(rows, vocabulary.padding)
+        if self.r_drop_alpha:
+            batch.labels["agreement"] = batch.labels["lm"]
         sources = [row.source for row in rows if row.source is not None]
         assert len(sources) == len(rows), "a row to translate has a source"
-        source, source_real = pad(sources, vocabulary.padding)
-        labels = tokens[:, 1:].masked_fill(~real[:, 1:], IGNORE)
-        is_full = bool(real.all())
-        return Batch(
-            tokens[:, :-1].contiguous(),
-            real[:, 1:],  # the last token of a text is no input, so what is read ends one earlier
-            {"lm": labels, "agreement": labels} if self.r_drop_alpha else {"lm": labels},
-            is_full=is_full,
-            source=source,
-            source_real=source_real,
-            marked=None if is_full else (labels.flatten() != IGNORE).nonzero()[:, 0],
-        )
+        source, mask = pad(sources, vocabulary.padding)
+        sparse = tuple(batch.labels) if batch.sparse_labels else ()
+        return replace(batch, source=source, source_attention_mask=mask, sparse_labels=sparse)
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
-        """Cross-entropy at every token of the translations, all of them in one pass; under R-Drop of two passes in
-        training, and how far they are apart.
-        """
-        hidden, labels, first = self._answer(model, batch)
+        """Cross-entropy at every token of the translations; under R-Drop in training also the divergence of two passes."""
+        weight, bias = language_head(model.heads).projection(model.backbone.table)
+
+        def forward() -> tuple[Tensor, Loss]:
+            hidden, labels = vectors_with_labels(model, batch)
+            smoothing = self.label_smoothing if model.training else 0.0
+            total, correct = token_loss(hidden, weight, bias, labels, smoothing)
+            return hidden, Loss(total, labels.numel(), correct)
+
+        hidden, first = forward()
         if not (self.r_drop_alpha and model.training):
             return {"lm": first}
-        again, _, second = self._answer(model, batch)
-        weight, bias = language_head(model.heads).projection(model.backbone.table)
-        both = Loss((first.total + second.total) / 2, first.count, first.correct)
-        apart = divergence_in_pieces(hidden, again, weight, bias)
+        other_hidden, second = forward()
+        apart = divergence_in_pieces(hidden, other_hidden, weight, bias)
         return {
-            "lm": both,
-            "agreement": Loss(apart, labels.numel(), second.correct, weight=self.r_drop_alpha),
+            "lm": replace(first, total=(first.total + second.total) / 2),
+            "agreement": replace(second, total=apart, weight=self.r_drop_alpha),
         }
-
-    def _answer(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor, Loss]:
-        """One pass: the hidden states (N, D) of the tokens that are asked for, those tokens, and the marks."""
-        hidden = model.backbone(batch).flatten(0, 1)  # (B * T, D)
-        labels = batch.labels["lm"].flatten()  # (B * T,)
-        if not batch.is_full:
-            places = marked_places(batch, labels)
-            hidden, labels = rows_at(hidden, places), labels[places]
-        weight, bias = language_head(model.heads).projection(model.backbone.table)
-        total, correct = token_loss(
-            hidden, weight, bias, labels, self.label_smoothing if model.training else 0.0
-        )
-        return hidden, labels, Loss(total, labels.numel(), correct)

@@ -11,12 +11,9 @@ from matplotlib.figure import Figure
 
 from headstart.plots.style import FAINT, INK, PALETTE, PAPER, STYLE
 
-COLOURS = {
-    "self-attention": PALETTE[0],
-    "recurrence": PALETTE[1],
-    "convolution": PALETTE[2],
-    "attention block": PALETTE[4],
-}
+COLOURS = {"self-attention": 0, "recurrence": 1, "convolution": 2, "attention block": 4}  # in PALETTE
+DOTTED = (0, (1, 2))
+LABEL_GAP = 0.055  # of the axis, between the exponents beside the last points
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,7 @@ class Line:
     values: np.ndarray
     theory: np.ndarray
     exponent: float
-    theory_exponent: float
-    is_dashed: bool  # not a row of the table in Vaswani et al. (2017)
+    is_theory: bool  # a row of the table in Vaswani et al. (2017)
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class GrowthPanel:
     """Time or memory along one axis."""
 
     title: str
-    axis: str
+    axis: str  # "length" or "width"
     unit: str
     lines: list[Line]
     crossing: float  # where n = d
@@ -48,43 +44,38 @@ class GrowthPanel:
 def growth_panels(content: Mapping[str, Any]) -> list[GrowthPanel]:
     """Time by length, time by width, memory by length, memory by width."""
     panels = []
-    for value, scale, unit in (("seconds", 1e3, "milliseconds"), ("peak_bytes", 2**-20, "MiB")):
-        for axis, sweep, fixed in (
-            ("length", "lengths", f"d = {content['width']}"),
-            ("width", "widths", f"n = {content['length']}"),
-        ):
-            lines = [
-                _line(content, kind, axis, sweep, value, scale)
-                for kind in content["theory"]
-                if any(point["kind"] == kind["name"] for point in content[sweep])
-            ]
-            what = "time" if value == "seconds" else "peak memory"
-            crossing = content["width"] if axis == "length" else content["length"]
-            crossings = _crossings(content) if (value, axis) == ("seconds", "length") else []
+    for what, value, scale, unit in (
+        ("time", "seconds", 1e3, "milliseconds"),
+        ("peak memory", "peak_bytes", 2**-20, "MiB"),
+    ):
+        for axis, other, symbol in (("length", "width", "d"), ("width", "length", "n")):
+            measured = {point["kind"] for point in content[f"{axis}s"]}
+            types = [layer for layer in content["theory"] if layer["name"] in measured]
+            is_time_by_length = (what, axis) == ("time", "length")
+            crossings = [each["length"] for each in content["crossings"] if each["is_measured"]]
             panels.append(
-                GrowthPanel(f"{what} by {axis}, {fixed}", axis, unit, lines, float(crossing), crossings)
+                GrowthPanel(
+                    f"{what} by {axis}, {symbol} = {content[other]}",
+                    axis,
+                    unit,
+                    [_line(content, layer, axis, value, scale) for layer in types],
+                    float(content[other]),
+                    crossings if is_time_by_length else [],
+                )
             )
     return panels
 
 
-def _crossings(content: Mapping[str, Any]) -> list[float]:
-    return [crossing["length"] for crossing in content["crossings"] if crossing["is_measured"]]
-
-
-def _line(
-    content: Mapping[str, Any], kind: Mapping[str, Any], axis: str, sweep: str, value: str, scale: float
-) -> Line:
-    own = [point for point in content[sweep] if point["kind"] == kind["name"]]
-    own.sort(key=lambda point: point[axis])
-    sizes = np.array([point[axis] for point in own], dtype=float)
-    values = np.array([point[value] for point in own], dtype=float) * scale
-    growth = next(row for row in content["growths"] if row["kind"] == kind["name"] and row["axis"] == axis)
+def _line(content: Mapping[str, Any], layer: Mapping[str, Any], axis: str, value: str, scale: float) -> Line:
+    name = layer["name"]
+    points = [point for point in content[f"{axis}s"] if point["kind"] == name]
+    points.sort(key=lambda point: point[axis])
+    sizes = np.array([point[axis] for point in points], dtype=float)
+    values = np.array([point[value] for point in points], dtype=float) * scale
+    growth = next(row for row in content["growths"] if row["kind"] == name and row["axis"] == axis)
     exponent = growth["time_slope" if value == "seconds" else "memory_slope"]
     theory = values[-1] * (sizes / sizes[-1]) ** growth["theory"]
-    return Line(
-        kind["name"], COLOURS.get(kind["name"], INK), sizes, values, theory, exponent, growth["theory"],
-        not kind["is_theory"],
-    )  # fmt: skip
+    return Line(name, PALETTE[COLOURS[name]], sizes, values, theory, exponent, layer["is_theory"])
 
 
 def draw_growth(content: Mapping[str, Any]) -> Figure:
@@ -94,83 +85,52 @@ def draw_growth(content: Mapping[str, Any]) -> Figure:
         grid = figure.subplots(2, 2).ravel()
         for axes, panel in zip(grid, growth_panels(content), strict=True):
             _draw_panel(axes, panel)
+        grid[0].plot([], [], color=FAINT, linestyle=DOTTED, linewidth=1.6, label="theoretical power law")
         handles, names = grid[0].get_legend_handles_labels()
-        dotted = matplotlib.lines.Line2D([], [], color=FAINT, linestyle=(0, (1, 2)), linewidth=1.6)
-        figure.legend(
-            [*handles, dotted],
-            [*names, "theoretical power law"],
-            loc="outside lower center",
-            ncols=5,
-            frameon=False,
-        )
+        figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False)
     return figure
 
 
 def _draw_panel(axes: Axes, panel: GrowthPanel) -> None:
-    is_time = panel.unit == "milliseconds"
+    is_time, symbol = panel.unit == "milliseconds", "n" if panel.axis == "length" else "d"
     for line in panel.lines:
-        style = (0, (4, 2)) if line.is_dashed else "-"
-        axes.plot(
-            line.sizes, line.values, color=line.colour, linewidth=2, linestyle=style, marker="o", markersize=4,
-            label=line.name,
-        )  # fmt: skip
-        if is_time and not line.is_dashed:
-            axes.plot(line.sizes, line.theory, color=line.colour, linewidth=1.4, linestyle=(0, (1, 2)))
+        style: Any = "-" if line.is_theory else (0, (4, 2))
+        axes.plot(line.sizes, line.values, "o", color=line.colour, linewidth=2, linestyle=style, markersize=4,
+                  label=line.name)  # fmt: skip
+        if is_time and line.is_theory:
+            axes.plot(line.sizes, line.theory, color=line.colour, linewidth=1.4, linestyle=DOTTED)
+    ticks = panel.lines[0].sizes
+    low = min(float(line.values.min()) for line in panel.lines) / 1.6
+    high = max(float(line.values.max()) for line in panel.lines) * 1.6
+    span = float(ticks[-1] / ticks[0])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    ticks = panel.lines[0].sizes
     axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks], fontsize=9.5)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xticks([], minor=True)
-    low = min(float(line.values.min()) for line in panel.lines)
-    high = max(float(line.values.max()) for line in panel.lines)
-    axes.set_ylim(low / 1.6, high * 1.6)
-    span = float(ticks[-1] / ticks[0])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_ylim(low, high)
     axes.set_xlim(ticks[0] / span**0.03, ticks[-1] * span**0.17)  # room on the right for the exponents
-    for line, height in zip(panel.lines, _label_positions(panel, low / 1.6, high * 1.6), strict=True):
-        exponent = f"{'n' if panel.axis == 'length' else 'd'}^{line.exponent:.2f}"
-        axes.annotate(
-            exponent, (ticks[-1], height), xycoords=("data", "axes fraction"), xytext=(9, 0),
-            textcoords="offset points", ha="left", va="center", color=line.colour, fontsize=10, fontweight="bold",
-        )  # fmt: skip
+    height = -1.0
+    for line in sorted(panel.lines, key=lambda line: float(line.values[-1])):  # exponents without overlap
+        height = max(float(np.log(line.values[-1] / low) / np.log(high / low)), height + LABEL_GAP)
+        _annotate(axes, f"{symbol}^{line.exponent:.2f}", ticks[-1], height, line.colour, (9, 0), va="center")
     if ticks[0] <= panel.crossing <= ticks[-1]:
         axes.axvline(panel.crossing, color=INK, linewidth=1, linestyle=(0, (6, 4)), alpha=0.6)
-        axes.annotate(
-            "n = d", (panel.crossing, 0.97), xycoords=("data", "axes fraction"), xytext=(4, 0),
-            textcoords="offset points", va="top", fontsize=10, color=INK,
-        )  # fmt: skip
-    _draw_crossings(axes, panel)
+        _annotate(axes, "n = d", panel.crossing, 0.97, INK, (4, 0), va="top")
+    own = panel.lines[0]
+    for length in panel.crossings:  # a ring where self-attention takes as long as another type
+        value = float(np.exp(np.interp(np.log(length), np.log(own.sizes), np.log(own.values))))
+        axes.plot(length, value, "o", markersize=13, markerfacecolor="none", markeredgecolor=INK)
+        box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1}
+        text = f"n = {length / panel.crossing:.1f} d"
+        axes.annotate(text, (length, value), (10, -16), textcoords="offset points", color=INK, bbox=box)
     axes.set_title(panel.title)
     axes.set_xlabel("length n, tokens" if panel.axis == "length" else "width d")
     axes.set_ylabel(f"{panel.unit}, forward and backward" if is_time else panel.unit)
 
 
-def _draw_crossings(axes: Axes, panel: GrowthPanel) -> None:
-    """Rings where self-attention was measured to take as long as another type."""
-    own = panel.lines[0]
-    for length in panel.crossings:
-        height = float(np.exp(np.interp(np.log(length), np.log(own.sizes), np.log(own.values))))
-        axes.plot(
-            length,
-            height,
-            marker="o",
-            markersize=13,
-            markerfacecolor="none",
-            markeredgecolor=INK,
-            linestyle="",
-        )
-        axes.annotate(
-            f"n = {length / panel.crossing:.1f} d", (length, height), xytext=(10, -16),
-            textcoords="offset points", fontsize=10, color=INK,
-            bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1},
-        )  # fmt: skip
-
-
-def _label_positions(panel: GrowthPanel, low: float, high: float) -> list[float]:
-    """Heights of the exponents beside the last points, as fractions of the axis, without overlap."""
-    last_points = np.array([line.values[-1] for line in panel.lines])
-    heights = np.log(last_points / low) / np.log(high / low)
-    previous = -1.0
-    for index in np.argsort(heights):
-        heights[index] = previous = max(float(heights[index]), previous + 0.055)
-    return [float(height) for height in heights]
+def _annotate(
+    axes: Axes, text: str, x: float, height: float, colour: str, offset: tuple[float, float], va: str
+) -> None:
+    """Text at a size `x` and a height in fractions of the axis, moved by `offset` points."""
+    axes.annotate(text, (x, height), offset, ("data", "axes fraction"), "offset points", va=va, color=colour)

@@ -66,16 +66,19 @@ def accuracy_curves(comparison: Comparison, labels: int | None = None) -> CurveD
     """Each arm's validation accuracy by epoch at one label budget (default: the largest), over all seeds."""
     budget = max(comparison.label_budgets) if labels is None else labels
     colours = _colours(comparison)
-    lines, levels = [], []
+    lines: list[Band] = []
+    levels: list[Band] = []
     for arm in comparison.arms:
         if arm.labels != budget or not arm.results or arm.kind == "ensemble":  # evaluated once, at the end
             continue
-        if arm.kind != "classical" and all(len(result.curve) > 1 for result in arm.results):
+        is_line = arm.kind != "classical" and all(len(result.curve) > 1 for result in arm.results)
+        if is_line:
             x, values = _on_one_grid(arm.results)
-            lines.append(_band(arm.name, colours[arm.name], x, values))
         else:
             last = [result.curve[-1].accuracy if result.curve else result.accuracy for result in arm.results]
-            levels.append(_band(arm.name, colours[arm.name], np.zeros(1), np.array(last)[:, None]))
+            x, values = np.zeros(1), np.array(last)[:, None]
+        mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+        (lines if is_line else levels).append(Band(arm.name, colours[arm.name], x, mean, low, high))
     return CurveData(budget, comparison.epochs, comparison.mark, lines, levels)
 
 
@@ -86,18 +89,16 @@ def label_efficiency(comparison: Comparison) -> list[Band]:
     lines = []
     for name, colour in _colours(comparison).items():
         arms = sorted((arm for arm in comparison.arms if arm.name == name), key=lambda arm: arm.labels)
-        mean, low, high = (
-            np.array([getattr(arm.accuracy, name) for arm in arms]) for name in ("mean", "low", "high")
-        )
+        mean, low, high = np.array([(a.accuracy.mean, a.accuracy.low, a.accuracy.high) for a in arms]).T
         low, high = np.where(np.isnan(low), mean, low), np.where(np.isnan(high), mean, high)
         x, is_classical = np.array([arm.labels for arm in arms], dtype=float), arms[0].kind == "classical"
         lines.append(Band(name, colour, x, mean, low, high, is_classical))
     return lines
 
 
-def reliability(comparison: Comparison, labels: int | None = None) -> list[Panel]:
-    """Accuracy by confidence for each arm at one label budget (default: the largest), all seeds pooled."""
-    budget = max(comparison.label_budgets) if labels is None else labels
+def reliability(comparison: Comparison) -> list[Panel]:
+    """Accuracy by confidence for each arm at the largest label budget, all seeds pooled."""
+    budget = max(comparison.label_budgets)
     colours, truth = _colours(comparison), np.array(comparison.truth)
     arms = [arm for arm in comparison.arms if arm.labels == budget and arm.results]
     return [_panel(arm, colours[arm.name], truth) for arm in arms]
@@ -195,18 +196,10 @@ def _colours(comparison: Comparison) -> dict[str, str]:
 def _on_one_grid(results: list[SeedResult]) -> tuple[np.ndarray, np.ndarray]:
     """Epochs that every seed reached, and accuracies (seeds, epochs), interpolated where evaluations differ."""
     last = min(result.curve[-1].epoch for result in results)
-    grid = np.array(
-        sorted({point.epoch for result in results for point in result.curve if point.epoch <= last})
-    )
-    rows = [
-        np.interp(grid, [point.epoch for point in result.curve], [point.accuracy for point in result.curve])
-        for result in results
-    ]
-    return grid, np.array(rows)
-
-
-def _band(name: str, colour: str, x: np.ndarray, values: np.ndarray) -> Band:
-    return Band(name, colour, x, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+    curves = [np.array([(point.epoch, point.accuracy) for point in result.curve]) for result in results]
+    epochs = np.unique(np.concatenate(curves)[:, 0])
+    grid = epochs[epochs <= last]
+    return grid, np.array([np.interp(grid, *curve.T) for curve in curves])
 
 
 def _panel(arm: Arm, colour: str, truth: np.ndarray) -> Panel:
@@ -231,12 +224,9 @@ def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 def _accuracy_axis(axes: Axes, bands: list[Band], target: float | None = None) -> None:
     """A y axis that fits every band with a margin."""
-    low = min(
-        [*(float(band.low.min()) for band in bands), *([] if target is None else [target])], default=0.0
-    )
-    high = max(
-        [*(float(band.high.max()) for band in bands), *([] if target is None else [target])], default=1.0
-    )
+    targets = [] if target is None else [target]
+    low = min([*(float(band.low.min()) for band in bands), *targets], default=0.0)
+    high = max([*(float(band.high.max()) for band in bands), *targets], default=1.0)
     margin = max(0.04 * (high - low), 0.01)
     axes.set_ylim(max(0.0, low - margin), min(1.0, high + margin) if high + margin < 1 else 1.005)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.2f}")
@@ -248,20 +238,17 @@ def _label_ends(axes: Axes, ends: list[tuple[str, str, float]]) -> None:
     ordered = sorted(ends, key=lambda end: end[2])
     positions = _spread([(value - low) / (high - low) for _, _, value in ordered], 0.062)
     for (name, colour, value), position in zip(ordered, positions, strict=True):
-        height = (value - low) / (high - low)
+        ends_at, weight = (value - low) / (high - low), "normal" if colour == INK else "bold"
         axes.plot(
             [1.003, 1.03],
-            [height, position],
-            transform=axes.transAxes,
+            [ends_at, position],
             color=colour,
             clip_on=False,
             linewidth=1,
+            transform=axes.transAxes,
         )
-        weight = "normal" if colour == INK else "bold"
-        axes.text(
-            1.038, position, f"{_truncate(name)} {value:.3f}", transform=axes.transAxes, color=colour, va="center",
-            fontsize=10, fontweight=weight,
-        )  # fmt: skip
+        text = axes.text(1.038, position, f"{_truncate(name)} {value:.3f}", transform=axes.transAxes)
+        text.set(color=colour, va="center", fontsize=10, fontweight=weight)
 
 
 def _spread(positions: list[float], gap: float) -> list[float]:

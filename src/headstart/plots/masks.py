@@ -18,7 +18,8 @@ from headstart.batch import Batch
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.evaluation.attention import attention_mask
-from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import EncoderDecoderBackbone, TransformerBackbone
 from headstart.plots.heatmaps import draw_heatmap, label_axis
 from headstart.plots.style import FAINT, INK, PALETTE, STYLE
 
@@ -56,87 +57,76 @@ def all_masks(length: int = 8) -> list[Mask]:
             f"a mask of {length} tokens cannot be drawn well",
             hint=f"choose a --max-length from {MIN_LENGTH} to {MAX_LENGTH}",
         )
-    real = length - max(1, length // 4)
+    padding = max(1, length // 4)
+    prompt = max(1, length // 3)
+    causal = _model_mask("causal", length, 0)
     documents = np.minimum(np.arange(length) * 3 // length, 2)  # three of about the same length
+    keys = max(2, length * 3 // 4)
+    source_padding = keys - max(1, length // 2)
     return [
-        causal(length),
-        padding(length, real),
-        causal_and_padding(length, real),
-        packed(documents),
-        prefix(length, max(1, length // 3)),
-        cross(length, max(2, length * 3 // 4), max(1, length // 2)),
+        Mask("causal", causal, "model", "each token attends to itself and to those before it"),
+        Mask(
+            "padding",
+            _model_mask("bidirectional", length, padding),
+            "model",
+            "each token attends to all tokens but padding",
+            _groups("", length - padding, "padding", padding),
+            padding,
+        ),
+        # For every query but padding this equals the causal and the padding mask combined; padding has no loss.
+        Mask(
+            "causal + padding",
+            _model_mask("causal", length, padding),
+            "model",
+            "padding is at the end, so the causal mask hides it from every other token",
+            _groups("", length - padding, "padding", padding),
+            padding,
+        ),
+        Mask(
+            "packed documents",
+            (documents[:, None] == documents[None, :]) & np.tri(length, dtype=bool),
+            "definition",
+            "a packed block, each token attends to its own document; headstart attends across documents",
+            tuple(f"document {document + 1}" for document in documents),
+        ),
+        Mask(  # Raffel et al. (2020)
+            "prefix",
+            np.tri(length, dtype=bool) | (np.arange(length) < prompt)[None, :],
+            "definition",
+            "all tokens attend to the prefix, the rest is causal",
+            _groups("prefix", prompt, "", length - prompt),
+        ),
+        Mask(
+            "cross",
+            _cross_mask(length, keys, source_padding),
+            "model",
+            "each target token attends to all source tokens but padding",
+            _groups("", keys - source_padding, "padding", source_padding),
+        ),
     ]
 
 
-def causal(length: int) -> Mask:
-    """The mask of a causal model."""
-    seen = _model_mask("causal", length, length)
-    return Mask("causal", seen, "model", "each token attends to itself and to those before it")
+def _groups(first: str, count: int, second: str, rest: int) -> tuple[str, ...]:
+    return (first,) * count + (second,) * rest
 
 
-def padding(length: int, real: int) -> Mask:
-    """The mask of a bidirectional model for a text of `real` tokens padded to `length`."""
-    seen = _model_mask("bidirectional", length, real)
-    return Mask(
-        "padding",
-        seen,
-        "model",
-        "each token attends to all tokens but padding",
-        _padding_groups(length, real),
-        length - real,
-    )
+def _model_mask(kind: str, length: int, padding: int) -> np.ndarray:
+    """The mask that a model applies to a text of `length` tokens, the last `padding` of which are padding."""
+    body = BACKBONES[kind](_smallest_config(kind, length), 1)
+    assert isinstance(body, TransformerBackbone)
+    tokens = torch.zeros(1, length, dtype=torch.long)
+    return attention_mask(body, Batch(tokens, torch.arange(length)[None, :] < length - padding))
 
 
-def causal_and_padding(length: int, real: int) -> Mask:
-    """The mask of a causal model for a text of `real` tokens padded to `length`: the causal mask alone.
-
-    Padding is at the end, so for every query but padding this equals both masks combined; padding has no loss.
-    """
-    seen = _model_mask("causal", length, real)
-    description = "padding is at the end, so the causal mask hides it from every other token"
-    return Mask("causal + padding", seen, "model", description, _padding_groups(length, real), length - real)
-
-
-def packed(documents: np.ndarray) -> Mask:
-    """Causal inside each document of a packed block; `documents` (T,) is the document of each token."""
-    same = documents[:, None] == documents[None, :]
-    seen = same & np.tri(len(documents), dtype=bool)
-    description = "a packed block, each token attends to its own document; headstart attends across documents"
-    groups = tuple(f"document {document + 1}" for document in documents)
-    return Mask("packed documents", seen, "definition", description, groups)
-
-
-def prefix(length: int, prompt: int) -> Mask:
-    """Bidirectional over the first `prompt` tokens, causal over the rest (Raffel et al., 2020)."""
-    seen = np.tri(length, dtype=bool) | (np.arange(length) < prompt)[None, :]
-    groups = tuple("prefix" if position < prompt else "" for position in range(length))
-    return Mask("prefix", seen, "definition", "all tokens attend to the prefix, the rest is causal", groups)
-
-
-def cross(queries: int, keys: int, real: int) -> Mask:
-    """The cross-attention mask of a decoder for `keys` source tokens, of which `real` are not padding."""
-    body = BODIES["encoder-decoder"](_smallest_config("encoder-decoder", max(queries, keys)), 1)
-    assert isinstance(body, EncoderDecoderBody)
+def _cross_mask(queries: int, keys: int, padding: int) -> np.ndarray:
+    """The cross-attention mask that a decoder applies to `keys` source tokens with padding at the end."""
+    body = BACKBONES["encoder-decoder"](_smallest_config("encoder-decoder", max(queries, keys)), 1)
+    assert isinstance(body, EncoderDecoderBackbone)
     tokens, source = (torch.zeros(1, length, dtype=torch.long) for length in (queries, keys))
-    batch = Batch(tokens, tokens == 0, source=source, source_real=torch.arange(keys)[None, :] < real)
-    mask = body.encode(batch)[0][2]
-    seen = np.ones((queries, keys), dtype=bool)
-    if mask is not None:
-        seen = mask[0, 0].expand(queries, keys).numpy().copy()
-    description = "each target token attends to all source tokens but padding"
-    return Mask("cross", seen, "model", description, _padding_groups(keys, real))
-
-
-def _padding_groups(length: int, real: int) -> tuple[str, ...]:
-    return tuple("" if position < real else "padding" for position in range(length))
-
-
-def _model_mask(kind: str, length: int, real: int) -> np.ndarray:
-    """The mask that a model applies to a text of `real` tokens padded to `length`."""
-    body = BODIES[kind](_smallest_config(kind, length), 1)
-    assert isinstance(body, TransformerBody)
-    batch = Batch(torch.zeros(1, length, dtype=torch.long), torch.arange(length)[None, :] < real)
-    return attention_mask(body, batch)
+    source_mask = torch.arange(keys)[None, :] < keys - padding
+    mask = body.encode(Batch(tokens, tokens == 0, source=source, source_attention_mask=source_mask))[0][2]
+    assert mask is not None
+    return mask[0, 0].expand(queries, keys).numpy().copy()
 
 
 def _smallest_config(kind: str, length: int) -> ModelConfig:

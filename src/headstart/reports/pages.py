@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from headstart.reports.formatting import (
     mean_seconds,
 )
 from headstart.reports.render import render
+from headstart.reports.tables import audit_leaks, audit_tables
 from headstart.results import Arm, Comparison, Transfer
 
 MAX_WEIGHT = 65535  # of an attention weight of 1, which is stored in two bytes
@@ -108,14 +108,12 @@ def render_model_card(card: Mapping[str, Any]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class FigureSection:
-    """A titled figure with its caption; a screen too small for the figure's labels shows the legend of arms instead."""
-
-    title: str
-    svg: Markup
-    caption: str
-    legend: list[str] = field(default_factory=list)
+def render_audit(audit: Mapping[str, Any]) -> Markup:
+    """A data audit as part of a page."""
+    html = render(
+        "audit.html", audit=audit, tables=audit_tables(audit, is_page=True), leaks=audit_leaks(audit)
+    )
+    return Markup(html)
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -123,7 +121,26 @@ def render_comparison(comparison: Comparison) -> str:
     budget = max(comparison.label_budgets)
     main = main_test(comparison)
     colours = arm_colours((arm.name, arm.kind) for arm in comparison.arms)
-    figures = (_learning_curves(comparison), _label_efficiency(comparison), _calibration(comparison))
+    curves, efficiency, panels = (
+        accuracy_curves(comparison),
+        label_efficiency(comparison),
+        reliability(comparison),
+    )
+    figures: dict[str, str] = dict.fromkeys(("curves", "efficiency", "calibration"), "")
+    if curves.lines:
+        ends = [f"{line.name} ends at {line.mean[-1]:.3f}" for line in curves.lines]
+        ends += [f"{level.name} is level at {level.mean[0]:.3f}" for level in curves.levels]
+        label = f"Validation accuracy by epoch: {'; '.join(ends)}."
+        figures["curves"] = inline_svg(draw_curves(curves), "curves", label)
+    if efficiency:
+        ends = [f"{line.name} from {line.mean[0]:.3f} to {line.mean[-1]:.3f}" for line in efficiency]
+        label = f"Accuracy by number of labels: {'; '.join(ends)}."
+        figure = draw_label_efficiency(efficiency, comparison.scored_split)
+        figures["efficiency"] = inline_svg(figure, "labels", label)
+    if panels:
+        errors = "; ".join(f"{panel.name} {format_score(panel.error)}" for panel in panels)
+        label = f"Accuracy by confidence; expected calibration error: {errors}."
+        figures["calibration"] = inline_svg(draw_reliability(panels), "reliability", label)
     return render(
         "comparison.html",
         comparison=comparison,
@@ -137,50 +154,14 @@ def render_comparison(comparison: Comparison) -> str:
         colour_index={name: PALETTE.index(colour) for name, colour in colours.items()},
         mean_seconds=mean_seconds,
         tests=sorted(comparison.tests, key=lambda test: -test.labels),
-        figures=[figure for figure in figures if figure is not None],
+        curves=curves,
+        efficiency=efficiency,
+        figures=figures,
         max_excerpt=MAX_EXCERPT,
         transfers=_transfers(comparison.arms),
-        audit=comparison.audit,
+        audit=render_audit(comparison.audit) if comparison.audit else "",
         provenance=_provenance(comparison),
     )
-
-
-def _learning_curves(comparison: Comparison) -> FigureSection | None:
-    data = accuracy_curves(comparison)
-    if not data.lines:
-        return None
-    ends = [f"{line.name} ends at {line.mean[-1]:.3f}" for line in data.lines]
-    ends += [f"{level.name} is level at {level.mean[0]:.3f}" for level in data.levels]
-    svg = inline_svg(draw_curves(data), "curves", f"Validation accuracy by epoch: {'; '.join(ends)}.")
-    caption = (
-        f"Validation accuracy with {data.labels:,} labels: mean over seeds, the band from lowest to highest."
-        + (" Where a line is dotted, its training has ended." if data.shorter else "")
-    )
-    return FigureSection("Learning curves", svg, caption, [line.name for line in [*data.lines, *data.levels]])
-
-
-def _label_efficiency(comparison: Comparison) -> FigureSection | None:
-    lines = label_efficiency(comparison)
-    if not lines:
-        return None
-    ends = [f"{line.name} from {line.mean[0]:.3f} to {line.mean[-1]:.3f}" for line in lines]
-    figure = draw_label_efficiency(lines, comparison.scored_split)
-    svg = inline_svg(figure, "labels", f"Accuracy by number of labels: {'; '.join(ends)}.")
-    caption = "Accuracy by number of labels, with 95 % intervals."
-    return FigureSection("Label efficiency", svg, caption, [line.name for line in lines])
-
-
-def _calibration(comparison: Comparison) -> FigureSection | None:
-    panels = reliability(comparison)
-    if not panels:
-        return None
-    errors = "; ".join(f"{panel.name} {format_score(panel.error)}" for panel in panels)
-    label = f"Accuracy by confidence; expected calibration error: {errors}."
-    caption = (
-        "On the dashed line confidence equals accuracy; below it the model is overconfident. "
-        "Large points hold many predictions."
-    )
-    return FigureSection("Calibration", inline_svg(draw_reliability(panels), "reliability", label), caption)
 
 
 def _transfers(arms: list[Arm]) -> dict[str, Transfer]:

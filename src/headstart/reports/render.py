@@ -11,8 +11,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
+from rich.markup import escape
 
-from headstart.reports import formatting, tables
+from headstart.reports import formatting
 
 
 def render(template: str, **context: Any) -> str:
@@ -36,12 +37,9 @@ def environment() -> Environment:
         for name, function in vars(formatting).items()
         if name.startswith("format_")
     }
-    env.filters |= {"indented_json": indented_json, "script_json": lambda value: Markup(script_json(value))}
-    env.globals |= {
-        "audit_leaks": tables.audit_leaks,
-        "audit_tables": tables.audit_tables,
-        "static": lambda name: Markup(static_file(name)),
-    }
+    env.filters |= {"indented_json": indented_json, "markup": escape}
+    env.filters["script_json"] = lambda value: Markup(script_json(value))
+    env.globals["static"] = lambda name: Markup(static_file(name))
     return env
 
 

@@ -1,6 +1,5 @@
 """Results as tables and lines, for a terminal (rich) and for pages."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from headstart.reports.formatting import (
     headline,
     mean_seconds,
 )
+from headstart.reports.render import render
 from headstart.results import Arm, Comparison
 
 MIB, GIB = 2**20, 2**30
@@ -30,10 +30,9 @@ VERDICT_COLOURS = {"better": "green", "worse": "red", "no difference shown": "ye
 AUDIT_COUNTS = {
     "count": ("texts", "texts"),
     "duplicates": ("repeats", "duplicates"),
-    "conflicts": ("conflicts", "conflicting labels"),
+    "conflicts": ("conflicts", "conflicting labels or translations"),
     "copies": ("copies", "same on both sides"),
     "in_train": ("in train", "also in train"),
-    "several": ("several", "several translations"),
     "near_in_train": ("near", "near-duplicates in train"),
     "truncated": ("cut", "truncated"),
     "unknown": ("unknown", "unknown tokens"),
@@ -180,7 +179,7 @@ def audit_leaks(audit: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     leaks: dict[str, list[tuple[str, str]]] = {}
     for key, kind in (("leaks", "exact duplicates across splits"), ("near", "near-duplicates across splits")):
         for leak in audit.get(key, []):
-            side = f"{leak['side']}: " if "side" in leak else ""
+            side = f"{leak['side']}: " if leak.get("side") else ""
             rows = "; ".join(f"{split}: {', '.join(names)}" for split, names in leak["origins"].items())
             leaks.setdefault(kind, []).append((side + leak["excerpt"], rows))
     return leaks
@@ -259,43 +258,7 @@ def _device_table(devices: Sequence[Mapping[str, Any]]) -> Table:
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     """FLOPs, time and verdict as lines, with rich's markup for colour."""
-    flops, time, verdict = plan["flops"], plan["time"], plan["verdict"]
-    source = "measured here" if time["measured"] else "from the device table and fitted constants"
-    cost = "" if time["cost"] is None else f", cost {time['cost']:,.2f}"
-    step = "compiled" if time["compile_seconds"] else "plain"
-    compiling = f", {time['compile_seconds']:.0f} s of it to compile" if time["compile_seconds"] else ""
-    lines = [
-        *([escape(plan["note"])] if plan.get("note") else []),
-        f"operations a token: {flops['forward_per_token'] / 1e6:,.2f} MFLOPs forward, "
-        f"{flops['backward_per_token'] / 1e6:,.2f} backward; {flops['step'] / 1e12:,.3f} TFLOPs a step",
-        f"time: {time['tokens_per_step']:,} tokens a {step} step in {time['seconds_per_step']:.4g} s, "
-        f"{time['tokens_per_second']:,.0f} tokens a second ({source})",
-        f"{time['tokens']:,.0f} tokens take {format_duration(time['hours'] * 3600)}{compiling}{cost}",
-    ]
-    if time["compiled"] and not time["compile_seconds"]:
-        lines.append("its steps are compiled; the speed-up there is unknown, so the estimate is without it")
-    if "cluster" in plan:
-        lines.append(_cluster_line(plan["cluster"]))
-    if verdict["fits"]:
-        batch = "of a batch in each process" if "cluster" in plan else "a batch"
-        fits = f"[green]yes[/], it trains on {escape(verdict['device'])}"
-        return [*lines, f"{fits}; at most {verdict['largest_batch']:,} texts {batch}"]
-    lines.append(f"[red]no[/], it does not fit on {escape(verdict['device'])}")
-    return [*lines, *(f"  try {escape(advice)}" for advice in verdict["advice"])]
-
-
-def _cluster_line(cluster: Mapping[str, Any]) -> str:
-    """Communication between processes, and its cost."""
-    content = "weights and gradients" if cluster["sharded"] else "gradients"
-    links = [f"links of {cluster['link']:g} GB/s"] if cluster["gpus"] > 1 else []
-    links += [f"a network of {cluster['network']:g} Gbit/s"] if cluster["nodes"] > 1 else []
-    machines = f"{cluster['nodes']} machine{'s' * (cluster['nodes'] > 1)} of {cluster['gpus']}"
-    return (
-        f"{cluster['processes']} processes ({machines}): each sends "
-        f"{cluster['exchanged_bytes'] / 1e9:.3g} GB of {content} a step, {cluster['exchange_seconds']:.3g} s over "
-        f"{' and '.join(links)}, of which {cluster['exposed_seconds']:.3g} s do not overlap with computation; "
-        f"{cluster['faster_than_one']:.1f} times as fast as one ({cluster['efficiency']:.0%})"
-    )
+    return render("plan.txt", plan=plan).splitlines()
 
 
 # Hyperparameter search
@@ -360,18 +323,4 @@ def complexity_tables(content: Mapping[str, Any]) -> list[Table]:
 
 def crossing_lines(content: Mapping[str, Any]) -> list[str]:
     """The lengths from which self-attention takes longer than the other layers."""
-    width = content["width"]
-    lines = [
-        f"in theory n²·d exceeds n·d² from n = d, here {width:,}; with the constants of these layers"
-        " (4·n²·d against 16·n·d² and 6·n·d²) from 4 d for recurrence and from 1.5 d for convolution:"
-    ]
-    for crossing in content["crossings"]:
-        length, other = crossing["length"], crossing["other"]
-        if length is None or not math.isfinite(length):
-            lines.append(f"  {other}: no crossing")
-            continue
-        how = "measured" if crossing["is_measured"] else "extrapolated from the fitted lines"
-        lines.append(
-            f"  self-attention takes longer than {other} from n ≈ {length:,.0f} = {length / width:.1f} d ({how})"
-        )
-    return lines
+    return render("crossings.txt", width=content["width"], crossings=content["crossings"]).splitlines()

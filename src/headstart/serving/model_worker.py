@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.errors import RunError
 from headstart.evaluation.attention import (
     AttentionMaps,
@@ -18,17 +18,17 @@ from headstart.evaluation.attention import (
     readable,
     translation_maps,
 )
-from headstart.generation.beam import Beam
+from headstart.generation.beam_search import Beam
+from headstart.generation.generate import Unfolding, stream
 from headstart.generation.reader import prompts
-from headstart.generation.stream import stream
-from headstart.generation.unfold import Unfolding
 from headstart.inference.classify import leave_one_out
 from headstart.inference.embed import Encoder, plain_batch, usual_length
 from headstart.inference.generate import Request as GenerationSettings
 from headstart.inference.generate import Writer, open_writer
 from headstart.inference.loaded_model import LoadedModel
 from headstart.inference.translate import Translator, open_translator, search_translations
-from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import TransformerBackbone
 from headstart.models.model import count_parameters
 from headstart.models.packed import cast_linears, packed
 from headstart.objectives.masked_lm import CausalAndMasked
@@ -96,7 +96,7 @@ class ModelWorker:
             else:
                 self.fast_model = cast_linears(self.model, self.runtime.precision)
                 self.eval_tokens *= 2  # half as wide, so a cache holds twice as many
-            self.fast_model.backbone.is_flat = isinstance(self.fast_model.backbone, TransformerBody)
+            self.fast_model.backbone.is_flat = isinstance(self.fast_model.backbone, TransformerBackbone)
         self.num_threads = THREAD_POOL.max_batches if self.runtime.device.type == "cpu" else 1
         self._weights_per_token = self.num_parameters - self.model.backbone.table.numel()
         self._lock = threading.Lock()
@@ -186,13 +186,16 @@ class ModelWorker:
             "cut": len(prompt) < len(ids),
         }
 
-    def _encode(self, ability: Ability, texts: Sequence[str]) -> tuple[list[Row], list[bool]]:
+    def _encode(self, ability: Ability, texts: Sequence[str]) -> tuple[list[EncodedExample], list[bool]]:
         """The texts as token ids with special tokens, and which of them were truncated."""
         length, encoded = self.length(ability), self.tokenizer.encode(texts)
-        rows = [Row(self.tokenizer.frame(ids, length, self.config.data.truncation_side)) for ids in encoded]
+        rows = [
+            EncodedExample(self.tokenizer.frame(ids, length, self.config.data.truncation_side))
+            for ids in encoded
+        ]
         return rows, [len(ids) + 2 > length for ids in encoded]
 
-    def _logits(self, rows: Sequence[Row]) -> np.ndarray:
+    def _logits(self, rows: Sequence[EncodedExample]) -> np.ndarray:
         objective = self.trained.objective
         return class_logits(self.fast_model, objective, rows, self.tokenizer, self.runtime, self.eval_tokens)
 
@@ -221,7 +224,7 @@ class ModelWorker:
             labels.append({**label, "explanation": self._explain(row, index)} if explain else label)
         return labels
 
-    def _explain(self, row: Row, label: int) -> dict[str, Any]:
+    def _explain(self, row: EncodedExample, label: int) -> dict[str, Any]:
         if len(row.tokens) > self.limits.max_explained_tokens:
             raise http_error(
                 422,
@@ -292,7 +295,7 @@ class ModelWorker:
         num_layers = body.num_decoder_layers or body.num_layers
         self._check_size(num_layers * body.num_heads, len(target) - 1, len(source))
         batch = self.trained.objective.collate(
-            [Row(target, source=source)], translator.tokenizer, generator_for(0)
+            [EncodedExample(target, source=source)], translator.tokenizer, generator_for(0)
         )
         pieces = translator.source_tokenizer.pieces(source), translator.tokenizer.pieces(target)
         batch = batch.to(translator.runtime.device)
@@ -339,7 +342,11 @@ def _no_embedder(trained: LoadedModel) -> str:
 
 def _no_attention(trained: LoadedModel) -> str:
     kind = trained.info.config.model.architecture
-    return "" if issubclass(BODIES[kind], TransformerBody) else f"has a {kind} body without attention to show"
+    return (
+        ""
+        if issubclass(BACKBONES[kind], TransformerBackbone)
+        else f"has a {kind} body without attention to show"
+    )
 
 
 def _no_generator(trained: LoadedModel) -> str:

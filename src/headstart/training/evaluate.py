@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.data.samplers import Loader, TextLoader
 from headstart.models.model import Model
 from headstart.objectives.base import Objective, Vocabulary
@@ -17,7 +17,7 @@ EVALUATION_SEED = 20180611  # masks drawn for marking are the same in every run
 def predict_probabilities(
     model: Model,
     objective: Objective,
-    rows: Sequence[Row],
+    rows: Sequence[EncodedExample],
     vocabulary: Vocabulary,
     runtime: Runtime,
     batch_tokens: int,
@@ -30,7 +30,7 @@ def predict_probabilities(
 def class_logits(
     model: Model,
     objective: Objective,
-    rows: Sequence[Row],
+    rows: Sequence[EncodedExample],
     vocabulary: Vocabulary,
     runtime: Runtime,
     batch_tokens: int,
@@ -83,7 +83,7 @@ def loss_sums(
     }
 
 
-def marked_places(count: int, most: int | None) -> np.ndarray:
+def eval_subset(count: int, most: int | None) -> np.ndarray:
     """Which of `count` validation texts are read at each evaluation: `most` of them, evenly spread."""
     if most is None or most >= count:
         return np.arange(count)

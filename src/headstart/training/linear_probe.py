@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.data.samplers import TextLoader
 from headstart.models.heads import ClassHead
 from headstart.models.model import Model
@@ -27,7 +27,7 @@ def fit_head(
     model: Model,
     head: ClassHead,
     objective: Objective,
-    rows: Sequence[Row],
+    rows: Sequence[EncodedExample],
     vocabulary: Vocabulary,
     runtime: Runtime,
 ) -> None:
@@ -59,7 +59,7 @@ def pooled_vectors(
     model: Model,
     head: ClassHead,
     objective: Objective,
-    rows: Sequence[Row],
+    rows: Sequence[EncodedExample],
     vocabulary: Vocabulary,
     runtime: Runtime,
 ) -> Tensor:
@@ -70,7 +70,7 @@ def pooled_vectors(
     for numbers in loader.batches(0):
         batch = objective.collate(loader.fetch(numbers, 0), vocabulary, generator_for(0)).to(runtime.device)
         with torch.no_grad(), runtime.autocast():
-            hidden = model.backbone(batch, head.places(batch.real))
+            hidden = model.backbone(batch, head.places(batch.attention_mask))
             vectors = head.pooled(hidden, batch, model.backbone).float().cpu().numpy()  # (B, D)
         if found is None:
             found = np.zeros((len(rows), vectors.shape[1]), dtype=np.float32)

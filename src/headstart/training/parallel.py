@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headstart.batch import Batch
 from headstart.data.samplers import Loader
-from headstart.models.block import Block
 from headstart.models.model import Model
+from headstart.models.transformer import Block
 from headstart.objectives.base import Loss, Objective, Vocabulary
 from headstart.training.runtime import Runtime, generator_for
 
@@ -62,15 +62,15 @@ def collate_shard(
     own = numbers[share.batch]
     rng = generator_for(*chance, *((share.batch,) if share.batch else ()))
     start, stop = share.rows(len(own))
-    is_idle = start == stop
-    if is_idle:
+    is_dummy = start == stop
+    if is_dummy:
         start, stop = 0, 1
     if share.count > 1 and objective.is_rowwise:
         batch = objective.collate(loader.fetch(own[start:stop], epoch), vocabulary, rng)
     else:
         batch = objective.collate(loader.fetch(own, epoch), vocabulary, rng)
         batch = batch if share.count == 1 else batch.rows(start, stop)
-    return replace(batch, is_idle=True) if is_idle else batch
+    return replace(batch, is_dummy=True) if is_dummy else batch
 
 
 Found = TypeVar("Found")

@@ -17,9 +17,9 @@ def prefetch(steps: Iterator[list[Batch]], is_pinned: bool) -> Iterator[list[Bat
     def fill() -> None:
         try:
             for parts in steps:
-                ready = [part.pin() if is_pinned else part for part in parts]
+                ready = [part.pin_memory() if is_pinned else part for part in parts]
                 for part in ready:
-                    _ = part.count, part.answers  # counted here, so that the step finds them known
+                    _ = part.num_tokens, part.label_counts  # counted here, so that the step finds them known
                 queue.put(ready)
                 if abandoned.is_set():
                     return

@@ -21,7 +21,7 @@ from headstart.config import RunConfig
 from headstart.data.samplers import Loader
 from headstart.errors import Diverged, Stopped
 from headstart.models.model import Model
-from headstart.objectives.base import Loss, Objective, Vocabulary, counts
+from headstart.objectives.base import Loss, Objective, Vocabulary
 from headstart.training.callbacks import Evaluated, Event, Saved, StepDone
 from headstart.training.compile import Compiled, should_compile
 from headstart.training.ema import WeightAverage
@@ -66,8 +66,8 @@ class Meters:
                 count + loss.count,
                 correct + loss.correct.detach(),
             ]
-        self.tokens += part.count
-        self.computed += part.size
+        self.tokens += part.num_tokens
+        self.computed += part.num_positions
 
     def sums(self) -> dict[str, float]:
         """All of them by name."""
@@ -300,9 +300,9 @@ class Trainer:
                 losses = self.strategy.losses(self.objective, moved, is_last=part is parts[-1])
             mean = sum_of_means(losses, whole)
             if not self.runtime.processes.is_alone:
-                mean = mean * (0.0 if part.is_idle else self.strategy.scale)
+                mean = mean * (0.0 if part.is_dummy else self.strategy.scale)
             mean.backward()
-            if not part.is_idle:
+            if not part.is_dummy:
                 self._since.add(losses, part)
         learning = [weight for weight in self.model.parameters() if weight.grad is not None]
         if self.config.optimizer.max_grad_norm:
@@ -331,9 +331,9 @@ class Trainer:
         """How many answers of each kind the step has, over all processes; what else they must agree on goes along."""
         own: dict[str, float] = {}
         for part in parts:
-            for name, count in counts(part).items():
+            for name, count in part.label_counts.items():
                 own[f"count {name}"] = own.get(f"count {name}", 0) + count
-            own["tokens"] = own.get("tokens", 0) + (0 if part.is_idle else part.count)
+            own["tokens"] = own.get("tokens", 0) + (0 if part.is_dummy else part.num_tokens)
         if self.runtime.processes.is_alone:
             found = own
         else:

@@ -11,7 +11,7 @@ import numpy as np
 
 from headstart.atomic_io import content_hash, finite, write_text
 from headstart.baselines.tfidf import train_tfidf
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example
 from headstart.data.decontamination import seen_before
@@ -20,11 +20,10 @@ from headstart.evaluation.metrics import score
 from headstart.inference.classify import encode_rows
 from headstart.results import CurvePoint, SeedResult, Transfer, plain
 from headstart.training.callbacks import Event
-from headstart.training.evaluate import marked_places, predict_probabilities
+from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
-from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
-from headstart.workflows.labelled import Task, data_fingerprint
+from headstart.workflows.finetune import Task, data_fingerprint, make_classifier, make_trainer
 from headstart.workflows.run_dir import FitState
 
 DIGITS = 9  # of a probability on disk: enough for every float32
@@ -90,10 +89,10 @@ class Encoder:
         known.update((example.text, row.tokens) for example, row in zip(new, rows, strict=True))
         index = dataset.class_index
         found = {
-            split: [Row(known[example.text], index[example.label or ""]) for example in examples]
+            split: [EncodedExample(known[example.text], index[example.label or ""]) for example in examples]
             for split, examples in dataset.splits.items()
         }
-        return Task(dataset, plan.tokenizer, found)
+        return Task(plan.tokenizer, dataset, found)
 
 
 def train_fit(
@@ -160,7 +159,7 @@ def _fit_classical(
         dataset.texts("train"), dataset.targets("train"), seed=seed, classes=len(dataset.classes)
     )
     found = model.predict_probabilities(dataset.texts(scored))
-    chosen = marked_places(len(dataset.valid), plan.config.training.eval_subset_size)
+    chosen = eval_subset(len(dataset.valid), plan.config.training.eval_subset_size)
     on_valid = model.predict_probabilities([dataset.valid[place].text for place in chosen])
     marks = score(np.array(dataset.targets("valid"))[chosen], on_valid, dataset.classes)
     return found, [CurvePoint(0.0, 0, marks.accuracy, marks.macro_f1, marks.loss)]

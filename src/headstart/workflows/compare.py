@@ -44,12 +44,10 @@ from headstart.workflows.arms import (
     write_fit,
 )
 from headstart.workflows.conclude import ARMS, FROZEN_RATE, OPTIONAL_ARMS, Plan, conclude, write_comparison
-from headstart.workflows.finetune import finetune_config, uses_recommendation
-from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.labelled import data_fingerprint
+from headstart.workflows.finetune import choose_tokenizer, data_fingerprint
+from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config, uses_recommendation
 from headstart.workflows.notes import notes_after, notes_before
 from headstart.workflows.run_dir import RunDir, absolute_paths, command_line, with_absolute_paths
-from headstart.workflows.tokenizers import choose_tokenizer
 
 
 def compare(

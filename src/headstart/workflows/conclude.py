@@ -196,10 +196,8 @@ def _mistakes(
 
 def _audit(whole: Dataset, plan: Plan) -> Audit:
     """The audit with token lengths as the first neural arm reads them."""
-    lengths, unknown = {}, {}
-    for split, examples in whole.splits.items():
-        lengths[split], unknown[split] = token_counts(plan.tokenizer, [example.text for example in examples])
-    return audit(whole, lengths, unknown, plan.config.training.max_length)
+    tokens = {split: token_counts(plan.tokenizer, whole.texts(split)) for split in whole.splits}
+    return audit(whole, tokens, plan.config.training.max_length)
 
 
 def write_comparison(out: Path, comparison: Comparison) -> None:

@@ -18,7 +18,7 @@ from headstart.pretrained import shipped_bases
 from headstart.results import Comparison
 from headstart.training.callbacks import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
-from headstart.workflows.finetune import finetune_config
+from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.run_dir import absolute_paths
@@ -122,7 +122,7 @@ def _tell_plan(inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Non
         DATA, length=LENGTH, settings={"data": {"train_size": inputs["labels"]}}, seed=inputs["first_seed"]
     )
     counts = ", ".join(f"{name} {part.count:,}" for name, part in found.splits.items())
-    on_event(Note(f"audit of {DATA}: {counts}; {len(found.leaks)} texts stand in two splits"))
+    on_event(Note(f"audit of {DATA}: {counts}; {len(found.leaks)} texts are in two splits"))
     for warning in found.warnings:
         on_event(Note(warning))
 

@@ -20,10 +20,9 @@ from headstart.inference.classify import Classifier, load_ensemble, mean_probabi
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.results import LanguageScore, Score, TranslationScore, TranslationTest
 from headstart.training.runtime import Runtime, start_runtime
-from headstart.workflows.prepare import prepare_documents
+from headstart.workflows.finetune_seq2seq import TranslationTask, encode_pairs, score_translator
 from headstart.workflows.pretrain import score_language
-from headstart.workflows.translate import mark_translations
-from headstart.workflows.translation_task import TranslationTask, encode_pairs
+from headstart.workflows.tokenize_corpus import prepare_documents
 
 BEAM = 5  # default width of the beam search that evaluates a translator
 TESTED = ("bleu", "chrf")  # metrics of the significance tests between two translators
@@ -160,7 +159,7 @@ def _encode_split(loaded: LoadedModel, text: ParallelText, config: RunConfig) ->
     tokenizers = loaded.tokenizer, loaded.source_tokenizer
     length, keep = config.training.max_length, config.data.truncation_side
     rows = {name: encode_pairs(pairs, tokenizers, length, keep) for name, pairs in text.splits.items()}
-    return TranslationTask(text, *tokenizers, rows)
+    return TranslationTask(*tokenizers, text, rows)
 
 
 def _split(task: TranslationTask) -> str:
@@ -171,7 +170,7 @@ def _score_task(
     loaded: LoadedModel, task: TranslationTask, runtime: Runtime, beam: int
 ) -> tuple[TranslationScore, list[str]]:
     model, split = loaded.model().to(runtime.device), _split(task)
-    found, texts = mark_translations(
+    found, texts = score_translator(
         model, loaded.objective, task, split, runtime, loaded.train_fingerprints, beam=beam
     )
     return replace(found, skipped=len(task.text.skips)), texts

@@ -5,8 +5,8 @@ from typing import Any
 
 from headstart.results import SeedResult
 from headstart.workflows.arms import Part
-from headstart.workflows.classifier import keeps_head
 from headstart.workflows.conclude import FROZEN_RATE, Plan
+from headstart.workflows.finetune_defaults import can_reuse_head
 
 PARTS = {"start": "its beginning", "end": "its end", "both": "both its ends"}
 
@@ -58,7 +58,7 @@ def notes_before(parts: list[Part], plans: list[Plan], inputs: Mapping[str, Any]
         notes.append(f"frozen arms train the head alone, at {FROZEN_RATE:g} times the learning rate")
     classes = parts[0].dataset.classes
     kept = sorted(
-        {plan.base for plan in plans if keeps_head(plan.config, plan.objective, classes, plan.trained)}
+        {plan.base for plan in plans if can_reuse_head(plan.config, plan.objective, classes, plan.trained)}
     )
     if kept:
         notes.append(

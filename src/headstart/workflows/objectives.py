@@ -10,15 +10,15 @@ from headstart.data.documents import open_documents
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, Stopped
 from headstart.objectives import make_objective
-from headstart.planning.cost import count_flops
-from headstart.planning.load import make_load
+from headstart.planning.flops import count_flops
+from headstart.planning.workload import make_workload
 from headstart.results import Comparison
 from headstart.training.callbacks import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
-from headstart.workflows.prepare import learn_tokenizer
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.run_dir import command_line
+from headstart.workflows.tokenize_corpus import learn_tokenizer
 
 DEFAULT_TOKENS = 5_000_000  # that the first objective reads, when no budget is given
 
@@ -84,7 +84,7 @@ def equal_budgets(
         config = config.with_(
             {"model": make_objective(config.objective).resolve_backbone(config.model).model_dump()}
         )
-        costs[name] = count_flops(make_load(config, "cpu", "float32")).training
+        costs[name] = count_flops(make_workload(config, "cpu", "float32")).training
     first = costs[objectives[0]] * tokens
     return {name: round(first / cost) for name, cost in costs.items()}
 

@@ -32,15 +32,13 @@ from headstart.quantization import FORMS, as_stored, store_weights, stored_bytes
 from headstart.reports.pages import render_model_card
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.runtime import start_runtime
-from headstart.workflows.classifier import score_rows
 from headstart.workflows.evaluate import evaluate_loaded, evaluate_on_own_valid, evaluate_translator
 from headstart.workflows.facts import Facts
-from headstart.workflows.labelled import load_labelled, make_task
-from headstart.workflows.mix import without_repeats
-from headstart.workflows.prepare import prepare_documents
-from headstart.workflows.pretrain import score_language
+from headstart.workflows.finetune import load_labelled, make_task, score_rows
+from headstart.workflows.pretrain import score_language, without_repeats
 from headstart.workflows.run_dir import SCRATCH
 from headstart.workflows.search import to_toml
+from headstart.workflows.tokenize_corpus import prepare_documents
 
 FORMAT = 1
 LARGE = 64 * 2**10  # bytes from which a tokenizer's file is compressed

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from headstart.atomic_io import write_text
-from headstart.batch import Batch, Row
+from headstart.batch import Batch, EncodedExample
 from headstart.config import RunConfig
 from headstart.data.dataset import Example
 from headstart.data.datasets import SOURCES, load_for_scoring, load_texts
@@ -20,13 +20,13 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.attention import TRANSLATOR_TYPES, AttentionMaps, attention_maps, translation_maps
 from headstart.evaluation.head_ablation import GroupedLoss, HeadAblation, measure_head_ablation
-from headstart.generation.beam import Beam
+from headstart.generation.beam_search import Beam
 from headstart.inference.classify import encode_rows
 from headstart.inference.embed import plain_batch
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
 from headstart.inference.translate import write_translations
-from headstart.models.embedding import Embedding
 from headstart.models.model import Model
+from headstart.models.transformer import Embedding
 from headstart.plots.heatmaps import draw_attention, draw_head_ablation
 from headstart.plots.masks import Mask, all_masks, draw_masks
 from headstart.plots.positions import PositionMap, draw_positions, model_map, sinusoidal_map
@@ -93,7 +93,9 @@ def _translation_maps(trained: LoadedModel, text: str, target: str | None, part:
         tokens = trained.tokenizer.frame(own.tokens, len(own.tokens) + 2)
     else:
         tokens = framed(trained, trained.tokenizer, target)
-    batch = trained.objective.collate([Row(tokens, source=source)], trained.tokenizer, generator_for(0))
+    batch = trained.objective.collate(
+        [EncodedExample(tokens, source=source)], trained.tokenizer, generator_for(0)
+    )
     pieces = trained.source_tokenizer.pieces(source), trained.tokenizer.pieces(tokens)
     title = Path(trained.name).name
     return translation_maps(model, batch.to(runtime.device), kind, *pieces, title)
@@ -103,7 +105,7 @@ def read_text(trained: LoadedModel, text: str) -> tuple[Batch, list[str]]:
     """One text as a batch with its tokens as words; an empty or over-long one is refused."""
     tokens = framed(trained, trained.tokenizer, text)
     row = torch.from_numpy(tokens).long()[None, :]  # (1, T)
-    return Batch(row, torch.ones_like(row, dtype=torch.bool), is_full=True), trained.tokenizer.pieces(tokens)
+    return Batch(row, torch.ones_like(row, dtype=torch.bool), unpadded=True), trained.tokenizer.pieces(tokens)
 
 
 def framed(trained: LoadedModel, tokenizer: Tokenizer, text: str) -> np.ndarray:
@@ -191,7 +193,7 @@ def picture_attention_heads(
     return study, write_pictures(out, drawing)
 
 
-def _study_rows(trained: LoadedModel, file: str, config: RunConfig, most: int) -> list[Row]:
+def _study_rows(trained: LoadedModel, file: str, config: RunConfig, most: int) -> list[EncodedExample]:
     """Rows that the run's own objective can ask about: labelled texts for a classifier, else plain ones."""
     reads, classes = trained.objective.reads, trained.info.classes
     if reads not in ("blocks", "texts"):
@@ -219,7 +221,7 @@ def _study_rows(trained: LoadedModel, file: str, config: RunConfig, most: int) -
     )
 
 
-def _loss_of(trained: LoadedModel, parts: list[list[Row]], runtime: Runtime) -> GroupedLoss:
+def _loss_of(trained: LoadedModel, parts: list[list[EncodedExample]], runtime: Runtime) -> GroupedLoss:
     """The run's own loss by part, asked the same way each time."""
 
     def loss(model: Model) -> tuple[np.ndarray, np.ndarray]:

@@ -16,11 +16,9 @@ from headstart.errors import ConfigError, Diverged
 from headstart.training.callbacks import Evaluated, Event
 from headstart.training.runtime import StopSignal, seed_for, start_runtime
 from headstart.workflows.arms import Encoder, Part
-from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import finetune_config
-from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.labelled import data_fingerprint
+from headstart.workflows.finetune import data_fingerprint, make_classifier, make_trainer
+from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config
 from headstart.workflows.run_dir import FitState
 from headstart.workflows.search import Row, as_settings, standing
 

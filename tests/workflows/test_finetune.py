@@ -15,11 +15,10 @@ from headstart.objectives.classification import Classification
 from headstart.training.callbacks import Note
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime
-from headstart.workflows.classifier import keeps_head, make_classifier, misfit
 from headstart.workflows.compare import compare
 from headstart.workflows.evaluate import evaluate
-from headstart.workflows.finetune import finetune, finetune_config
-from headstart.workflows.labelled import load_labelled, make_task
+from headstart.workflows.finetune import finetune, load_labelled, make_classifier, make_task
+from headstart.workflows.finetune_defaults import can_reuse_head, finetune_config, why_new_head
 from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
 from tests.helpers.datasets import QUICK, write_labelled
@@ -94,7 +93,7 @@ def test_a_head_that_fits_goes_on_whatever_the_order_of_the_classes(world, base,
     order = [trained.info.classes.index(name) for name in classes]
     assert np.array_equal(before[:, order], after)
     assert "(the head too), 0 weights fresh, 0 weights left behind" in moved.summary()
-    assert misfit(config, objective, task.classes, trained) == ""
+    assert why_new_head(config, objective, task.classes, trained) == ""
 
 
 def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
@@ -119,12 +118,12 @@ def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
         (["bad", "fine"], {}, ""),
         (["bad", "good", "fine"], {}, ""),
         (None, {"training": {"head_init": "random"}}, ""),
-        (None, {"training": {"reinit_top_layers": 1}}, "above the fresh blocks"),
-        (None, {"objective": {"pooling": "max"}}, "--set objective.pooling=mean keeps it"),
+        (None, {"training": {"reinit_top_layers": 1}}, "layers below it are reinitialized"),
+        (None, {"objective": {"pooling": "max"}}, "--set objective.pooling=mean reuses it"),
         (
             None,
             {"objective": {"head_hidden_layer": "linear"}},
-            "--set objective.head_hidden_layer=dense keeps it",
+            "--set objective.head_hidden_layer=dense reuses it",
         ),
     ],
 )
@@ -132,15 +131,15 @@ def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings
     if classes is not None:  # the labels of the table are not asked for here, only the head
         trained = load_model(str(world / "run"))
         config, objective = finetune_config(trained, None, merge(TUNING, settings))
-        assert not keeps_head(config, objective, classes, trained)
-        assert misfit(config, objective, classes, trained) == ""
+        assert not can_reuse_head(config, objective, classes, trained)
+        assert why_new_head(config, objective, classes, trained) == ""
         return
     _, moved, task, config, objective, trained = start(world, settings=settings)
     assert not moved.kept_head
     assert {name for name in moved.left if name.startswith("heads.")}
     assert {name for name in moved.fresh if name.startswith("heads.")}
     assert "the head too" not in moved.summary()
-    why = misfit(config, objective, task.classes, trained)
+    why = why_new_head(config, objective, task.classes, trained)
     assert told in why
     assert bool(told) == bool(why)
 
@@ -159,8 +158,8 @@ def test_a_body_without_a_head_and_a_start_from_scratch_keep_none(world):
     config, objective = finetune_config(trained, None, TUNING)
     bare = replace(trained, info=replace(trained.info, has_heads=False))
     assert isinstance(objective, Classification)
-    assert not keeps_head(config, objective, ["bad", "good"], bare)
-    assert not keeps_head(config, objective, ["bad", "good"], None)
+    assert not can_reuse_head(config, objective, ["bad", "good"], bare)
+    assert not can_reuse_head(config, objective, ["bad", "good"], None)
 
 
 @pytest.mark.slow

@@ -7,13 +7,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from headstart.batch import Batch
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
-from headstart.models.attention import at
-from headstart.models.body import Body
+from headstart.models.backbones import Backbone
 from headstart.models.dropout import drop
-from headstart.models.norm import make_norm
+from headstart.models.transformer import at, make_norm
 
 
-class RecurrentBody(Body):
+class RecurrentBackbone(Backbone):
     """Layers of LSTM read from both ends, half the width each way (Hochreiter and Schmidhuber, 1997)."""
 
     sees_ahead = True
@@ -37,7 +36,7 @@ class RecurrentBody(Body):
     def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         """A vector for every token (B, T, D); padding is never stepped over."""
         hidden, _ = self.embedding(batch)
-        lengths = batch.real.sum(dim=1).clamp(min=1).cpu()
+        lengths = batch.attention_mask.sum(dim=1).clamp(min=1).cpu()
         for recurrence, norm in zip(self.lstms, self.norms, strict=True):
             packed = pack_padded_sequence(norm(hidden), lengths, batch_first=True, enforce_sorted=False)
             read, _ = pad_packed_sequence(
@@ -47,7 +46,7 @@ class RecurrentBody(Body):
         return self.final_norm(at(hidden, places))
 
 
-class ConvolutionBody(Body):
+class ConvolutionalBackbone(Backbone):
     """Layers of convolution of `kernel` tokens; dilated, each looks twice as far as the one below (Oord et al., 2016)."""
 
     sees_ahead = True
@@ -74,7 +73,7 @@ class ConvolutionBody(Body):
     def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
         """A vector for every token (B, T, D); padding counts as nothing at every layer."""
         hidden, _ = self.embedding(batch)
-        real = batch.real[..., None]
+        real = batch.attention_mask[..., None]
         for convolution, norm in zip(self.convs, self.norms, strict=True):
             read = convolution((norm(hidden) * real).transpose(1, 2)).transpose(1, 2)
             hidden = hidden + drop(F.glu(read, dim=-1), self.config.dropout, self.training)

@@ -1,23 +1,82 @@
-"""The bodies: what reads a batch and gives a vector for every token."""
+"""The backbones: what reads a batch and gives a vector for every token."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from headstart.batch import Batch
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
-from headstart.models.attention import CrossAttention, at
-from headstart.models.block import Source, Turns, View
-from headstart.models.body import Body, Stack
-from headstart.models.cache import Cache, laid_out, new_cache
-from headstart.models.embedding import Embedding
 from headstart.models.flat import flat_of, is_short
-from headstart.models.rivals import ConvolutionBody, RecurrentBody
+from headstart.models.kv_cache import Cache, laid_out, new_cache
+from headstart.models.transformer import (
+    CrossAttention,
+    Embedding,
+    Source,
+    Stack,
+    Turns,
+    View,
+    at,
+)
 
 
-class TransformerBody(Body):
+class Backbone(nn.Module):
+    """What every body has: a token table, layers one above the other, and perhaps a pooler."""
+
+    sees_ahead: bool
+    layer_names: tuple[str, ...] = ("blocks",)  # the module lists whose members are the layers
+    is_flat = False  # True = in evaluation padding goes through attention alone
+
+    def __init__(self, config: ModelConfig, vocabulary: int):
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config, vocabulary)
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
+
+    @staticmethod
+    def _spread(config: ModelConfig) -> float:
+        return math.sqrt(2 / (5 * config.hidden_size))
+
+    def _start(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
+            nn.init.normal_(module.weight, std=self._spread(self.config))
+        if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    @property
+    def table(self) -> Tensor:
+        """The token table (V, D), which a tied head reads."""
+        return self.embedding.token_embedding.weight
+
+    def pooled(self, hidden: Tensor) -> Tensor:
+        """The pooler's summary of each text (B, D)."""
+        if self.pooler is None:
+            raise ConfigError(
+                "this body has no pooler", hint="set objective.pooling=mean, or model.pooler=true"
+            )
+        return torch.tanh(self.pooler(hidden[:, 0]))
+
+    @property
+    def depth(self) -> int:
+        """How many layers stand one above the other."""
+        return self.config.num_layers
+
+    def layer_of(self, name: str) -> int:
+        """How deep the weight called `name` sits: 0 for the embedding, up to `depth` + 1 for what is above them."""
+        first, _, rest = name.removeprefix("stack.").partition(".")
+        if first in self.layer_names:
+            return int(rest.split(".")[0]) + 1
+        return 0 if first == "embedding" else self.depth + 1
+
+    def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
+        """A vector for every token (B, T, D); with `places`, only those there (N, D) of the flattened positions."""
+        raise NotImplementedError
+
+
+class TransformerBackbone(Backbone):
     """A stack of blocks; whether a token sees those after it is the only difference between the two kinds."""
 
     def __init__(self, config: ModelConfig, vocabulary: int):
@@ -35,9 +94,9 @@ class TransformerBody(Body):
 
         A causal body needs none: padding stands at the end, after every real token.
         """
-        if self.is_causal(batch) or batch.is_full:
+        if self.is_causal(batch) or batch.unpadded:
             return None
-        return batch.real[:, None, None, :]
+        return batch.attention_mask[:, None, None, :]
 
     def views(self, batch: Batch, turns: Turns | None, places: Tensor | None = None) -> list[View]:
         """How each layer reads tokens that stand at `places`, or at all of T."""
@@ -53,7 +112,7 @@ class TransformerBody(Body):
 
     def _flat(self, batch: Batch, places: Tensor | None) -> Tensor:
         """What `forward` gives, but at padding, where nobody looks."""
-        flat = flat_of(batch.real)
+        flat = flat_of(batch.attention_mask)
         tokens = batch.tokens.flatten().index_select(0, flat.places)[None]  # (1, N)
         columns = flat.columns[None]
         hidden, turns = self.embedding.at(tokens, columns, batch.tokens.shape[1])
@@ -67,7 +126,7 @@ class TransformerBody(Body):
         return hidden, weights
 
 
-class CausalBody(TransformerBody):
+class CausalBackbone(TransformerBackbone):
     """Each token sees itself and those before it."""
 
     sees_ahead = False
@@ -83,13 +142,13 @@ class CausalBody(TransformerBody):
         return self.stack.through_read(hidden, turns, cache, places, self.config, self.embedding)
 
 
-class BidirectionalBody(TransformerBody):
+class BidirectionalBackbone(TransformerBackbone):
     """Each token sees all tokens of its text."""
 
     sees_ahead = True
 
 
-class EncoderDecoderBody(Body):
+class EncoderDecoderBackbone(Backbone):
     """An encoder reads the source; a decoder reads the target so far and, by cross-attention, the source.
 
     As in Vaswani et al. (2017). Its vectors are those of the decoder, which never sees ahead. Both sides share one
@@ -125,16 +184,16 @@ class EncoderDecoderBody(Body):
         return len(self.encoder.blocks) + len(self.decoder.blocks)
 
     def _source(self, batch: Batch) -> Batch:
-        if batch.source is None or batch.source_real is None:
+        if batch.source is None or batch.source_attention_mask is None:
             raise ConfigError(
                 "an encoder-decoder reads two texts, and one was given", hint="it translates: see --pair"
             )
-        return Batch(batch.source, batch.source_real)
+        return Batch(batch.source, batch.source_attention_mask)
 
     def encode(self, batch: Batch) -> list[Source]:
         """What each decoder layer reads of the source: keys, values (B, A, S, D/A) and mask (B, 1, 1, S)."""
         source = self._source(batch)
-        mask = source.real[:, None, None, :]
+        mask = source.attention_mask[:, None, None, :]
         hidden, turns = (self.source_embedding or self.embedding)(source)
         memory = self.encoder.through(hidden, self._looks(source, mask, turns))  # (B, S, D)
         return self._crossing(memory, mask)
@@ -167,7 +226,7 @@ class EncoderDecoderBody(Body):
     def watch_all(self, batch: Batch) -> "Watched":
         """What `forward` gives, with the weights of all three kinds of attention."""
         source = self._source(batch)
-        mask = source.real[:, None, None, :]
+        mask = source.attention_mask[:, None, None, :]
         hidden, turns = (self.source_embedding or self.embedding)(source)
         memory, inside, _ = self.encoder.through_watched(hidden, self._looks(source, mask, turns))
         hidden, turns = self.embedding(batch)
@@ -199,12 +258,3 @@ class Watched:
     source: list[Tensor]  # (B, A, S, S), the encoder's
     target: list[Tensor]  # (B, A, T, T), the decoder's own
     cross: list[Tensor]  # (B, A, T, S), the decoder's over the source
-
-
-BODIES: dict[str, type[Body]] = {
-    "causal": CausalBody,
-    "bidirectional": BidirectionalBody,
-    "encoder-decoder": EncoderDecoderBody,
-    "bi-lstm": RecurrentBody,
-    "cnn": ConvolutionBody,
-}

@@ -1,4 +1,4 @@
-"""A few real training steps on made-up tokens: what this machine needs for them, measured."""
+"""Measured training steps over random tokens: seconds and peak memory on this machine."""
 
 import time
 from dataclasses import dataclass, replace
@@ -6,25 +6,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from headstart.batch import Row
+from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.models.model import build_model
 from headstart.objectives import make_objective
 from headstart.training.runtime import peak_memory, seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 
-WARM_UP = 2  # steps before the clock starts: allocators, threads and optimiser state
+WARM_UP = 2  # steps before the clock starts: allocators, threads and optimizer state
 
 
 @dataclass(frozen=True)
-class MadeUp:
-    """Random texts and the alphabet they are written in, as a loader that never ends."""
+class SyntheticData:
+    """Random texts and their vocabulary, as a loader without end."""
 
     size: int
     batch: int
     length: int
     classes: int
-    source_size: int = 0  # of the vocabulary in which sources are written; 0 = there are none
+    source_size: int = 0  # of the vocabulary of the sources; 0 = there are none
     padding: int = 0
     mask: int | None = 1
     special_ids: frozenset[int] = frozenset({0, 1})
@@ -42,36 +42,38 @@ class MadeUp:
         """The same row numbers again and again."""
         return [np.arange(self.batch)] * 1000
 
-    def fetch(self, numbers: np.ndarray, epoch: int) -> list[Row]:
-        """Rows of full length; a labelled text is one token shorter than its neighbours, so that a mask is due."""
-        chance = np.random.default_rng(int(numbers[0]))
+    def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
+        """Rows of full length; the first labelled text is one token shorter, so that a padding mask is needed."""
+        rng = np.random.default_rng(int(numbers[0]))
         lengths = [self.length - (index == 0 and self.classes > 0) for index in range(len(numbers))]
-        label = (lambda index: index % self.classes) if self.classes else (lambda index: None)
         rows = [
-            Row(chance.integers(2, self.size, length, dtype=np.int32), label(index))
+            EncodedExample(
+                rng.integers(2, self.size, length, dtype=np.int32),
+                index % self.classes if self.classes else None,
+            )
             for index, length in enumerate(lengths)
         ]
         if not self.source_size:
             return rows
-        shape = (len(rows), self.length - 1)  # a target is read without its last token
-        sources = chance.integers(2, self.source_size, shape, dtype=np.int32)
+        shape = (len(rows), self.length - 1)  # the decoder reads a target without its last token
+        sources = rng.integers(2, self.source_size, shape, dtype=np.int32)
         return [replace(row, source=source) for row, source in zip(rows, sources, strict=True)]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What steps took: seconds for one (the median), and the most memory in bytes."""
+class StepMeasurement:
+    """Seconds of one step (the median), and the peak memory in bytes."""
 
     seconds_per_step: float
     peak_bytes: int  # of the process on a CPU, of tensors on a GPU
-    reserved_bytes: int  # what the GPU's allocator holds; on a CPU the same as the peak
+    reserved_bytes: int  # by the GPU's allocator; on a CPU the same as the peak
     steps: int
 
 
 def measure_steps(
     config: RunConfig, vocabulary: int, classes: int, batch: int, length: int, seconds: float = 5.0
-) -> Measured:
-    """Train a fresh model for about `seconds` (three steps at least) on random tokens, and report."""
+) -> StepMeasurement:
+    """Train a new model for about `seconds` (three steps at least) on random tokens, and report."""
     objective = make_objective(config.objective)
     body = objective.resolve_backbone(config.model)
     config = config.with_(
@@ -80,7 +82,7 @@ def measure_steps(
     runtime = start_runtime(config.training)
     seed_everything(0)
     model = build_model(body, vocabulary, objective.heads(body, vocabulary, classes))
-    texts = MadeUp(
+    texts = SyntheticData(
         vocabulary,
         batch,
         length + objective.lookahead,
@@ -90,18 +92,18 @@ def measure_steps(
     trainer = Trainer(model, objective, texts, texts, config, runtime, lambda model: Evaluation({}, 0.0))
     trainer._evaluate_if_due()
     is_gpu = runtime.device.type == "cuda"
-    marks: list[float] = []
+    times: list[float] = []
     with trainer.attending():
         for parts in trainer._steps():
             trainer._step(parts)
             if is_gpu:
                 torch.cuda.synchronize()
-            marks.append(time.perf_counter())
-            if len(marks) > WARM_UP + 2 and marks[-1] - marks[WARM_UP] > seconds:
+            times.append(time.perf_counter())
+            if len(times) > WARM_UP + 2 and times[-1] - times[WARM_UP] > seconds:
                 break
-    return Measured(
-        seconds_per_step=float(np.median(np.diff(marks[WARM_UP:]))),
+    return StepMeasurement(
+        seconds_per_step=float(np.median(np.diff(times[WARM_UP:]))),
         peak_bytes=torch.cuda.max_memory_allocated() if is_gpu else peak_memory(),
         reserved_bytes=torch.cuda.max_memory_reserved() if is_gpu else peak_memory(),
-        steps=len(marks),
+        steps=len(times),
     )

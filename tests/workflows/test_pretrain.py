@@ -14,8 +14,7 @@ from headstart.data.documents import parse_mixture
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
-from headstart.workflows.continued import adaptation_defaults, count_tokens
-from headstart.workflows.pretrain import pretrain
+from headstart.workflows.pretrain import adaptation_defaults, count_tokens, pretrain
 from headstart.workflows.resume import resume
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
@@ -173,7 +172,7 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
 
 
 def test_a_finished_classifier_can_be_read_again_though_every_text_was_seen(world, tmp_path):
-    from headstart.workflows.finetune import finetune, read_finetuned
+    from headstart.workflows.finetune import FinetuneJob, finetune
     from headstart.workflows.run_dir import RunDir
 
     table = write_labelled(tmp_path / "table.tsv")
@@ -183,7 +182,7 @@ def test_a_finished_classifier_can_be_read_again_though_every_text_was_seen(worl
     tuning = {"training": {"max_epochs": 1, "max_length": 32}}
     done = finetune(str(tmp_path / "base"), str(table), tmp_path / "tuned", settings=tuning)
     assert np.isnan(done.score.leak_free_accuracy)
-    assert np.isnan(read_finetuned(RunDir.open(tmp_path / "tuned")).score.leak_free_accuracy)
+    assert np.isnan(FinetuneJob.read_result(RunDir.open(tmp_path / "tuned")).score.leak_free_accuracy)
 
 
 def test_fine_tuning_on_a_set_that_is_kept_apart_is_refused(world, tmp_path):
@@ -239,5 +238,5 @@ def test_a_large_corpus_is_not_counted_to_its_end(world, monkeypatch):
     tokenizer = load_model(str(world / "base")).tokenizer
     mix = parse_mixture([str(world / "one.txt")])
     assert 500 < count_tokens(mix, DataConfig(), tokenizer) < 20_000
-    monkeypatch.setattr("headstart.workflows.continued.COUNTED", 100)
+    monkeypatch.setattr("headstart.workflows.pretrain.COUNTED", 100)
     assert count_tokens(mix, DataConfig(), tokenizer) is None
