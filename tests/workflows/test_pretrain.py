@@ -162,9 +162,9 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
         {"data": {"exclude_eval_texts_of": [str(table)], "deduplicate": True, "document_separator": "line"}},
     )
     pretrain([str(tmp_path / "corpus.txt")], tmp_path / "run", settings=settings)
-    from headstart.data.decontamination import apart_hashes
+    from headstart.data.decontamination import evaluation_hashes
 
-    held = apart_hashes([str(table)])
+    held = evaluation_hashes([str(table)])
     seen = load_model(str(tmp_path / "run")).train_fingerprints
     assert len(held) > 50
     assert not np.isin(held, seen).any()

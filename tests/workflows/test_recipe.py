@@ -60,10 +60,10 @@ def test_stage_ends_are_compact_and_leave_training_state_behind(world):
 
 def test_no_stage_reads_what_is_set_apart(world):
     run_small_recipe(world, "run")
-    from headstart.data.decontamination import apart_hashes
+    from headstart.data.decontamination import evaluation_hashes
 
     target = world / "texts" / "target.tsv"
-    held = apart_hashes([str(target)])
+    held = evaluation_hashes([str(target)])
     everything = hashes([line.split("\t")[0] for line in target.read_text().splitlines()[1:]])
     runs = [world / "run", *(world / "run" / "stages").iterdir()]
     for run in runs:

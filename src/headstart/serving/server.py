@@ -202,7 +202,7 @@ class LimitedProtocol(HttpToolsProtocol):
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._task = asyncio.current_task()
         try:
-            await self._wrapped_app(scope, receive, send)  # type: ignore[arg-type]
+            await self._wrapped_app(scope, receive, send)
         finally:
             self._task = None
 

@@ -14,7 +14,7 @@ from headstart.baselines.tfidf import train_tfidf
 from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.evaluation.metrics import score
 from headstart.inference.classify import encode_rows
@@ -136,7 +136,7 @@ def train_fit(
         curve = [_point(point) for point in trainer.state.curve]
         if plan.trained is not None:
             seen = np.concatenate([seen, plan.trained.train_fingerprints])
-    was_seen = seen_before(dataset.hashes(part.scored), seen)
+    was_seen = is_contaminated(dataset.hashes(part.scored), seen)
     return Fit(_rounded(found), was_seen, round(before + time.monotonic() - start, 2), curve, moved)
 
 

@@ -21,7 +21,7 @@ from headstart.config import RunConfig, merge
 from headstart.data.augmentation import check_dropout
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import without_apart
+from headstart.data.decontamination import exclude_evaluation_texts
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.inference.loaded_model import LoadedModel, load_model
@@ -144,7 +144,7 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
     folds = inputs.get("folds")
     whole = load_dataset(inputs["data"], first.data, with_test=folds is None)
     if first.data.exclude_eval_texts_of:
-        whole = without_apart(whole, first.data.exclude_eval_texts_of)
+        whole = exclude_evaluation_texts(whole, first.data.exclude_eval_texts_of)
     parts, judged = fold_parts(whole, folds) if folds is not None else (whole_part(whole), whole)
     most = labels_in(parts)
     budgets = inputs["labels"] or [first.data.train_size or most]

@@ -13,7 +13,7 @@ from headstart.config import ModelConfig, RunConfig
 from headstart.data.augmentation import check_dropout, training_loader
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import seen_before, without_apart
+from headstart.data.decontamination import exclude_evaluation_texts, is_contaminated
 from headstart.data.documents import Corpora
 from headstart.data.samplers import Loader
 from headstart.data.splits import balanced_subset
@@ -195,7 +195,7 @@ def load_labelled(
         first = dataset.skips[0]
         on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
     if config.data.exclude_eval_texts_of:
-        dataset = without_apart(dataset, config.data.exclude_eval_texts_of)
+        dataset = exclude_evaluation_texts(dataset, config.data.exclude_eval_texts_of)
     if config.data.train_size is not None:
         dataset = balanced_subset(dataset, config.data.train_size, config.training.seed)
     for note in dataset.notes:
@@ -332,7 +332,7 @@ def score_rows(
     probabilities = predict_probabilities(
         model, objective, task.rows[split], task.tokenizer, runtime, runtime.eval_batch_tokens
     )
-    was_seen = seen_before(task.dataset.hashes(split), train_fingerprints)
+    was_seen = is_contaminated(task.dataset.hashes(split), train_fingerprints)
     return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)
 
 

@@ -16,7 +16,7 @@ from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig, load_preset, merge, resolve
 from headstart.data.augmentation import check_both, translation_loader
 from headstart.data.dataset import hashes
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
 from headstart.data.samplers import Loader, TextLoader, padding_share, sides
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
@@ -401,7 +401,7 @@ def score_translator(
     found = score_translations(
         texts, references, language, measures=measures, hypotheses_cut=cut, split=split
     )
-    unseen = np.flatnonzero(~seen_before(hashes(task.text.sources(split)), train_fingerprints))
+    unseen = np.flatnonzero(~is_contaminated(hashes(task.text.sources(split)), train_fingerprints))
     leak_free = None
     if len(unseen):
         both = [texts[index] for index in unseen], [references[index] for index in unseen]

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash
 from headstart.config import BUDGETS, DataConfig, ModelConfig, RunConfig, load_preset, resolve
-from headstart.data.decontamination import apart_hashes
+from headstart.data.decontamination import evaluation_hashes
 from headstart.data.documents import Corpora, Documents, MixtureComponent, parse_mixture
 from headstart.data.nsp_pairs import PairLoader
 from headstart.data.samplers import BlockLoader, Loader, MixedLoader
 from headstart.data.token_cache import Corpus
-from headstart.data.token_stream import TokenStream, join, spare
+from headstart.data.token_stream import TokenStream, exclude_documents, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.inference.loaded_model import LoadedModel, RunInfo, Tokenizers, load_model
@@ -267,8 +267,8 @@ def without_repeats(
     """The corpora without texts of excluded evaluation sets and, if `data.deduplicate`, without repeated documents."""
     if not config.deduplicate and not config.exclude_eval_texts_of:
         return list(corpora)
-    train = spare([corpus.train for corpus in corpora], excluded, config.deduplicate)
-    valid = spare([corpus.valid for corpus in corpora], excluded, config.deduplicate)
+    train = exclude_documents([corpus.train for corpus in corpora], excluded, config.deduplicate)
+    valid = exclude_documents([corpus.valid for corpus in corpora], excluded, config.deduplicate)
     found = [replace(corpus, train=t, valid=v) for corpus, t, v in zip(corpora, train, valid, strict=True)]
     why = " or ".join(
         ["repeats"] * config.deduplicate
@@ -419,7 +419,7 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
         """Open the corpora; their text is the same on every machine."""
         with self.processes.raise_on_all():
             self.documents = [each.open(self.config.data) for each in self._mixture("mix")]
-            self.excluded = apart_hashes(self.config.data.exclude_eval_texts_of)
+            self.excluded = evaluation_hashes(self.config.data.exclude_eval_texts_of)
         for note in (note for each in self.documents for note in each.notes):
             self.on_event(Note(note))
         return content_hash(shared_fingerprints(self.documents, self.processes))
