@@ -91,10 +91,19 @@ def commands_page() -> str:
         lines.extend(
             [f"## {name}", "", f"`{usage} [OPTIONS]`", "", " ".join((command.help or "").split()), ""]
         )
+        lines.extend(
+            ["```console", *(f"$ {line.strip()}" for line in command.epilog.split("\n")[1:]), "```", ""]
+        )
         lines.extend(["| option | meaning | default |", "|---|---|---|"])
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.name != "help" and not parameter.hidden:
-                default = "" if parameter.default in (None, False) else f"`{parameter.default}`"
+                default = (
+                    ""
+                    if parameter.default is None or parameter.default is False
+                    else f"`{parameter.default}`"
+                )
+                if isinstance(parameter.show_default, str):
+                    default = parameter.show_default
                 lines.append(f"| `{', '.join(parameter.opts)}` | {parameter.help} | {default} |")
         lines.append("")
 

@@ -140,7 +140,7 @@ class ObjectiveConfig(BaseModel):
     """What is asked; the other keys are the fields of the objective called `name`."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    name: str = Field("", description="what to learn: causal-lm, masked-lm, classify, translate, …")
+    name: str = Field("", description="what to learn: causal-lm, masked-lm, classify, translate and others")
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """Every command explains itself, and what it takes is what the settings schema says."""
 
 import shlex
+from typing import get_args
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from headstart.cli.app import COMMANDS, PLOTS, app
-from headstart.cli.options import PANELS, SETTING_FLAGS
+from headstart.cli.options import PANELS, VARYING, flag_of
 from headstart.config import RunConfig, load_preset, preset_names
 from headstart.errors import ConfigError
-from headstart.workflows.finetune_defaults import REFERENCE, finetune_defaults
+from headstart.workflows.finetune_defaults import REFERENCE, HeadStart, finetune_defaults
 
 GROUP = typer.main.get_command(app)
 LEAVES = {name: each for name, each in GROUP.commands.items() if not hasattr(each, "commands")}
@@ -82,14 +83,19 @@ def test_training_commands_take_the_flags_that_people_type(name):
 
 
 def test_flags_have_the_defaults_of_the_schema_where_nothing_else_decides():
-    body = RunConfig(job="finetune").model
-    others = [finetune_defaults(REFERENCE, body, "reuse"), finetune_defaults(REFERENCE, body, "fresh")]
+    model = RunConfig(job="finetune").model
+    others = [finetune_defaults(REFERENCE, model, head) for head in get_args(HeadStart)]
     for preset in map(load_preset, preset_names()):
         others += [preset, preset.get("pretrain", {}), preset.get("finetune", {})]
-    for setting, (_, _, varies) in SETTING_FLAGS.items():
+    commands = [one for row in COMMANDS.values() for one in row] + list(PLOTS)
+    settings = {setting for each in commands for setting in each.settings if setting != "--set"}
+    assert len(settings) > 20
+    for setting in settings:
         section, key = setting.split(".")
-        is_set = any(key in content.get(section, {}) for content in others)
-        assert varies >= is_set, f"{setting} depends on the preset or the data"
+        if any(key in content.get(section, {}) for content in others):
+            assert flag_of(setting).removeprefix("--") in VARYING, (
+                f"{setting} depends on the preset or the data"
+            )
 
 
 def test_a_flag_reaches_its_setting_and_a_default_does_not(monkeypatch):

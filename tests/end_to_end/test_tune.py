@@ -197,7 +197,7 @@ def test_the_command_shows_a_table_and_json(world, tmp_path):
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, (result.output, result.exception)
     assert "optimizer.learning_rate" in result.stdout
-    assert "so it flatters" in " ".join(result.stdout.split())
+    assert "so it is optimistic" in " ".join(result.stdout.split())
     again = CliRunner().invoke(app, [*words, "--json"])
     found = json.loads(again.stdout)
     assert found["texts"] == 20  # folds of the labels alone

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import headstart as hs
-from headstart.cli.options import Call, argument, command, data_flag, flag, out_flag
+from headstart.cli.options import Call, argument, command, flag, out_flag
 from headstart.errors import ConfigError
 
 
@@ -19,8 +19,8 @@ def audit(
     pair: str | None = flag(
         None, "DATA is parallel text, from one language to another: en-de.", metavar="SOURCE-TARGET"
     ),
-    length: int = data_flag(256, "Tokens after which a text would be cut.", "--max-length"),
-    seed: int = data_flag(0, "Which subset --train-size takes."),
+    max_length: int = flag(256, "Tokens after which a text would be cut."),
+    seed: int = flag(0, "Which subset --train-size takes."),
 ) -> None:
     """Check labelled data, or parallel text with --pair, before training: counts, lengths, duplicates and leaks."""
     refused = {"train_size": "--train-size", "text_column": "--text-column", "label_column": "--label-column"}
@@ -30,7 +30,7 @@ def audit(
                 f"{refused[name]} goes with labelled data, not with --pair",
                 hint="the columns of a parallel table are called by their languages",
             )
-    found = hs.inspect_data(data, pair=pair, length=length, seed=seed, settings=call.settings)
+    found = hs.inspect_data(data, pair=pair, length=max_length, seed=seed, settings=call.settings)
     call.show(found, lambda found: _show_audit(found.to_dict()))
 
 
@@ -88,15 +88,13 @@ def download(
     name: str = argument("NAME", "A set of parallel text: libreoffice-help."),
     pair: str = flag(..., "From one language to another: en-fr, en-de, …", metavar="SOURCE-TARGET"),
     out: Path = out_flag("The new folder to write train, valid and test to."),
-    packages: Path | None = flag(
-        None, "A folder of downloaded .deb files, to stay off the network.", "--deb-dir", metavar="FOLDER"
-    ),
+    deb_dir: Path | None = flag(None, "A folder of downloaded .deb files, to stay off the network."),
 ) -> None:
     """Build parallel text for translation from freely licensed packages of Debian, with apt and without root."""
     from headstart.training.callbacks import Stage
 
     with call.progress() as listener:
-        found = hs.fetch(name, pair, out, packages=packages, on_stage=lambda words: listener(Stage(words)))
+        found = hs.fetch(name, pair, out, packages=deb_dir, on_stage=lambda words: listener(Stage(words)))
     call.show(found, _show_download)
 
 

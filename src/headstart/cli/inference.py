@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import headstart as hs
-from headstart.cli.options import Call, advanced_flag, argument, command, flag, out_flag
+from headstart.cli.options import Call, argument, command, flag, out_flag
 from headstart.data.text_io import decode_lines, one_line
 
 NAMED = 5  # lines that a report names
 TEXTS = argument("FILE|-", "A .txt (one text a line) or a table; - = standard input.")
 ENCODER = argument("RUN", "A base or a fine-tuned run: its folder, or the name of a shipped base.")
-POOL = flag(
-    "mean", "How token vectors become one; token keeps all.", "--pooling", metavar="cls|mean|last|token"
-)
-LENGTH_PENALTY = advanced_flag(0.6, "Beam search: above 0 favours longer texts, below 0 shorter ones.")
+POOLING = flag("mean", "How token vectors become one; token keeps all.", metavar="cls|mean|last|token")
+LENGTH_PENALTY = flag(0.6, "Beam search: above 0 favours longer texts, below 0 shorter ones.")
 
 
 @command(
@@ -29,13 +27,11 @@ def evaluate(
     call: Call,
     run: str = argument("RUN", "A run folder, or the name of a shipped base; RUN1,RUN2 is an ensemble."),
     data: str = argument("DATA", "Labelled data, pairs for a translator, or a corpus for a language model."),
-    beam: int | None = flag(
-        None, "Beam width of a translator; 1 = greedy.", "--num-beams", min=1, show_default="5"
-    ),
-    against: str | None = flag(None, "Another translator, for paired tests.", "--baseline", metavar="RUN"),
+    num_beams: int | None = flag(None, "Beam width of a translator; 1 = greedy.", min=1, show_default="5"),
+    baseline: str | None = flag(None, "Another translator, for paired tests.", metavar="RUN"),
 ) -> None:
     """Score a run on DATA: the test split of a folder, else its valid split; all of a single file."""
-    call.show(hs.evaluate(run, data, settings=call.settings, beam=beam, against=against), show_score)
+    call.show(hs.evaluate(run, data, settings=call.settings, beam=num_beams, against=baseline), show_score)
 
 
 def show_score(result: Any) -> None:
@@ -107,7 +103,7 @@ def predict(
     call: Call,
     run: str = argument("RUN", "A fine-tuned run; RUN1,RUN2 averages; with --engine onnx, an export."),
     file: str = TEXTS,
-    engine: str = advanced_flag("torch", "Use onnx for an export --to onnx.", metavar="torch|onnx"),
+    engine: str = flag("torch", "Use onnx for an export --to onnx.", metavar="torch|onnx"),
 ) -> None:
     """Print label, probability and text for every text, one a line, in order."""
     for label, probability, text in hs.predict(run, file, engine=engine, settings=call.settings):
@@ -129,19 +125,15 @@ def generate(
     run: str = argument("RUN", "A causal language model: its folder, or the name of a shipped base."),
     prompt: str = argument("PROMPT|-", "The text to continue; - = standard input, one prompt a line."),
     tokens: int = flag(100, "Tokens to generate at most.", min=1),
-    count: int = flag(1, "Texts to generate for each prompt.", "--num-return-sequences", min=1),
+    num_return_sequences: int = flag(1, "Texts to generate for each prompt.", min=1),
     seed: int = flag(0, "Random seed."),
-    temperature: float | None = advanced_flag(None, "Below 1 favours likely tokens.", show_default="0.8"),
-    top_k: int | None = advanced_flag(None, "Sample from the k likeliest tokens."),
-    top_p: float | None = advanced_flag(None, "Sample from the top tokens of mass p.", show_default="0.95"),
-    min_p: float | None = advanced_flag(
-        None, "Sample from tokens at least this likely, relative to the top."
-    ),
-    repetition_penalty: float = advanced_flag(1.0, "Above 1 makes tokens of the text so far less likely."),
-    greedy: bool = advanced_flag(False, "Take the likeliest token, always."),
-    beam: int | None = advanced_flag(
-        None, "Beam search of this width for the likeliest texts.", "--num-beams"
-    ),
+    temperature: float | None = flag(None, "Below 1 favours likely tokens.", show_default="0.8"),
+    top_k: int | None = flag(None, "Sample from the k likeliest tokens."),
+    top_p: float | None = flag(None, "Sample from the top tokens of mass p.", show_default="0.95"),
+    min_p: float | None = flag(None, "Sample from tokens at least this likely, relative to the top."),
+    repetition_penalty: float = flag(1.0, "Above 1 makes tokens of the text so far less likely."),
+    greedy: bool = flag(False, "Take the likeliest token, always."),
+    num_beams: int | None = flag(None, "Beam search of this width for the likeliest texts."),
     length_penalty: float = LENGTH_PENALTY,
 ) -> None:
     """Continue PROMPT, token by token as the model writes.
@@ -151,12 +143,12 @@ def generate(
     from headstart.inference.generate import Request, generate_lines, open_writer
 
     sampling = (temperature, top_k, top_p, min_p, repetition_penalty, seed, greedy)
-    request = Request(tokens, count, *sampling, beam, length_penalty)
+    request = Request(tokens, num_return_sequences, *sampling, num_beams, length_penalty)
     writer = open_writer(run, call.settings)
     if prompt == "-":
         lines = (line for _, line in decode_lines(sys.stdin.buffer, "standard input"))
         cut = _print_texts(generate_lines(writer, lines, request), call.as_json)
-    elif count > 1 or call.as_json or beam is not None:
+    elif num_return_sequences > 1 or call.as_json or num_beams is not None:
         cut = _print_texts(generate_lines(writer, [prompt], request), call.as_json)
     else:
         sys.stdout.write(prompt)
@@ -196,10 +188,10 @@ def translate(
     run: str = argument("RUN", "A translator: a run trained with --pair, or the name of a shipped one."),
     file: str = argument("FILE|-", "A text, one a line (also .gz, .xz), or a table; - = standard input."),
     out: Path | None = out_flag("Write to this file at the end.", None, "FILE"),
-    beam: int = flag(5, "Beam width; 1 = greedy.", "--num-beams", min=1),
+    num_beams: int = flag(5, "Beam width; 1 = greedy.", min=1),
     n_best: int = flag(1, "Print this many translations of each line, with its number.", min=1),
-    scores: bool = flag(False, "Print the score before each translation.", "--print-scores"),
-    max_length: int | None = advanced_flag(
+    print_scores: bool = flag(False, "Print the score before each translation."),
+    max_length: int | None = flag(
         None, "Tokens of a translation at most.", min=1, show_default="50 more than its line has"
     ),
     length_penalty: float = LENGTH_PENALTY,
@@ -215,8 +207,8 @@ def translate(
 
     translator = inference.open_translator(run, call.settings)
     found = inference.translate(
-        translator, inference.read_sources(file, translator.data), beam=beam, n_best=n_best,
-        length_penalty=length_penalty, max_length=max_length, scored=scores or call.as_json,
+        translator, inference.read_sources(file, translator.data), beam=num_beams, n_best=n_best,
+        length_penalty=length_penalty, max_length=max_length, scored=print_scores or call.as_json,
         chunk_lines=1 if file == "-" and sys.stdin.isatty() else inference.CHUNK_LINES,
     )  # fmt: skip
     cut_sources: list[int] = []
@@ -225,7 +217,7 @@ def translate(
     def write(handle: BinaryIO) -> None:
         with Listener(call.quiet or (out is None and sys.stdout.isatty())) as listener:
             for each in found:
-                for line in _translation_lines(each, call.as_json, scores, n_best):
+                for line in _translation_lines(each, call.as_json, print_scores, n_best):
                     handle.write(line.encode() + b"\n")
                 handle.flush()
                 cut_sources.extend([each.line] * each.is_source_cut)
@@ -273,7 +265,7 @@ def embed(
     run: str = ENCODER,
     file: str = TEXTS,
     out: Path = out_flag("The .npy file to write.", metavar="FILE"),
-    pool: str = POOL,
+    pooling: str = POOLING,
 ) -> None:
     """Write a vector for every text of FILE, in order.
 
@@ -284,7 +276,7 @@ def embed(
 
     with call.progress() as listener:
         found = hs.embed(
-            run, file, out, pool=pool, settings=call.settings,
+            run, file, out, pool=pooling, settings=call.settings,
             on_done=lambda texts: listener(Stage("reading texts", texts, 0)),
         )  # fmt: skip
     call.show(found, _show_vectors)
@@ -311,10 +303,10 @@ def search(
     file: str = TEXTS,
     query: str = argument("QUERY", "The text to find neighbours of, in quotes."),
     top: int = flag(5, "How many to print.", min=1),
-    pool: str = POOL,
+    pooling: str = POOLING,
 ) -> None:
     """Print the texts of FILE nearest to QUERY by cosine, each with its number in the file."""
-    found = hs.nearest_texts(run, file, query, top=top, pool=pool, settings=call.settings)
+    found = hs.nearest_texts(run, file, query, top=top, pool=pooling, settings=call.settings)
     call.show(found, _show_neighbours)
 
 

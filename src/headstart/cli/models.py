@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import headstart as hs
-from headstart.cli.options import Call, advanced_flag, argument, command, flag, out_flag
+from headstart.cli.options import Call, argument, command, flag, out_flag
 from headstart.errors import ConfigError, RunError, nearest
 from headstart.pretrained import FOLDERS, check_base, describe_base, shipped_bases
 
@@ -73,21 +73,15 @@ def package(
     run: str = argument("RUN", "The folder of a finished run."),
     name: str = flag(..., "The name of the base, such as fr-small."),
     out: Path = out_flag("The folder of bases; FOLDER/NAME is written."),
-    form: str = flag("int8", "How weights are stored.", "--dtype", metavar="int8|bfloat16|float32"),
-    measure: str | None = flag(
-        None,
-        "What the loss of storing is measured on.",
-        "--eval-data",
-        metavar="DATA",
-        show_default="the run's own held-out texts",
+    dtype: str = flag("int8", "How weights are stored.", metavar="int8|bfloat16|float32"),
+    eval_data: str | None = flag(
+        None, "What to measure the loss of storing on.", show_default="held-out texts"
     ),
-    facts: Path | None = flag(
-        None, "A TOML file for the card: licences, scores, limits.", "--card", metavar="FILE"
-    ),
-    shard_mib: float = advanced_flag(12.0, "MiB that a file holds at most.", "--max-shard-size", min=0.01),
+    card: Path | None = flag(None, "A TOML file for the card: licences, scores, limits."),
+    max_shard_size: float = flag(12.0, "MiB that a file holds at most.", min=0.01),
 ) -> None:
     """Package RUN as a base to share: 8-bit weights, card and checksums, with the measured loss of storing."""
-    result = hs.pack(run, name, out, form=form, shard_mib=shard_mib, measure=measure, facts=facts)
+    result = hs.pack(run, name, out, form=dtype, shard_mib=max_shard_size, measure=eval_data, facts=card)
     call.show(result, lambda found: _show_package(found, out))
 
 
@@ -122,7 +116,7 @@ def _show_import(result: Any) -> None:
         f"{result.vocab_size:,} tokens, texts of up to {result.max_length:,}"
     )
     if not result.has_lm_head:
-        print("it comes without a language-model head: fine-tune or embed with it")
+        print("it has no language-model head: fine-tune or embed with it")
     if result.dropped:
         print(f"not imported, {sum(result.dropped.values()):,} weights: {', '.join(sorted(result.dropped))}")
     print(f"next: headstart finetune {result.path} DATA --out RUN")
@@ -175,13 +169,13 @@ def serve(
     token_file: Path | None = flag(
         None, "A file whose first line is the secret of all clients (16 characters or more).", metavar="FILE"
     ),
-    precision: str | None = advanced_flag(
+    precision: str | None = flag(
         None,
         "Precision of classify and embed; fast = bfloat16 where the processor supports it.",
         metavar="auto|fast|float32|bfloat16",
         show_default="the run's own training.precision",
     ),
-    log_texts: bool = advanced_flag(False, "Also log the texts that are sent."),
+    log_texts: bool = flag(False, "Also log the texts that are sent."),
 ) -> None:
     """Serve runs over HTTP, with a playground at / and a description at /openapi.json.
 

@@ -4,8 +4,7 @@ import inspect
 import os
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -21,9 +20,45 @@ from headstart.training.launch import check_process_count, launch, rank_info
 if TYPE_CHECKING:
     from headstart.cli.progress import Listener
 
-COMMON, DATA, BUDGET, ADVANCED = PANELS = ("Common", "Data", "Budget", "Advanced")
+PANELS = {
+    "Common": "",
+    "Data": "train-size max-length text-column label-column document-separator strict folds classes vocab batch",
+    "Budget": "epochs steps tokens minutes batch-size lr trials seeds",
+    "Advanced": "optimizer precision freeze-backbone keep-winner save-steps save-minutes ignore-memory-check "
+    "deterministic nproc nodes rdzv-endpoint max-restarts config set distill-from unlabeled recipe data-root "
+    "stop-after-stage budget-scale search search-only pruner objectives corpus target-accuracy temperature top-k "
+    "top-p min-p repetition-penalty greedy length-penalty engine max-shard-size log-texts gpus network price calibrate",
+}
 METAVARS = {bool: "", int: "N", float: "X", str: "NAME", Path: "PATH"}
-VARIES = "preset or data"
+# Flags that are not called after their setting.
+NAMES = {
+    "objective.name": "objective",
+    "tokenizer.type": "tokenizer",
+    "optimizer.name": "optimizer",
+    "optimizer.learning_rate": "lr",
+    "data.on_bad_row": "strict",
+    "training.max_epochs": "epochs",
+    "training.max_steps": "steps",
+    "training.max_tokens": "tokens",
+    "training.max_minutes": "minutes",
+}
+# Settings whose default depends on the preset or the data.
+VARYING = [
+    "objective",
+    "tokenizer",
+    "optimizer",
+    "lr",
+    "epochs",
+    "steps",
+    "tokens",
+    "minutes",
+    "max-length",
+    "batch-size",
+]
+# Flags without a value, for settings that have one: that value, and their help.
+SWITCHES = {
+    "data.on_bad_row": ("error", "Stop at the first row that cannot be used, instead of skipping it.")
+}
 
 
 def argument(metavar: str, help: str, default: Any = ...) -> Any:
@@ -31,85 +66,38 @@ def argument(metavar: str, help: str, default: Any = ...) -> Any:
     return typer.Argument(default, metavar=metavar, help=help)
 
 
-def _flag(panel: str, default: Any, help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(default, *names, help=help, rich_help_panel=panel, **more)
+def flag(default: Any, help: str, *names: str, **more: Any) -> Any:
+    """A flag; without names it is called after its parameter."""
+    return typer.Option(default, *names, help=help, **more)
 
 
-# Flags by panel, from a default, a help text and names; a flag without names is called after its parameter.
-flag, data_flag, budget_flag, advanced_flag = (partial(_flag, panel) for panel in PANELS)
-
-
-def out_flag(help: str, default: Any = ..., metavar: str = "FOLDER", show_default: bool | str = True) -> Any:
+def out_flag(help: str, default: Any = ..., metavar: str = "FOLDER", **more: Any) -> Any:
     """`--out`, where a command writes."""
-    return flag(default, help, "--out", "-o", metavar=metavar, show_default=show_default)
+    return flag(default, help, "--out", "-o", metavar=metavar, **more)
 
 
-# Settings with a flag of their own: panel, name (after the setting where there is none), whether the default varies.
-SETTING_FLAGS = {
-    "objective.name": (COMMON, "--objective", True),
-    "tokenizer.type": (COMMON, "--tokenizer", True),
-    "training.seed": (COMMON, "", False),
-    "training.device": (COMMON, "", False),
-    "data.train_size": (DATA, "--train-size", False),
-    "training.max_length": (DATA, "--max-length", True),
-    "data.text_column": (DATA, "", False),
-    "data.label_column": (DATA, "", False),
-    "data.document_separator": (DATA, "--document-separator", False),
-    "data.on_bad_row": (DATA, "--strict", False),
-    "training.max_epochs": (BUDGET, "--epochs", True),
-    "training.max_steps": (BUDGET, "--steps", True),
-    "training.max_tokens": (BUDGET, "--tokens", True),
-    "training.max_minutes": (BUDGET, "--minutes", True),
-    "training.batch_size": (BUDGET, "--batch-size", True),
-    "optimizer.learning_rate": (BUDGET, "--lr", True),
-    "optimizer.name": (ADVANCED, "--optimizer", True),
-    "training.precision": (ADVANCED, "", False),
-    "training.freeze_backbone": (ADVANCED, "--freeze-backbone", False),
-    "training.keep_winner": (ADVANCED, "", False),
-    "training.save_steps": (ADVANCED, "--save-steps", False),
-    "training.save_minutes": (ADVANCED, "", False),
-    "training.ignore_memory_check": (ADVANCED, "--ignore-memory-check", False),
-    "training.deterministic": (ADVANCED, "", False),
-}
-# Flags that take no value, for settings that are no yes or no: the value that they choose, and their help.
-SWITCHES = {
-    "data.on_bad_row": ("error", "Stop at the first row that cannot be used, instead of skipping it.")
-}
-OUTPUT_FLAGS: dict[str, tuple[Any, Any]] = {
-    "as_json": (bool, flag(False, "Print the result as JSON, and nothing else.", "--json")),
-    "quiet": (bool, flag(False, "Show no progress, only the result.", "--quiet", "-q")),
-}
-CONFIG_FLAGS: dict[str, tuple[Any, Any]] = {
-    "config": (Path | None, advanced_flag(None, "A TOML file of settings.", metavar="FILE"))
-}
-SET_FLAGS: dict[str, tuple[Any, Any]] = {
-    "assignments": (
-        list[str] | None,
-        advanced_flag(
-            None,
-            "Any setting, e.g. --set model.hidden_size=256; may be repeated.",
-            "--set",
-            metavar="SECTION.KEY=VALUE",
-        ),
-    )
-}
-PROCESS_FLAGS: dict[str, tuple[Any, Any]] = {
-    "nproc": (
-        int | None,
-        advanced_flag(None, "Train in this many processes here, one a GPU or some cores each."),
-    ),
-    "nodes": (int, advanced_flag(1, "With --nproc: machines that train together.", min=1)),
-    "meet": (
-        str | None,
-        advanced_flag(
-            None,
-            "With --nodes: a free port of one machine, where all meet.",
-            "--rdzv-endpoint",
-            metavar="HOST:PORT",
-        ),
-    ),
-    "max_restarts": (int, advanced_flag(0, "With --nproc: restarts after a process dies.", min=0)),
-}
+@dataclass(frozen=True)
+class OutputFlags:
+    """How results are shown."""
+
+    as_json: bool = flag(False, "Print the result as JSON, and nothing else.", "--json")
+    quiet: bool = flag(False, "Show no progress, only the result.", "--quiet", "-q")
+
+
+@dataclass(frozen=True)
+class ProcessFlags:
+    """A run in many processes."""
+
+    nproc: int | None = flag(None, "Train in this many processes here, one a GPU or some cores each.")
+    nodes: int = flag(1, "With --nproc: machines that train together.", min=1)
+    rdzv_endpoint: str | None = flag(None, "With --nodes: where the machines meet.", metavar="HOST:PORT")
+    max_restarts: int = flag(0, "With --nproc: restarts after a process dies.", min=0)
+
+
+CONFIG = flag(None, "A TOML file of settings.", metavar="FILE")
+SET = flag(
+    None, "Any setting: --set model.hidden_size=256; may be repeated.", "--set", metavar="SECTION.KEY=VALUE"
+)
 
 
 @dataclass(frozen=True)
@@ -139,10 +127,11 @@ class Call:
 
     def launch(self) -> bool:
         """Run this command in many processes if it should and does not yet; whether it did."""
-        nproc, nodes, meet, restarts = (self.context.params[name] for name in PROCESS_FLAGS)
+        given = self.context.params
+        nproc, nodes, endpoint, restarts = (given[each.name] for each in fields(ProcessFlags))
         info = rank_info()
         if nproc is None:
-            if nodes > 1 or meet or restarts:
+            if nodes > 1 or endpoint or restarts:
                 raise ConfigError(
                     "--nodes, --rdzv-endpoint and --max-restarts go with --nproc", hint="add --nproc N"
                 )
@@ -160,7 +149,7 @@ class Call:
         check_process_count(nproc, training.get("device", "auto"))
         words, timeout = self.context.find_root().meta["words"], training.get("ddp_timeout_minutes")
         known = {"timeout": timeout} if isinstance(timeout, int | float) and timeout > 0 else {}
-        code = launch(words, nproc, nodes, meet, restarts, **known)
+        code = launch(words, nproc, nodes, endpoint, restarts, **known)
         if code:
             raise typer.Exit(code)
         return True
@@ -185,7 +174,7 @@ class HelpedCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """`--help` is among the common options."""
         found = without_flag_types(super().get_params(ctx))
-        found[-1].rich_help_panel = COMMON
+        found[-1].rich_help_panel = "Common"
         return found
 
 
@@ -207,11 +196,12 @@ class Command:
     def add_to(self, app: typer.Typer, panel: str | None = None) -> None:
         """Register this command."""
         own = dict(list(inspect.signature(self.function).parameters.items())[1:])
-        shared = OUTPUT_FLAGS | (PROCESS_FLAGS if self.processes else {})
-        shared |= (CONFIG_FLAGS if self.config else {}) | (SET_FLAGS if self.settings else {})
         flags = [_parameter(name, each.annotation, each.default) for name, each in own.items()]
         flags += [_setting_parameter(name) for name in self.settings if name != "--set"]
-        flags += [_parameter(name, kind, default) for name, (kind, default) in shared.items()]
+        for group in (OutputFlags, ProcessFlags) if self.processes else (OutputFlags,):
+            flags += [_parameter(each.name, each.type, each.default) for each in fields(group)]
+        flags += [_parameter("config", Path | None, CONFIG)] if self.config else []
+        flags += [_parameter("assignments", list[str] | None, SET)] if self.settings else []
 
         def run(context: typer.Context, **given: Any) -> None:
             call = Call(context, _settings(context), given["as_json"], given["quiet"])
@@ -232,39 +222,41 @@ def command(
     return lambda function: Command(function, examples, tuple(settings.split()), config, processes)
 
 
+def flag_of(setting: str) -> str:
+    """What is typed for a setting."""
+    return "--" + NAMES.get(setting, setting.split(".")[1]).replace("_", "-")
+
+
 def _setting_parameter(setting: str) -> inspect.Parameter:
     """A flag with the type, the help and the default that a setting has in the schema."""
     section, key = setting.split(".")
     schema: Any = RunConfig.model_fields[section].annotation
-    field, (panel, name, varies) = schema.model_fields[key], SETTING_FLAGS[setting]
+    field, name = schema.model_fields[key], flag_of(setting)
     if setting in SWITCHES:
-        return _parameter(f"{section}__{key}", bool, _flag(panel, False, SWITCHES[setting][1], name))
-    is_choice = get_origin(field.annotation) is Literal
-    kind = str if is_choice else _plain_type(field.annotation)
-    found = _flag(
-        panel,
-        False if kind is bool else None if varies else field.default,
-        f"{field.description[0].upper()}{field.description[1:]}.",
-        *([name] if name else []),
-        metavar="|".join(get_args(field.annotation)) if is_choice else None,
-        show_default=VARIES if varies else True,
-    )
-    found.param_decls = found.param_decls or (_flag_name(key),)
-    return _parameter(f"{section}__{key}", kind if kind is bool else kind | None, found)
+        return _parameter(f"{section}__{key}", bool, flag(False, SWITCHES[setting][1], name))
+    help = f"{field.description[0].upper()}{field.description[1:]}."
+    kind, more = _plain_type(field.annotation), {}
+    if get_origin(field.annotation) is Literal:
+        kind, more = str, {"metavar": "|".join(get_args(field.annotation))}
+    if kind is bool:
+        return _parameter(f"{section}__{key}", bool, flag(False, help, name))
+    if name.removeprefix("--") in VARYING:
+        found = flag(None, help, name, show_default="preset or data", **more)
+    else:
+        found = flag(field.default, help, name, **more)
+    return _parameter(f"{section}__{key}", kind | None, found)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """A parameter with a name for its flag and a word for its value."""
+    """A parameter with a name for its flag, a panel, and a word for its value."""
     default = copy(default)
     if isinstance(default, OptionInfo):
-        default.param_decls = default.param_decls or (_flag_name(name),)
+        names = default.param_decls or ("--" + name.replace("_", "-"),)
+        panels = (panel for panel, known in PANELS.items() if names[0].removeprefix("--") in known.split())
+        default.param_decls, default.rich_help_panel = names, next(panels, "Common")
         if default.metavar is None:
             default.metavar = METAVARS[_plain_type(_plain_type(annotation))]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _flag_name(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _plain_type(annotation: Any) -> Any:
@@ -275,7 +267,7 @@ def _plain_type(annotation: Any) -> Any:
 def _position(parameter: inspect.Parameter) -> int:
     """Arguments first, then the panels."""
     is_argument = isinstance(parameter.default, ArgumentInfo)
-    return -1 if is_argument else PANELS.index(parameter.default.rich_help_panel)
+    return -1 if is_argument else list(PANELS).index(parameter.default.rich_help_panel)
 
 
 def _settings(context: typer.Context) -> dict[str, Any]:

@@ -3,21 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from headstart.cli.options import (
-    Call,
-    advanced_flag,
-    argument,
-    budget_flag,
-    command,
-    data_flag,
-    flag,
-    out_flag,
-)
+from headstart.cli.options import Call, argument, command, flag, out_flag
 from headstart.config import merge
 from headstart.errors import ConfigError
 
 PRESET = "the preset's"
-PARTS = "cross|encoder|decoder"
+TYPES = "cross|encoder|decoder"
 RUN = argument("RUN", "The folder of a finished run, or the name of a shipped base.")
 OUT = out_flag("Where to plot; a folder gets PNG, SVG and HTML.", None, "FOLDER|FILE.png|.svg|.html")
 
@@ -31,20 +22,18 @@ OUT = out_flag("Where to plot; a folder gets PNG, SVG and HTML.", None, "FOLDER|
 def plan(
     call: Call,
     preset: str = flag("tiny", "Named settings: tiny, small, lab, bert, translate-tiny, …"),
-    classes: int | None = data_flag(None, "Classes to tell apart; implies --objective classify.", min=2),
-    vocabulary: int | None = data_flag(
-        None, "Size of the vocabulary.", "--vocab", min=2, show_default=PRESET
-    ),
-    batch: int | None = data_flag(None, "Texts in a batch.", min=1, show_default=PRESET),
-    length: int | None = data_flag(None, "Tokens of each text.", "--max-length", min=2, show_default=PRESET),
-    tokens: int | None = budget_flag(None, "Tokens in the text to be read.", min=1),
-    epochs: float | None = budget_flag(None, "How often that text is read."),
+    classes: int | None = flag(None, "Classes to tell apart; implies --objective classify.", min=2),
+    vocab: int | None = flag(None, "Size of the vocabulary.", min=2, show_default=PRESET),
+    batch: int | None = flag(None, "Texts in a batch.", min=1, show_default=PRESET),
+    max_length: int | None = flag(None, "Tokens of each text.", min=2, show_default=PRESET),
+    tokens: int | None = flag(None, "Tokens in the text to be read.", min=1),
+    epochs: float | None = flag(None, "How often that text is read."),
     gpu: str | None = flag(None, "A device by name, e.g. 'RTX 3060'.", show_default="this machine, and all"),
-    gpus: int = advanced_flag(1, "Such devices in each machine.", min=1),
-    nodes: int = advanced_flag(1, "Machines that train together.", min=1),
-    network: float = advanced_flag(100.0, "Gigabits a second out of each machine.", min=0.001),
-    price: float | None = advanced_flag(None, "Price of one device for an hour.", min=0),
-    measure: bool = advanced_flag(False, "Time a few real steps on this machine instead.", "--calibrate"),
+    gpus: int = flag(1, "Such devices in each machine.", min=1),
+    nodes: int = flag(1, "Machines that train together.", min=1),
+    network: float = flag(100.0, "Gigabits a second out of each machine.", min=0.001),
+    price: float | None = flag(None, "Price of one device for an hour.", min=0),
+    calibrate: bool = flag(False, "Time a few real steps on this machine instead."),
 ) -> None:
     """Estimate what a run needs: parameters, memory, time, and whether it fits on a GPU.
 
@@ -56,8 +45,8 @@ def plan(
     if classes is not None and "name" not in settings.get("objective", {}):
         settings = merge(settings, {"objective": {"name": "classify"}})
     found = run(
-        preset, gpu=gpu, settings=settings, measure=measure, gpus=gpus, nodes=nodes, network=network,
-        classes=classes or 2, vocabulary=vocabulary, batch=batch, length=length, tokens=tokens, epochs=epochs,
+        preset, gpu=gpu, settings=settings, measure=calibrate, gpus=gpus, nodes=nodes, network=network,
+        classes=classes or 2, vocabulary=vocab, batch=batch, length=max_length, tokens=tokens, epochs=epochs,
         price=price,
     )  # fmt: skip
     call.show(found.to_dict(), _show_plan)
@@ -114,8 +103,8 @@ def attention(
     target: str | None = flag(
         None, "The translation of TEXT.", metavar="TEXT", show_default="the translator's own"
     ),
-    part: str | None = flag(
-        None, "Attention of a translator.", "--attention-type", metavar=PARTS, show_default="cross"
+    attention_type: str | None = flag(
+        None, "Attention of a translator.", metavar=TYPES, show_default="cross"
     ),
     layer: int | None = flag(None, "Plot this layer alone, counted from 1."),
     attention_head: int | None = flag(None, "Plot this attention head alone, counted from 1."),
@@ -128,7 +117,7 @@ def attention(
     from headstart.workflows.picture import picture_attention
 
     maps, files = picture_attention(
-        run, text, out, target=target, part=part, layer=layer, attention_head=attention_head
+        run, text, out, target=target, part=attention_type, layer=layer, attention_head=attention_head
     )
 
     def show(_: object) -> None:
@@ -144,14 +133,14 @@ def attention(
 @command("plot masks -o plots/masks.png", "plot masks --max-length 12 --json")
 def masks(
     call: Call,
-    length: int = flag(8, "Tokens of the texts that are drawn.", "--max-length"),
+    max_length: int = flag(8, "Tokens of the texts that are drawn."),
     out: Path | None = OUT,
 ) -> None:
     """Plot which token may attend to which: causal, padding, both, packed documents, prefix, cross."""
     _need_target(out, call)
     from headstart.workflows.picture import picture_masks
 
-    found, files = picture_masks(out, length=length)
+    found, files = picture_masks(out, length=max_length)
 
     def show(_: object) -> None:
         for mask in found:
@@ -166,14 +155,14 @@ def positions(
     call: Call,
     run: str | None = argument("[RUN]", "A run whose positions to plot; without one, sinusoids alone.", None),
     width: int | None = flag(None, "Size of a position's vector."),
-    length: int | None = flag(None, "How many positions.", "--max-length"),
+    max_length: int | None = flag(None, "How many positions."),
     out: Path | None = OUT,
 ) -> None:
     """Plot position vectors as a heat map, and how alike positions are by their distance."""
     _need_target(out, call)
     from headstart.workflows.picture import picture_positions
 
-    found, files = picture_positions(run, out, width=width, length=length)
+    found, files = picture_positions(run, out, width=width, length=max_length)
 
     def show(_: object) -> None:
         for each in found:
@@ -197,7 +186,7 @@ def heads(
         "Texts for a base (.txt, one a line, or a table), labelled data for a classifier, or a built-in name.",
     ),
     out: Path | None = OUT,
-    texts: int = flag(200, "Texts to read at most.", "--max-texts", min=2),
+    max_texts: int = flag(200, "Texts to read at most.", min=2),
 ) -> None:
     """Measure what each attention head does: entropy, mean distance, and the loss without it."""
     _need_target(out, call)
@@ -205,7 +194,7 @@ def heads(
 
     with call.progress() as listener:
         study, files = picture_attention_heads(
-            run, file, out, texts=texts, settings=call.settings, on_event=listener
+            run, file, out, texts=max_texts, settings=call.settings, on_event=listener
         )
 
     def show(_: object) -> None:

@@ -6,31 +6,24 @@ from typing import Any
 
 import headstart as hs
 from headstart.cli.inference import show_score
-from headstart.cli.options import (
-    Call,
-    advanced_flag,
-    argument,
-    budget_flag,
-    command,
-    data_flag,
-    flag,
-    out_flag,
-)
+from headstart.cli.options import Call, argument, command, flag, out_flag
 from headstart.errors import ConfigError
 from headstart.training.launch import rank_info
 
 BASE = argument("BASE", "A run folder, the name of a shipped base, or scratch.")
 LABELLED = argument("DATA", "A table, a folder of train/valid/test tables, or a built-in name.")
-OUT = flag(
-    None, "The new folder of the run.", "--out", "-o", metavar="RUN", show_default="a new one in runs/"
-)
+OUT = out_flag("The new folder of the run.", None, metavar="RUN", show_default="a new one in runs/")
 PRESET = flag(
-    None, "Named settings: tiny, small, lab, bert, translate-tiny, …", show_default="tiny, or the base's"
+    None, "Settings by name: tiny, small, lab, bert, translate-tiny, …", show_default="tiny or the base's"
 )
-TEACHER = advanced_flag(None, "Distil from this run; RUN1,RUN2 for several.", "--distill-from", metavar="RUN")
+TEACHER = flag(None, "Distil from this run; RUN1,RUN2 for several.", metavar="RUN")
 NO_PAIR = flag(None, "Refused: translators have finetune and evaluate.", "--pair", hidden=True)
 COLUMNS = "data.text_column data.label_column data.on_bad_row"
-MACHINE = "training.seed training.device training.deterministic training.save_steps training.save_minutes training.ignore_memory_check"
+BATCHES = "training.batch_size optimizer.learning_rate"
+MACHINE = (
+    "training.seed training.device training.deterministic training.save_steps training.save_minutes "
+    "training.ignore_memory_check"
+)
 
 
 @command("demo", "demo --minutes 1 --seeds 2 -o runs/quick")
@@ -39,15 +32,15 @@ def demo(
     out: Path = out_flag("The new folder to write to.", Path("runs/demo")),
     base: str = flag("en-tiny", "The shipped base, or a run, to compare with the demo's own base."),
     seed: int = flag(0, "The first seed."),
-    labels: int = data_flag(1600, "Labelled reviews to train on.", "--train-size"),
-    minutes: float = budget_flag(3.5, "Minutes of pretraining."),
-    epochs: float = budget_flag(3.0, "Epochs of fine-tuning; the shipped base takes one at most."),
-    seeds: int = budget_flag(3, "Models to train of each arm."),
+    train_size: int = flag(1600, "Labelled reviews to train on."),
+    minutes: float = flag(3.5, "Minutes of pretraining."),
+    epochs: float = flag(3.0, "Epochs of fine-tuning; the shipped base takes one at most."),
+    seeds: int = flag(3, "Models to train of each arm."),
 ) -> None:
     """Do the whole job on built-in film reviews: audit, pretrain, compare with a shipped base, report."""
     with call.progress() as listener:
         result = hs.run_demo(
-            out, minutes=minutes, seeds=seeds, labels=labels, epochs=epochs, base=base, first_seed=seed,
+            out, minutes=minutes, seeds=seeds, labels=train_size, epochs=epochs, base=base, first_seed=seed,
             on_event=listener,
         )  # fmt: skip
     call.show(result, lambda found: show_comparison(found, out))
@@ -56,53 +49,43 @@ def demo(
 @command(
     "pretrain corpus.txt -o runs/base --minutes 20",
     "pretrain corpus.txt --init-from en-tiny --epochs 1",
-    settings="objective.name tokenizer.type training.max_length data.text_column data.document_separator data.on_bad_row training.max_epochs "
-    "training.max_steps training.max_tokens training.max_minutes training.batch_size optimizer.learning_rate "
-    + MACHINE,
+    settings="objective.name tokenizer.type training.max_length data.text_column data.document_separator "
+    "data.on_bad_row training.max_epochs training.max_steps training.max_tokens training.max_minutes "
+    f"{BATCHES} {MACHINE}",
     config=True,
     processes=True,
 )
 def pretrain(
     call: Call,
     corpora: list[str] | None = argument(
-        "CORPUS[=WEIGHT]...",
-        "Texts, tables, folders or built-in names; weight 3 samples a text 3 times as often.",
-        None,
+        "CORPUS[=WEIGHT]...", "Texts, tables, folders or built-in names.", None
     ),
     out: Path | None = OUT,
     preset: str | None = PRESET,
-    base: str | None = flag(
-        None, "Continue from a base: its tokenizer, weights and shape.", "--init-from", metavar="RUN"
+    init_from: str | None = flag(
+        None, "A base to continue: its tokenizer, weights and shape.", metavar="RUN"
     ),
-    teacher: str | None = TEACHER,
-    recipe: Path | None = advanced_flag(None, "Make a base stage by stage, as this file says."),
-    data: Path = advanced_flag(Path("."), "With --recipe: the folder that holds its texts.", "--data-root"),
-    stage: int | None = advanced_flag(None, "With --recipe: stop after this stage.", "--stop-after-stage"),
-    scale: float = advanced_flag(
-        1.0, "With --recipe: multiply every stage's budget by this.", "--budget-scale"
-    ),
+    distill_from: str | None = TEACHER,
+    recipe: Path | None = flag(None, "Make a base stage by stage, as this file says."),
+    data_root: Path = flag(Path("."), "With --recipe: the folder that holds its texts."),
+    stop_after_stage: int | None = flag(None, "With --recipe: stop after this stage."),
+    budget_scale: float = flag(1.0, "With --recipe: multiply the budgets of all stages."),
 ) -> None:
     """Train a base on raw text as a language model.
 
-    A killed run loses nothing: `headstart resume RUN` continues it.
+    A text with WEIGHT 3 is sampled 3 times as often. A killed run loses nothing: `headstart resume RUN` continues it.
     """
     if recipe is None and not corpora:
         raise ConfigError("there is nothing to read", hint="name a CORPUS, or a recipe with --recipe FILE")
-    if recipe is None and stage is not None:
+    if recipe is None and stop_after_stage is not None:
         raise ConfigError("--stop-after-stage goes with --recipe", hint="name a recipe, or leave it out")
     if recipe is not None and corpora:
         raise ConfigError(
             f"a recipe names its own texts, and {corpora[0]} is given too", hint="leave one of them out"
         )
-    given = {
-        "--init-from": base,
-        "--distill-from": teacher,
-        "--preset": preset,
-        "--nproc": call.context.params["nproc"],
-    }
-    for name, value in given.items():
-        if recipe is not None and value is not None:
-            raise ConfigError(f"{name} does not go with --recipe", hint="leave it out")
+    for name in ("init_from", "distill_from", "preset", "nproc"):
+        if recipe is not None and call.context.params[name] is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} does not go with --recipe", hint="leave it out")
     folder = out
     if folder is None and recipe is not None:
         folder = Path("runs") / recipe.stem  # the same each time: the command given again continues the run
@@ -113,11 +96,15 @@ def pretrain(
     with call.progress() as listener:
         if out is None:
             listener.note(f"the run is written to {folder}")
-        settings: dict[str, Any] = {"settings": call.settings, "on_event": listener}
+        shared: dict[str, Any] = {"settings": call.settings, "on_event": listener}
         if recipe is not None:
-            result = hs.run_recipe(recipe, data, folder, last_stage=stage, scale=scale, **settings)
+            result = hs.run_recipe(
+                recipe, data_root, folder, last_stage=stop_after_stage, scale=budget_scale, **shared
+            )
         else:
-            result = hs.pretrain(corpora or [], folder, base=base, teacher=teacher, preset=preset, **settings)
+            result = hs.pretrain(
+                corpora or [], folder, base=init_from, teacher=distill_from, preset=preset, **shared
+            )
     if result is None:
         call.show({"finished": False}, lambda _: print(f"more stages are left: headstart resume {folder}"))
     else:
@@ -127,8 +114,8 @@ def pretrain(
 @command(
     "finetune en-tiny reviews.tsv -o runs/mine",
     "finetune scratch aligned --pair en-fr --preset translate-tiny",
-    settings=f"tokenizer.type training.max_length data.train_size {COLUMNS} training.max_epochs training.max_steps training.max_minutes "
-    f"training.batch_size optimizer.learning_rate training.freeze_backbone training.keep_winner {MACHINE}",
+    settings=f"tokenizer.type training.max_length data.train_size {COLUMNS} training.max_epochs training.max_steps "
+    f"training.max_minutes {BATCHES} training.freeze_backbone training.keep_winner {MACHINE}",
     config=True,
     processes=True,
 )
@@ -138,12 +125,10 @@ def finetune(
     data: str = LABELLED,
     out: Path | None = OUT,
     preset: str | None = PRESET,
-    pair: str | None = flag(
-        None, "Train a translator between two languages: en-de.", metavar="SOURCE-TARGET"
-    ),
-    teacher: str | None = TEACHER,
-    unlabelled: list[str] | None = advanced_flag(
-        None, "With --distill-from: texts that it labels; may be repeated.", "--unlabeled", metavar="CORPUS"
+    pair: str | None = flag(None, "Train a translator, as in en-de.", metavar="SOURCE-TARGET"),
+    distill_from: str | None = TEACHER,
+    unlabeled: list[str] | None = flag(
+        None, "With --distill-from: texts that it labels; may be repeated.", metavar="CORPUS"
     ),
 ) -> None:
     """Put a new head on BASE and train it on DATA; a BASE with the classes of DATA keeps its own head.
@@ -158,7 +143,7 @@ def finetune(
         if out is None:
             listener.note(f"the run is written to {folder}")
         result = hs.finetune(
-            base, data, folder, pair=pair, teacher=teacher, unlabelled=unlabelled, preset=preset,
+            base, data, folder, pair=pair, teacher=distill_from, unlabelled=unlabeled, preset=preset,
             settings=call.settings, on_event=listener,
         )  # fmt: skip
     call.show(result, show_run)
@@ -167,7 +152,8 @@ def finetune(
 @command(
     "tune en-tiny reviews.tsv -o runs/tuned --trials 20",
     "tune en-tiny reviews.tsv -o runs/tuned --search optimizer.learning_rate=1e-5:1e-3:log",
-    settings=f"tokenizer.type training.seed training.device training.max_length data.train_size {COLUMNS} training.max_epochs",
+    settings=f"tokenizer.type training.seed training.device training.max_length data.train_size {COLUMNS} "
+    "training.max_epochs",
     config=True,
 )
 def tune(
@@ -177,33 +163,25 @@ def tune(
     out: Path = out_flag("The new folder of the search."),
     preset: str | None = PRESET,
     metric: str = flag("accuracy", "What to tune by.", metavar="accuracy|macro_f1|loss"),
-    folds: int | None = data_flag(
-        None, "Score each trial over this many folds of train and valid, not on valid."
+    folds: int | None = flag(None, "Score each trial over folds of train and valid, not on valid."),
+    trials: int | None = flag(None, "Trials in all.", show_default="20, or as many as --minutes allows"),
+    minutes: float | None = flag(None, "Start no new trial after this many minutes of them."),
+    search: list[str] | None = flag(
+        None, "A setting to search; may be repeated.", metavar="SECTION.KEY=RANGE"
     ),
-    trials: int | None = budget_flag(
-        None, "Trials in all.", show_default="20, or as many as --minutes allows"
-    ),
-    minutes: float | None = budget_flag(None, "Start no new trial after this many minutes of them."),
-    search: list[str] | None = advanced_flag(
-        None,
-        "A setting to search: low:high, low:high:log, low:high:int, or a,b,c; may be repeated.",
-        metavar="SECTION.KEY=LOW:HIGH",
-    ),
-    only: bool = advanced_flag(False, "Search what --search names and nothing else.", "--search-only"),
-    prune: str = advanced_flag(
-        "median", "How trials stop early.", "--pruner", metavar="median|hyperband|none"
-    ),
+    search_only: bool = flag(False, "Search what --search names and nothing else."),
+    pruner: str = flag("median", "How trials stop early.", metavar="median|hyperband|none"),
     pair: str | None = NO_PAIR,
 ) -> None:
     """Search the best settings to fine-tune BASE on DATA, and write them to OUT/best.toml.
 
-    A setting that you give is not searched. Run the same command again to continue after a stop.
+    A RANGE is low:high, low:high:log, low:high:int, or a,b,c. A setting that you give is not searched. Run the same command again to continue after a stop.
     """
     _refuse_pair(pair, "tune")
     with call.progress() as listener:
         result = hs.tune(
-            base, data, out, trials=trials, minutes=minutes, folds=folds, search=search or [], only=only,
-            metric=metric, prune=prune, preset=preset, settings=call.settings, on_event=listener,
+            base, data, out, trials=trials, minutes=minutes, folds=folds, search=search or [], only=search_only,
+            metric=metric, prune=pruner, preset=preset, settings=call.settings, on_event=listener,
         )  # fmt: skip
     call.show(result, show_search)
 
@@ -232,74 +210,60 @@ def resume(call: Call, run: Path = argument("RUN", "The folder of a run that sto
 @command(
     "compare reviews.tsv --base en-tiny --seeds 3",
     "compare reviews.tsv --base en-tiny --train-size 100,400,1600 -o runs/curve",
-    settings=f"tokenizer.type training.device training.max_length {COLUMNS} training.max_epochs training.batch_size "
-    "optimizer.learning_rate",
+    settings=f"tokenizer.type training.device training.max_length {COLUMNS} training.max_epochs {BATCHES}",
     config=True,
 )
 def compare(
     call: Call,
     data: str = LABELLED,
-    bases: list[str] | None = flag(None, "A base to compare; may be repeated.", "--base", metavar="BASE"),
+    base: list[str] | None = flag(None, "A base to compare; may be repeated.", metavar="BASE"),
     out: Path = out_flag("The new folder for the report.", Path("runs/compare")),
     preset: str | None = PRESET,
     arms: str = flag(
-        "classical,scratch,frozen,fine-tuned", "Arms to train; ensemble may be added.", metavar="ARM,..."
+        "classical,scratch,frozen,fine-tuned", "Arms to train; also ensemble.", metavar="ARM,..."
     ),
     seed: int = flag(0, "The first seed; the others follow it."),
-    labels: str | None = data_flag(
-        None, "Label budgets: 100,400,1600 gives a curve.", "--train-size", metavar="N,..."
-    ),
-    folds: int | None = data_flag(None, "Join train and valid, and hold out each of this many folds once."),
-    seeds: int = budget_flag(3, "Models to train of each arm."),
-    objectives: str | None = advanced_flag(
-        None, "Pretrain and compare a base with each.", metavar="NAME,..."
-    ),
-    corpora: list[str] | None = advanced_flag(
-        None, "With --objectives: text to pretrain on; may be repeated.", "--corpus", metavar="CORPUS"
-    ),
-    tokens: int | None = advanced_flag(None, "With --objectives: tokens that the first of them reads."),
-    mark: float | None = advanced_flag(
-        None,
-        "Report when each arm passes this accuracy.",
-        "--target-accuracy",
-        show_default="that of scratch",
+    train_size: str | None = flag(None, "Label budgets: 100,400,1600 gives a curve.", metavar="N,..."),
+    folds: int | None = flag(None, "Join train and valid, and hold out each of this many folds once."),
+    seeds: int = flag(3, "Models to train of each arm."),
+    objectives: str | None = flag(None, "Pretrain and compare a base with each.", metavar="NAME,..."),
+    corpus: list[str] | None = flag(None, "With --objectives: what to pretrain on; may be repeated."),
+    tokens: int | None = flag(None, "With --objectives: tokens that the first of them reads."),
+    target_accuracy: float | None = flag(
+        None, "Report when each arm reaches it.", show_default="that of scratch"
     ),
     pair: str | None = NO_PAIR,
 ) -> None:
     """Measure what pretraining gains: every arm at equal budget, over several seeds, against a TF-IDF baseline."""
     _refuse_pair(pair, "compare")
-    if objectives is None and (corpora or tokens):
+    if objectives is None and (corpus or tokens):
         raise ConfigError(
             "--corpus and --tokens go with --objectives", hint="add --objectives, or leave them out"
         )
-    if objectives is not None and bases:
+    if objectives is not None and base:
         raise ConfigError("--objectives makes its own bases", hint="leave out --base, or --objectives")
-    if objectives is not None and not corpora:
+    if objectives is not None and not corpus:
         raise ConfigError(
             "--objectives needs text to pretrain on", hint="add --corpus FILE, or --corpus imdb"
         )
     with call.progress() as listener:
         comparing: dict[str, Any] = {
-            "seeds": seeds, "first_seed": seed, "labels": _label_budgets(labels), "folds": folds,
-            "arms": _names(arms), "mark": mark, "on_event": listener,
+            "seeds": seeds, "first_seed": seed, "labels": _label_budgets(train_size), "folds": folds,
+            "arms": _names(arms), "mark": target_accuracy, "on_event": listener,
         }  # fmt: skip
         if objectives is None:
-            result = hs.compare(data, bases or [], out, preset=preset, settings=call.settings, **comparing)
+            result = hs.compare(data, base or [], out, preset=preset, settings=call.settings, **comparing)
         else:
             from headstart.workflows.objectives import DEFAULT_TOKENS, compare_objectives
 
             shared = ("model", "tokenizer")  # the other sections are for fine-tuning
-            machine = (
-                "device",
-                "precision",
-                "compile",
-            )  # how to compute is set once, for bases and arms alike
+            machine = ("device", "precision", "compile")  # set once, for bases and arms alike
             training = call.settings.get("training", {})
             pretraining = {name: call.settings[name] for name in shared if name in call.settings}
             pretraining["training"] = {name: training[name] for name in machine if name in training}
             tuning = {name: part for name, part in call.settings.items() if name not in shared}
             result = compare_objectives(
-                data, corpora or [], _names(objectives), out, preset=preset or "tiny",
+                data, corpus or [], _names(objectives), out, preset=preset or "tiny",
                 tokens=tokens or DEFAULT_TOKENS, settings=tuning, pretraining=pretraining, **comparing,
             )  # fmt: skip
     call.show(result, lambda found: show_comparison(found, out))
