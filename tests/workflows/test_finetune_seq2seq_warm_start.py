@@ -54,7 +54,7 @@ def warmed(world, name, settings=None, preset=None):
     objective = make_objective(config.objective)
     size = trained.tokenizer.size
     torch.manual_seed(0)
-    model = build_model(config.body, size, objective.heads(config.body, size, 0))
+    model = build_model(config.model, size, objective.heads(config.model, size, 0))
     fresh = {key: weight.clone() for key, weight in model.state_dict().items()}
     return trained, config, model, fresh, warm_start(trained, model)
 
