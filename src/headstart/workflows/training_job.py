@@ -24,7 +24,7 @@ from headstart.inference.loaded_model import LoadedModel, RunInfo, Tokenizers, l
 from headstart.models.model import Model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
-from headstart.results import Transfer, plain
+from headstart.results import TransferReport, plain
 from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything
 from headstart.training.trainer import Trainer
@@ -46,7 +46,7 @@ class FinishedRun:
     seconds: float
     curve: list[dict[str, float]]
     best_epoch: float  # of the weights that were selected
-    transfer: Transfer | None  # which weights come from the base
+    transfer: TransferReport | None  # which weights come from the base
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,17 @@ class TrainingJob(ABC, Generic[Content, Result]):
         """The data as tokens."""
 
     @abstractmethod
-    def build_model(self, data: Content) -> tuple[Model, Transfer | None]:
+    def build_model(self, data: Content) -> tuple[Model, TransferReport | None]:
         """The model, and which of its weights come from the base."""
 
     @abstractmethod
     def make_trainer(
-        self, model: Model, objective: Objective, data: Content, transfer: Transfer | None, stop: StopSignal
+        self,
+        model: Model,
+        objective: Objective,
+        data: Content,
+        transfer: TransferReport | None,
+        stop: StopSignal,
     ) -> Trainer:
         """The trainer, which evaluates the model along the way; `objective` may have teachers."""
 
@@ -172,7 +177,7 @@ class TrainingJob(ABC, Generic[Content, Result]):
             owners = [each for each in (self.base, self.distillation) if each is not None]
             hashes = data.train_hashes + [each.train_fingerprints for each in owners]
             run_dir.write_start(info, (tokenizer, data.own_source_tokenizer), hashes)
-        transfer = Transfer(**info.transfer) if info.transfer else None
+        transfer = TransferReport(**info.transfer) if info.transfer else None
         self.processes.start(runtime.device, config.training.ddp_timeout_minutes)
         objective = self.objective
         if self.distillation is not None:
@@ -221,7 +226,9 @@ class TrainingJob(ABC, Generic[Content, Result]):
                 self.distillation.check_student(tokenizers[0])
         return self.encode_data(tokenizers), fingerprint
 
-    def _describe(self, data: TrainingData[Content], fingerprint: str, transfer: Transfer | None) -> RunInfo:
+    def _describe(
+        self, data: TrainingData[Content], fingerprint: str, transfer: TransferReport | None
+    ) -> RunInfo:
         """The description of a run that starts."""
         source = data.own_source_tokenizer
         return RunInfo(
