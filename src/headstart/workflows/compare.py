@@ -26,7 +26,7 @@ from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives import make_objective
-from headstart.results import Comparison, SeedResult, Transfer, comparison_from
+from headstart.results import Comparison, SeedResult, TransferReport, comparison_from
 from headstart.training.callbacks import Event, Stage
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import graceful_shutdown
@@ -200,7 +200,7 @@ def _train_all(
     budgets: list[int],
     most: int,
     on_event: Callable[[Event], None],
-) -> tuple[dict[tuple[str, int], list[SeedResult]], dict[str, Transfer | None]]:
+) -> tuple[dict[tuple[str, int], list[SeedResult]], dict[str, TransferReport | None]]:
     """Every arm's results by name and budget, and what each carried over; what is on disk is not trained again."""
     first_seed = inputs["seeds"][0]
     jobs = [
@@ -214,7 +214,7 @@ def _train_all(
     ]
     encoder, state = Encoder(), RunDir(out).checkpoints
     fits: dict[tuple[str, int, int], list[Fit]] = {}
-    transfers: dict[str, Transfer | None] = {}
+    transfers: dict[str, TransferReport | None] = {}
     try:
         with graceful_shutdown() as stop:
             for done, (plan, budget, seed, number) in enumerate(jobs):

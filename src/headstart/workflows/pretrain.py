@@ -26,7 +26,7 @@ from headstart.models.model import Model, build_model, count_parameters, transfe
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.objectives.masked_lm import MaskedLM
-from headstart.results import LanguageScore, Transfer
+from headstart.results import LanguageScore, TransferReport
 from headstart.training.callbacks import Event, Note
 from headstart.training.distributed import Processes, init_processes
 from headstart.training.evaluate import loss_sums
@@ -464,7 +464,7 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
             )
         return CorpusMix(tokenizer, corpora, weights, loader)
 
-    def build_model(self, data: CorpusMix) -> tuple[Model, Transfer | None]:
+    def build_model(self, data: CorpusMix) -> tuple[Model, TransferReport | None]:
         """A language model, with the base's weights where they fit."""
         size = data.tokenizer.size
         model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))
