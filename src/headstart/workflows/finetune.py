@@ -10,7 +10,7 @@ import numpy as np
 from headstart.atomic_io import content_hash
 from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig
-from headstart.data.augmentation import check_dropout, training_loader
+from headstart.data.augmentation import check_bpe_dropout, training_loader
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import exclude_evaluation_texts, is_contaminated
@@ -348,7 +348,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
                 dataset, self._labelled.pseudo_labelled, tokenizer, self.config, self.runtime, self.on_event
             )
         with self.processes.raise_on_all():
-            check_dropout(tokenizer, dataset.texts("train"), self.config.training)
+            check_bpe_dropout(tokenizer, dataset.texts("train"), self.config.training)
         task = make_task(dataset, tokenizer, self.config, self.on_event)
         tokens = sum(len(row.tokens) for row in task.rows["train"])
         summary = f"{len(dataset.train):,} texts to learn from"

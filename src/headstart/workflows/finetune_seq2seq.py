@@ -14,7 +14,7 @@ from torch import Tensor
 from headstart.atomic_io import content_hash
 from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig, load_preset, merge, resolve
-from headstart.data.augmentation import check_both, translation_loader
+from headstart.data.augmentation import check_bpe_dropout, translation_loader
 from headstart.data.dataset import hashes
 from headstart.data.decontamination import is_contaminated
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
@@ -254,7 +254,8 @@ def make_translation_task(
     """Every split as tokens."""
     on_event(Stage("tokenising the pairs"))
     length, keep = config.training.max_length, config.data.truncation_side
-    check_both(text.train, tokenizers, config.training)
+    for tokenizer, texts in zip(tokenizers, (text.targets("train"), text.sources("train")), strict=True):
+        check_bpe_dropout(tokenizer, texts, config.training)
     train = encode_pairs(text.train, tokenizers, None)
     fits = [max(sides(row)) <= length for row in train]
     whole = list(compress(train, fits))
