@@ -364,6 +364,13 @@ class Trainer:
             return float(self.state.epoch)
         return self.state.epoch + self.state.batch / max(1, self.loader.count(self.state.epoch))
 
+    @property
+    def best_epoch(self) -> float:
+        """The epoch of the weights that the run selects."""
+        is_last = self.config.training.checkpoint_selection == "last"
+        epochs = {} if is_last else {point["step"]: point["epoch"] for point in self.state.curve}
+        return epochs.get(self.state.best_step, self.epochs_done)
+
     def _tell(self, done: bool) -> None:
         state = self.state
         if not (done or state.step == 1 or state.step % TOLD_EVERY == 0):

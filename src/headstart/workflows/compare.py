@@ -24,7 +24,7 @@ from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import exclude_evaluation_texts
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped, nearest
-from headstart.inference.loaded_model import LoadedModel, load_model
+from headstart.inference.loaded_model import LoadedModel, absolute_paths, load_model, with_absolute_paths
 from headstart.objectives import make_objective
 from headstart.results import Comparison, SeedResult, TransferReport, comparison_from
 from headstart.training.callbacks import Event, Stage
@@ -47,7 +47,7 @@ from headstart.workflows.conclude import ARMS, FROZEN_RATE, OPTIONAL_ARMS, Plan,
 from headstart.workflows.finetune import choose_tokenizer, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config, uses_recommendation
 from headstart.workflows.notes import notes_after, notes_before
-from headstart.workflows.run_dir import RunDir, absolute_paths, command_line, with_absolute_paths
+from headstart.workflows.run_dir import RunDir, command_line
 
 
 def compare(

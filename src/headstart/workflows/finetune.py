@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.stats import binomtest
 
 from headstart.atomic_io import content_hash
+from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig
 from headstart.data.augmentation import check_bpe_dropout, training_loader
@@ -17,10 +19,19 @@ from headstart.data.decontamination import exclude_evaluation_texts, is_contamin
 from headstart.data.documents import Corpora
 from headstart.data.splits import balanced_subset
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, DataError
 from headstart.evaluation.metrics import METRICS, score
 from headstart.inference.classify import encode_rows
-from headstart.inference.loaded_model import Classifier, LoadedModel, Tokenizers, load_model
+from headstart.inference.loaded_model import (
+    HEAD,
+    SCRATCH,
+    Classifier,
+    LoadedModel,
+    Tokenizers,
+    absolute_paths,
+    load_model,
+    with_absolute_paths,
+)
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
@@ -31,27 +42,22 @@ from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.linear_probe import fit_head
 from headstart.training.runtime import Runtime, StopSignal, seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
-from headstart.workflows.diagnostics import (
-    explain_difference,
-    is_better,
-    train_baseline,
-    warn_of_baseline,
-    warn_of_undertraining,
-)
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import (
-    HEAD,
     DatasetFacts,
-    can_reuse_head,
     explain_settings,
     finetune_config,
-    why_new_head,
 )
-from headstart.workflows.run_dir import SCRATCH, absolute_paths, with_absolute_paths
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 if TYPE_CHECKING:
     from headstart.workflows.finetune_seq2seq import FinishedTranslator
+
+BASELINE_TEXTS = 50_000  # the baseline learns from at most as many, so that it stays cheap beside the network
+TEXTS_PER_CLASS = 20  # training texts of a class that the check for under-training reads at most
+CHECKED_TEXTS = 2_000  # and in all
+LITTLE_LEARNT = 0.9  # of the loss of guessing by class frequencies
+LITTLE_BETTER = 0.25  # of the way from the majority class's accuracy to 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,7 @@ def finetune(
             given = with_absolute_paths(settings)
             # A wrong setting is refused before the data is read; the data then decides the defaults.
             draft, objective = finetune_config(loaded, preset, given)
-            distillation = DistillationSetup.load(teacher, unlabelled)
+            distillation = DistillationSetup.load(teacher, unlabelled) if teacher or unlabelled else None
             source = LabelledData.load(data, draft, objective, distillation, listen)
             owner = loaded or distillation
             facts = DatasetFacts.of(
@@ -107,11 +113,12 @@ def finetune(
                 raise ConfigError(
                     "from scratch every block is new", hint="leave training.reinit_top_layers out"
                 )
+            notes = explain_settings(loaded, facts, config, objective, given)
             runtime = start_runtime(config.training, processes)
         inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
         inputs |= {} if distillation is None else distillation.inputs()
         job = FinetuneJob(config, inputs, runtime, listen, loaded, distillation, source)
-        return job.start(Path(out), list(explain_settings(loaded, facts, config, objective, given)))
+        return job.start(Path(out), notes)
 
 
 # --- The data -------------------------------------------------------------------------------------------------------
@@ -219,14 +226,14 @@ def make_classifier(
 ) -> tuple[Model, TransferReport | None]:
     """A classifier with the base's backbone, and an account of every weight; all weights are random without a base.
 
-    The base's head is reused where `can_reuse_head` says so. With `training.linear_probe` a new head on a base is
+    The base's head is reused where `LoadedModel.can_reuse_head` says so. With `training.linear_probe` a new head on a base is
     trained on the frozen backbone first.
     """
     seed_everything(config.training.seed, 0, 3)
     heads = objective.heads(config.model, task.tokenizer.size, len(task.classes))
     if base is None:
         return build_model(config.model, task.tokenizer.size, heads), None
-    if can_reuse_head(config, objective, task.classes, base):
+    if base.can_reuse_head(config, objective, task.classes):
         model = build_model(config.model, task.tokenizer.size, heads)
         weights = reordered(base.weights, HEAD, base.info.classes, task.classes)
         return model, transfer(weights, model, with_base_heads=True)
@@ -312,6 +319,105 @@ def score_rows(
     return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)
 
 
+# --- The baseline and warnings -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """TF-IDF and a linear SVM, trained on the same texts, with its validation score."""
+
+    model: TfidfModel
+    score: Score
+
+
+def train_baseline(dataset: Dataset, seed: int) -> Baseline | None:
+    """The baseline of a dataset; None where no text or only one class is left to learn from."""
+    step = max(1, -(-len(dataset.train) // BASELINE_TEXTS))
+    texts, targets = dataset.texts("train")[::step], dataset.targets("train")[::step]
+    try:
+        model = train_tfidf(texts, targets, seed=seed, classes=len(dataset.classes))
+    except DataError:
+        return None
+    found = model.predict_probabilities(dataset.texts("valid"))
+    seen = is_contaminated(dataset.hashes("valid"), np.unique(dataset.hashes("train")))
+    return Baseline(model, score(np.array(dataset.targets("valid")), found, dataset.classes, seen, "valid"))
+
+
+def is_better(network: Score, baseline: Score) -> bool:
+    """Whether the network is ahead on the validation texts: by accuracy, or by loss where accuracies are equal."""
+    if network.correct != baseline.correct:
+        return network.correct > baseline.correct
+    return network.loss < baseline.loss
+
+
+def explain_difference(network: Score, baseline: Score) -> str:
+    """Whether the validation texts can tell network and baseline apart, in words."""
+    found = binomtest(network.correct, network.count).proportion_ci(method="wilson")
+    where = "inside" if found.low <= baseline.accuracy <= found.high else "outside"
+    verdict = "no clear difference" if where == "inside" else "a clear difference"
+    return (
+        f"{where} the network's 95 % interval [{found.low:.3f}, {found.high:.3f}]: {verdict} "
+        f"on {network.count:,} texts"
+    )
+
+
+def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> list[str]:
+    """The warning that the network does not pay, with what to try; empty where it does."""
+    if is_better(network, baseline):
+        return []
+    other = (
+        "`headstart models` lists pretrained models to start from"
+        if base == SCRATCH
+        else f"`headstart pretrain TEXTS --init-from {base}` adapts the base to unlabelled texts of your domain"
+    )
+    return [
+        f"the network is not better than TF-IDF + linear SVM on {network.count:,} validation texts: accuracy "
+        f"{network.accuracy:.4f} against {baseline.accuracy:.4f}. Next: {other}; `headstart tune {base} {data}` "
+        "searches settings; --keep-winner answers with TF-IDF"
+    ]
+
+
+def warn_of_undertraining(
+    model: Model, objective: Objective, task: Task, config: RunConfig, runtime: Runtime
+) -> list[str]:
+    """Warnings where the model has hardly learnt its own training texts."""
+    chosen = sample_per_class(np.array(task.dataset.targets("train")))
+    truth = np.array(task.dataset.targets("train"))[chosen]
+    rows = [task.rows["train"][place] for place in chosen]
+    found = predict_probabilities(model, objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens)
+    loss = METRICS["loss"](truth, found)
+    shares = np.bincount(truth) / len(truth)
+    guessing = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
+    predicted, present = set(found.argmax(axis=1).tolist()), set(truth.tolist())
+    more = (
+        f"raise --epochs (now {config.training.max_epochs:g})"
+        if config.training.max_epochs
+        else "raise the budget"
+    )
+    hint = f"{more} or optimizer.learning_rate (now {config.optimizer.learning_rate:g})"
+    majority, right = float(shares.max()), METRICS["accuracy"](truth, found)
+    if loss > LITTLE_LEARNT * guessing and right < majority + LITTLE_BETTER * (1 - majority):
+        return [
+            f"the model is under-trained: its loss on its own training texts is {loss:.3f}, and guessing by class "
+            f"frequencies has {guessing:.3f}; {hint}"
+        ]
+    if missing := present - predicted:
+        names = [task.classes[number] for number in sorted(missing)]
+        return [
+            f"the model is under-trained: it never predicts {len(missing)} of {len(present)} classes on their own "
+            f"training texts ({', '.join(names[:5])}{', …' if len(names) > 5 else ''}); {hint}"
+        ]
+    return []
+
+
+def sample_per_class(targets: np.ndarray) -> np.ndarray:
+    """Places of training texts, at most TEXTS_PER_CLASS of a class."""
+    order = np.argsort(targets, kind="stable")
+    starts = np.searchsorted(targets[order], targets[order])  # where each class begins in the order
+    chosen = order[np.arange(len(order)) - starts < TEXTS_PER_CLASS]
+    return np.sort(chosen)[:: max(1, -(-len(chosen) // CHECKED_TEXTS))]
+
+
 # --- The job --------------------------------------------------------------------------------------------------------
 
 
@@ -358,7 +464,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
     def build_model(self, data: Task) -> tuple[Model, TransferReport | None]:
         """A classifier with the base's weights."""
         model, transfer = make_classifier(self.config, self.objective, data, self.base, self.runtime)
-        if why := why_new_head(self.config, self.objective, data.classes, self.base):
+        if self.base and (why := self.base.why_new_head(self.config, self.objective, data.classes)):
             self.on_event(Note(why))
         return model, transfer
 

@@ -24,7 +24,7 @@ from headstart.data.tokenizer_training import TOKENIZERS
 from headstart.errors import ConfigError, DataError
 from headstart.evaluation.translation_metrics import MEASURES, score_translations
 from headstart.generation.beam_search import Beam
-from headstart.inference.loaded_model import LoadedModel, Tokenizers, load_model
+from headstart.inference.loaded_model import SCRATCH, LoadedModel, Tokenizers, absolute_paths, load_model
 from headstart.inference.translate import batch_tokens, write_translations
 from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
@@ -38,7 +38,6 @@ from headstart.training.runtime import Runtime, StopSignal, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.finetune_defaults import fit_length, with_backbone
 from headstart.workflows.plan import sharded_translator_error
-from headstart.workflows.run_dir import SCRATCH, absolute_paths
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 PRESET = "translate-tiny"  # the default

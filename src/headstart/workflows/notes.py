@@ -6,7 +6,6 @@ from typing import Any
 from headstart.results import SeedResult
 from headstart.workflows.arms import Part
 from headstart.workflows.conclude import FROZEN_RATE, Plan
-from headstart.workflows.finetune_defaults import can_reuse_head
 
 PARTS = {"start": "its beginning", "end": "its end", "both": "both its ends"}
 
@@ -58,7 +57,11 @@ def notes_before(parts: list[Part], plans: list[Plan], inputs: Mapping[str, Any]
         notes.append(f"frozen arms train the head alone, at {FROZEN_RATE:g} times the learning rate")
     classes = parts[0].dataset.classes
     kept = sorted(
-        {plan.base for plan in plans if can_reuse_head(plan.config, plan.objective, classes, plan.trained)}
+        {
+            plan.base
+            for plan in plans
+            if plan.trained and plan.trained.can_reuse_head(plan.config, plan.objective, classes)
+        }
     )
     if kept:
         notes.append(

@@ -21,6 +21,7 @@ from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import (
     PACKED_FINGERPRINTS,
     RECIPE,
+    SCRATCH,
     SOURCE_TOKENIZER,
     TOKENIZER,
     LoadedModel,
@@ -36,7 +37,6 @@ from headstart.workflows.evaluate import evaluate_loaded, evaluate_on_own_valid,
 from headstart.workflows.facts import Facts
 from headstart.workflows.finetune import load_labelled, make_task, score_rows
 from headstart.workflows.pretrain import score_language, without_repeats
-from headstart.workflows.run_dir import SCRATCH
 from headstart.workflows.search import to_toml
 from headstart.workflows.tokenize_corpus import prepare_documents
 

@@ -21,7 +21,13 @@ from headstart.data.token_cache import Corpus
 from headstart.data.token_stream import TokenStream, exclude_documents, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
-from headstart.inference.loaded_model import LoadedModel, Tokenizers, load_model
+from headstart.inference.loaded_model import (
+    LoadedModel,
+    Tokenizers,
+    absolute_paths,
+    load_model,
+    with_absolute_paths,
+)
 from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
@@ -34,7 +40,6 @@ from headstart.training.runtime import Runtime, StopSignal, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import describe, fit_length, with_backbone
-from headstart.workflows.run_dir import absolute_paths, with_absolute_paths
 from headstart.workflows.tokenize_corpus import learn_tokenizer, prepare_documents, prepare_documents_share
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 

@@ -20,7 +20,7 @@ from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
-from headstart.inference.loaded_model import LoadedModel, RunInfo, Tokenizers, load_model
+from headstart.inference.loaded_model import SCRATCH, LoadedModel, RunInfo, Tokenizers, load_model
 from headstart.models.model import Model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
@@ -30,7 +30,7 @@ from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, s
 from headstart.training.trainer import Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.plan import announce
-from headstart.workflows.run_dir import SCRATCH, RunDir, broadcast_tokenizers, collect_provenance
+from headstart.workflows.run_dir import RunDir, broadcast_tokenizers, collect_provenance
 
 Content = TypeVar("Content")  # the data as the model reads it
 Result = TypeVar("Result", bound="FinishedRun")
@@ -167,16 +167,29 @@ class TrainingJob(ABC, Generic[Content, Result]):
         """Train in a locked run directory; `resumed` describes the run in it that continues."""
         started, runtime = time.time(), self.runtime
         data, fingerprint = self._load_data(run_dir, resumed)
-        config, tokenizer = self.config, data.tokenizer
+        config, tokenizer, source = self.config, data.tokenizer, data.own_source_tokenizer
         with self.processes.raise_on_all():
             announce(config, runtime, tokenizer.size, len(data.classes), data.tokens, self.on_event)
         seed_everything(config.training.seed, 0, 3)
         model, transfer = self.build_model(data.content)
-        info = resumed or self._describe(data, fingerprint, transfer)
-        if resumed is None:
-            owners = [each for each in (self.base, self.distillation) if each is not None]
-            hashes = data.train_hashes + [each.train_fingerprints for each in owners]
-            run_dir.write_start(info, (tokenizer, data.own_source_tokenizer), hashes)
+        owners = [owner for owner in (self.base, self.distillation) if owner is not None]
+        seen = data.train_hashes + [owner.train_fingerprints for owner in owners]
+        info = resumed or run_dir.write_start(
+            RunInfo(
+                config=config,
+                status="running",
+                vocab_size=tokenizer.size,
+                classes=data.classes,
+                tokenizer_fingerprint=tokenizer.fingerprint,
+                inputs={**self.inputs, "fingerprint": fingerprint},
+                provenance=plain(collect_provenance(runtime, [config.training.seed])),
+                transfer=None if transfer is None else plain(transfer),
+                pair=self.inputs["pair"].split("-") if "pair" in self.inputs else [],
+                source_tokenizer_fingerprint=source.fingerprint if source else "",
+            ),
+            (tokenizer, source),
+            seen,
+        )
         transfer = TransferReport(**info.transfer) if info.transfer else None
         self.processes.start(runtime.device, config.training.ddp_timeout_minutes)
         objective = self.objective
@@ -195,13 +208,11 @@ class TrainingJob(ABC, Generic[Content, Result]):
             tokens=state.tokens,
             seconds=state.seconds,
             curve=state.curve,
-            best_epoch=best_epoch(trainer),
+            best_epoch=trainer.best_epoch,
             transfer=transfer,
         )
         result = self.summarize(run, trainer, data.content, run_dir.fingerprints())
-        provenance = collect_provenance(runtime, [config.training.seed], started, info.provenance["command"])
-        more = {"path": "", "steps": state.step, "provenance": plain(provenance)}
-        run_dir.finish(info, trainer, {**plain(result), **more})
+        run_dir.finish(info, trainer, {**plain(result), "path": "", "steps": state.step}, started)
         return result
 
     def _load_data(self, run_dir: RunDir, resumed: RunInfo | None) -> tuple[TrainingData[Content], str]:
@@ -225,28 +236,3 @@ class TrainingJob(ABC, Generic[Content, Result]):
             with self.processes.raise_on_all():
                 self.distillation.check_student(tokenizers[0])
         return self.encode_data(tokenizers), fingerprint
-
-    def _describe(
-        self, data: TrainingData[Content], fingerprint: str, transfer: TransferReport | None
-    ) -> RunInfo:
-        """The description of a run that starts."""
-        source = data.own_source_tokenizer
-        return RunInfo(
-            config=self.config,
-            status="running",
-            vocab_size=data.tokenizer.size,
-            classes=data.classes,
-            tokenizer_fingerprint=data.tokenizer.fingerprint,
-            inputs={**self.inputs, "fingerprint": fingerprint},
-            provenance=plain(collect_provenance(self.runtime, [self.config.training.seed])),
-            transfer=None if transfer is None else plain(transfer),
-            pair=self.inputs["pair"].split("-") if "pair" in self.inputs else [],
-            source_tokenizer_fingerprint="" if source is None else source.fingerprint,
-        )
-
-
-def best_epoch(trainer: Trainer) -> float:
-    """The epoch of the weights that a run selects."""
-    is_last = trainer.config.training.checkpoint_selection == "last"
-    steps = {} if is_last else {point["step"]: point["epoch"] for point in trainer.state.curve}
-    return steps.get(trainer.state.best_step, trainer.epochs_done)
