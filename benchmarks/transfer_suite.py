@@ -47,7 +47,7 @@ from headstart.baselines.tfidf import train_tfidf
 from headstart.config import DataConfig
 from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.data.datasets import SOURCES, split_files
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.splits import balanced_subset, deduplicate
 from headstart.data.tables import column_names, iterate_rows, read_table
 from headstart.data.text_io import read_lines
@@ -491,7 +491,7 @@ def run_cell(cell: Cell, work: Path) -> Record:
     if cell.base:  # scored texts that the base has read in its pretraining
         hashes = np.array([text_hash(row.text) for row in rows], np.uint64)
         found["seen"] = int(
-            seen_before(hashes, hs.load_model(base, with_weights=False).train_fingerprints).sum()
+            is_contaminated(hashes, hs.load_model(base, with_weights=False).train_fingerprints).sum()
         )
         if cell.arm == "setfit":
             base = cell.base.source

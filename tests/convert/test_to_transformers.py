@@ -18,7 +18,7 @@ from tests.convert.hf_models import BERT_LIKE, GPT2_LIKE, MODERN, make_bundle
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
 
-POOLER = {"pooling": "pooler", "projection": "linear"}
+POOLER = {"pooling": "pooler", "head_hidden_layer": "linear"}
 VARIANTS = [
     ("LlamaForCausalLM", {"objective": "causal-lm"}),
     (

@@ -68,14 +68,14 @@ def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, st
             assert torch.equal(new[key.replace("backbone.stack.", f"backbone.{stack}.", 1)], weight)
         if key.startswith("backbone.embedding."):
             assert torch.equal(new[key], weight)
-    for key in moved.fresh:
+    for key in moved.initialized:
         assert torch.equal(new[key], fresh[key])
-    assert [key for key in moved.fresh if ".cross_attention." in key]
-    assert set(moved.reused) | set(moved.fresh) == set(new)
-    assert not set(moved.reused) & set(moved.fresh)
-    counted = sum(moved.reused.values()) + sum(moved.left.values())
+    assert [key for key in moved.initialized if ".cross_attention." in key]
+    assert set(moved.reused) | set(moved.initialized) == set(new)
+    assert not set(moved.reused) & set(moved.initialized)
+    counted = sum(moved.reused.values()) + sum(moved.dropped.values())
     assert counted == sum(weight.numel() for weight in trained.weights.values())
-    assert all(key.startswith(("heads.", "backbone.pooler.")) for key in moved.left)
+    assert all(key.startswith(("heads.", "backbone.pooler.")) for key in moved.dropped)
 
 
 @pytest.mark.slow
@@ -117,8 +117,8 @@ def test_a_translator_is_trained_from_a_base_and_goes_on_from_a_translator(world
     assert sum(first.transfer.reused.values()) > 0
     assert load_model(str(tmp_path / "first")).tokenizer.fingerprint == load_model(str(world / "encoder")).tokenizer.fingerprint  # fmt: skip
     again = hs.finetune(str(tmp_path / "first"), pairs, tmp_path / "again", pair="src-trg", settings=SHORT)
-    assert not again.transfer.fresh
-    assert not again.transfer.left
+    assert not again.transfer.initialized
+    assert not again.transfer.dropped
 
 
 @pytest.mark.parametrize("pairs", [20, 500, 30_000])

@@ -261,7 +261,7 @@ def stream(
     batch: Batch,
     rules: Rules,
     sampling: Sampling,
-    computing: Callable[[], AbstractContextManager] = nullcontext,
+    computing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[int]:
     """The tokens after a batch's only row as they come, `rules.last` included when the text ends by itself.
 

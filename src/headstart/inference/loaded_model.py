@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from headstart.config import RunConfig, parse
-from headstart.data.decontamination import lengthened
+from headstart.data.decontamination import unpack_fingerprints
 from headstart.data.tokenizer import Tokenizer, open_tokenizer
 from headstart.errors import ConfigError, RunError, nearest
 from headstart.models.model import HeadSpec, Model, build_model
@@ -217,7 +217,7 @@ def _read_tokenizer(path: Path, name: str, fingerprint: str) -> Tokenizer:
 def read_fingerprints(path: Path) -> np.ndarray:
     """Hashes of every text that any training stage has read, sorted."""
     if (path / PACKED_FINGERPRINTS).exists():
-        return lengthened((path / PACKED_FINGERPRINTS).read_bytes())
+        return unpack_fingerprints((path / PACKED_FINGERPRINTS).read_bytes())
     if (path / FINGERPRINTS).exists():
         return np.load(path / FINGERPRINTS, allow_pickle=False)
     return np.zeros(0, np.uint64)

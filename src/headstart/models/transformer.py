@@ -50,7 +50,7 @@ def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     if torch.compiler.is_compiling():  # the compiler fuses the plain form, and cannot follow the other
         first, second = x[..., :half], x[..., half:]
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return _Rotation.apply(x, cos, sin) if x.requires_grad else _turned(x, cos, sin, 1)
+    return _Rotation.apply(x, cos, sin) if x.requires_grad else _turned(x, cos, sin, 1)  # type: ignore[no-untyped-call]
 
 
 class Attention(nn.Module):

@@ -1,7 +1,7 @@
 """A trained model in memory that turns batches of texts into response items."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -32,8 +32,7 @@ from headstart.models.backbones import TransformerBackbone
 from headstart.models.model import count_parameters
 from headstart.models.packed import cast_linears, packed
 from headstart.objectives.masked_lm import CausalAndMasked
-from headstart.serving.limits import Limits, http_error
-from headstart.serving.schema import Ability, GenerateRequest
+from headstart.serving.schema import Ability, GenerateRequest, Limits, http_error
 from headstart.training.evaluate import class_logits
 from headstart.training.runtime import generator_for, start_runtime
 
@@ -139,7 +138,9 @@ class ModelWorker:
         with THREAD_POOL.share(2 * self._weights_per_token * tokens), lock:
             return self._methods[ability](texts, *options)
 
-    def generate(self, query: GenerateRequest, max_new_tokens: int, name: str) -> Iterator[dict[str, Any]]:
+    def generate(
+        self, query: GenerateRequest, max_new_tokens: int, name: str
+    ) -> Generator[dict[str, Any], None, None]:
         """Pieces of the continuation of a prompt, and the whole at the end.
 
         Prompt and continuation share the positions of the model: a prompt that is too long loses its beginning,

@@ -14,11 +14,11 @@ from headstart.baselines.tfidf import train_tfidf
 from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.evaluation.metrics import score
 from headstart.inference.classify import encode_rows
-from headstart.results import CurvePoint, SeedResult, Transfer, plain
+from headstart.results import CurvePoint, SeedResult, TransferReport, plain
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
@@ -51,7 +51,7 @@ class Fit:
     seen: np.ndarray  # (N,), True = some stage of training has read the text
     seconds: float
     curve: list[CurvePoint]
-    transfer: Transfer | None = None
+    transfer: TransferReport | None = None
 
 
 def whole_part(dataset: Dataset) -> list[Part]:
@@ -117,7 +117,7 @@ def train_fit(
         config = plan.config_for(dataset).with_({"training": {"seed": seed}})
         runtime, task = start_runtime(config.training), encoder.task(dataset, plan)
         network, moved = make_classifier(config, plan.objective, task, plan.trained, runtime)
-        is_new = moved is None or not moved.kept_head
+        is_new = moved is None or not moved.reused_head
         trainer = make_trainer(
             network, plan.objective, task, config, runtime, on_event, stop, is_head_new=is_new
         )
@@ -136,7 +136,7 @@ def train_fit(
         curve = [_point(point) for point in trainer.state.curve]
         if plan.trained is not None:
             seen = np.concatenate([seen, plan.trained.train_fingerprints])
-    was_seen = seen_before(dataset.hashes(part.scored), seen)
+    was_seen = is_contaminated(dataset.hashes(part.scored), seen)
     return Fit(_rounded(found), was_seen, round(before + time.monotonic() - start, 2), curve, moved)
 
 
@@ -203,7 +203,7 @@ def read_fit(path: Path) -> Fit | None:
     seen = np.zeros(len(probabilities), dtype=bool)
     seen[content["seen"]] = True
     curve = [_point({name: np.nan if v is None else v for name, v in p.items()}) for p in content["curve"]]
-    moved = Transfer(**content["transfer"]) if content["transfer"] else None
+    moved = TransferReport(**content["transfer"]) if content["transfer"] else None
     return Fit(probabilities, seen, content["seconds"], curve, moved)
 
 

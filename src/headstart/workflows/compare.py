@@ -21,12 +21,12 @@ from headstart.config import RunConfig, merge
 from headstart.data.augmentation import check_dropout
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import without_apart
+from headstart.data.decontamination import exclude_evaluation_texts
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives import make_objective
-from headstart.results import Comparison, SeedResult, Transfer, comparison_from
+from headstart.results import Comparison, SeedResult, TransferReport, comparison_from
 from headstart.training.callbacks import Event, Stage
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import graceful_shutdown
@@ -144,7 +144,7 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
     folds = inputs.get("folds")
     whole = load_dataset(inputs["data"], first.data, with_test=folds is None)
     if first.data.exclude_eval_texts_of:
-        whole = without_apart(whole, first.data.exclude_eval_texts_of)
+        whole = exclude_evaluation_texts(whole, first.data.exclude_eval_texts_of)
     parts, judged = fold_parts(whole, folds) if folds is not None else (whole_part(whole), whole)
     most = labels_in(parts)
     budgets = inputs["labels"] or [first.data.train_size or most]
@@ -200,7 +200,7 @@ def _train_all(
     budgets: list[int],
     most: int,
     on_event: Callable[[Event], None],
-) -> tuple[dict[tuple[str, int], list[SeedResult]], dict[str, Transfer | None]]:
+) -> tuple[dict[tuple[str, int], list[SeedResult]], dict[str, TransferReport | None]]:
     """Every arm's results by name and budget, and what each carried over; what is on disk is not trained again."""
     first_seed = inputs["seeds"][0]
     jobs = [
@@ -214,7 +214,7 @@ def _train_all(
     ]
     encoder, state = Encoder(), RunDir(out).checkpoints
     fits: dict[tuple[str, int, int], list[Fit]] = {}
-    transfers: dict[str, Transfer | None] = {}
+    transfers: dict[str, TransferReport | None] = {}
     try:
         with graceful_shutdown() as stop:
             for done, (plan, budget, seed, number) in enumerate(jobs):

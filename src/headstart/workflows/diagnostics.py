@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.errors import DataError
 from headstart.evaluation.metrics import METRICS, score
 from headstart.models.model import Model
@@ -46,7 +46,7 @@ def train_baseline(dataset: Dataset, seed: int) -> Baseline | None:
     except DataError:
         return None
     found = model.predict_probabilities(dataset.texts("valid"))
-    seen = seen_before(dataset.hashes("valid"), np.unique(dataset.hashes("train")))
+    seen = is_contaminated(dataset.hashes("valid"), np.unique(dataset.hashes("train")))
     return Baseline(model, score(np.array(dataset.targets("valid")), found, dataset.classes, seen, "valid"))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example, text_hash
-from headstart.data.decontamination import apart_hashes
+from headstart.data.decontamination import evaluation_hashes
 from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
@@ -134,7 +134,9 @@ class DistillationSetup:
         """The unlabelled texts, each once, without those of the dataset and of excluded evaluation sets."""
         self.check(objective, config, dataset.classes)
         known = [dataset.hashes(split) for split in dataset.splits]
-        excluded = set(np.concatenate([*known, apart_hashes(config.data.exclude_eval_texts_of)]).tolist())
+        excluded = set(
+            np.concatenate([*known, evaluation_hashes(config.data.exclude_eval_texts_of)]).tolist()
+        )
         found = []
         for each in self.unlabelled:
             for text in each.open(config.data):

@@ -9,7 +9,7 @@ import numpy as np
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_for_scoring
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.documents import open_for_scoring
 from headstart.data.parallel import ParallelText, load_pairs_for_scoring, load_parallel
 from headstart.data.token_stream import join
@@ -90,7 +90,7 @@ def _evaluate_classifiers(
         )
     dataset = Dataset(name=data, splits={split: examples}, classes=classes)
     probabilities = mean_probabilities([Classifier(member, settings) for member in members], examples)
-    was_seen = seen_before(
+    was_seen = is_contaminated(
         dataset.hashes(split), np.concatenate([member.train_fingerprints for member in members])
     )
     found = score(np.array(dataset.targets(split)), probabilities, classes, was_seen, split)
@@ -103,7 +103,7 @@ def _evaluate_language_model(loaded: LoadedModel, data: str, config: RunConfig) 
     stream = join([corpus.train, corpus.valid])
     if len(stream) <= loaded.objective.lookahead:
         raise DataError(f"{data} holds almost no text", hint="give more or longer documents")
-    leaked = int(seen_before(corpus.hashes(), loaded.train_fingerprints).sum())
+    leaked = int(is_contaminated(corpus.hashes(), loaded.train_fingerprints).sum())
     model = loaded.model().to(runtime.device)
     found = score_language(model, loaded.objective, stream, config, loaded.tokenizer, runtime, leaked)
     return replace(found, skipped=sum(corpus.skips.values()))

@@ -13,7 +13,7 @@ from headstart.config import ModelConfig, RunConfig
 from headstart.data.augmentation import check_dropout, training_loader
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import seen_before, without_apart
+from headstart.data.decontamination import exclude_evaluation_texts, is_contaminated
 from headstart.data.documents import Corpora
 from headstart.data.samplers import Loader
 from headstart.data.splits import balanced_subset
@@ -25,7 +25,7 @@ from headstart.inference.loaded_model import Classifier, LoadedModel, RunInfo, T
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, count_parameters, reordered, transfer
 from headstart.objectives.base import Objective
-from headstart.results import Score, Transfer, with_nan
+from headstart.results import Score, TransferReport, with_nan
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.distributed import init_processes
 from headstart.training.evaluate import eval_subset, predict_probabilities
@@ -69,7 +69,7 @@ class Finetuned(FinishedRun):
     score: Score
     curve: list[dict[str, float]]
     best_epoch: float
-    transfer: Transfer | None
+    transfer: TransferReport | None
     baseline: Score | None = None  # of TF-IDF + linear SVM, trained on the same texts
     comparison: str = ""  # whether the validation texts can tell the two apart
     warnings: list[str] = field(default_factory=list)
@@ -195,7 +195,7 @@ def load_labelled(
         first = dataset.skips[0]
         on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
     if config.data.exclude_eval_texts_of:
-        dataset = without_apart(dataset, config.data.exclude_eval_texts_of)
+        dataset = exclude_evaluation_texts(dataset, config.data.exclude_eval_texts_of)
     if config.data.train_size is not None:
         dataset = balanced_subset(dataset, config.data.train_size, config.training.seed)
     for note in dataset.notes:
@@ -240,7 +240,7 @@ def make_task(
 
 def make_classifier(
     config: RunConfig, objective: Objective, task: Task, base: LoadedModel | None, runtime: Runtime
-) -> tuple[Model, Transfer | None]:
+) -> tuple[Model, TransferReport | None]:
     """A classifier with the base's backbone, and an account of every weight; all weights are random without a base.
 
     The base's head is reused where `can_reuse_head` says so. With `training.linear_probe` a new head on a base is
@@ -267,7 +267,7 @@ def swap_heads(
     config: ModelConfig | None = None,
     *,
     reset_layers: int = 0,
-) -> tuple[Model, Transfer]:
+) -> tuple[Model, TransferReport]:
     """A new model with the base's backbone under new heads, and an account of every weight.
 
     `config` changes settings that shape no weight, such as dropout. The top `reset_layers` layers are reinitialized.
@@ -332,7 +332,7 @@ def score_rows(
     probabilities = predict_probabilities(
         model, objective, task.rows[split], task.tokenizer, runtime, runtime.eval_batch_tokens
     )
-    was_seen = seen_before(task.dataset.hashes(split), train_fingerprints)
+    was_seen = is_contaminated(task.dataset.hashes(split), train_fingerprints)
     return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)
 
 
@@ -375,7 +375,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
             check_dropout(tokenizer, dataset.texts("train"), self.config.training)
         return make_task(dataset, tokenizer, self.config, self.on_event)
 
-    def build_model(self, data: Task) -> tuple[Model, Transfer | None]:
+    def build_model(self, data: Task) -> tuple[Model, TransferReport | None]:
         """A classifier with the base's weights."""
         model, transfer = make_classifier(self.config, self.objective, data, self.base, self.runtime)
         if why := why_new_head(self.config, self.objective, data.classes, self.base):
@@ -386,7 +386,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         self, model: Model, objective: Objective, data: Task, info: RunInfo, stop: StopSignal
     ) -> Trainer:
         """The trainer of a classifier."""
-        is_new = info.transfer is None or not Transfer(**info.transfer).kept_head
+        is_new = info.transfer is None or not TransferReport(**info.transfer).reused_head
         return make_trainer(
             model, objective, data, self.config, self.runtime, self.on_event, stop, is_head_new=is_new
         )
@@ -402,7 +402,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
             score=network,
             curve=trainer.state.curve,
             best_epoch=best_epoch(trainer),
-            transfer=Transfer(**info.transfer) if info.transfer else None,
+            transfer=TransferReport(**info.transfer) if info.transfer else None,
             parameters=count_parameters(trainer.model),
             seconds=trainer.state.seconds,
             warnings=warnings,

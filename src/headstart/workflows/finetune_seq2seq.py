@@ -16,7 +16,7 @@ from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig, load_preset, merge, resolve
 from headstart.data.augmentation import check_both, translation_loader
 from headstart.data.dataset import hashes
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
 from headstart.data.samplers import Loader, TextLoader, padding_share, sides
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
@@ -30,7 +30,7 @@ from headstart.models.model import Model, build_model, count_parameters, transfe
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.objectives.seq2seq import Seq2Seq
-from headstart.results import Transfer, TranslationScore
+from headstart.results import TransferReport, TranslationScore
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.distributed import init_processes
 from headstart.training.evaluate import eval_subset, loss_sums
@@ -76,7 +76,7 @@ class FinishedTranslator(FinishedRun):
     score: TranslationScore
     curve: list[dict[str, float]]
     best_epoch: float
-    transfer: Transfer | None
+    transfer: TransferReport | None
 
 
 def finetune_seq2seq(
@@ -225,7 +225,7 @@ def _settings_from_base(base: LoadedModel, preset: str | None, settings: Mapping
     }
 
 
-def warm_start(base: LoadedModel, model: Model) -> Transfer:
+def warm_start(base: LoadedModel, model: Model) -> TransferReport:
     """Copy a base's weights into one stack of a translator, or those of another translator into both."""
     kind = base.info.config.model.architecture
     return transfer(renamed(base.weights, kind), model, with_base_heads=kind not in STACKS)
@@ -401,7 +401,7 @@ def score_translator(
     found = score_translations(
         texts, references, language, measures=measures, hypotheses_cut=cut, split=split
     )
-    unseen = np.flatnonzero(~seen_before(hashes(task.text.sources(split)), train_fingerprints))
+    unseen = np.flatnonzero(~is_contaminated(hashes(task.text.sources(split)), train_fingerprints))
     leak_free = None
     if len(unseen):
         both = [texts[index] for index in unseen], [references[index] for index in unseen]
@@ -468,7 +468,7 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
             pair = (tokenizer, source or tokenizer)
             return make_translation_task(self._pairs, pair, self.config, self.on_event)
 
-    def build_model(self, data: TranslationTask) -> tuple[Model, Transfer | None]:
+    def build_model(self, data: TranslationTask) -> tuple[Model, TransferReport | None]:
         """An encoder-decoder, with the base's weights where they fit."""
         size = data.tokenizer.size
         model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))
@@ -499,7 +499,7 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
             score=score,
             curve=trainer.state.curve,
             best_epoch=best_epoch(trainer),
-            transfer=Transfer(**info.transfer) if info.transfer else None,
+            transfer=TransferReport(**info.transfer) if info.transfer else None,
             parameters=count_parameters(trainer.model),
             seconds=trainer.state.seconds,
         )

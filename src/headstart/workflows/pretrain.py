@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash
 from headstart.config import BUDGETS, DataConfig, ModelConfig, RunConfig, load_preset, resolve
-from headstart.data.decontamination import apart_hashes
+from headstart.data.decontamination import evaluation_hashes
 from headstart.data.documents import Corpora, Documents, MixtureComponent, parse_mixture
 from headstart.data.nsp_pairs import PairLoader
 from headstart.data.samplers import BlockLoader, Loader, MixedLoader
 from headstart.data.token_cache import Corpus
-from headstart.data.token_stream import TokenStream, join, spare
+from headstart.data.token_stream import TokenStream, exclude_documents, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.inference.loaded_model import LoadedModel, RunInfo, Tokenizers, load_model
@@ -26,7 +26,7 @@ from headstart.models.model import Model, build_model, count_parameters, transfe
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.objectives.masked_lm import MaskedLM
-from headstart.results import LanguageScore, Transfer
+from headstart.results import LanguageScore, TransferReport
 from headstart.training.callbacks import Event, Note
 from headstart.training.distributed import Processes, init_processes
 from headstart.training.evaluate import loss_sums
@@ -267,8 +267,8 @@ def without_repeats(
     """The corpora without texts of excluded evaluation sets and, if `data.deduplicate`, without repeated documents."""
     if not config.deduplicate and not config.exclude_eval_texts_of:
         return list(corpora)
-    train = spare([corpus.train for corpus in corpora], excluded, config.deduplicate)
-    valid = spare([corpus.valid for corpus in corpora], excluded, config.deduplicate)
+    train = exclude_documents([corpus.train for corpus in corpora], excluded, config.deduplicate)
+    valid = exclude_documents([corpus.valid for corpus in corpora], excluded, config.deduplicate)
     found = [replace(corpus, train=t, valid=v) for corpus, t, v in zip(corpora, train, valid, strict=True)]
     why = " or ".join(
         ["repeats"] * config.deduplicate
@@ -419,7 +419,7 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
         """Open the corpora; their text is the same on every machine."""
         with self.processes.raise_on_all():
             self.documents = [each.open(self.config.data) for each in self._mixture("mix")]
-            self.excluded = apart_hashes(self.config.data.exclude_eval_texts_of)
+            self.excluded = evaluation_hashes(self.config.data.exclude_eval_texts_of)
         for note in (note for each in self.documents for note in each.notes):
             self.on_event(Note(note))
         return content_hash(shared_fingerprints(self.documents, self.processes))
@@ -464,7 +464,7 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
             )
         return CorpusMix(tokenizer, corpora, weights, loader)
 
-    def build_model(self, data: CorpusMix) -> tuple[Model, Transfer | None]:
+    def build_model(self, data: CorpusMix) -> tuple[Model, TransferReport | None]:
         """A language model, with the base's weights where they fit."""
         size = data.tokenizer.size
         model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))

@@ -39,7 +39,7 @@ from headstart.inference.loaded_model import (
 )
 from headstart.pretrained import shipped_bases
 from headstart.quantization import WEIGHTS_FILE
-from headstart.results import Provenance, Transfer
+from headstart.results import Provenance, TransferReport
 from headstart.training.callbacks import Event, RunLog, TensorBoardLog
 from headstart.training.distributed import ALONE, Processes
 from headstart.training.runtime import Runtime
@@ -287,7 +287,7 @@ class RunDir:
 
         save_weights(self.path / WEIGHTS_FILE, weights)
         write_json(self.path / "result.json", result)
-        transfer = Transfer(**info.transfer).summary() if info.transfer else ""
+        transfer = TransferReport(**info.transfer).summary() if info.transfer else ""
         write_text(
             self.path / "report.html",
             render_run(self.path.name, result, info.config.model_dump(), transfer),

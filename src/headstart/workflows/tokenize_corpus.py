@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash, write_folder_once
 from headstart.config import TokenizerConfig, resolve
-from headstart.data.decontamination import apart_hashes, spared
+from headstart.data.decontamination import ExcludeTexts, evaluation_hashes
 from headstart.data.documents import Documents, open_documents
 from headstart.data.token_cache import Corpus, default_cache, find_prepared, prepare, prepare_share
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
@@ -55,7 +55,7 @@ def prepare_corpora(
     documents = [open_documents(corpus, config.data) for corpus in corpora]
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
-    excluded = apart_hashes(config.data.exclude_eval_texts_of)
+    excluded = evaluation_hashes(config.data.exclude_eval_texts_of)
     tokenizer = learn_tokenizer(config.tokenizer, documents, on_event, excluded)
     path = str(_tokenizer_path(config.tokenizer, documents, excluded))
     found = []
@@ -79,7 +79,7 @@ def learn_tokenizer(
     def texts() -> Iterator[str]:
         on_event(Stage(f"training a {config.type} tokenizer"))
         for each in documents:
-            yield from spared(each, excluded)
+            yield from ExcludeTexts(each, excluded)
 
     if config.type not in TOKENIZERS:
         return resolve_tokenizer(config, texts)

@@ -25,7 +25,7 @@ from headstart.inference.loaded_model import SOURCE_TOKENIZER, LoadedModel, RunI
 from headstart.models.model import Model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
-from headstart.results import Transfer, plain
+from headstart.results import TransferReport, plain
 from headstart.training.callbacks import Event, Note
 from headstart.training.distributed import Processes
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything
@@ -108,7 +108,7 @@ class TrainingJob(ABC, Generic[Data, Result]):
         """The data as tokens."""
 
     @abstractmethod
-    def build_model(self, data: Data) -> tuple[Model, Transfer | None]:
+    def build_model(self, data: Data) -> tuple[Model, TransferReport | None]:
         """The model, and which of its weights come from the base."""
 
     @abstractmethod
@@ -235,7 +235,7 @@ class TrainingJob(ABC, Generic[Data, Result]):
         return self.encode_data(tokenizers), fingerprint
 
     def _write_start(
-        self, run_dir: RunDir, data: Data, fingerprint: str, transfer: Transfer | None
+        self, run_dir: RunDir, data: Data, fingerprint: str, transfer: TransferReport | None
     ) -> RunInfo:
         """Write all that a resume needs, run.json last: from then on the run can be resumed."""
         source = data.own_source_tokenizer
