@@ -116,7 +116,7 @@ def compare(world, out, **asked):
 def test_a_comparison_can_hold_the_ensemble_of_its_seeds(world, tmp_path, folds):
     found = compare(world, tmp_path / "c", folds=folds)
     arm = found.arm("base ensemble")
-    assert (arm.kind, len(arm.results), arm.twin) == ("ensemble", 1, "base fine-tuned")
+    assert (arm.kind, len(arm.results), arm.control) == ("ensemble", 1, "base fine-tuned")
     assert {(test.arm, test.against) for test in found.tests} >= {
         ("base ensemble", "base fine-tuned"),
         ("base ensemble", "classical"),

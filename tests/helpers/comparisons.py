@@ -12,7 +12,7 @@ from headstart.results import (
     PairedTest,
     Provenance,
     SeedResult,
-    Transfer,
+    TransferReport,
 )
 
 HOSTILE = "<script>alert('boo')</script> & \"quoted\" $x_1$"
@@ -48,7 +48,7 @@ def example_comparison(
         truth=truth.tolist(),
         label_budgets=list(budgets),
         epochs=8,
-        mark=0.83,
+        target_accuracy=0.83,
         arms=arms,
         tests=adjust(tests),
         mistakes=_mistakes(hostile),
@@ -125,9 +125,9 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         ),
         calibration_error=spans["calibration_error"],
         base="fr-small" if kind in ("frozen", "fine-tuned") else "",
-        twin="scratch" if kind in ("frozen", "fine-tuned") else "",
+        control="scratch" if kind in ("frozen", "fine-tuned") else "",
         transfer=_transfer() if kind in ("frozen", "fine-tuned") else None,
-        passes_mark=[first_epoch_reaching(result.curve, 0.83) for result in results] if pace else [],
+        epochs_to_target=[first_epoch_reaching(result.curve, 0.83) for result in results] if pace else [],
     )
     return arm, table
 
@@ -143,7 +143,7 @@ def _transfer():
         for i in range(4)
         for part in ("attention.query", "feed_forward.up")
     }
-    return Transfer(
+    return TransferReport(
         {"backbone.embedding.table": 2048000, **body}, {"heads.class.weight": 512}, {"heads.lm.bias": 8000}
     )
 

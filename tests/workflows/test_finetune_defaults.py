@@ -262,7 +262,7 @@ def test_finetune_follows_it_says_so_and_does_not_hand_it_on(world, tmp_path):
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, (result.output, result.exception)
     own = json.loads((tmp_path / "set" / "run.json").read_text())["settings"]["optimizer"]
-    assert (own["learning_rate"], own["layer_decay"]) == (0.002, 0.9)
+    assert (own["learning_rate"], own["layerwise_lr_decay"]) == (0.002, 0.9)
 
 
 @pytest.mark.slow
@@ -278,7 +278,7 @@ def test_a_comparison_gives_it_to_the_arms_of_the_base_alone(world, tmp_path):
     assert found.settings["scratch"]["objective"].get("pooling", "auto") == "auto"
     assert found.settings["recommending fine-tuned"]["optimizer"]["learning_rate"] == 0.004
     assert found.settings["recommending frozen"]["optimizer"]["learning_rate"] == pytest.approx(0.04)
-    assert found.arm("recommending fine-tuned").twin == "scratch"
+    assert found.arm("recommending fine-tuned").control == "scratch"
     notes = [note for note in found.notes if "recommending uses its recommended settings" in note]
     assert len(notes) == 1
 

@@ -75,7 +75,7 @@ def test_a_run_goes_on_from_a_base_with_all_it_has(world, tmp_path):
     assert on.info.config.model == base.info.config.model
     for name, weight in base.weights.items():  # with such a rate nothing moves but what was there
         assert np.allclose(weight, on.weights[name], atol=1e-5), name
-    assert any("weights reused, 0 weights fresh, 0 weights left behind" in note for note in notes)
+    assert any("weights reused, 0 weights initialized, 0 weights dropped" in note for note in notes)
     assert on.info.transfer is not None
     two = hashes((world / "two.txt").read_text().splitlines())
     assert np.isin(base.train_fingerprints, on.train_fingerprints).all()
@@ -102,8 +102,8 @@ def test_another_objective_keeps_the_heads_that_fit(world, tmp_path):
     settings = merge(GOING_ON, {"objective": {"name": "causal+masked"}})
     pretrain([str(world / "two.txt")], tmp_path / "on", base=str(world / "base"), settings=settings)
     moved = json.loads((tmp_path / "on" / "run.json").read_text())["transfer"]
-    assert not moved["fresh"]
-    assert not moved["left"]
+    assert not moved["initialized"]
+    assert not moved["dropped"]
 
 
 def test_a_classifier_can_go_on_as_a_language_model(world, tmp_path):
@@ -115,7 +115,7 @@ def test_a_classifier_can_go_on_as_a_language_model(world, tmp_path):
     pretrain([str(world / "two.txt")], tmp_path / "on", base=str(tmp_path / "tuned"), settings=GOING_ON)
     on = load_model(str(tmp_path / "on"))
     assert on.info.config.model.dropout == 0  # that of fine-tuning stays there
-    assert any(name.startswith("heads.class") for name in on.info.transfer["left"])
+    assert any(name.startswith("heads.class") for name in on.info.transfer["dropped"])
     texts = [line.split("\t")[0] for line in table.read_text().splitlines()[1:]]
     assert np.isin(hashes(texts), on.train_fingerprints).sum() > 40
 
@@ -128,7 +128,7 @@ def test_a_classifier_can_go_on_as_a_language_model(world, tmp_path):
         ({"tokenizer": {"type": "unigram"}}, {}, "another tokenizer"),
         ({"objective": {"name": "causal-lm"}}, {}, "bidirectional"),
         ({"model": {"widht": 16}}, {}, "widht"),
-        ({}, {"preset": "small"}, "body."),
+        ({}, {"preset": "small"}, "model."),
         ({}, {"base": "no-such-base"}, "no run at"),
     ],
 )

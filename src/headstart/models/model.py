@@ -12,7 +12,7 @@ from headstart.errors import pick
 from headstart.models import BACKBONES, HEADS
 from headstart.models.backbones import Backbone
 from headstart.models.heads import ClassHead
-from headstart.results import Transfer
+from headstart.results import TransferReport
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def build_model(config: ModelConfig, vocabulary: int, specs: Mapping[str, HeadSp
 
 def transfer(
     base: Mapping[str, Tensor], model: Model, with_base_heads: bool = False, reset_layers: int = 0
-) -> Transfer:
+) -> TransferReport:
     """Copy a base's body into `model` where name and shape agree, and account for every weight.
 
     Heads stay behind unless `with_base_heads`: an old head could fit a new one by accident. So do the top
@@ -85,10 +85,10 @@ def transfer(
         name: weight for name, weight in may_cross.items() if name in new and new[name].shape == weight.shape
     }
     model.load_state_dict(same, strict=False)
-    return Transfer(
+    return TransferReport(
         reused={name: weight.numel() for name, weight in same.items()},
-        fresh={name: weight.numel() for name, weight in new.items() if name not in same},
-        left={name: weight.numel() for name, weight in base.items() if name not in same},
+        initialized={name: weight.numel() for name, weight in new.items() if name not in same},
+        dropped={name: weight.numel() for name, weight in base.items() if name not in same},
     )
 
 

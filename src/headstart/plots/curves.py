@@ -79,7 +79,7 @@ def accuracy_curves(comparison: Comparison, labels: int | None = None) -> CurveD
             x, values = np.zeros(1), np.array(last)[:, None]
         mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
         (lines if is_line else levels).append(Band(arm.name, colours[arm.name], x, mean, low, high))
-    return CurveData(budget, comparison.epochs, comparison.mark, lines, levels)
+    return CurveData(budget, comparison.epochs, comparison.target_accuracy, lines, levels)
 
 
 def label_efficiency(comparison: Comparison) -> list[Band]:

@@ -106,7 +106,7 @@ def _arm_cells(arm: Arm, leaks: bool) -> list[str]:
         format_score(arm.accuracy.mean) + spread,
         format_interval(arm.accuracy) or UNKNOWN,
         format_score((arm.leak_free_accuracy if leaks else arm.macro_f1).mean),
-        format_epochs_to_target(arm.passes_mark),
+        format_epochs_to_target(arm.epochs_to_target),
         format_duration(mean_seconds(arm)),
     ]
 

@@ -18,7 +18,7 @@ from headstart.data.decontamination import is_contaminated
 from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.evaluation.metrics import score
 from headstart.inference.classify import encode_rows
-from headstart.results import CurvePoint, SeedResult, Transfer, plain
+from headstart.results import CurvePoint, SeedResult, TransferReport, plain
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
@@ -51,7 +51,7 @@ class Fit:
     seen: np.ndarray  # (N,), True = some stage of training has read the text
     seconds: float
     curve: list[CurvePoint]
-    transfer: Transfer | None = None
+    transfer: TransferReport | None = None
 
 
 def whole_part(dataset: Dataset) -> list[Part]:
@@ -92,7 +92,7 @@ class Encoder:
             split: [EncodedExample(known[example.text], index[example.label or ""]) for example in examples]
             for split, examples in dataset.splits.items()
         }
-        return Task(plan.tokenizer, dataset, found)
+        return Task(dataset, plan.tokenizer, found)
 
 
 def train_fit(
@@ -117,7 +117,7 @@ def train_fit(
         config = plan.config_for(dataset).with_({"training": {"seed": seed}})
         runtime, task = start_runtime(config.training), encoder.task(dataset, plan)
         network, moved = make_classifier(config, plan.objective, task, plan.trained, runtime)
-        is_new = moved is None or not moved.kept_head
+        is_new = moved is None or not moved.reused_head
         trainer = make_trainer(
             network, plan.objective, task, config, runtime, on_event, stop, is_head_new=is_new
         )
@@ -203,7 +203,7 @@ def read_fit(path: Path) -> Fit | None:
     seen = np.zeros(len(probabilities), dtype=bool)
     seen[content["seen"]] = True
     curve = [_point({name: np.nan if v is None else v for name, v in p.items()}) for p in content["curve"]]
-    moved = Transfer(**content["transfer"]) if content["transfer"] else None
+    moved = TransferReport(**content["transfer"]) if content["transfer"] else None
     return Fit(probabilities, seen, content["seconds"], curve, moved)
 
 

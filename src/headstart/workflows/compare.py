@@ -18,7 +18,7 @@ import numpy as np
 
 from headstart.atomic_io import content_hash, write_json
 from headstart.config import RunConfig, merge
-from headstart.data.augmentation import check_dropout
+from headstart.data.augmentation import check_bpe_dropout
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import exclude_evaluation_texts
@@ -26,7 +26,7 @@ from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives import make_objective
-from headstart.results import Comparison, SeedResult, Transfer, comparison_from
+from headstart.results import Comparison, SeedResult, TransferReport, comparison_from
 from headstart.training.callbacks import Event, Stage
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import graceful_shutdown
@@ -158,7 +158,7 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
     _check(plans, inputs, budgets, most)
     for plan in plans:
         if plan.kind != "classical":
-            check_dropout(plan.tokenizer, parts[0].dataset.texts("train"), plan.config.training)
+            check_bpe_dropout(plan.tokenizer, parts[0].dataset.texts("train"), plan.config.training)
     notes = [*judged.notes, *notes_before(parts, plans, inputs)]
     _begin(out, inputs, whole, [content_hash(trained.info.to_dict()) for trained in bases])
     results, transfers = _train_all(out, inputs, plans, parts, budgets, most, on_event)
@@ -200,7 +200,7 @@ def _train_all(
     budgets: list[int],
     most: int,
     on_event: Callable[[Event], None],
-) -> tuple[dict[tuple[str, int], list[SeedResult]], dict[str, Transfer | None]]:
+) -> tuple[dict[tuple[str, int], list[SeedResult]], dict[str, TransferReport | None]]:
     """Every arm's results by name and budget, and what each carried over; what is on disk is not trained again."""
     first_seed = inputs["seeds"][0]
     jobs = [
@@ -214,7 +214,7 @@ def _train_all(
     ]
     encoder, state = Encoder(), RunDir(out).checkpoints
     fits: dict[tuple[str, int, int], list[Fit]] = {}
-    transfers: dict[str, Transfer | None] = {}
+    transfers: dict[str, TransferReport | None] = {}
     try:
         with graceful_shutdown() as stop:
             for done, (plan, budget, seed, number) in enumerate(jobs):

@@ -26,7 +26,7 @@ from headstart.results import (
     Mistake,
     PairedTest,
     SeedResult,
-    Transfer,
+    TransferReport,
     plain,
 )
 from headstart.training.runtime import start_runtime
@@ -50,7 +50,7 @@ class Plan:
     tokenizer: Tokenizer
     trained: LoadedModel | None = None
     base: str = ""
-    twin: str = ""  # the arm that differs in one thing alone: from scratch, or for an ensemble its members
+    control: str = ""  # the arm that differs in one thing alone: from scratch, or for an ensemble its members
     members: str = ""  # the arm whose models an ensemble is made of
     is_recommended: bool = False  # whether it follows the settings that its base recommends
     configure: Callable[[DatasetFacts], RunConfig] | None = None  # the settings for another number of labels
@@ -71,7 +71,7 @@ def conclude(
     budgets: list[int],
     plans: list[Plan],
     results: dict[tuple[str, int], list[SeedResult]],
-    transfers: dict[str, Transfer | None],
+    transfers: dict[str, TransferReport | None],
     notes: list[str],
     started: float,
 ) -> Comparison:
@@ -91,7 +91,7 @@ def conclude(
         truth=truth.tolist(),
         label_budgets=budgets,
         epochs=neural.config.training.max_epochs or 0.0,
-        mark=mark,
+        target_accuracy=mark,
         arms=arms,
         tests=_tests(arms, truth),
         mistakes=_mistakes(arms, whole.classes, judged, truth, max(budgets)),
@@ -129,7 +129,7 @@ def _arm(
     found: list[SeedResult],
     truth: np.ndarray,
     mark: float,
-    transfers: dict[str, Transfer | None],
+    transfers: dict[str, TransferReport | None],
 ) -> Arm:
     def over_seeds(name: str) -> Interval:
         return interval([getattr(result, name) for result in found])
@@ -144,9 +144,9 @@ def _arm(
         leak_free_accuracy=over_seeds("leak_free_accuracy"),
         calibration_error=over_seeds("calibration_error"),
         base=plan.base,
-        twin=plan.twin,
+        control=plan.control,
         transfer=transfers.get(plan.name),
-        passes_mark=[
+        epochs_to_target=[
             first_epoch_reaching(result.curve, mark)
             for result in found
             if plan.kind not in ("classical", "ensemble")  # these have no epochs
@@ -161,8 +161,10 @@ def _tests(arms: list[Arm], truth: np.ndarray) -> list[PairedTest]:
     tests = []
     for place, arm in enumerate(arms):
         for number, other in enumerate(arms):
-            is_twin = other.name == arm.twin if arm.twin else bool(arm.base) and other.kind == "scratch"
-            is_yardstick = is_twin or (other.kind == "classical" and arm.kind != "classical")
+            is_control = (
+                other.name == arm.control if arm.control else bool(arm.base) and other.kind == "scratch"
+            )
+            is_yardstick = is_control or (other.kind == "classical" and arm.kind != "classical")
             is_rival = arm.kind == other.kind == "fine-tuned" and number < place
             if (is_yardstick or is_rival) and other.labels == arm.labels:
                 correct = _correct(arm.results, truth), _correct(other.results, truth)

@@ -246,7 +246,7 @@ def _fit(
         if (number, step) != (last, (last + 1) * PARTS) and asked.should_prune():
             raise _GivenUp
 
-    is_new = moved is None or not moved.kept_head
+    is_new = moved is None or not moved.reused_head
     trainer = make_trainer(model, objective, task, config, runtime, listen, stop, is_head_new=is_new)
     state = FitState(job.checkpoints, lambda: _identity(job, config, part, number, way))
     if (content := state.load(trainer)) is not None:
