@@ -21,7 +21,7 @@ import numpy as np
 
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import TrainingConfig, merge, parse_assignments
-from headstart.data.augmentation import MergeDropout
+from headstart.data.augmentation import BPEDropout
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError
 from headstart.evaluation.statistics import adjust, interval, paired_test
@@ -182,7 +182,7 @@ def usable(task: Task, methods: list[str]) -> tuple[list[str], dict[str, str]]:
         try:
             plan = plan_of(task, name)
             if plan.config.training.bpe_dropout:
-                MergeDropout(plan.tokenizer)
+                BPEDropout(plan.tokenizer)
             kept.append(name)
         except ConfigError as error:
             left_out[name] = str(error)

@@ -92,7 +92,7 @@ class Encoder:
             split: [EncodedExample(known[example.text], index[example.label or ""]) for example in examples]
             for split, examples in dataset.splits.items()
         }
-        return Task(plan.tokenizer, dataset, found)
+        return Task(dataset, plan.tokenizer, found)
 
 
 def train_fit(

@@ -18,7 +18,7 @@ import numpy as np
 
 from headstart.atomic_io import content_hash, write_json
 from headstart.config import RunConfig, merge
-from headstart.data.augmentation import check_dropout
+from headstart.data.augmentation import check_bpe_dropout
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import exclude_evaluation_texts
@@ -158,7 +158,7 @@ def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -
     _check(plans, inputs, budgets, most)
     for plan in plans:
         if plan.kind != "classical":
-            check_dropout(plan.tokenizer, parts[0].dataset.texts("train"), plan.config.training)
+            check_bpe_dropout(plan.tokenizer, parts[0].dataset.texts("train"), plan.config.training)
     notes = [*judged.notes, *notes_before(parts, plans, inputs)]
     _begin(out, inputs, whole, [content_hash(trained.info.to_dict()) for trained in bases])
     results, transfers = _train_all(out, inputs, plans, parts, budgets, most, on_event)
