@@ -17,7 +17,7 @@ from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime
 from headstart.workflows.compare import compare
 from headstart.workflows.evaluate import evaluate
-from headstart.workflows.finetune import finetune, load_labelled, make_classifier, make_task
+from headstart.workflows.finetune import FinetuneJob, finetune, load_labelled, make_task
 from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
@@ -45,7 +45,7 @@ def start(world, base="run", classes=None, settings=None, trained=None):
     dataset = load_labelled(str(world / "table.tsv"), config)
     dataset = replace(dataset, classes=classes or dataset.classes)
     task = make_task(dataset, trained.tokenizer, config)
-    model, moved = make_classifier(config, objective, task, trained, start_runtime(config.training))
+    model, moved = FinetuneJob(config, start_runtime(config.training), base=trained).build_model(task)
     return model.eval(), moved, task, config, objective, trained
 
 

@@ -23,7 +23,7 @@ from headstart.training.callbacks import Event
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
 from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import Task, data_fingerprint, make_classifier, make_trainer
+from headstart.workflows.finetune import FinetuneJob, Task, data_fingerprint
 from headstart.workflows.run_dir import FitState
 
 DIGITS = 9  # of a probability on disk: enough for every float32
@@ -116,11 +116,10 @@ def train_fit(
     else:
         config = plan.config_for(dataset).with_({"training": {"seed": seed}})
         runtime, task = start_runtime(config.training), encoder.task(dataset, plan)
-        network, moved = make_classifier(config, plan.objective, task, plan.trained, runtime)
-        is_new = moved is None or not moved.reused_head
-        trainer = make_trainer(
-            network, plan.objective, task, config, runtime, on_event, stop, is_head_new=is_new
-        )
+        job = FinetuneJob(config, runtime, base=plan.trained)
+        network, moved = job.build_model(task)
+        job.on_event = on_event
+        trainer = job.make_trainer(network, job.objective, job.training_data(task), moved, stop)
         if checkpoints is None:
             trainer.run()
         else:

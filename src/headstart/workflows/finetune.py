@@ -40,7 +40,7 @@ from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
 from headstart.training.distributed import init_processes
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.linear_probe import fit_head
-from headstart.training.runtime import Runtime, StopSignal, seed_everything, start_runtime
+from headstart.training.runtime import seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import (
@@ -117,7 +117,7 @@ def finetune(
             runtime = start_runtime(config.training, processes)
         inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
         inputs |= {} if distillation is None else distillation.inputs()
-        job = FinetuneJob(config, inputs, runtime, listen, loaded, distillation, source)
+        job = FinetuneJob(config, runtime, inputs, listen, loaded, distillation, source)
         return job.start(Path(out), notes)
 
 
@@ -218,32 +218,6 @@ def make_task(
     return Task(dataset, tokenizer, rows)
 
 
-# --- The model ------------------------------------------------------------------------------------------------------
-
-
-def make_classifier(
-    config: RunConfig, objective: Objective, task: Task, base: LoadedModel | None, runtime: Runtime
-) -> tuple[Model, TransferReport | None]:
-    """A classifier with the base's backbone, and an account of every weight; all weights are random without a base.
-
-    The base's head is reused where `LoadedModel.can_reuse_head` says so. With `training.linear_probe` a new head on a base is
-    trained on the frozen backbone first.
-    """
-    seed_everything(config.training.seed, 0, 3)
-    heads = objective.heads(config.model, task.tokenizer.size, len(task.classes))
-    if base is None:
-        return build_model(config.model, task.tokenizer.size, heads), None
-    if base.can_reuse_head(config, objective, task.classes):
-        model = build_model(config.model, task.tokenizer.size, heads)
-        weights = reordered(base.weights, HEAD, base.info.classes, task.classes)
-        return model, transfer(weights, model, with_base_heads=True)
-    model, moved = swap_heads(base, heads, config.model, reset_layers=config.training.reinit_top_layers)
-    head = model.heads[HEAD]
-    if config.training.linear_probe and isinstance(head, ClassHead):
-        fit_head(model, head, objective, task.rows["train"], task.tokenizer, runtime)
-    return model, moved
-
-
 def swap_heads(
     base: LoadedModel,
     heads: Mapping[str, HeadSpec],
@@ -257,66 +231,6 @@ def swap_heads(
     """
     model = build_model(config or base.info.config.model, base.tokenizer.size, heads)
     return model, transfer(base.weights, model, reset_layers=reset_layers)
-
-
-def make_trainer(
-    model: Model,
-    objective: Objective,
-    task: Task,
-    config: RunConfig,
-    runtime: Runtime,
-    on_event: OnEvent = ignore_event,
-    stop: StopSignal | None = None,
-    *,
-    is_head_new: bool = False,
-) -> Trainer:
-    """A trainer over the task's training rows, evaluated on the validation rows.
-
-    With a new head the weights before the first step are never the best ones.
-    """
-    training, data = config.training, config.data
-    loader = training_loader(task.rows["train"], task.dataset.texts("train"), task.tokenizer, training, data)
-    chosen = eval_subset(len(task.rows["valid"]), training.eval_subset_size)
-    truth = np.array(task.dataset.targets("valid"))[chosen]
-    rows = [task.rows["valid"][index] for index in chosen]
-
-    def evaluate(model: Model) -> Evaluation:
-        found = predict_probabilities(
-            model, objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens
-        )
-        values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
-        return Evaluation(values, objective_value=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
-
-    may_select_initial = not is_head_new
-    return Trainer(
-        model,
-        objective,
-        loader,
-        task.tokenizer,
-        config,
-        runtime,
-        evaluate,
-        on_event,
-        stop,
-        may_select_initial,
-    )
-
-
-def score_rows(
-    model: Model,
-    objective: Objective,
-    task: Task,
-    split: str,
-    config: RunConfig,
-    runtime: Runtime,
-    train_fingerprints: np.ndarray,
-) -> Score:
-    """The score on one split; its leak-free part leaves out texts with these fingerprints."""
-    probabilities = predict_probabilities(
-        model, objective, task.rows[split], task.tokenizer, runtime, runtime.eval_batch_tokens
-    )
-    was_seen = is_contaminated(task.dataset.hashes(split), train_fingerprints)
-    return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)
 
 
 # --- The baseline and warnings -----------------------------------------------------------------------------------------
@@ -378,13 +292,9 @@ def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> l
 
 
 def warn_of_undertraining(
-    model: Model, objective: Objective, task: Task, config: RunConfig, runtime: Runtime
+    truth: np.ndarray, found: np.ndarray, classes: Sequence[str], config: RunConfig
 ) -> list[str]:
-    """Warnings where the model has hardly learnt its own training texts."""
-    chosen = sample_per_class(np.array(task.dataset.targets("train")))
-    truth = np.array(task.dataset.targets("train"))[chosen]
-    rows = [task.rows["train"][place] for place in chosen]
-    found = predict_probabilities(model, objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens)
+    """Warnings where a model has hardly learnt training texts: their true classes, and its probabilities of them."""
     loss = METRICS["loss"](truth, found)
     shares = np.bincount(truth) / len(truth)
     guessing = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
@@ -402,7 +312,7 @@ def warn_of_undertraining(
             f"frequencies has {guessing:.3f}; {hint}"
         ]
     if missing := present - predicted:
-        names = [task.classes[number] for number in sorted(missing)]
+        names = [classes[number] for number in sorted(missing)]
         return [
             f"the model is under-trained: it never predicts {len(missing)} of {len(present)} classes on their own "
             f"training texts ({', '.join(names[:5])}{', …' if len(names) > 5 else ''}); {hint}"
@@ -411,7 +321,7 @@ def warn_of_undertraining(
 
 
 def sample_per_class(targets: np.ndarray) -> np.ndarray:
-    """Places of training texts, at most TEXTS_PER_CLASS of a class."""
+    """Indices of training texts, at most TEXTS_PER_CLASS of a class."""
     order = np.argsort(targets, kind="stable")
     starts = np.searchsorted(targets[order], targets[order])  # where each class begins in the order
     chosen = order[np.arange(len(order)) - starts < TEXTS_PER_CLASS]
@@ -455,38 +365,76 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
             )
         with self.processes.raise_on_all():
             check_bpe_dropout(tokenizer, dataset.texts("train"), self.config.training)
-        task = make_task(dataset, tokenizer, self.config, self.on_event)
-        tokens = sum(len(row.tokens) for row in task.rows["train"])
-        summary = f"{len(dataset.train):,} texts to learn from"
-        hashes = [dataset.hashes("train")]
-        return TrainingData(task, tokenizer, tokens, hashes, summary, dataset.classes)
+        return self.training_data(make_task(dataset, tokenizer, self.config, self.on_event))
+
+    def training_data(self, task: Task) -> TrainingData[Task]:
+        """A task with a loader of its training rows."""
+        dataset, rows, config = task.dataset, task.rows["train"], self.config
+        texts = dataset.texts("train")
+        return TrainingData(
+            content=task,
+            loader=training_loader(rows, texts, task.tokenizer, config.training, config.data),
+            tokenizer=task.tokenizer,
+            tokens=sum(len(row.tokens) for row in rows),
+            train_hashes=[dataset.hashes("train")],
+            summary=f"{len(texts):,} texts to learn from",
+            classes=dataset.classes,
+        )
 
     def build_model(self, data: Task) -> tuple[Model, TransferReport | None]:
-        """A classifier with the base's weights."""
-        model, transfer = make_classifier(self.config, self.objective, data, self.base, self.runtime)
-        if self.base and (why := self.base.why_new_head(self.config, self.objective, data.classes)):
-            self.on_event(Note(why))
-        return model, transfer
+        """A classifier with the base's weights; all weights are random without a base.
 
-    def make_trainer(
-        self,
-        model: Model,
-        objective: Objective,
-        data: Task,
-        transfer: TransferReport | None,
-        stop: StopSignal,
-    ) -> Trainer:
-        """The trainer of a classifier."""
-        is_new = transfer is None or not transfer.reused_head
-        return make_trainer(
-            model, objective, data, self.config, self.runtime, self.on_event, stop, is_head_new=is_new
-        )
+        The base's head is reused where `LoadedModel.can_reuse_head` says so. With `training.linear_probe` a new head
+        on a base is trained on the frozen backbone first.
+        """
+        config, base, objective, tokenizer = self.config, self.base, self.objective, data.tokenizer
+        seed_everything(config.training.seed, 0, 3)
+        heads = objective.heads(config.model, tokenizer.size, len(data.classes))
+        if base is None:
+            return build_model(config.model, tokenizer.size, heads), None
+        if base.can_reuse_head(config, objective, data.classes):
+            model = build_model(config.model, tokenizer.size, heads)
+            weights = reordered(base.weights, HEAD, base.info.classes, data.classes)
+            return model, transfer(weights, model, with_base_heads=True)
+        if why := base.why_new_head(config, objective, data.classes):
+            self.on_event(Note(why))
+        reset_layers = config.training.reinit_top_layers
+        model, report = swap_heads(base, heads, config.model, reset_layers=reset_layers)
+        head = model.heads[HEAD]
+        if config.training.linear_probe and isinstance(head, ClassHead):
+            fit_head(model, head, objective, data.rows["train"], tokenizer, self.runtime)
+        return model, report
+
+    def may_select_initial(self, transfer: TransferReport | None) -> bool:
+        """With a new head the weights before the first step are never the best ones."""
+        return transfer is not None and transfer.reused_head
+
+    def evaluate(self, model: Model, data: Task) -> Evaluation:
+        """Accuracy, macro F1 and loss on the validation texts, or on `training.eval_subset_size` of them."""
+        chosen = eval_subset(len(data.rows["valid"]), self.config.training.eval_subset_size)
+        truth = np.array(data.dataset.targets("valid"))[chosen]
+        found = self._probabilities(model, data, "valid", chosen)
+        values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
+        return Evaluation(values, objective_value=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
+
+    def score(self, model: Model, data: Task, split: str, seen: np.ndarray) -> Score:
+        """The score on one split; its leak-free part leaves out texts whose hashes were `seen` in training."""
+        found = self._probabilities(model, data, split, np.arange(len(data.rows[split])))
+        was_seen = is_contaminated(data.dataset.hashes(split), seen)
+        return score(np.array(data.dataset.targets(split)), found, data.classes, was_seen, split)
+
+    def _probabilities(self, model: Model, data: Task, split: str, chosen: np.ndarray) -> np.ndarray:
+        rows, runtime = [data.rows[split][index] for index in chosen], self.runtime
+        size = runtime.eval_batch_tokens
+        return predict_probabilities(model, self.objective, rows, data.tokenizer, runtime, size)
 
     def summarize(self, run: FinishedRun, trainer: Trainer, data: Task, seen: np.ndarray) -> Finetuned:
         """The score of the network or of the baseline, whichever the run answers with."""
-        config, objective, runtime, read = self.config, self.objective, self.runtime, trainer.strategy.read
-        network = read(lambda model: score_rows(model, objective, data, "valid", config, runtime, seen))
-        warnings = read(lambda model: warn_of_undertraining(model, objective, data, config, runtime))
+        config, targets = self.config, np.array(data.dataset.targets("train"))
+        network = trainer.strategy.read(lambda model: self.score(model, data, "valid", seen))
+        chosen = sample_per_class(targets)
+        learnt = trainer.strategy.read(lambda model: self._probabilities(model, data, "train", chosen))
+        warnings = warn_of_undertraining(targets[chosen], learnt, data.classes, config)
         with self.processes.raise_on_all():
             baseline = None
             if self.processes.is_main:

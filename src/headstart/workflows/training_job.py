@@ -1,13 +1,14 @@
 """One training run, from its inputs to its saved model: what pretraining, fine-tuning and translation share.
 
-A job reads its data, builds its model and its trainer, and summarizes the result. The rest is here: the run directory,
-the tokenizers, the plan, the provenance, and the resume.
+A job loads its data, builds its model, evaluates it and summarizes the result. The rest is here: the run directory, the
+tokenizers, the plan, the trainer, the provenance, and the resume.
 """
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -18,6 +19,7 @@ from pydantic import TypeAdapter
 from headstart.atomic_io import content_hash
 from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig
+from headstart.data.samplers import Loader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 from headstart.inference.loaded_model import SCRATCH, LoadedModel, RunInfo, Tokenizers, load_model
@@ -27,7 +29,7 @@ from headstart.objectives.base import Objective
 from headstart.results import TransferReport, plain
 from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything
-from headstart.training.trainer import Trainer
+from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.plan import announce
 from headstart.workflows.run_dir import RunDir, broadcast_tokenizers, collect_provenance
@@ -54,12 +56,14 @@ class TrainingData(Generic[Content]):
     """The data of a run as tokens."""
 
     content: Content
+    loader: Loader  # of the training part
     tokenizer: Tokenizer
     tokens: int  # that an epoch reads
     train_hashes: list[np.ndarray]  # of the training texts
     summary: str  # how much there is to train on, in words
     classes: list[str] = field(default_factory=list)
     own_source_tokenizer: Tokenizer | None = None  # of a translator's source side, where it has its own
+    has_validation: bool = True  # False = there is nothing to evaluate on
 
 
 @dataclass
@@ -67,9 +71,9 @@ class TrainingJob(ABC, Generic[Content, Result]):
     """A training run with its inputs."""
 
     config: RunConfig
-    inputs: dict[str, Any]  # what the command was given, as run.json holds it
     runtime: Runtime
-    on_event: OnEvent
+    inputs: dict[str, Any] = field(default_factory=dict)  # what the command was given, as run.json holds it
+    on_event: OnEvent = ignore_event
     base: LoadedModel | None = None
     distillation: DistillationSetup | None = None
     result_type: ClassVar[type[FinishedRun]]
@@ -97,19 +101,30 @@ class TrainingJob(ABC, Generic[Content, Result]):
         """The model, and which of its weights come from the base."""
 
     @abstractmethod
-    def make_trainer(
-        self,
-        model: Model,
-        objective: Objective,
-        data: Content,
-        transfer: TransferReport | None,
-        stop: StopSignal,
-    ) -> Trainer:
-        """The trainer, which evaluates the model along the way; `objective` may have teachers."""
+    def evaluate(self, model: Model, data: Content) -> Evaluation:
+        """The metrics of a model on the validation part, for an evaluation during training."""
 
     @abstractmethod
     def summarize(self, run: FinishedRun, trainer: Trainer, data: Content, seen: np.ndarray) -> Result:
         """Evaluate the trained model; `seen` are hashes of all texts that it was ever trained on."""
+
+    def may_select_initial(self, transfer: TransferReport | None) -> bool:
+        """Whether the weights before the first step may be the best ones."""
+        return True
+
+    def make_trainer(
+        self,
+        model: Model,
+        objective: Objective,
+        data: TrainingData[Content],
+        transfer: TransferReport | None,
+        stop: StopSignal | None = None,
+    ) -> Trainer:
+        """The trainer of a model; the `objective` may have teachers."""
+        evaluate = partial(self.evaluate, data=data.content) if data.has_validation else None
+        may_select_initial = self.may_select_initial(transfer)
+        given = (model, objective, data.loader, data.tokenizer, self.config, self.runtime)
+        return Trainer(*given, evaluate, self.on_event, stop, may_select_initial)
 
     def start(self, out: Path, notes: Sequence[str] = ()) -> Result:
         """Train in a new run directory. A process that torchrun starts again resumes the run that it left."""
@@ -149,7 +164,7 @@ class TrainingJob(ABC, Generic[Content, Result]):
         with processes.raise_on_all():
             loaded = None if has_state or base == SCRATCH else load_model(base)
             distillation = DistillationSetup.from_inputs(info.inputs)
-        return cls(info.config, info.inputs, runtime, on_event, loaded, distillation).run(run_dir, info)
+        return cls(info.config, runtime, info.inputs, on_event, loaded, distillation).run(run_dir, info)
 
     @classmethod
     def read_result(cls, run_dir: RunDir) -> Result:
@@ -199,7 +214,7 @@ class TrainingJob(ABC, Generic[Content, Result]):
             self.on_event(Note(f"from {self.inputs['base']}: {transfer.summary()}"))
         self.on_event(Note(f"{count_parameters(model):,} parameters; {data.summary}"))
         with graceful_shutdown() as stop:
-            trainer = self.make_trainer(model, objective, data.content, transfer, stop)
+            trainer = self.make_trainer(model, objective, data, transfer, stop)
             run_dir.train(trainer, resumed is not None, self.on_event)
         state = trainer.state
         run = FinishedRun(
