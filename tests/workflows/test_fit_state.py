@@ -17,7 +17,7 @@ SAVING = {"training": {"max_steps": 9, "save_steps": 3, "batch_size": 8, "seed":
 @pytest.fixture
 def trainer(tmp_path):
     """A maker of trainers of one small fit, all alike."""
-    config, objective = finetune_config(None, "tiny", merge(QUICK, SAVING))
+    config, _ = finetune_config(None, "tiny", merge(QUICK, SAVING))
     dataset = load_dataset(str(write_labelled(tmp_path / "table.tsv")), config.data)
     task = make_task(dataset, choose_tokenizer(config, dataset, None, lambda event: None), config)
 
