@@ -4,7 +4,6 @@ import numpy as np
 
 from headstart.evaluation.statistics import adjust, first_epoch_reaching, interval, paired_test
 from headstart.results import (
-    Arm,
     Comparison,
     CurvePoint,
     Interval,
@@ -13,6 +12,7 @@ from headstart.results import (
     Provenance,
     SeedResult,
     Transfer,
+    VariantResult,
 )
 
 HOSTILE = "<script>alert('boo')</script> & \"quoted\" $x_1$"
@@ -48,7 +48,7 @@ def example_comparison(
         truth=truth.tolist(),
         label_budgets=list(budgets),
         epochs=8,
-        mark=0.83,
+        target_accuracy=0.83,
         arms=arms,
         tests=adjust(tests),
         mistakes=_mistakes(hostile),
@@ -113,7 +113,7 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         name: interval([getattr(result, name) for result in results])
         for name in ("macro_f1", "calibration_error")
     }
-    arm = Arm(
+    arm = VariantResult(
         name=kind,
         kind=kind,
         labels=budget,
@@ -125,9 +125,9 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         ),
         calibration_error=spans["calibration_error"],
         base="fr-small" if kind in ("frozen", "fine-tuned") else "",
-        twin="scratch" if kind in ("frozen", "fine-tuned") else "",
+        control="scratch" if kind in ("frozen", "fine-tuned") else "",
         transfer=_transfer() if kind in ("frozen", "fine-tuned") else None,
-        passes_mark=[first_epoch_reaching(result.curve, 0.83) for result in results] if pace else [],
+        epochs_to_target=[first_epoch_reaching(result.curve, 0.83) for result in results] if pace else [],
     )
     return arm, table
 

@@ -278,7 +278,7 @@ def test_a_comparison_gives_it_to_the_arms_of_the_base_alone(world, tmp_path):
     assert found.settings["scratch"]["objective"].get("pooling", "auto") == "auto"
     assert found.settings["recommending fine-tuned"]["optimizer"]["learning_rate"] == 0.004
     assert found.settings["recommending frozen"]["optimizer"]["learning_rate"] == pytest.approx(0.04)
-    assert found.arm("recommending fine-tuned").twin == "scratch"
+    assert found.arm("recommending fine-tuned").control == "scratch"
     notes = [note for note in found.notes if "recommending uses its recommended settings" in note]
     assert len(notes) == 1
 
