@@ -45,10 +45,9 @@ from headstart.workflows.compare_cells import (
     make_folds,
     train_cell,
 )
-from headstart.workflows.finetune import SCRATCH, finetune_config
-from headstart.workflows.labelled import data_fingerprint, load_labelled
+from headstart.workflows.finetune import SCRATCH, choose_tokenizer, data_fingerprint, load_labelled
+from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.run_dir import collect_provenance
-from headstart.workflows.tokenizers import choose_tokenizer
 
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -17,7 +17,7 @@ import torch
 
 from headstart.batch import Batch
 from headstart.config import resolve
-from headstart.models.bodies import EncoderDecoderBody
+from headstart.models.backbones import EncoderDecoderBackbone
 from headstart.models.heads import language_head
 from headstart.models.model import Model, build_model
 from headstart.objectives import make_objective
@@ -42,7 +42,7 @@ def one_pass(model: Model, batch: Batch) -> float:
 
 def over_a_cache(model: Model, batch: Batch) -> float:
     """Token after token, the earlier ones being remembered."""
-    assert isinstance(model.backbone, EncoderDecoderBody)
+    assert isinstance(model.backbone, EncoderDecoderBackbone)
     cache, total = model.backbone.begin(batch, batch.tokens.shape[1]), 0.0
     for place in range(batch.tokens.shape[1]):
         hidden = model.backbone.read(batch.tokens[:, place : place + 1], cache)

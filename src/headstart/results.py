@@ -18,7 +18,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Validation marks after `epoch` epochs; epoch 0 is before any step."""
+    """Validation scores after `epoch` epochs; epoch 0 is before any step."""
 
     epoch: float
     step: int
@@ -28,23 +28,23 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """Weights taken from the base, weights that start fresh, weights left behind (name -> count of numbers)."""
+class TransferReport:
+    """Weights taken from the base, weights that are new, weights of the base that are not used (name -> size)."""
 
     reused: dict[str, int]
-    fresh: dict[str, int]
-    left: dict[str, int]
+    initialized: dict[str, int]
+    dropped: dict[str, int]
 
     @property
-    def kept_head(self) -> bool:
-        """Whether a classifier's head crossed with the body."""
+    def reused_head(self) -> bool:
+        """Whether the head of a classifier is reused."""
         return any(name.startswith("heads.class.") for name in self.reused)
 
     def summary(self) -> str:
         """One line for the terminal."""
-        word = "reused (the head too)" if self.kept_head else "reused"
-        parts = ((word, self.reused), ("fresh", self.fresh), ("left behind", self.left))
-        return ", ".join(f"{sum(kept.values()):,} weights {word}" for word, kept in parts)
+        head = " (the head too)" if self.reused_head else ""
+        parts = ((f"reused{head}", self.reused), ("initialized", self.initialized), ("dropped", self.dropped))
+        return ", ".join(f"{sum(sizes.values()):,} weights {word}" for word, sizes in parts)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class VariantResult:
     calibration_error: Interval
     base: str = ""
     control: str = ""  # the arm that differs in one thing only: from scratch, or for an ensemble its members
-    transfer: Transfer | None = None
+    transfer: TransferReport | None = None
     epochs_to_target: list[float | None] = field(default_factory=list)  # per seed; None = never
 
 

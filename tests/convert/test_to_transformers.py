@@ -18,7 +18,7 @@ from tests.convert.hf_models import BERT_LIKE, GPT2_LIKE, MODERN, make_bundle
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
 
-POOLER = {"pooling": "pooler", "projection": "linear"}
+POOLER = {"pooling": "pooler", "head_hidden_layer": "linear"}
 VARIANTS = [
     ("LlamaForCausalLM", {"objective": "causal-lm"}),
     (
@@ -160,9 +160,9 @@ def test_there_and_back_again_gives_the_same_vectors(name, words, tmp_path):
     assert [ids.tolist() for ids in back.tokenizer.encode(SAMPLES)] == [
         ids.tolist() for ids in bundle.tokenizer.encode(SAMPLES)
     ]
-    from headstart.models.bodies import BODIES
+    from headstart.models import BACKBONES
 
-    body = BODIES[back.config.architecture](back.config, back.vocab_size).eval()
+    body = BACKBONES[back.config.architecture](back.config, back.vocab_size).eval()
     body.load_state_dict(
         {
             key.removeprefix("backbone."): weight

@@ -11,7 +11,7 @@ from headstart.results import (
     PairedTest,
     Provenance,
     SeedResult,
-    Transfer,
+    TransferReport,
     VariantResult,
 )
 
@@ -143,7 +143,7 @@ def _transfer():
         for i in range(4)
         for part in ("attention.query", "feed_forward.up")
     }
-    return Transfer(
+    return TransferReport(
         {"backbone.embedding.table": 2048000, **body}, {"heads.class.weight": 512}, {"heads.lm.bias": 8000}
     )
 

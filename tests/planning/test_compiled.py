@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headstart.config import resolve
-from headstart.models.block import FeedForward
 from headstart.models.model import build_model
+from headstart.models.transformer import FeedForward
 from headstart.objectives import make_objective
 from headstart.planning.devices import DEVICES, find_device
 from headstart.planning.memory import layer_activations, loss_bytes

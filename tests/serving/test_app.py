@@ -12,10 +12,10 @@ from headstart.inference.classify import predict
 from headstart.inference.embed import text_vectors
 from headstart.serving import schema
 from headstart.serving.app import App
-from headstart.serving.limits import Limits
-from headstart.serving.registry import ModelRegistry
+from headstart.serving.registry import AppState, ModelRegistry
 from headstart.serving.routes import router
-from headstart.serving.server import make_logger, make_state
+from headstart.serving.schema import Limits
+from headstart.serving.server import make_logger
 from headstart.workflows.picture import picture_attention
 from headstart.workflows.plan import plan
 
@@ -186,7 +186,7 @@ def test_a_run_answers_as_soon_as_it_has_finished(serve, runs, tmp_path):
             (late / file.name).write_bytes(file.read_bytes())
     about = (runs / "base" / "run.json").read_text("utf-8")
     (late / "run.json").write_text(json.dumps({**json.loads(about), "status": "running"}), "utf-8")
-    state = make_state([str(late)], Limits(), make_logger(quiet=True))
+    state = AppState(ModelRegistry([str(late)], Limits()), make_logger(quiet=True))
     state.registry.load_all()
     client = TestClient(App(state))
     assert client.post("/v1/embed", json={"texts": ["a"]}).status_code == 409

@@ -10,7 +10,7 @@ pytest.importorskip("uvicorn")
 import uvicorn
 from uvicorn.server import ServerState
 
-from headstart.serving.limits import Limits
+from headstart.serving.schema import Limits
 from headstart.serving.server import MAX_HEAD_BYTES, CoalescingTransport, LimitedProtocol
 
 HOST = b"Host: 127.0.0.1\r\n"

@@ -1,8 +1,7 @@
 """Text piece by piece: whole characters, the right text, and nothing for clients that have left."""
 
 import json
-
-import numpy as np
+import time
 
 from headstart.inference.generate import generate
 from headstart.serving import schema
@@ -75,26 +74,27 @@ def test_a_classifier_writes_no_text(serve):
     assert "writes no text" in answer.json()["error"]
 
 
-def test_a_text_that_takes_too_long_ends_with_a_word(serve, monkeypatch):
-    client, state = serve()
-    model = state.registry.runs["base"].model
+def test_a_text_that_takes_too_long_ends_with_an_error(serve, monkeypatch):
+    client, state = serve(request_timeout=0.5)
 
-    def late(asked, most, name):
+    def late(query, max_new_tokens, name):
         yield {"text": "a"}
-        model.batcher.clock = lambda: float("inf")
+        time.sleep(1)
         yield {"text": "b"}
 
-    monkeypatch.setattr(model.worker, "generate", late)
-    *_, last = lines(client.post("/v1/generate", json={}))
+    monkeypatch.setattr(state.registry.runs["base"].model.worker, "generate", late)
+    first, last = lines(client.post("/v1/generate", json={}))
+    assert first == {"text": "a"}
     assert set(last) == {"error", "hint"}
+    assert "too long" in last["error"]
 
 
 def test_what_breaks_in_the_middle_is_cut_off_and_noted(serve, monkeypatch):
     client, state = serve()
 
-    def broken(asked, most, name):
+    def broken(query, max_new_tokens, name):
         yield {"text": "a"}
-        raise MemoryError(asked.prompt)
+        raise MemoryError(query.prompt)
 
     monkeypatch.setattr(state.registry.runs["base"].model.worker, "generate", broken)
     assert lines(client.post("/v1/generate", json={"prompt": "my secret"})) == [{"text": "a"}]
@@ -106,12 +106,13 @@ def test_what_breaks_in_the_middle_is_cut_off_and_noted(serve, monkeypatch):
     assert client.post("/v1/generate", json={"stream": False}).status_code == 500
 
 
-def test_more_texts_at_once_than_the_bound_are_asked_to_come_back(serve):
+def test_more_texts_at_once_than_the_limit_are_refused_with_a_time_to_try_again(serve):
     client, state = serve(max_streams=1)
-    batcher = state.registry.runs["base"].model.batcher
-    job = batcher.stream(iter(int, 1), lambda piece: None, 60)
+    streams = state.registry.runs["base"].model.streams
+    streams.num_streams = 1
     answer = client.post("/v1/generate", json={"tokens": 2})
     assert answer.status_code == 429
-    job.cancel()
+    assert int(answer.headers["retry-after"]) >= 1
+    streams.num_streams = 0
     assert client.post("/v1/generate", json={"tokens": 2}).status_code == 200
-    assert np.isfinite(batcher.queued_tokens)
+    assert streams.num_streams == 0

@@ -3,10 +3,9 @@
 import pytest
 
 from headstart.errors import ConfigError, RunError
-from headstart.serving.app import PUBLIC_PATHS, App
-from headstart.serving.limits import make_limits
-from headstart.serving.middleware import SECURITY_HEADERS
+from headstart.serving.app import PUBLIC_PATHS, SECURITY_HEADERS, App
 from headstart.serving.routes import router
+from headstart.serving.schema import make_limits
 from headstart.serving.server import listen, read_token
 from headstart.serving.server import serve as start_server
 

@@ -8,8 +8,9 @@ from starlette.testclient import TestClient
 
 from headstart.errors import ConfigError
 from headstart.serving.app import App
-from headstart.serving.limits import Limits
-from headstart.serving.server import make_logger, make_state, serve
+from headstart.serving.registry import AppState, ModelRegistry
+from headstart.serving.schema import Limits
+from headstart.serving.server import make_logger, serve
 from headstart.training import runtime
 from headstart.workflows.finetune import finetune
 from tests.helpers.datasets import BAD, GOOD, PLAIN, QUICK, write_labelled
@@ -38,7 +39,7 @@ def open_client(trained, monkeypatch):
     def make(precision, has_half=True):
         monkeypatch.setattr(runtime, "has_bfloat16", lambda device: has_half)
         logger = make_logger(quiet=True, stream=io.StringIO())
-        state = make_state([str(trained)], Limits(), logger, precision=precision)
+        state = AppState(ModelRegistry([str(trained)], Limits(), precision), logger)
         state.registry.load_all()
         opened.append(state)
         return TestClient(App(state))

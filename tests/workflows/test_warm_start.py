@@ -8,7 +8,7 @@ from headstart.config import ModelConfig, merge
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model
-from headstart.workflows.warm_start import PairFacts, translator_config, warm_start, warm_start_defaults
+from headstart.workflows.finetune_seq2seq import PairFacts, translator_config, warm_start, warm_start_defaults
 from tests.helpers.datasets import QUICK, write_corpus
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
@@ -52,7 +52,7 @@ def warmed(world, name, settings=None, preset=None):
     config, objective = translator_config(trained, preset, merge(SHORT, settings or {}))
     size = trained.tokenizer.size
     torch.manual_seed(0)
-    model = build_model(config.model, size, objective.heads(config.model, size, 0))
+    model = build_model(config.body, size, objective.heads(config.body, size, 0))
     fresh = {key: weight.clone() for key, weight in model.state_dict().items()}
     return trained, config, model, fresh, warm_start(trained, model)
 
@@ -68,14 +68,14 @@ def test_a_base_s_layers_stand_in_the_stack_that_reads_as_it_did(world, name, st
             assert torch.equal(new[key.replace("backbone.stack.", f"backbone.{stack}.", 1)], weight)
         if key.startswith("backbone.embedding."):
             assert torch.equal(new[key], weight)
-    for key in moved.fresh:
+    for key in moved.initialized:
         assert torch.equal(new[key], fresh[key])
-    assert [key for key in moved.fresh if ".cross_attention." in key]
-    assert set(moved.reused) | set(moved.fresh) == set(new)
-    assert not set(moved.reused) & set(moved.fresh)
-    counted = sum(moved.reused.values()) + sum(moved.left.values())
+    assert [key for key in moved.initialized if ".cross_attention." in key]
+    assert set(moved.reused) | set(moved.initialized) == set(new)
+    assert not set(moved.reused) & set(moved.initialized)
+    counted = sum(moved.reused.values()) + sum(moved.dropped.values())
     assert counted == sum(weight.numel() for weight in trained.weights.values())
-    assert all(key.startswith(("heads.", "backbone.pooler.")) for key in moved.left)
+    assert all(key.startswith(("heads.", "backbone.pooler.")) for key in moved.dropped)
 
 
 @pytest.mark.slow
@@ -117,8 +117,8 @@ def test_a_translator_is_trained_from_a_base_and_goes_on_from_a_translator(world
     assert sum(first.transfer.reused.values()) > 0
     assert load_model(str(tmp_path / "first")).tokenizer.fingerprint == load_model(str(world / "encoder")).tokenizer.fingerprint  # fmt: skip
     again = hs.finetune(str(tmp_path / "first"), pairs, tmp_path / "again", pair="src-trg", settings=SHORT)
-    assert not again.transfer.fresh
-    assert not again.transfer.left
+    assert not again.transfer.initialized
+    assert not again.transfer.dropped
 
 
 @pytest.mark.parametrize("pairs", [20, 500, 30_000])
@@ -137,5 +137,5 @@ def test_settings_of_the_user_win_over_those_that_follow_the_pairs(world):
     fitted, _ = translator_config(trained, None, {}, facts)
     narrow = {"model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24}}
     named, _ = translator_config(trained, None, merge(narrow, {"optimizer": {"learning_rate": 0.02}}), facts)
-    assert fitted.training.tokens_per_batch < 8192
+    assert fitted.training.batch_tokens < 8192
     assert named.optimizer.learning_rate == 0.02  # the user's own value wins

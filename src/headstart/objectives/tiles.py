@@ -20,7 +20,7 @@ def tiled_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """Summed cross-entropy of scores `hidden @ weight.T + bias` against `labels`, and how many are right."""
-    return _TiledLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())
+    return _TiledLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

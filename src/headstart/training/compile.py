@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from headstart.batch import Batch, rows_at
 from headstart.config import RunConfig, TrainingConfig
-from headstart.models.body import Body
+from headstart.models.backbones import Backbone
 from headstart.models.model import Model, count_parameters
 from headstart.objectives.base import Objective
 from headstart.objectives.fused import fused
@@ -75,7 +75,7 @@ class Compiled:
 
         dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS * (1 + len(objective.teachers)))
         self._bodies = [
-            _CompiledBody(each.backbone, self._is_even, backend) for each in (model, *objective.teachers)
+            _CompiledBackbone(each.backbone, self._is_even, backend) for each in (model, *objective.teachers)
         ]
 
     def _suits(self, batch: Batch) -> bool:
@@ -104,8 +104,8 @@ class Compiled:
             yield
 
 
-class _CompiledBody:
-    def __init__(self, body: Body, is_even: bool, backend: str):
+class _CompiledBackbone:
+    def __init__(self, body: Backbone, is_even: bool, backend: str):
         self._body, self._is_even, self.most = body, is_even, body.config.max_position_embeddings
         options = for_any_size() if backend == "inductor" and not is_even else None
         self._forward = torch.compile(body.forward, dynamic=not is_even, backend=backend, options=options)
@@ -152,7 +152,7 @@ def _widened(batch: Batch, most: int) -> Batch:
     Attention goes different ways for other lengths, and without padding; each way would be compiled.
     """
     changes: dict[str, Tensor] = {}
-    for name in ("tokens", "real", "segments", "source", "source_attention_mask"):
+    for name in ("tokens", "attention_mask", "segments", "source", "source_attention_mask"):
         own: Tensor | None = getattr(batch, name)
         if own is None:
             continue

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headstart.batch import Batch
 from headstart.data.samplers import Loader
-from headstart.models.block import Block
 from headstart.models.model import Model
+from headstart.models.transformer import Block
 from headstart.objectives.base import Loss, Objective, Vocabulary
 from headstart.training.runtime import Runtime, generator_for
 

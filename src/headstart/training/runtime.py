@@ -27,13 +27,13 @@ class Runtime:
     processes: Processes = ALONE
     is_sharded: bool = False
 
-    def autocast(self) -> AbstractContextManager:
+    def autocast(self) -> AbstractContextManager[object]:
         """The context in which forward passes run."""
         if self.precision == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, self.precision)
 
-    def inference_mode(self) -> AbstractContextManager:
+    def inference_mode(self) -> AbstractContextManager[object]:
         """The context in which nothing is learnt; what FSDP2 gathers there is used again where something is."""
         return torch.no_grad() if self.is_sharded else torch.inference_mode()
 

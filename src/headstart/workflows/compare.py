@@ -19,7 +19,7 @@ from headstart.config import BUDGETS, RunConfig, merge, resolve
 from headstart.data.augmentation import check_dropout
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import without_apart
+from headstart.data.decontamination import exclude_evaluation_texts
 from headstart.data.documents import open_documents
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped, nearest
@@ -27,7 +27,7 @@ from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives import make_objective
 from headstart.planning.flops import count_flops
 from headstart.planning.workload import make_workload
-from headstart.results import ArmKind, Comparison, Transfer, comparison_from
+from headstart.results import ArmKind, Comparison, TransferReport, comparison_from
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import graceful_shutdown
@@ -48,13 +48,11 @@ from headstart.workflows.compare_cells import (
     make_folds,
     train_cell,
 )
-from headstart.workflows.finetune import finetune_config, uses_recommendation
-from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.labelled import data_fingerprint
-from headstart.workflows.prepare import learn_tokenizer
+from headstart.workflows.finetune import choose_tokenizer, data_fingerprint
+from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config, uses_recommendation
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.run_dir import RunDir, absolute_paths, command_line, with_absolute_paths
-from headstart.workflows.tokenizers import choose_tokenizer
+from headstart.workflows.tokenize_corpus import learn_tokenizer
 
 ARMS: tuple[ArmKind, ...] = ("classical", "scratch", "frozen", "fine-tuned")
 OPTIONAL_ARMS: tuple[ArmKind, ...] = ("ensemble",)
@@ -163,7 +161,7 @@ def _plan_experiment(inputs: ComparisonInputs, bases: list[LoadedModel], on_even
     config, _ = finetune_config(bases[0] if bases else None, inputs.preset, inputs.settings)
     dataset = load_dataset(inputs.data, config.data, with_test=inputs.folds is None)
     if config.data.exclude_eval_texts_of:
-        dataset = without_apart(dataset, config.data.exclude_eval_texts_of)
+        dataset = exclude_evaluation_texts(dataset, config.data.exclude_eval_texts_of)
     folds, scored = make_folds(dataset, inputs.folds)
     all_labels = min(len(fold.dataset.train) for fold in folds)
     budgets = inputs.labels or [config.data.train_size or all_labels]
@@ -287,7 +285,7 @@ def _write_inputs(out: Path, experiment: Experiment, bases: list[LoadedModel]) -
 
 def _train_all(
     out: Path, experiment: Experiment, on_event: OnEvent
-) -> tuple[Results, dict[str, Transfer | None]]:
+) -> tuple[Results, dict[str, TransferReport | None]]:
     """The results of every variant by name and budget, and its transferred weights; what is on disk is not trained again."""
     seeds, folds, all_labels = experiment.inputs.seeds, experiment.folds, experiment.all_labels
     cells = [
@@ -301,7 +299,7 @@ def _train_all(
     ]
     encoder, checkpoints = TextEncoder(), RunDir(out).checkpoints
     models: dict[tuple[str, int, int], list[CellResult]] = {}
-    transfers: dict[str, Transfer | None] = {}
+    transfers: dict[str, TransferReport | None] = {}
     try:
         with graceful_shutdown() as stop:
             for done, (variant, budget, seed, number) in enumerate(cells):

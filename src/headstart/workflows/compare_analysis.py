@@ -14,10 +14,18 @@ from headstart.evaluation.statistics import adjust, first_epoch_reaching, interv
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
 from headstart.plots.style import save_figure
 from headstart.reports.pages import render_comparison
-from headstart.results import Comparison, Mistake, PairedTest, SeedResult, Transfer, VariantResult, plain
+from headstart.results import (
+    Comparison,
+    Mistake,
+    PairedTest,
+    SeedResult,
+    TransferReport,
+    VariantResult,
+    plain,
+)
 from headstart.training.runtime import start_runtime
-from headstart.workflows.classifier import keeps_head
 from headstart.workflows.compare_cells import Fold, Variant
+from headstart.workflows.finetune_defaults import can_reuse_head
 from headstart.workflows.run_dir import collect_provenance
 
 MAX_MISTAKES = 10
@@ -70,7 +78,7 @@ class Experiment:
 def analyze(
     experiment: Experiment,
     results: Results,
-    transfers: Mapping[str, Transfer | None],
+    transfers: Mapping[str, TransferReport | None],
     started: float,
 ) -> Comparison:
     """All variants side by side, tested against each other, with the audit and the provenance."""
@@ -128,7 +136,7 @@ def _variant_result(
     results: list[SeedResult],
     truth: np.ndarray,
     target: float,
-    transfers: Mapping[str, Transfer | None],
+    transfers: Mapping[str, TransferReport | None],
 ) -> VariantResult:
     has_epochs = variant.kind not in ("classical", "ensemble")
     return VariantResult(
@@ -243,7 +251,7 @@ def _design_notes(experiment: Experiment) -> list[str]:
         {
             variant.base_name
             for variant in variants
-            if keeps_head(variant.config, variant.objective, classes, variant.base)
+            if can_reuse_head(variant.config, variant.objective, classes, variant.base)
         }
     )
     if reused:

@@ -15,7 +15,7 @@ from headstart.baselines.tfidf import train_tfidf
 from headstart.batch import EncodedExample
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.data.tokenizer import Tokenizer
 from headstart.evaluation.metrics import score
@@ -23,13 +23,12 @@ from headstart.inference.classify import encode_rows
 from headstart.inference.loaded_model import LoadedModel
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
-from headstart.results import ArmKind, CurvePoint, SeedResult, Transfer, plain, with_nan
+from headstart.results import ArmKind, CurvePoint, SeedResult, TransferReport, plain, with_nan
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
-from headstart.workflows.classifier import make_classifier, make_trainer
+from headstart.workflows.finetune import Task, data_fingerprint, make_classifier, make_trainer
 from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.labelled import Task, data_fingerprint
 from headstart.workflows.run_dir import FitState
 
 DIGITS = 9  # of a probability on disk: enough for every float32
@@ -110,7 +109,7 @@ class TextEncoder:
             split: [EncodedExample(tokens[example.text], index[example.label or ""]) for example in examples]
             for split, examples in dataset.splits.items()
         }
-        return Task(dataset, tokenizer, encoded)
+        return Task(tokenizer, dataset, encoded)
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class CellResult:
     contaminated: np.ndarray  # (N,), True = some stage of training has read the text
     seconds: float
     curve: list[CurvePoint]
-    transfer: Transfer | None = None
+    transfer: TransferReport | None = None
 
     def save(self, path: Path) -> None:
         """Write the result as JSON."""
@@ -146,7 +145,7 @@ class CellResult:
             contaminated=np.isin(np.arange(len(probabilities)), content["contaminated"]),
             seconds=content["seconds"],
             curve=[CurvePoint(**point) for point in content["curve"]],
-            transfer=Transfer(**content["transfer"]) if content["transfer"] else None,
+            transfer=TransferReport(**content["transfer"]) if content["transfer"] else None,
         )
 
 
@@ -176,7 +175,7 @@ def train_cell(
         model, transfer = make_classifier(config, variant.objective, task, variant.base, runtime)
         trainer = make_trainer(
             model, variant.objective, task, config, runtime, on_event, stop,
-            is_head_new=transfer is None or not transfer.kept_head,
+            is_head_new=transfer is None or not transfer.reused_head,
         )  # fmt: skip
         identity = {"arm": [variant.name, variant.kind], "scored": fold.split}
         state = FitState(
@@ -196,7 +195,7 @@ def train_cell(
     rounded = [[float(f"{value:.{DIGITS}g}") for value in row] for row in probabilities.tolist()]
     return CellResult(
         probabilities=np.array(rounded),
-        contaminated=seen_before(dataset.hashes(fold.split), fingerprints),
+        contaminated=is_contaminated(dataset.hashes(fold.split), fingerprints),
         seconds=round(seconds + time.monotonic() - start, 2),
         curve=curve,
         transfer=transfer,

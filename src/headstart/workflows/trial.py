@@ -17,11 +17,9 @@ from headstart.errors import ConfigError, Diverged
 from headstart.inference.loaded_model import LoadedModel
 from headstart.training.callbacks import Evaluated, Event
 from headstart.training.runtime import StopSignal, seed_for, start_runtime
-from headstart.workflows.classifier import make_classifier, make_trainer
 from headstart.workflows.compare_cells import Fold, TextEncoder
-from headstart.workflows.finetune import finetune_config
-from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.labelled import data_fingerprint
+from headstart.workflows.finetune import data_fingerprint, make_classifier, make_trainer
+from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config
 from headstart.workflows.run_dir import FitState
 from headstart.workflows.search import Row, as_settings, standing
 
@@ -251,7 +249,7 @@ def _fit(
         if (number, step) != (last, (last + 1) * PARTS) and asked.should_prune():
             raise _GivenUp
 
-    is_new = moved is None or not moved.kept_head
+    is_new = moved is None or not moved.reused_head
     trainer = make_trainer(model, objective, task, config, runtime, listen, stop, is_head_new=is_new)
     state = FitState(job.checkpoints, lambda: _identity(job, config, part, number, way))
     if (content := state.load(trainer)) is not None:

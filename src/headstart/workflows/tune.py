@@ -24,9 +24,8 @@ from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import StopSignal, graceful_shutdown, start_runtime
 from headstart.workflows.compare_cells import Fold, TextEncoder, make_folds
-from headstart.workflows.finetune import finetune_config, uses_recommendation
-from headstart.workflows.finetune_defaults import DatasetFacts, describe
-from headstart.workflows.labelled import data_fingerprint, load_labelled
+from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, load_labelled
+from headstart.workflows.finetune_defaults import DatasetFacts, describe, finetune_config, uses_recommendation
 from headstart.workflows.run_dir import (
     SCRATCH,
     RunDir,
@@ -36,7 +35,6 @@ from headstart.workflows.run_dir import (
     with_absolute_paths,
 )
 from headstart.workflows.search import Row, as_settings, make_space, parse_row, standing, to_toml
-from headstart.workflows.tokenizers import choose_tokenizer
 from headstart.workflows.trial import METRICS, PRUNERS, Job, Trial, drop_begun, read_trials, run_trial
 
 TRIALS = 20  # unless told, or minutes are

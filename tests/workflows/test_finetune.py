@@ -15,11 +15,10 @@ from headstart.objectives.classification import Classification
 from headstart.training.callbacks import Note
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime
-from headstart.workflows.classifier import keeps_head, make_classifier, misfit
 from headstart.workflows.compare import compare
 from headstart.workflows.evaluate import evaluate
-from headstart.workflows.finetune import finetune, finetune_config
-from headstart.workflows.labelled import load_labelled, make_task
+from headstart.workflows.finetune import finetune, load_labelled, make_classifier, make_task
+from headstart.workflows.finetune_defaults import can_reuse_head, finetune_config, why_new_head
 from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
 from tests.helpers.datasets import QUICK, write_labelled
@@ -70,15 +69,17 @@ def test_a_swapped_head_is_new_and_everything_below_it_is_the_base(world):
         model.backbone.table.add_(1.0)
     assert all(torch.equal(base.weights[name], weight) for name, weight in before.items())
     assert {name.split(".")[0] for name in transfer.reused} == {"backbone"}
-    assert set(transfer.fresh) == {name for name in model.state_dict() if name.startswith("heads.topic.")}
-    assert set(transfer.left) == {name for name in base.weights if name.startswith("heads.class.")}
+    assert set(transfer.initialized) == {
+        name for name in model.state_dict() if name.startswith("heads.topic.")
+    }
+    assert set(transfer.dropped) == {name for name in base.weights if name.startswith("heads.class.")}
 
 
 def test_layers_above_the_ones_to_reset_start_fresh_under_a_swapped_head(world):
     base = hs.load_model(str(world / "run"))
     head = hs.HeadSpec("class", 2, {"pooling": "mean", "projection": "linear"})
     _, transfer = hs.swap_heads(base, {"class": head}, reset_layers=1)
-    assert any(name.startswith("backbone.stack.blocks.0.") for name in transfer.fresh)
+    assert any(name.startswith("backbone.stack.blocks.0.") for name in transfer.initialized)
     assert "backbone.embedding.token_embedding.weight" in transfer.reused
 
 
@@ -86,15 +87,15 @@ def test_layers_above_the_ones_to_reset_start_fresh_under_a_swapped_head(world):
 @pytest.mark.parametrize("classes", [["bad", "good"], ["good", "bad"]])
 def test_a_head_that_fits_goes_on_whatever_the_order_of_the_classes(world, base, classes):
     model, moved, task, config, objective, trained = start(world, base, classes)
-    assert moved.kept_head
-    assert not moved.fresh
-    assert not moved.left
+    assert moved.reused_head
+    assert not moved.initialized
+    assert not moved.dropped
     before = probabilities(trained.model(), objective, task, config)
     after = probabilities(model, objective, task, config)
     order = [trained.info.classes.index(name) for name in classes]
     assert np.array_equal(before[:, order], after)
-    assert "(the head too), 0 weights fresh, 0 weights left behind" in moved.summary()
-    assert misfit(config, objective, task.classes, trained) == ""
+    assert "(the head too), 0 weights initialized, 0 weights dropped" in moved.summary()
+    assert why_new_head(config, objective, task.classes, trained) == ""
 
 
 def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
@@ -106,7 +107,7 @@ def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
         weights["heads.class.classifier.bias"] = torch.randn(4)
     many = replace(trained, info=replace(trained.info, classes=old), weights=weights)
     model, moved, *_ = start(world, trained=many, classes=new)
-    assert moved.kept_head
+    assert moved.reused_head
     for name in (name for name in weights if ".classifier." in name):
         for label in new:
             own = model.state_dict()[name][new.index(label)]
@@ -119,12 +120,12 @@ def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
         (["bad", "fine"], {}, ""),
         (["bad", "good", "fine"], {}, ""),
         (None, {"training": {"head_init": "random"}}, ""),
-        (None, {"training": {"reinit_top_layers": 1}}, "above the fresh blocks"),
-        (None, {"objective": {"pooling": "max"}}, "--set objective.pooling=mean keeps it"),
+        (None, {"training": {"reinit_top_layers": 1}}, "layers below it are reinitialized"),
+        (None, {"objective": {"pooling": "max"}}, "--set objective.pooling=mean reuses it"),
         (
             None,
             {"objective": {"head_hidden_layer": "linear"}},
-            "--set objective.head_hidden_layer=dense keeps it",
+            "--set objective.head_hidden_layer=dense reuses it",
         ),
     ],
 )
@@ -132,15 +133,15 @@ def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings
     if classes is not None:  # the labels of the table are not asked for here, only the head
         trained = load_model(str(world / "run"))
         config, objective = finetune_config(trained, None, merge(TUNING, settings))
-        assert not keeps_head(config, objective, classes, trained)
-        assert misfit(config, objective, classes, trained) == ""
+        assert not can_reuse_head(config, objective, classes, trained)
+        assert why_new_head(config, objective, classes, trained) == ""
         return
     _, moved, task, config, objective, trained = start(world, settings=settings)
-    assert not moved.kept_head
-    assert {name for name in moved.left if name.startswith("heads.")}
-    assert {name for name in moved.fresh if name.startswith("heads.")}
+    assert not moved.reused_head
+    assert {name for name in moved.dropped if name.startswith("heads.")}
+    assert {name for name in moved.initialized if name.startswith("heads.")}
     assert "the head too" not in moved.summary()
-    why = misfit(config, objective, task.classes, trained)
+    why = why_new_head(config, objective, task.classes, trained)
     assert told in why
     assert bool(told) == bool(why)
 
@@ -151,7 +152,7 @@ def test_dropout_and_frozen_bodies_are_no_reason_for_a_fresh_head(world):
         {"training": {"freeze_backbone": True}},
         {"training": {"gradual_unfreezing_epochs": 1}},
     ):
-        assert start(world, settings=settings)[1].kept_head
+        assert start(world, settings=settings)[1].reused_head
 
 
 def test_a_body_without_a_head_and_a_start_from_scratch_keep_none(world):
@@ -159,8 +160,8 @@ def test_a_body_without_a_head_and_a_start_from_scratch_keep_none(world):
     config, objective = finetune_config(trained, None, TUNING)
     bare = replace(trained, info=replace(trained.info, has_heads=False))
     assert isinstance(objective, Classification)
-    assert not keeps_head(config, objective, ["bad", "good"], bare)
-    assert not keeps_head(config, objective, ["bad", "good"], None)
+    assert not can_reuse_head(config, objective, ["bad", "good"], bare)
+    assert not can_reuse_head(config, objective, ["bad", "good"], None)
 
 
 @pytest.mark.slow
@@ -173,7 +174,7 @@ def test_a_run_begins_where_its_base_ended_and_says_so(world, tmp_path):
         settings=merge(TUNING, {"data": {"train_size": 8}}),
         on_event=lambda event: told.append(event.text) if isinstance(event, Note) else None,
     )
-    assert any("weights reused (the head too), 0 weights fresh" in line for line in told)
+    assert any("weights reused (the head too), 0 weights initialized" in line for line in told)
     task = start(world, "bases/packed")[2]
     rows = [(row.text, row.label) for row in task.dataset.valid]
     (tmp_path / "valid.tsv").write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows))
@@ -181,7 +182,7 @@ def test_a_run_begins_where_its_base_ended_and_says_so(world, tmp_path):
     assert done.curve[0]["step"] == 0
     assert done.curve[0]["accuracy"] == pytest.approx(marks.accuracy)
     assert done.curve[0]["loss"] == pytest.approx(marks.loss, rel=1e-4)
-    assert done.transfer.kept_head
+    assert done.transfer.reused_head
     assert "the head too" in (tmp_path / "on" / "report.html").read_text()
     told.clear()
     fresh = merge(TUNING, {"training": {"head_init": "random"}})
@@ -227,7 +228,7 @@ def test_a_head_that_went_on_may_have_a_teacher(world, tmp_path):
         teacher=str(world / "run"),
         settings=TUNING,
     )
-    assert done.transfer.kept_head
+    assert done.transfer.reused_head
 
 
 @pytest.mark.slow
@@ -242,8 +243,8 @@ def test_a_comparison_keeps_the_head_in_the_arms_of_the_base_alone_and_says_so(w
         settings=TUNING,
     )
     assert found.arm("scratch").transfer is None
-    assert found.arm("base frozen").transfer.kept_head
-    assert found.arm("base fine-tuned").transfer.kept_head
+    assert found.arm("base frozen").transfer.reused_head
+    assert found.arm("base fine-tuned").transfer.reused_head
     assert sum("arms of base start with the base's own head" in note for note in found.notes) == 1
     report = (tmp_path / "compared" / "report.html").read_text()
     assert "weights reused (the head too)" in report
@@ -255,5 +256,5 @@ def test_a_comparison_keeps_the_head_in_the_arms_of_the_base_alone_and_says_so(w
         arms=["fine-tuned"],
         settings=merge(TUNING, {"training": {"head_init": "random"}}),
     )
-    assert not fresh.arm("base fine-tuned").transfer.kept_head
+    assert not fresh.arm("base fine-tuned").transfer.reused_head
     assert not any("own head" in note for note in fresh.notes)

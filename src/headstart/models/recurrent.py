@@ -7,13 +7,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from headstart.batch import Batch
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
-from headstart.models.attention import at
-from headstart.models.body import Body
+from headstart.models.backbones import Backbone
 from headstart.models.dropout import drop
-from headstart.models.norm import make_norm
+from headstart.models.transformer import at, make_norm
 
 
-class RecurrentBody(Body):
+class RecurrentBackbone(Backbone):
     """Layers of LSTM read from both ends, half the width each way (Hochreiter and Schmidhuber, 1997)."""
 
     sees_ahead = True
@@ -47,7 +46,7 @@ class RecurrentBody(Body):
         return self.final_norm(at(hidden, places))
 
 
-class ConvolutionBody(Body):
+class ConvolutionalBackbone(Backbone):
     """Layers of convolution of `kernel` tokens; dilated, each looks twice as far as the one below (Oord et al., 2016)."""
 
     sees_ahead = True

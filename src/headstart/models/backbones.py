@@ -1,23 +1,82 @@
-"""The bodies: what reads a batch and gives a vector for every token."""
+"""The backbones: what reads a batch and gives a vector for every token."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from headstart.batch import Batch
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
-from headstart.models.attention import CrossAttention, at
-from headstart.models.block import Source, Turns, View
-from headstart.models.body import Body, Stack
-from headstart.models.cache import Cache, laid_out, new_cache
-from headstart.models.embedding import Embedding
 from headstart.models.flat import flat_of, is_short
-from headstart.models.rivals import ConvolutionBody, RecurrentBody
+from headstart.models.kv_cache import Cache, laid_out, new_cache
+from headstart.models.transformer import (
+    CrossAttention,
+    Embedding,
+    Source,
+    Stack,
+    Turns,
+    View,
+    at,
+)
 
 
-class TransformerBody(Body):
+class Backbone(nn.Module):
+    """What every body has: a token table, layers one above the other, and perhaps a pooler."""
+
+    sees_ahead: bool
+    layer_names: tuple[str, ...] = ("blocks",)  # the module lists whose members are the layers
+    is_flat = False  # True = in evaluation padding goes through attention alone
+
+    def __init__(self, config: ModelConfig, vocabulary: int):
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config, vocabulary)
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
+
+    @staticmethod
+    def _spread(config: ModelConfig) -> float:
+        return math.sqrt(2 / (5 * config.hidden_size))
+
+    def _start(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
+            nn.init.normal_(module.weight, std=self._spread(self.config))
+        if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    @property
+    def table(self) -> Tensor:
+        """The token table (V, D), which a tied head reads."""
+        return self.embedding.token_embedding.weight
+
+    def pooled(self, hidden: Tensor) -> Tensor:
+        """The pooler's summary of each text (B, D)."""
+        if self.pooler is None:
+            raise ConfigError(
+                "this body has no pooler", hint="set objective.pooling=mean, or model.pooler=true"
+            )
+        return torch.tanh(self.pooler(hidden[:, 0]))
+
+    @property
+    def depth(self) -> int:
+        """How many layers stand one above the other."""
+        return self.config.num_layers
+
+    def layer_of(self, name: str) -> int:
+        """How deep the weight called `name` sits: 0 for the embedding, up to `depth` + 1 for what is above them."""
+        first, _, rest = name.removeprefix("stack.").partition(".")
+        if first in self.layer_names:
+            return int(rest.split(".")[0]) + 1
+        return 0 if first == "embedding" else self.depth + 1
+
+    def forward(self, batch: Batch, places: Tensor | None = None) -> Tensor:
+        """A vector for every token (B, T, D); with `places`, only those there (N, D) of the flattened positions."""
+        raise NotImplementedError
+
+
+class TransformerBackbone(Backbone):
     """A stack of blocks; whether a token sees those after it is the only difference between the two kinds."""
 
     def __init__(self, config: ModelConfig, vocabulary: int):
@@ -67,7 +126,7 @@ class TransformerBody(Body):
         return hidden, weights
 
 
-class CausalBody(TransformerBody):
+class CausalBackbone(TransformerBackbone):
     """Each token sees itself and those before it."""
 
     sees_ahead = False
@@ -83,13 +142,13 @@ class CausalBody(TransformerBody):
         return self.stack.through_read(hidden, turns, cache, places, self.config, self.embedding)
 
 
-class BidirectionalBody(TransformerBody):
+class BidirectionalBackbone(TransformerBackbone):
     """Each token sees all tokens of its text."""
 
     sees_ahead = True
 
 
-class EncoderDecoderBody(Body):
+class EncoderDecoderBackbone(Backbone):
     """An encoder reads the source; a decoder reads the target so far and, by cross-attention, the source.
 
     As in Vaswani et al. (2017). Its vectors are those of the decoder, which never sees ahead. Both sides share one
@@ -199,12 +258,3 @@ class Watched:
     source: list[Tensor]  # (B, A, S, S), the encoder's
     target: list[Tensor]  # (B, A, T, T), the decoder's own
     cross: list[Tensor]  # (B, A, T, S), the decoder's over the source
-
-
-BODIES: dict[str, type[Body]] = {
-    "causal": CausalBody,
-    "bidirectional": BidirectionalBody,
-    "encoder-decoder": EncoderDecoderBody,
-    "bi-lstm": RecurrentBody,
-    "cnn": ConvolutionBody,
-}

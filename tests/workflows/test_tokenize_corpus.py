@@ -10,9 +10,9 @@ from headstart.config import merge
 from headstart.data import token_cache as module
 from headstart.errors import ConfigError
 from headstart.training.callbacks import Stage
-from headstart.workflows import prepare as prepare_module
-from headstart.workflows.prepare import prepare_corpora
+from headstart.workflows import tokenize_corpus
 from headstart.workflows.pretrain import pretrain
+from headstart.workflows.tokenize_corpus import prepare_corpora
 from tests.helpers.datasets import QUICK, write_corpus
 
 
@@ -26,7 +26,7 @@ def test_shares_prepared_by_several_jobs_are_taken_up_by_pretraining(tmp_path, m
     told = []
     pretrain([text], tmp_path / "run", settings=wanted, on_event=told.append)
     names = [event.name for event in told if isinstance(event, Stage)]
-    assert names == ["taking the bpe tokenizer that was learnt from this text before"]
+    assert names == ["using the cached bpe tokenizer of this text"]
 
 
 def test_another_text_or_vocabulary_gets_another_tokenizer(tmp_path):
@@ -36,20 +36,20 @@ def test_another_text_or_vocabulary_gets_another_tokenizer(tmp_path):
     write_corpus(tmp_path / "corpus.txt", seed=9)
     prepare_corpora([text], settings={"tokenizer": {"vocab_size": 310}}, on_event=told.append)
     names = [event.name for event in told if isinstance(event, Stage)]
-    assert names.count("learning a bpe tokenizer") == 3
+    assert names.count("training a bpe tokenizer") == 3
 
 
 def test_jobs_that_learn_at_once_take_one_tokenizer(tmp_path, monkeypatch):
     text, vocabulary = str(write_corpus(tmp_path / "corpus.txt")), {"tokenizer": {"vocab_size": 300}}
-    first, learn = [], prepare_module.resolve_tokenizer
+    first, learn = [], tokenize_corpus.resolve_tokenizer
 
     def late(config, texts):
         own = learn(config.model_copy(update={"vocab_size": 280}), texts)  # as if learning were chance
-        monkeypatch.setattr(prepare_module, "resolve_tokenizer", learn)
+        monkeypatch.setattr(tokenize_corpus, "resolve_tokenizer", learn)
         first.extend(prepare_corpora([text], settings=vocabulary))
         return own
 
-    monkeypatch.setattr(prepare_module, "resolve_tokenizer", late)
+    monkeypatch.setattr(tokenize_corpus, "resolve_tokenizer", late)
     assert prepare_corpora([text], settings=vocabulary) == first
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headstart.batch import Batch
 from headstart.errors import ConfigError
-from headstart.generation.decode import LEAVING, Rules, Text, decode, rooms, staying
+from headstart.generation.generate import LEAVING, Rules, Text, decode, rooms, staying
 from headstart.generation.reader import Reader, ranked_sums, start
 
 

@@ -1,12 +1,14 @@
-"""One text a row, token by token: the likeliest each time, or drawn; and the probability of a text that is given."""
+"""Text generation token by token: greedy or sampled, as a batch or as a stream; and the log-probability of a given text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headstart.batch import Batch
@@ -252,3 +254,96 @@ def log_probabilities(reader: Reader, batch: Batch, texts: Sequence[Sequence[int
         scores = reader.score(asked).log_softmax(dim=-1).clamp_(max=0)  # (T, V), one text at a time
         found.append(scores.gather(1, rows[row][length:, None])[:, 0].tolist())
     return found
+
+
+def stream(
+    reader: Reader,
+    batch: Batch,
+    rules: Rules,
+    sampling: Sampling,
+    computing: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Iterator[int]:
+    """The tokens after a batch's only row as they come, `rules.last` included when the text ends by itself.
+
+    Each step runs inside `computing()`; between two steps nothing of how torch computes is left changed, so that
+    several streams can take turns.
+    """
+    batch = batch.to(reader.device)
+    room = int(rooms(reader, batch, rules, None)[0])
+    if not room:
+        return
+    own = np.array([stream_of(batch.tokens[0].cpu().numpy())], dtype=np.uint64)
+    draws = uniform(sampling.seed, own, 0 if sampling.is_greedy else room).to(reader.device)
+    history = batch.tokens if sampling.repetition_penalty != 1 else None
+    with torch.inference_mode(), computing():
+        memory, vectors = start(reader, batch, room)
+    for step in range(room):
+        with torch.inference_mode(), computing():
+            tokens = _next(reader, vectors, rules, sampling, history, draws, step)
+        yield int(tokens)
+        if int(tokens) == rules.last or step + 1 == room:
+            return
+        with torch.inference_mode(), computing():
+            history = None if history is None else torch.cat((history, tokens[:, None]), dim=1)
+            vectors = reader.read(tokens[:, None], memory)[:, 0]
+
+
+def _next(
+    reader: Reader,
+    vectors: Tensor,
+    rules: Rules,
+    sampling: Sampling,
+    history: Tensor | None,
+    draws: Tensor,
+    step: int,
+) -> Tensor:
+    scores = rules.bar(reader.score(vectors), step)
+    return choose(scores, sampling, history, draws[:, step] if draws.shape[1] else draws)
+
+
+BROKEN = "\ufffd"  # what a decoder gives for bytes that are not yet a character
+
+
+class Decoder(Protocol):
+    """What turns tokens back into text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the tokens, specials dropped."""
+        ...
+
+
+class Unfolding:
+    """One text that grows token by token after a prompt; what it has given is never taken back.
+
+    A token's characters depend on the one before it (a space, a byte of the same character), so a little of the past
+    is always decoded with the new.
+    """
+
+    def __init__(self, decoder: Decoder, prompt: Iterable[int] = ()):
+        self.decoder, self.tokens = decoder, [int(token) for token in prompt]
+        self.start, self.given = 0, len(self.tokens)  # tokens decoded again, and tokens whose text was given
+
+    def add(self, token: int) -> str:
+        """The characters that are whole now that this token has come; perhaps none."""
+        self.tokens.append(int(token))
+        return self._new(is_last=False)
+
+    def finish(self) -> str:
+        """What is left; bytes that never became a character show as such."""
+        return self._new(is_last=True)
+
+    def _new(self, is_last: bool) -> str:
+        before = self.decoder.decode(self.tokens[self.start : self.given])
+        text = self.decoder.decode(self.tokens[self.start :])
+        if text.endswith(BROKEN) and not is_last:
+            return ""
+        if len(text) > len(before):
+            self.start, self.given = self.given, len(self.tokens)
+        return text[len(before) :]
+
+
+def continuation(decoder: Decoder, prompt: Sequence[int] | NDArray[np.integer], tokens: Sequence[int]) -> str:
+    """The text of `tokens` where they stand after `prompt`."""
+    unfolding = Unfolding(decoder, [*prompt, *tokens])
+    unfolding.given = len(prompt)
+    return unfolding.finish()

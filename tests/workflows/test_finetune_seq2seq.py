@@ -108,7 +108,7 @@ def test_pairs_that_are_too_long_are_left_out_of_train_and_told(world, tmp_path)
     hs.finetune("scratch", data, tmp_path / "run", pair=PAIR, settings=settings, on_event=told.append)
     notes = [event.text for event in told if isinstance(event, Note)]
     assert [note for note in notes if "over 20 tokens" in note]
-    assert [note for note in notes if "padding beside them" in note]
+    assert [note for note in notes if "% padding" in note]
     with pytest.raises(DataError, match="fits into 3 tokens"):
         hs.finetune(
             "scratch",
@@ -127,7 +127,7 @@ def test_pairs_that_are_too_long_are_left_out_of_train_and_told(world, tmp_path)
         (PAIR, {"objective": {"name": "classify"}}, "translations"),
         (PAIR, {"model": {"architecture": "causal"}}, "causal"),
         (PAIR, {"model": {"source_vocab_size": 9}}, "follows from the tokenizer"),
-        (PAIR, {"tokenizer": {"shared_vocab": False, "type": "."}}, "asks for two"),
+        (PAIR, {"tokenizer": {"shared_vocab": False, "type": "."}}, "needs two"),
         (PAIR, {"objective": {"label_smoothing": 2}}, "smoothing"),
         (PAIR, {"training": {"freeze_backbone": True}}, "nothing could learn"),
         (PAIR, {"training": {"gradual_unfreezing_epochs": 1}}, "nothing could learn"),

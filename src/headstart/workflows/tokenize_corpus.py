@@ -1,4 +1,4 @@
-"""Tokenising corpora ahead of training: whole, or a share of each so that many jobs do it side by side."""
+"""Tokenizing corpora ahead of training: whole, or a share of each in one of several parallel jobs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash, write_folder_once
 from headstart.config import TokenizerConfig, resolve
-from headstart.data.decontamination import apart_hashes, spared
+from headstart.data.decontamination import ExcludeTexts, evaluation_hashes
 from headstart.data.documents import Documents, open_documents
 from headstart.data.token_cache import Corpus, default_cache, find_prepared, prepare, prepare_share
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
@@ -26,11 +26,11 @@ NONE: Hashes = np.zeros(0, np.uint64)
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is ready of one corpus; tokens are known when all of it is."""
+    """The progress of one corpus; its tokens are known when all pieces are there."""
 
     name: str
     pieces: int  # of the whole corpus
-    own_pieces: int  # that were this job's
+    own_pieces: int  # of this job
     tokens: int | None
     documents: int | None
     tokenizer: str  # a path that `--tokenizer` takes
@@ -44,7 +44,7 @@ def prepare_corpora(
     settings: Mapping[str, Any] | None = None,
     on_event: OnEvent = lambda event: None,
 ) -> list[Prepared]:
-    """Tokenise CORPORA for `pretrain` with the same preset and settings: all of them, or share (i, n) of each."""
+    """Tokenize CORPORA for `pretrain` with the same preset and settings: all of them, or share (i, n) of each."""
     number, count = share
     if not 0 <= number < count:
         raise ConfigError(
@@ -55,55 +55,54 @@ def prepare_corpora(
     documents = [open_documents(corpus, config.data) for corpus in corpora]
     for note in (note for each in documents for note in each.notes):
         on_event(Note(note))
-    never = apart_hashes(config.data.exclude_eval_texts_of)
-    tokenizer = learn_tokenizer(config.tokenizer, documents, on_event, never)
-    place = str(_tokenizer_place(config.tokenizer, documents, never))
-    return [_prepared(each, tokenizer, place, number, count, on_event) for each in documents]
-
-
-def _prepared(
-    documents: Documents, tokenizer: Tokenizer, place: str, number: int, count: int, on_event: OnEvent
-) -> Prepared:
-    own, pieces = prepare_documents_share(documents, tokenizer, number, count, on_event)
-    ready = find_prepared(documents, tokenizer, default_cache())
-    if ready is None:
-        return Prepared(documents.name, pieces, own, None, None, place)
-    tokens = len(ready.train) + len(ready.valid)
-    return Prepared(documents.name, pieces, own, tokens, sum(ready.documents.values()), place)
+    excluded = evaluation_hashes(config.data.exclude_eval_texts_of)
+    tokenizer = learn_tokenizer(config.tokenizer, documents, on_event, excluded)
+    path = str(_tokenizer_path(config.tokenizer, documents, excluded))
+    found = []
+    for each in documents:
+        own, pieces = prepare_documents_share(each, tokenizer, number, count, on_event)
+        ready = find_prepared(each, tokenizer, default_cache())
+        tokens = None if ready is None else len(ready.train) + len(ready.valid)
+        total = None if ready is None else sum(ready.documents.values())
+        found.append(Prepared(each.name, pieces, own, tokens, total, path))
+    return found
 
 
 def learn_tokenizer(
-    config: TokenizerConfig, documents: list[Documents], on_event: OnEvent, never: Hashes = NONE
+    config: TokenizerConfig, documents: list[Documents], on_event: OnEvent, excluded: Hashes = NONE
 ) -> Tokenizer:
-    """The tokenizer that the settings name: opened, or learnt once for the same text from the documents but `never`."""
+    """The tokenizer that the settings name: opened, or trained on the documents without the `excluded` hashes.
+
+    Trained tokenizers are cached: the same text and settings train only once.
+    """
 
     def texts() -> Iterator[str]:
-        on_event(Stage(f"learning a {config.type} tokenizer"))
+        on_event(Stage(f"training a {config.type} tokenizer"))
         for each in documents:
-            yield from spared(each, never)
+            yield from ExcludeTexts(each, excluded)
 
     if config.type not in TOKENIZERS:
         return resolve_tokenizer(config, texts)
-    place = _tokenizer_place(config, documents, never)
-    if place.is_dir():
-        on_event(Stage(f"taking the {config.type} tokenizer that was learnt from this text before"))
+    path = _tokenizer_path(config, documents, excluded)
+    if path.is_dir():
+        on_event(Stage(f"using the cached {config.type} tokenizer of this text"))
     else:
-        write_folder_once(place, resolve_tokenizer(config, texts).save)
-    return Tokenizer.load(place)  # of several jobs that learn at once, all take the first one's
+        write_folder_once(path, resolve_tokenizer(config, texts).save)
+    return Tokenizer.load(path)  # parallel jobs all use the first one's
 
 
-def _tokenizer_place(config: TokenizerConfig, documents: list[Documents], never: Hashes) -> Path:
-    """Where the tokenizer of the settings is, or will be once it has been learnt from the documents."""
+def _tokenizer_path(config: TokenizerConfig, documents: list[Documents], excluded: Hashes) -> Path:
+    """Where the tokenizer of the settings is, or will be once it has been trained on the documents."""
     if config.type not in TOKENIZERS:
         return Path(config.type)
     words = [version("tokenizers"), config.model_dump(), [each.fingerprint for each in documents]]
-    words += [never.tolist()] if len(never) else []
+    words += [excluded.tolist()] if len(excluded) else []
     return default_cache() / "tokenizers" / content_hash(words)[:32]
 
 
 def prepare_documents(documents: Documents, tokenizer: Tokenizer, on_event: OnEvent) -> Corpus:
-    """The documents as cached shards, with what was skipped told."""
-    corpus = prepare(documents, tokenizer, default_cache(), _telling(documents, on_event))
+    """The documents as cached shards; skipped rows are reported."""
+    corpus = prepare(documents, tokenizer, default_cache(), _report_progress(documents, on_event))
     for reason, count in corpus.skips.items():
         on_event(Note(f"{documents.name}: {count:,} rows skipped: {reason}"))
     return corpus
@@ -112,9 +111,11 @@ def prepare_documents(documents: Documents, tokenizer: Tokenizer, on_event: OnEv
 def prepare_documents_share(
     documents: Documents, tokenizer: Tokenizer, number: int, count: int, on_event: OnEvent
 ) -> tuple[int, int]:
-    """One share of the documents as cached shards; how many pieces it has, and of how many."""
-    return prepare_share(documents, tokenizer, default_cache(), number, count, _telling(documents, on_event))
+    """Tokenize one share of the documents into the cache; its number of pieces, and that of all shares."""
+    return prepare_share(
+        documents, tokenizer, default_cache(), number, count, _report_progress(documents, on_event)
+    )
 
 
-def _telling(documents: Documents, on_event: OnEvent) -> Callable[[int, int], None]:
+def _report_progress(documents: Documents, on_event: OnEvent) -> Callable[[int, int], None]:
     return lambda done, total: on_event(Stage(f"tokenising {documents.name}", done, total))

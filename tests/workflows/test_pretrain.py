@@ -14,8 +14,7 @@ from headstart.data.documents import parse_mixture
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
-from headstart.workflows.continued import adaptation_defaults, count_tokens
-from headstart.workflows.pretrain import pretrain
+from headstart.workflows.pretrain import adaptation_defaults, count_tokens, pretrain
 from headstart.workflows.resume import resume
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
@@ -76,7 +75,7 @@ def test_a_run_goes_on_from_a_base_with_all_it_has(world, tmp_path):
     assert on.info.config.model == base.info.config.model
     for name, weight in base.weights.items():  # with such a rate nothing moves but what was there
         assert np.allclose(weight, on.weights[name], atol=1e-5), name
-    assert any("weights reused, 0 weights fresh, 0 weights left behind" in note for note in notes)
+    assert any("weights reused, 0 weights initialized, 0 weights dropped" in note for note in notes)
     assert on.info.transfer is not None
     two = hashes((world / "two.txt").read_text().splitlines())
     assert np.isin(base.train_fingerprints, on.train_fingerprints).all()
@@ -103,8 +102,8 @@ def test_another_objective_keeps_the_heads_that_fit(world, tmp_path):
     settings = merge(GOING_ON, {"objective": {"name": "causal+masked"}})
     pretrain([str(world / "two.txt")], tmp_path / "on", base=str(world / "base"), settings=settings)
     moved = json.loads((tmp_path / "on" / "run.json").read_text())["transfer"]
-    assert not moved["fresh"]
-    assert not moved["left"]
+    assert not moved["initialized"]
+    assert not moved["dropped"]
 
 
 def test_a_classifier_can_go_on_as_a_language_model(world, tmp_path):
@@ -116,7 +115,7 @@ def test_a_classifier_can_go_on_as_a_language_model(world, tmp_path):
     pretrain([str(world / "two.txt")], tmp_path / "on", base=str(tmp_path / "tuned"), settings=GOING_ON)
     on = load_model(str(tmp_path / "on"))
     assert on.info.config.model.dropout == 0  # that of fine-tuning stays there
-    assert any(name.startswith("heads.class") for name in on.info.transfer["left"])
+    assert any(name.startswith("heads.class") for name in on.info.transfer["dropped"])
     texts = [line.split("\t")[0] for line in table.read_text().splitlines()[1:]]
     assert np.isin(hashes(texts), on.train_fingerprints).sum() > 40
 
@@ -163,9 +162,9 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
         {"data": {"exclude_eval_texts_of": [str(table)], "deduplicate": True, "document_separator": "line"}},
     )
     pretrain([str(tmp_path / "corpus.txt")], tmp_path / "run", settings=settings)
-    from headstart.data.decontamination import apart_hashes
+    from headstart.data.decontamination import evaluation_hashes
 
-    held = apart_hashes([str(table)])
+    held = evaluation_hashes([str(table)])
     seen = load_model(str(tmp_path / "run")).train_fingerprints
     assert len(held) > 50
     assert not np.isin(held, seen).any()
@@ -173,7 +172,7 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
 
 
 def test_a_finished_classifier_can_be_read_again_though_every_text_was_seen(world, tmp_path):
-    from headstart.workflows.finetune import finetune, read_finetuned
+    from headstart.workflows.finetune import FinetuneJob, finetune
     from headstart.workflows.run_dir import RunDir
 
     table = write_labelled(tmp_path / "table.tsv")
@@ -183,7 +182,7 @@ def test_a_finished_classifier_can_be_read_again_though_every_text_was_seen(worl
     tuning = {"training": {"max_epochs": 1, "max_length": 32}}
     done = finetune(str(tmp_path / "base"), str(table), tmp_path / "tuned", settings=tuning)
     assert np.isnan(done.score.leak_free_accuracy)
-    assert np.isnan(read_finetuned(RunDir.open(tmp_path / "tuned")).score.leak_free_accuracy)
+    assert np.isnan(FinetuneJob.read_result(RunDir.open(tmp_path / "tuned")).score.leak_free_accuracy)
 
 
 def test_fine_tuning_on_a_set_that_is_kept_apart_is_refused(world, tmp_path):
@@ -239,5 +238,5 @@ def test_a_large_corpus_is_not_counted_to_its_end(world, monkeypatch):
     tokenizer = load_model(str(world / "base")).tokenizer
     mix = parse_mixture([str(world / "one.txt")])
     assert 500 < count_tokens(mix, DataConfig(), tokenizer) < 20_000
-    monkeypatch.setattr("headstart.workflows.continued.COUNTED", 100)
+    monkeypatch.setattr("headstart.workflows.pretrain.COUNTED", 100)
     assert count_tokens(mix, DataConfig(), tokenizer) is None

@@ -13,8 +13,8 @@ from headstart.errors import ConfigError
 from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
 from headstart.workflows.compare import compare
-from headstart.workflows.finetune import finetune, finetune_config, uses_recommendation
-from headstart.workflows.finetune_defaults import DatasetFacts, describe
+from headstart.workflows.finetune import finetune
+from headstart.workflows.finetune_defaults import DatasetFacts, describe, finetune_config, uses_recommendation
 from headstart.workflows.pack import pack
 from headstart.workflows.recipe import read_recipe, resolve_stages, run_recipe
 from tests.helpers.datasets import write_corpus, write_labelled
