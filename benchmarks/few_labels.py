@@ -22,7 +22,7 @@ import numpy as np
 
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import TrainingConfig, merge, parse_assignments
-from headstart.data.augmentation import MergeDropout
+from headstart.data.augmentation import BPEDropout
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError
 from headstart.evaluation.statistics import adjust, interval, paired_test
@@ -178,7 +178,7 @@ def usable(task: Task, methods: list[str]) -> tuple[list[str], dict[str, str]]:
         try:
             variant = variant_of(task, name)
             if variant.config.training.bpe_dropout:
-                MergeDropout(variant.tokenizer)
+                BPEDropout(variant.tokenizer)
             kept.append(name)
         except ConfigError as error:
             left_out[name] = str(error)

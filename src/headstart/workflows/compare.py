@@ -16,7 +16,7 @@ from typing import Any
 
 from headstart.atomic_io import content_hash, write_json
 from headstart.config import BUDGETS, RunConfig, merge, resolve
-from headstart.data.augmentation import check_dropout
+from headstart.data.augmentation import check_bpe_dropout
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import exclude_evaluation_texts
@@ -191,7 +191,7 @@ def _plan_experiment(inputs: ComparisonInputs, bases: list[LoadedModel], on_even
         )
     for variant in variants:
         if variant.kind != "classical":
-            check_dropout(variant.tokenizer, folds[0].dataset.texts("train"), variant.config.training)
+            check_bpe_dropout(variant.tokenizer, folds[0].dataset.texts("train"), variant.config.training)
     return Experiment(inputs, dataset, folds, all_labels, budgets, variants, scored.notes)
 
 

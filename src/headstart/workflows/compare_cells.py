@@ -109,7 +109,7 @@ class TextEncoder:
             split: [EncodedExample(tokens[example.text], index[example.label or ""]) for example in examples]
             for split, examples in dataset.splits.items()
         }
-        return Task(tokenizer, dataset, encoded)
+        return Task(dataset, tokenizer, encoded)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import RunConfig, merge
-from headstart.data.augmentation import dropout_of
+from headstart.data.augmentation import bpe_dropout_of
 from headstart.data.dataset import Dataset
 from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.errors import ConfigError, RunError, Stopped, pick
@@ -139,7 +139,7 @@ def _run(
     config, objective = finetune_config(trained, inputs["preset"], settings, data=facts)
     tokenizer = choose_tokenizer(config, first, trained, on_event)
     if any(row.name == "training.bpe_dropout" for row in rows) or config.training.bpe_dropout:
-        dropout_of(tokenizer).words(first.texts("train")[:20])  # refuses what it cannot split
+        bpe_dropout_of(tokenizer).words(first.texts("train")[:20])  # refuses what it cannot split
     known = _begin(path, inputs, budget, parts, trained)
     job = Job(path, inputs, rows, config, trained, tokenizer, parts, TextEncoder(), on_event)
     searched = merge(settings, as_settings({row.name: None for row in rows}))
