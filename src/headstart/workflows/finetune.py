@@ -278,7 +278,7 @@ def make_trainer(
             model, objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens
         )
         values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
-        return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
+        return Evaluation(values, objective_value=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
 
     may_select_initial = not is_head_new
     return Trainer(

@@ -324,12 +324,12 @@ def make_translation_trainer(
         loss, accuracy = translation_loss(model, objective, rows, task.tokenizer, runtime)
         values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": accuracy}
         if objective.metric_for_best_model == "loss":
-            return Evaluation(values, rank=-loss)
+            return Evaluation(values, objective_value=-loss)
         written = write_translations(model, sources, task.tokenizer, runtime)
         found = [task.tokenizer.decode(each.tokens) for each in written]
         language = task.text.pair[1]
         values["bleu"] = score_translations(found, references, language, measures=("bleu",)).bleu
-        return Evaluation(values, rank=values["bleu"] - 1e-6 * min(loss, 100.0))
+        return Evaluation(values, objective_value=values["bleu"] - 1e-6 * min(loss, 100.0))
 
     return Trainer(model, objective, loader, task.tokenizer, config, runtime, evaluate, on_event, stop)
 

@@ -348,7 +348,7 @@ def held_out_evaluation(
                 "accuracy": correct / max(1, count),
             }
             values |= own if len(sums) == 1 else {f"{name}_{metric}": value for metric, value in own.items()}
-        return Evaluation(values, rank=-loss)
+        return Evaluation(values, objective_value=-loss)
 
     return evaluate
 
