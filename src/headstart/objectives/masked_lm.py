@@ -99,7 +99,7 @@ class MaskedLM(Objective):
     def __post_init__(self) -> None:
         if self.mask_token_prob + self.random_token_prob > 1:
             raise ConfigError(
-                f"hidden_share {self.mask_token_prob} and changed_share {self.random_token_prob} add up to more than 1",
+                f"mask_token_prob {self.mask_token_prob} and random_token_prob {self.random_token_prob} add up to more than 1",
                 hint="what is left of 1 is the share of chosen tokens left as they are: 0.8 and 0.1 leave 0.1",
             )
 
