@@ -245,7 +245,7 @@ def test_a_comparison_keeps_the_head_in_the_arms_of_the_base_alone_and_says_so(w
     assert found.arm("scratch").transfer is None
     assert found.arm("base frozen").transfer.reused_head
     assert found.arm("base fine-tuned").transfer.reused_head
-    assert sum("arms of base begin with the base's own head" in note for note in found.notes) == 1
+    assert sum("arms of base start with the base's own head" in note for note in found.notes) == 1
     report = (tmp_path / "compared" / "report.html").read_text()
     assert "weights reused (the head too)" in report
     fresh = compare(

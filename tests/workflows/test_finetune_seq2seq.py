@@ -110,7 +110,7 @@ def test_pairs_that_are_too_long_are_left_out_of_train_and_told(world, tmp_path)
     hs.finetune("scratch", data, tmp_path / "run", pair=PAIR, settings=settings, on_event=told.append)
     notes = [event.text for event in told if isinstance(event, Note)]
     assert [note for note in notes if "over 20 tokens" in note]
-    assert [note for note in notes if "% padding" in note]
+    assert [note for note in notes if "tokens on both sides" in note]
     with pytest.raises(DataError, match="fits into 3 tokens"):
         hs.finetune(
             "scratch",

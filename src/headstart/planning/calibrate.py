@@ -90,12 +90,12 @@ def measure_steps(
         (body.source_vocab_size or vocabulary) if objective.reads == "translations" else 0,
     )
     trainer = Trainer(model, objective, texts, texts, config, runtime, lambda model: Evaluation({}, 0.0))
-    trainer._evaluate_if_due()
+    trainer.evaluate_if_due()
     is_gpu = runtime.device.type == "cuda"
     times: list[float] = []
-    with trainer.attending():
-        for parts in trainer._steps():
-            trainer._step(parts)
+    with trainer.attention_kernels():
+        for parts in trainer.batches():
+            trainer.step(parts)
             if is_gpu:
                 torch.cuda.synchronize()
             times.append(time.perf_counter())

@@ -1,4 +1,4 @@
-"""A trained model in memory that turns batches of texts into response items."""
+"""A trained model in memory that computes response items for batches of texts."""
 
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
@@ -130,7 +130,7 @@ class ModelWorker:
         return tokens * (min(tokens, self.limits.max_explained_tokens) if explain else 1) + len(text) // 64
 
     def run_batch(self, kind: Hashable, texts: Sequence[str]) -> Sequence[Any]:
-        """A response item for each text; `kind` is an ability followed by its options."""
+        """A response item for each text; `kind` is an ability and its options."""
         assert isinstance(kind, tuple)
         ability, *options = kind
         tokens = sum(self.cost(ability, text) for text in texts) / len(texts)

@@ -1,7 +1,7 @@
 """Fine-tuning a classifier: a base under a new head or its own, or the same model from scratch."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,17 @@ from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
 from headstart.data.decontamination import exclude_evaluation_texts, is_contaminated
 from headstart.data.documents import Corpora
-from headstart.data.samplers import Loader
 from headstart.data.splits import balanced_subset
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError
 from headstart.evaluation.metrics import METRICS, score
 from headstart.inference.classify import encode_rows
-from headstart.inference.loaded_model import Classifier, LoadedModel, RunInfo, Tokenizers, load_model
+from headstart.inference.loaded_model import Classifier, LoadedModel, Tokenizers, load_model
 from headstart.models.heads import ClassHead
-from headstart.models.model import HeadSpec, Model, build_model, count_parameters, reordered, transfer
+from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
 from headstart.results import Score, TransferReport, with_nan
-from headstart.training.callbacks import Event, Note, Stage
+from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
 from headstart.training.distributed import init_processes
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.linear_probe import fit_head
@@ -48,15 +47,8 @@ from headstart.workflows.finetune_defaults import (
     finetune_config,
     why_new_head,
 )
-from headstart.workflows.run_dir import SCRATCH, RunDir, absolute_paths, with_absolute_paths
-from headstart.workflows.training_job import (
-    FinishedRun,
-    OnEvent,
-    TrainingData,
-    TrainingJob,
-    best_epoch,
-    main_only,
-)
+from headstart.workflows.run_dir import SCRATCH, absolute_paths, with_absolute_paths
+from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 if TYPE_CHECKING:
     from headstart.workflows.finetune_seq2seq import FinishedTranslator
@@ -67,9 +59,6 @@ class Finetuned(FinishedRun):
     """A finished classifier and its validation score."""
 
     score: Score
-    curve: list[dict[str, float]]
-    best_epoch: float
-    transfer: TransferReport | None
     baseline: Score | None = None  # of TF-IDF + linear SVM, trained on the same texts
     comparison: str = ""  # whether the validation texts can tell the two apart
     warnings: list[str] = field(default_factory=list)
@@ -86,7 +75,7 @@ def finetune(
     unlabelled: Corpora | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> "Finetuned | FinishedTranslator":
     """Train a classifier on DATA, from BASE (a run directory or a shipped base's name) or from `scratch`.
 
@@ -101,7 +90,7 @@ def finetune(
             raise ConfigError("translators cannot be distilled", hint="leave --distill-from or --pair out")
         return finetune_seq2seq(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
     with init_processes() as processes:
-        listen = main_only(processes, on_event)
+        listen = on_event if processes.is_main else ignore_event
         with processes.raise_on_all():
             loaded = None if base == SCRATCH else load_model(base)
             given = with_absolute_paths(settings)
@@ -156,10 +145,11 @@ class LabelledData:
 
 
 @dataclass(frozen=True)
-class Task(TrainingData):
+class Task:
     """Labelled texts as tokens, split by split."""
 
     dataset: Dataset
+    tokenizer: Tokenizer
     rows: dict[str, list[EncodedExample]]
 
     @property
@@ -167,27 +157,13 @@ class Task(TrainingData):
         """The labels in the order of their indices."""
         return self.dataset.classes
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that an epoch reads."""
-        return sum(len(row.tokens) for row in self.rows["train"])
-
-    @property
-    def train_hashes(self) -> list[np.ndarray]:
-        """Hashes of the training texts."""
-        return [self.dataset.hashes("train")]
-
-    def summary(self, loader: Loader) -> str:
-        """How much there is to train on, in words."""
-        return f"{len(self.dataset.train):,} texts to learn from"
-
 
 def load_labelled(
     data: str,
     config: RunConfig,
     *,
     with_test: bool = False,
-    on_event: OnEvent = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> Dataset:
     """The labelled splits, with the training subset of `data.train_size` texts; skipped rows are reported."""
     dataset = load_dataset(data, config.data, with_test=with_test)
@@ -232,7 +208,7 @@ def make_task(
         )
         for name, examples in dataset.splits.items()
     }
-    return Task(tokenizer, dataset, rows)
+    return Task(dataset, tokenizer, rows)
 
 
 # --- The model ------------------------------------------------------------------------------------------------------
@@ -282,7 +258,7 @@ def make_trainer(
     task: Task,
     config: RunConfig,
     runtime: Runtime,
-    on_event: OnEvent = lambda event: None,
+    on_event: OnEvent = ignore_event,
     stop: StopSignal | None = None,
     *,
     is_head_new: bool = False,
@@ -302,7 +278,7 @@ def make_trainer(
             model, objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens
         )
         values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
-        return Evaluation(values, rank=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
+        return Evaluation(values, objective_value=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
 
     may_select_initial = not is_head_new
     return Trainer(
@@ -364,7 +340,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         assert self.source is not None, "read_data comes first"
         return self.source
 
-    def encode_data(self, tokenizers: Tokenizers) -> Task:
+    def encode_data(self, tokenizers: Tokenizers) -> TrainingData[Task]:
         """The texts as tokens, with those that the teachers label."""
         tokenizer, dataset = tokenizers[0], self._labelled.dataset
         if self.distillation is not None:
@@ -373,7 +349,11 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
             )
         with self.processes.raise_on_all():
             check_bpe_dropout(tokenizer, dataset.texts("train"), self.config.training)
-        return make_task(dataset, tokenizer, self.config, self.on_event)
+        task = make_task(dataset, tokenizer, self.config, self.on_event)
+        tokens = sum(len(row.tokens) for row in task.rows["train"])
+        summary = f"{len(dataset.train):,} texts to learn from"
+        hashes = [dataset.hashes("train")]
+        return TrainingData(task, tokenizer, tokens, hashes, summary, dataset.classes)
 
     def build_model(self, data: Task) -> tuple[Model, TransferReport | None]:
         """A classifier with the base's weights."""
@@ -383,43 +363,37 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         return model, transfer
 
     def make_trainer(
-        self, model: Model, objective: Objective, data: Task, info: RunInfo, stop: StopSignal
+        self,
+        model: Model,
+        objective: Objective,
+        data: Task,
+        transfer: TransferReport | None,
+        stop: StopSignal,
     ) -> Trainer:
         """The trainer of a classifier."""
-        is_new = info.transfer is None or not TransferReport(**info.transfer).reused_head
+        is_new = transfer is None or not transfer.reused_head
         return make_trainer(
             model, objective, data, self.config, self.runtime, self.on_event, stop, is_head_new=is_new
         )
 
-    def summarize(self, trainer: Trainer, data: Task, info: RunInfo, run_dir: RunDir) -> Finetuned:
+    def summarize(self, run: FinishedRun, trainer: Trainer, data: Task, seen: np.ndarray) -> Finetuned:
         """The score of the network or of the baseline, whichever the run answers with."""
         config, objective, runtime, read = self.config, self.objective, self.runtime, trainer.strategy.read
-        seen = run_dir.fingerprints()
         network = read(lambda model: score_rows(model, objective, data, "valid", config, runtime, seen))
         warnings = read(lambda model: warn_of_undertraining(model, objective, data, config, runtime))
-        finished = Finetuned(
-            path=run_dir.path,
-            score=network,
-            curve=trainer.state.curve,
-            best_epoch=best_epoch(trainer),
-            transfer=TransferReport(**info.transfer) if info.transfer else None,
-            parameters=count_parameters(trainer.model),
-            seconds=trainer.state.seconds,
-            warnings=warnings,
-        )
         with self.processes.raise_on_all():
             baseline = None
             if self.processes.is_main:
                 self.on_event(Stage("training the TF-IDF baseline"))
                 baseline = train_baseline(self._labelled.dataset, config.training.seed)
         if baseline is None:
-            return finished
+            return Finetuned(**vars(run), score=network, warnings=warnings)
         wins = config.training.keep_winner and not is_better(network, baseline.score)
         if wins:
-            baseline.model.save(run_dir.path)
+            baseline.model.save(run.path)
         worse = warn_of_baseline(network, baseline.score, self.inputs["base"], self.inputs["data"])
-        return replace(
-            finished,
+        return Finetuned(
+            **vars(run),
             score=baseline.score if wins else network,
             baseline=baseline.score,
             comparison=explain_difference(network, baseline.score),

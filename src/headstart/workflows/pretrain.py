@@ -21,22 +21,22 @@ from headstart.data.token_cache import Corpus
 from headstart.data.token_stream import TokenStream, exclude_documents, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
-from headstart.inference.loaded_model import LoadedModel, RunInfo, Tokenizers, load_model
-from headstart.models.model import Model, build_model, count_parameters, transfer
+from headstart.inference.loaded_model import LoadedModel, Tokenizers, load_model
+from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.results import LanguageScore, TransferReport
-from headstart.training.callbacks import Event, Note
+from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.distributed import Processes, init_processes
 from headstart.training.evaluate import loss_sums
 from headstart.training.runtime import Runtime, StopSignal, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import describe, fit_length, with_backbone
-from headstart.workflows.run_dir import RunDir, absolute_paths, with_absolute_paths
+from headstart.workflows.run_dir import absolute_paths, with_absolute_paths
 from headstart.workflows.tokenize_corpus import learn_tokenizer, prepare_documents, prepare_documents_share
-from headstart.workflows.training_job import FinishedRun, OnEvent, TrainingData, TrainingJob, main_only
+from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 EVALUATION_BATCHES = 50  # of the held-out part, at each evaluation during training
 
@@ -57,7 +57,6 @@ class Pretrained(FinishedRun):
     """A finished base and its score on held-out text (None when the corpus is too small to hold any out)."""
 
     score: LanguageScore | None
-    tokens: int
 
 
 def pretrain(
@@ -70,7 +69,7 @@ def pretrain(
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     adapts: bool = True,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> Pretrained:
     """Train a base on raw text; `settings` are nested by section and override the preset's (`tiny` by default).
 
@@ -81,7 +80,6 @@ def pretrain(
     unless `adapts` is False. Under torchrun all processes train one base together.
     """
     with init_processes() as processes:
-        listen = main_only(processes, on_event)
         with processes.raise_on_all():
             mix = parse_mixture(corpora)
             loaded = None if base is None else load_model(base)
@@ -98,7 +96,7 @@ def pretrain(
         inputs |= {} if distillation is None else distillation.inputs()
         words = "" if tokens is None else describe(config, given)
         notes = [f"settings to adapt {base} to about {tokens:,} tokens: {words}"] if words else []
-        return PretrainJob(config, inputs, runtime, listen, loaded, distillation).start(Path(out), notes)
+        return PretrainJob(config, inputs, runtime, on_event, loaded, distillation).start(Path(out), notes)
 
 
 def pretrain_inputs(
@@ -234,31 +232,12 @@ def adaptation_defaults(tokens: int, model: ModelConfig) -> dict[str, dict[str, 
 
 
 @dataclass(frozen=True)
-class CorpusMix(TrainingData):
-    """Tokenized corpora, each read at its own rate."""
+class CorpusMix:
+    """Tokenized corpora: a loader of their training parts, and their held-out parts."""
 
-    corpora: list[Corpus]
-    weights: list[float]
+    tokenizer: Tokenizer
     loader: Loader
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that an epoch reads."""
-        return tokens_per_epoch(self.corpora, self.weights)
-
-    @property
-    def train_hashes(self) -> list[np.ndarray]:
-        """Hashes of the training documents."""
-        return [corpus.hashes() for corpus in self.corpora]
-
-    @property
-    def valid(self) -> TokenStream:
-        """The held-out text."""
-        return join(corpus.valid for corpus in self.corpora)
-
-    def summary(self, loader: Loader) -> str:
-        """How much there is to train on, in words."""
-        return f"{self.tokens:,} tokens to read, {len(self.valid):,} held out"
+    valid: TokenStream
 
 
 def without_repeats(
@@ -279,11 +258,6 @@ def without_repeats(
         if left_out:
             on_event(Note(f"{before.name}: {left_out:,} documents left out ({why})"))
     return found
-
-
-def tokens_per_epoch(corpora: Sequence[Corpus], weights: Sequence[float]) -> int:
-    """Tokens that an epoch reads."""
-    return round(sum(len(corpus.train) * weight for corpus, weight in zip(corpora, weights, strict=True)))
 
 
 def make_mixed_loader(
@@ -374,7 +348,7 @@ def held_out_evaluation(
                 "accuracy": correct / max(1, count),
             }
             values |= own if len(sums) == 1 else {f"{name}_{metric}": value for metric, value in own.items()}
-        return Evaluation(values, rank=-loss)
+        return Evaluation(values, objective_value=-loss)
 
     return evaluate
 
@@ -433,7 +407,7 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
         documents = others or self.documents
         return learn_tokenizer(self.config.tokenizer, documents, self.on_event, self.excluded), None
 
-    def encode_data(self, tokenizers: Tokenizers) -> CorpusMix:
+    def encode_data(self, tokenizers: Tokenizers) -> TrainingData[CorpusMix]:
         """The corpora as token streams in the cache; each process tokenizes a part of them."""
         tokenizer, config, processes, on_event = tokenizers[0], self.config, self.processes, self.on_event
         objective = self.objective
@@ -462,7 +436,13 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
             loader = make_mixed_loader(
                 corpora, weights, lambda stream: make_loader(stream, config, objective, tokenizer)
             )
-        return CorpusMix(tokenizer, corpora, weights, loader)
+        mix = CorpusMix(tokenizer, loader, join(corpus.valid for corpus in corpora))
+        tokens = round(
+            sum(len(corpus.train) * weight for corpus, weight in zip(corpora, weights, strict=True))
+        )
+        hashes = [corpus.hashes() for corpus in corpora]
+        summary = f"{tokens:,} tokens to read, {len(mix.valid):,} held out"
+        return TrainingData(mix, tokenizer, tokens, hashes, summary)
 
     def build_model(self, data: CorpusMix) -> tuple[Model, TransferReport | None]:
         """A language model, with the base's weights where they fit."""
@@ -471,7 +451,12 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
         return model, None if self.base is None else transfer(self.base.weights, model, with_base_heads=True)
 
     def make_trainer(
-        self, model: Model, objective: Objective, data: CorpusMix, info: RunInfo, stop: StopSignal
+        self,
+        model: Model,
+        objective: Objective,
+        data: CorpusMix,
+        transfer: TransferReport | None,
+        stop: StopSignal,
     ) -> Trainer:
         """The trainer of a language model, evaluated on held-out text."""
         config, runtime, tokenizer = self.config, self.runtime, data.tokenizer
@@ -480,19 +465,13 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
             model, objective, data.loader, tokenizer, config, runtime, evaluate, self.on_event, stop
         )
 
-    def summarize(self, trainer: Trainer, data: CorpusMix, info: RunInfo, run_dir: RunDir) -> Pretrained:
+    def summarize(self, run: FinishedRun, trainer: Trainer, data: CorpusMix, seen: np.ndarray) -> Pretrained:
         """The score on held-out text."""
-        score = None
-        if trainer.evaluate is not None:
-            score = trainer.strategy.read(
-                lambda model: score_language(
-                    model, self.objective, data.valid, self.config, data.tokenizer, self.runtime, leaked=0
-                )
+        if trainer.evaluate is None:
+            return Pretrained(**vars(run), score=None)
+        score = trainer.strategy.read(
+            lambda model: score_language(
+                model, self.objective, data.valid, self.config, data.tokenizer, self.runtime, leaked=0
             )
-        return Pretrained(
-            path=run_dir.path,
-            score=score,
-            parameters=count_parameters(trainer.model),
-            tokens=trainer.state.tokens,
-            seconds=trainer.state.seconds,
         )
+        return Pretrained(**vars(run), score=score)

@@ -31,6 +31,7 @@ from headstart.errors import RunError, Stopped
 from headstart.inference.loaded_model import (
     FINGERPRINTS,
     RUN_INFO,
+    SOURCE_TOKENIZER,
     RunInfo,
     Tokenizers,
     check_is_run,
@@ -40,12 +41,11 @@ from headstart.inference.loaded_model import (
 from headstart.pretrained import shipped_bases
 from headstart.quantization import WEIGHTS_FILE
 from headstart.results import Provenance, TransferReport
-from headstart.training.callbacks import Event, RunLog, TensorBoardLog
+from headstart.training.callbacks import OnEvent, RunLog, TensorBoardLog, call_all
 from headstart.training.distributed import ALONE, Processes
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Trainer
 
-OnEvent = Callable[[Event], None]
 SCRATCH = "scratch"  # the base name that means random weights
 
 # --- The lock -------------------------------------------------------------------------------------------------------
@@ -200,6 +200,18 @@ class RunDir:
         """Write run.json."""
         write_json(self.path / RUN_INFO, info.to_dict())
 
+    def write_start(self, info: RunInfo, tokenizers: Tokenizers, hashes: Sequence[np.ndarray]) -> None:
+        """Write all that a resume needs, run.json last; `hashes` are those of the training texts."""
+        tokenizer, source = tokenizers
+        with self.processes.raise_on_all():
+            if self.processes.is_main:
+                tokenizer.save(self.path)
+                if source is not None:
+                    source.save(self.path, SOURCE_TOKENIZER)
+                unique = np.unique(np.concatenate(hashes).astype(np.uint64))
+                write_with(self.path / FINGERPRINTS, lambda part: _save_array(part, unique))
+                self.write_info(info)
+
     def info(self) -> RunInfo:
         """The contents of run.json."""
         return self.processes.broadcast(lambda: RunInfo.read(self.path))
@@ -209,18 +221,8 @@ class RunDir:
         exists = (self.path / RUN_INFO).is_file
         return self.processes.broadcast(lambda: RunInfo.read(self.path) if exists() else None)
 
-    def write_fingerprints(self, fingerprints: Sequence[np.ndarray]) -> None:
-        """Write the hashes of every text that any training stage has read."""
-        unique = np.unique(np.concatenate(fingerprints).astype(np.uint64))
-
-        def write(part: Path) -> None:
-            with open(part, "wb") as handle:
-                np.save(handle, unique)
-
-        write_with(self.path / FINGERPRINTS, write)
-
     def fingerprints(self) -> np.ndarray:
-        """Those hashes, sorted; empty in all but the main process."""
+        """The hashes of every text that any training stage has read, sorted; empty in all but the main process."""
         return read_fingerprints(self.path) if self.processes.is_main else np.zeros(0, np.uint64)
 
     def tokenizers(self, info: RunInfo) -> Tokenizers:
@@ -253,18 +255,13 @@ class RunDir:
                 if trainer.config.training.tensorboard:
                     logs.append(TensorBoardLog(self.path / "tensorboard"))
 
-        def listen(event: Event) -> None:
-            for each in logs:
-                each(event)
-            on_event(event)
-
         def save() -> None:
             with self.processes.raise_on_all():
                 if self.processes.is_main:
                     log.sync()  # a checkpoint never outlives the log up to it
             self.save_state(trainer)
 
-        trainer.on_event = listen
+        trainer.on_event = call_all([*logs, on_event])
         try:
             trainer.run(save)
         except Stopped as stopped:
@@ -300,6 +297,11 @@ class RunDir:
     def result(self) -> dict[str, Any]:
         """The contents of result.json of a finished run."""
         return self.processes.broadcast(lambda: json.loads((self.path / "result.json").read_text("utf-8")))
+
+
+def _save_array(path: Path, array: np.ndarray) -> None:
+    with open(path, "wb") as handle:
+        np.save(handle, array)
 
 
 def broadcast_tokenizers(processes: Processes, make: Callable[[], Tokenizers]) -> Tokenizers:
