@@ -44,8 +44,8 @@ def main() -> None:
     theirs = [{"input_ids": row.tokens, "labels": int(row.label or 0)} for row in rows]
 
     def trainer(**flags: Any) -> Callable[[], float]:
-        model = lab_gpt2(tokenizer.size, "class", tokenizer.padding)
-        way = TrainerWay(model, theirs, pad_rows(tokenizer.padding, True), BATCH, **flags)
+        model = lab_gpt2(tokenizer.size, "class", tokenizer.pad_id)
+        way = TrainerWay(model, theirs, pad_rows(tokenizer.pad_id, True), BATCH, **flags)
         return lambda: way.rate(words.steps, lambda batch: int(batch["attention_mask"].sum()))
 
     def started(way: Callable[[int], int]) -> Callable[[], float]:
@@ -56,7 +56,7 @@ def main() -> None:
     own = started(ours(task, exact))
     others = {
         "(b) Trainer": trainer(train_sampling_strategy="group_by_length"),
-        "(a) notebook": started(notebook_classifier(tokens, labels, tokenizer.size, tokenizer.padding)),
+        "(a) notebook": started(notebook_classifier(tokens, labels, tokenizer.size, tokenizer.pad_id)),
         "(b) Trainer, batches as they come": trainer(),
         "headstart, bfloat16": started(ours(task, {"training": {"precision": "fast"}})),
     }

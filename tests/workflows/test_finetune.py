@@ -60,7 +60,7 @@ def test_a_swapped_head_is_new_and_everything_below_it_is_the_base(world):
     head = hs.HeadSpec("class", 3, {"pooling": "mean", "projection": "linear"})
     model, transfer = hs.swap_heads(base, {"topic": head})
     tokens, real = pad(
-        [base.tokenizer.frame(ids, 32) for ids in base.tokenizer.encode(["fine", "a film"])], 0
+        [base.tokenizer.add_special_tokens(ids, 32) for ids in base.tokenizer.encode(["fine", "a film"])], 0
     )
     scores = model(Batch(tokens, real))["topic"]
     assert scores.shape == (2, 3)

@@ -158,7 +158,9 @@ class DistillationSetup:
         if not texts:
             return dataset
         length, keep = config.training.max_length, config.data.truncation_side
-        rows = [EncodedExample(tokenizer.frame(ids, length, keep)) for ids in tokenizer.encode(texts)]
+        rows = [
+            EncodedExample(tokenizer.add_special_tokens(ids, length, keep)) for ids in tokenizer.encode(texts)
+        ]
         alone = replace(runtime, processes=ALONE, is_sharded=False)  # each process predicts all of them
         predictions = [
             predict_probabilities(

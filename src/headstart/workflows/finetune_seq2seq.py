@@ -289,7 +289,7 @@ def encode_pairs(
     sources = source_tokenizer.encode([example.source for example in examples])
 
     def frame(own: Tokenizer, ids: np.ndarray) -> np.ndarray:
-        return own.frame(ids, length or len(ids) + 2, keep)
+        return own.add_special_tokens(ids, length or len(ids) + 2, keep)
 
     return [
         EncodedExample(frame(tokenizer, target), source=frame(source_tokenizer, source))

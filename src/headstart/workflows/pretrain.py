@@ -338,7 +338,7 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
         with processes.raise_on_all():
             if self.distillation is not None:
                 self.distillation.check(objective, config)
-            if isinstance(objective, MaskedLM) and tokenizer.mask is None:
+            if isinstance(objective, MaskedLM) and tokenizer.mask_id is None:
                 raise ConfigError(
                     f"this tokenizer has no mask token, so {objective.name} cannot hide anything",
                     hint="use causal-lm",
