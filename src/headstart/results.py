@@ -138,7 +138,7 @@ ArmKind = Literal["classical", "scratch", "frozen", "fine-tuned", "ensemble"]
 
 
 @dataclass(frozen=True)
-class Arm:
+class VariantResult:
     """One way to train, over all seeds, at one label budget."""
 
     name: str
@@ -150,11 +150,9 @@ class Arm:
     leak_free_accuracy: Interval
     calibration_error: Interval
     base: str = ""
-    control: str = ""  # the arm that differs in one thing alone: from scratch, or for an ensemble its members
+    control: str = ""  # the arm that differs in one thing only: from scratch, or for an ensemble its members
     transfer: TransferReport | None = None
-    epochs_to_target: list[float | None] = field(
-        default_factory=list
-    )  # per seed: first epoch at or over the target accuracy
+    epochs_to_target: list[float | None] = field(default_factory=list)  # per seed; None = never
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ class Comparison:
     label_budgets: list[int]
     epochs: float
     target_accuracy: float
-    arms: list[Arm]
+    arms: list[VariantResult]
     tests: list[PairedTest]
     mistakes: list[Mistake]
     audit: dict[str, Any]
@@ -214,7 +212,7 @@ class Comparison:
     notes: list[str]
     provenance: Provenance
 
-    def arm(self, name: str, labels: int | None = None) -> Arm:
+    def arm(self, name: str, labels: int | None = None) -> VariantResult:
         """The arm called `name` at a label budget, the largest unless told."""
         budget = max(self.label_budgets) if labels is None else labels
         return next(arm for arm in self.arms if arm.name == name and arm.labels == budget)

@@ -84,7 +84,7 @@ def test_the_engine_onnx_predicts_what_torch_predicts(classifier):
 
 
 @pytest.mark.slow
-def test_eight_bits_are_smaller_and_their_agreement_is_told(classifier):
+def test_eight_bits_are_smaller_and_their_agreement_is_reported(classifier):
     made = export(str(classifier / "run"), "onnx", classifier / "small", int8=True)
     assert made.details["int8"]
     assert made.details["int8_choices"] == made.texts
@@ -116,7 +116,7 @@ def test_a_graph_that_came_out_otherwise_is_not_left_behind(tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_was_not_exported_is_told_how(tmp_path):
+def test_a_run_that_is_not_exported_is_refused_with_the_way_to_export_it(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(HeadstartError) as caught:
         predict(str(tmp_path), "-", engine="onnx")

@@ -289,7 +289,7 @@ def test_a_disk_that_is_really_full_gets_its_sentence(table, tmp_path):
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "objective.pooling=pooler"], "no pooler"),
         (
             ["pretrain", "{table}", "--out", "r", "--set", "training.freeze_backbone=true"],
-            "nothing to freeze",
+            "is for fine-tuning",
         ),
         (["compare", "{table}", "--out", "r", "--train-size", "20,4000"], "4,000 labels are requested"),
         (["compare", "{table}", "--out", "r", "--arms", "fine-tuned"], "need a base"),

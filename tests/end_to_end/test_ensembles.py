@@ -121,7 +121,7 @@ def test_a_comparison_can_hold_the_ensemble_of_its_seeds(world, tmp_path, folds)
         ("base ensemble", "base fine-tuned"),
         ("base ensemble", "classical"),
     }
-    assert any("its interval speaks of texts" in note for note in found.notes)
+    assert any("its interval is for texts" in note for note in found.notes)
     assert "base ensemble" in (tmp_path / "c" / "report.html").read_text()
     fits = [
         [np.array(json.loads(path.read_text())["probabilities"]) for path in sorted((tmp_path / "c/arms").glob(pattern))]

@@ -384,7 +384,7 @@ def train(name: str, data_dir: Path, run_dirs: Mapping[str, Path], out: Path) ->
     settings = {**COMMON, **changed}
     base = "scratch" if run.base is None else str(run_dirs[run.base])
     teacher = None if run.teacher is None else str(run_dirs[run.teacher])
-    with patch.object(trainer, "TOLD_EVERY", 1):  # the trainer reports every step
+    with patch.object(trainer, "REPORT_STEPS", 1):  # the trainer reports every step
         if run.workflow == "pretrain":
             corpus = [str(data_dir / "corpus.txt")]
             pretrain(corpus, out, teacher=teacher, settings=settings, on_event=losses.record)

@@ -4,7 +4,6 @@ import numpy as np
 
 from headstart.evaluation.statistics import adjust, first_epoch_reaching, interval, paired_test
 from headstart.results import (
-    Arm,
     Comparison,
     CurvePoint,
     Interval,
@@ -13,6 +12,7 @@ from headstart.results import (
     Provenance,
     SeedResult,
     TransferReport,
+    VariantResult,
 )
 
 HOSTILE = "<script>alert('boo')</script> & \"quoted\" $x_1$"
@@ -113,7 +113,7 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         name: interval([getattr(result, name) for result in results])
         for name in ("macro_f1", "calibration_error")
     }
-    arm = Arm(
+    arm = VariantResult(
         name=kind,
         kind=kind,
         labels=budget,

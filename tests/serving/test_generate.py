@@ -1,4 +1,4 @@
-"""Text piece by piece: whole characters, the right text, and nothing for clients that have left."""
+"""Text piece by piece: whole characters and the right text."""
 
 import json
 import time
@@ -14,12 +14,12 @@ def lines(answer):
 
 def test_a_stream_of_pieces_ends_with_the_whole(serve):
     client, _ = serve()
-    asked = {"prompt": "the film was", "tokens": 12, "seed": 4}
-    *pieces, last = lines(client.post("/v1/generate", json=asked))
+    query = {"prompt": "the film was", "tokens": 12, "seed": 4}
+    *pieces, last = lines(client.post("/v1/generate", json=query))
     found = schema.GenerateResponse.model_validate(last)
     assert "".join(piece["text"] for piece in pieces) == found.text
     assert 0 < found.tokens <= 12
-    assert client.post("/v1/generate", json={**asked, "stream": False}).json() == last
+    assert client.post("/v1/generate", json={**query, "stream": False}).json() == last
 
 
 def test_the_text_is_that_of_the_command(serve, runs):
@@ -30,8 +30,8 @@ def test_the_text_is_that_of_the_command(serve, runs):
         {"top_k": 5, "temperature": 1.5},
         {"top_p": 0.5, "seed": 8},
     ):
-        asked = {"prompt": "the film was", "tokens": 12, **how}
-        found = client.post("/v1/generate", json={**asked, "stream": False}).json()
+        query = {"prompt": "the film was", "tokens": 12, **how}
+        found = client.post("/v1/generate", json={**query, "stream": False}).json()
         [known] = generate(str(runs / "base"), "the film was", tokens=12, **how)
         assert (found["text"], found["tokens"]) == (known.text, known.tokens)
         assert found["reason"] == ("length" if known.is_cut else "end")

@@ -60,8 +60,8 @@ def texts():
     ]
 
 
-def classify(client, asked):
-    return client.post("/v1/classify", json={"texts": asked}).json()["labels"]
+def classify(client, sent):
+    return client.post("/v1/classify", json={"texts": sent}).json()["labels"]
 
 
 def chances(labels):
@@ -95,7 +95,7 @@ def test_fast_vectors_point_where_those_of_float32_do(open_client):
 
 
 @pytest.mark.parametrize(
-    ("asked", "has_half", "told"),
+    ("precision", "has_half", "expected"),
     [
         (None, True, "float32"),
         ("auto", True, "float32"),
@@ -103,9 +103,9 @@ def test_fast_vectors_point_where_those_of_float32_do(open_client):
         ("fast", False, "float32"),
     ],
 )
-def test_a_run_says_in_what_it_is_read(open_client, asked, has_half, told):
-    found = open_client(asked, has_half).get("/v1/models").json()["models"]
-    assert [model["precision"] for model in found] == [told]
+def test_a_model_reports_its_precision(open_client, precision, has_half, expected):
+    found = open_client(precision, has_half).get("/v1/models").json()["models"]
+    assert [model["precision"] for model in found] == [expected]
 
 
 def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
@@ -114,7 +114,7 @@ def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
 
 
 @pytest.mark.slow
-def test_a_processor_without_bfloat16_is_told_of(trained):
+def test_a_processor_without_bfloat16_is_reported(trained):
     has_half = runtime.has_bfloat16(runtime.torch.device("cpu"))
     with running(trained, options=("--precision", "fast")) as (process, _):
         assert ("has no bfloat16 arithmetic" in process.said()) is not has_half

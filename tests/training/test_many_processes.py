@@ -39,7 +39,7 @@ def train(
     precision=torch.float32,
     **training,
 ):
-    """Losses, weights, tokens and marks of a short training, in as many processes as there are."""
+    """Losses, weights, tokens and loss sums of a short training, in as many processes as there are."""
     with init_processes() as processes:
         processes.start(CPU, 1.0)
         runtime = Runtime(CPU, precision, processes, sharded and not processes.is_alone)
@@ -57,18 +57,18 @@ def train(
 
         def evaluate(model):
             total, count, _ = next(iter(loss_sums(model, objective, loader, VOCABULARY, runtime).values()))
-            return Evaluation({"loss": total / count}, rank=-total / count)
+            return Evaluation({"loss": total / count}, objective_value=-total / count)
 
         trainer = Trainer(model, objective, loader, VOCABULARY, config, runtime, evaluate, told.append)
         trainer.run()
         trainer.finish()
-        marks = trainer.strategy.read(lambda model: loss_sums(model, objective, loader, VOCABULARY, runtime))
+        sums = trainer.strategy.read(lambda model: loss_sums(model, objective, loader, VOCABULARY, runtime))
         weights = trainer.strategy.whole(model.state_dict())
         return (
             [event.losses if isinstance(event, StepDone) else event.values for event in told],
             {key: weight.numpy() for key, weight in weights.items()},
             trainer.state.tokens,
-            marks,
+            sums,
         )
 
 

@@ -156,7 +156,7 @@ def test_a_taught_classifier_that_was_stopped_ends_as_if_it_never_had(world, tmp
 
 
 def test_a_student_from_scratch_takes_its_teachers_tokenizer(world, tmp_path):
-    small = merge(TUNING, {"body": QUICK["model"]})
+    small = merge(TUNING, {"model": QUICK["model"]})
     finetune(
         "scratch",
         str(world / "table.tsv"),

@@ -262,7 +262,7 @@ def test_finetune_follows_it_says_so_and_does_not_hand_it_on(world, tmp_path):
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, (result.output, result.exception)
     own = json.loads((tmp_path / "set" / "run.json").read_text())["settings"]["optimizer"]
-    assert (own["learning_rate"], own["layer_decay"]) == (0.002, 0.9)
+    assert (own["learning_rate"], own["layerwise_lr_decay"]) == (0.002, 0.9)
 
 
 @pytest.mark.slow

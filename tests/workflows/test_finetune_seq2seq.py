@@ -53,8 +53,10 @@ def test_a_run_holds_its_pair_its_vocabularies_and_its_marks(world, name):
         source = open_tokenizer(own)
         assert source.fingerprint == content["source_tokenizer_fingerprint"]
         assert content["settings"]["model"]["source_vocab_size"] == source.size
-        assert set("0123456789") & set(source.pieces(range(source.size)))
-        assert not set("0123456789") & set(open_tokenizer(world / name / "tokenizer.json").pieces(range(30)))
+        assert set("0123456789") & set(source.convert_ids_to_tokens(range(source.size)))
+        assert not set("0123456789") & set(
+            open_tokenizer(world / name / "tokenizer.json").convert_ids_to_tokens(range(30))
+        )
     result = json.loads((world / name / "result.json").read_text())
     assert set(result["curve"][0]) == {"epoch", "step", "loss", "perplexity", "accuracy", "bleu"}
     assert result["score"]["split"] == "valid"
@@ -108,7 +110,7 @@ def test_pairs_that_are_too_long_are_left_out_of_train_and_told(world, tmp_path)
     hs.finetune("scratch", data, tmp_path / "run", pair=PAIR, settings=settings, on_event=told.append)
     notes = [event.text for event in told if isinstance(event, Note)]
     assert [note for note in notes if "over 20 tokens" in note]
-    assert [note for note in notes if "% padding" in note]
+    assert [note for note in notes if "tokens on both sides" in note]
     with pytest.raises(DataError, match="fits into 3 tokens"):
         hs.finetune(
             "scratch",

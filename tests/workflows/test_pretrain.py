@@ -128,7 +128,7 @@ def test_a_classifier_can_go_on_as_a_language_model(world, tmp_path):
         ({"tokenizer": {"type": "unigram"}}, {}, "another tokenizer"),
         ({"objective": {"name": "causal-lm"}}, {}, "bidirectional"),
         ({"model": {"widht": 16}}, {}, "widht"),
-        ({}, {"preset": "small"}, "body."),
+        ({}, {"preset": "small"}, "model."),
         ({}, {"base": "no-such-base"}, "no run at"),
     ],
 )

@@ -249,12 +249,12 @@ def compare(
     with call.progress() as listener:
         comparing: dict[str, Any] = {
             "seeds": seeds, "first_seed": seed, "labels": _label_budgets(train_size), "folds": folds,
-            "arms": _names(arms), "mark": target_accuracy, "on_event": listener,
+            "arms": _names(arms), "target_accuracy": target_accuracy, "on_event": listener,
         }  # fmt: skip
         if objectives is None:
             result = hs.compare(data, base or [], out, preset=preset, settings=call.settings, **comparing)
         else:
-            from headstart.workflows.objectives import DEFAULT_TOKENS, compare_objectives
+            from headstart.workflows.compare import DEFAULT_TOKENS, compare_objectives
 
             shared = ("model", "tokenizer")  # the other sections are for fine-tuning
             machine = ("device", "precision", "compile")  # set once, for bases and arms alike

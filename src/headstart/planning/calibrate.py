@@ -25,8 +25,8 @@ class SyntheticData:
     length: int
     classes: int
     source_size: int = 0  # of the vocabulary of the sources; 0 = there are none
-    padding: int = 0
-    mask: int | None = 1
+    pad_id: int = 0
+    mask_id: int | None = 1
     special_ids: frozenset[int] = frozenset({0, 1})
 
     @property
@@ -90,12 +90,12 @@ def measure_steps(
         (body.source_vocab_size or vocabulary) if objective.reads == "translations" else 0,
     )
     trainer = Trainer(model, objective, texts, texts, config, runtime, lambda model: Evaluation({}, 0.0))
-    trainer._evaluate_if_due()
+    trainer.evaluate_if_due()
     is_gpu = runtime.device.type == "cuda"
     times: list[float] = []
-    with trainer.attending():
-        for parts in trainer._steps():
-            trainer._step(parts)
+    with trainer.attention_kernels():
+        for parts in trainer.batches():
+            trainer.step(parts)
             if is_gpu:
                 torch.cuda.synchronize()
             times.append(time.perf_counter())

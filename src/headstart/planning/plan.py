@@ -13,7 +13,7 @@ from headstart.planning.memory import Memory, predict_memory
 from headstart.planning.step_time import StepTime, predict_step_time
 from headstart.planning.workload import Workload, make_workload
 from headstart.reports.formatting import format_duration
-from headstart.training.compile import TAKES, will_compile
+from headstart.training.compile import COMPILE_SECONDS, will_compile
 
 GIB = 2**30
 MAX_BATCH = 2**20  # texts
@@ -66,7 +66,7 @@ class Plan:
     @property
     def compile_seconds(self) -> float:
         """The time that compiling takes before the first step is done."""
-        return TAKES if self.workload.is_compiled else 0.0
+        return COMPILE_SECONDS if self.workload.is_compiled else 0.0
 
     @property
     def seconds(self) -> float:
@@ -199,7 +199,7 @@ def make_plan(
         is_able=device.can_compile if can_compile is None else can_compile,
         is_sharded=cluster.sharded,
         weights=step.parameters.total,
-        num_forward=step.num_forward,
+        passes=step.num_forward,
         tokens=total_tokens or 0.0,
     )
     if is_compiled:  # compiled code computes every position; what else it changes is known for GPUs alone
@@ -210,7 +210,7 @@ def make_plan(
         step_time = step_time.scaled(seconds_per_step / step_time.seconds)
     if total_tokens is None:  # as many as are read in the minutes of the settings; a step's at least
         assert config.training.max_minutes is not None
-        seconds = 60 * config.training.max_minutes - (TAKES if step.is_compiled else 0)
+        seconds = 60 * config.training.max_minutes - (COMPILE_SECONDS if step.is_compiled else 0)
         total_tokens = max(1.0, seconds / step_time.seconds) * step.tokens_per_step
     return Plan(
         config=config,

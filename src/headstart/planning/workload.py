@@ -142,7 +142,7 @@ def make_workload(
         batch = max(1, training.tokens_per_batch // (2 * length if is_pair else length))
         batch = min(batch, training.batch_size or batch)
     heads = objective.heads(model, vocab_size, classes)
-    work = objective.workload(model, length)
+    work = objective.cost(model, length)
     is_transformer = model.architecture in ("causal", "bidirectional")
     return Workload(
         model=model,

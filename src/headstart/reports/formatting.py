@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headstart.results import Arm, Comparison, Interval, PairedTest
+from headstart.results import Comparison, Interval, PairedTest, VariantResult
 
 UNKNOWN = "–"
 
@@ -103,7 +103,7 @@ def format_epochs_to_target(epochs: Sequence[float | None]) -> str:
     return f"{median:g}"
 
 
-def mean_seconds(arm: Arm) -> float:
+def mean_seconds(arm: VariantResult) -> float:
     """The mean training time of one seed."""
     return sum(result.seconds for result in arm.results) / max(len(arm.results), 1)
 

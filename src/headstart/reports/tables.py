@@ -22,7 +22,7 @@ from headstart.reports.formatting import (
     mean_seconds,
 )
 from headstart.reports.render import render
-from headstart.results import Arm, Comparison
+from headstart.results import Comparison, VariantResult
 
 MIB, GIB = 2**20, 2**30
 VERDICT_COLOURS = {"better": "green", "worse": "red", "no difference shown": "yellow"}
@@ -99,7 +99,7 @@ def comparison_table(comparison: Comparison) -> Table:
     return table
 
 
-def _arm_cells(arm: Arm, leaks: bool) -> list[str]:
+def _arm_cells(arm: VariantResult, leaks: bool) -> list[str]:
     spread = f" ±{format_score(arm.accuracy.spread)}" if len(arm.results) > 1 else ""
     return [
         arm.name,

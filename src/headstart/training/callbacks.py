@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,22 @@ class Note:
 
 
 Event = StepDone | Evaluated | Saved | Stage | Note
+OnEvent = Callable[[Event], None]
+
+
+def ignore_event(event: Event) -> None:
+    """A listener that does nothing."""
+
+
+def call_all(listeners: Sequence[OnEvent]) -> OnEvent:
+    """One listener that passes each event to several."""
+
+    def listen(event: Event) -> None:
+        for each in listeners:
+            each(event)
+
+    return listen
+
 
 SCALARS = ("loss", "accuracy", "learning_rate", "tokens_per_second", "padding")
 

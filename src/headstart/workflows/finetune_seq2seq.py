@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -14,38 +14,30 @@ from torch import Tensor
 from headstart.atomic_io import content_hash
 from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig, load_preset, merge, resolve
-from headstart.data.augmentation import check_both, translation_loader
+from headstart.data.augmentation import check_bpe_dropout, translation_loader
 from headstart.data.dataset import hashes
 from headstart.data.decontamination import is_contaminated
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
-from headstart.data.samplers import Loader, TextLoader, padding_share, sides
+from headstart.data.samplers import TextLoader, sides
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.data.tokenizer_training import TOKENIZERS
 from headstart.errors import ConfigError, DataError
 from headstart.evaluation.translation_metrics import MEASURES, score_translations
 from headstart.generation.beam_search import Beam
-from headstart.inference.loaded_model import LoadedModel, RunInfo, Tokenizers, load_model
+from headstart.inference.loaded_model import SCRATCH, LoadedModel, Tokenizers, absolute_paths, load_model
 from headstart.inference.translate import batch_tokens, write_translations
-from headstart.models.model import Model, build_model, count_parameters, transfer
+from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
-from headstart.objectives.base import Objective
 from headstart.objectives.seq2seq import Seq2Seq
 from headstart.results import TransferReport, TranslationScore
-from headstart.training.callbacks import Event, Note, Stage
+from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
 from headstart.training.distributed import init_processes
 from headstart.training.evaluate import eval_subset, loss_sums
-from headstart.training.runtime import Runtime, StopSignal, start_runtime
+from headstart.training.runtime import start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.finetune_defaults import fit_length, with_backbone
 from headstart.workflows.plan import sharded_translator_error
-from headstart.workflows.run_dir import SCRATCH, RunDir, absolute_paths
-from headstart.workflows.training_job import (
-    FinishedRun,
-    TrainingData,
-    TrainingJob,
-    best_epoch,
-    main_only,
-)
+from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 PRESET = "translate-tiny"  # the default
 # The stack that a base of each kind initializes, and the settings of the depths of the two stacks.
@@ -74,9 +66,6 @@ class FinishedTranslator(FinishedRun):
 
     pair: str
     score: TranslationScore
-    curve: list[dict[str, float]]
-    best_epoch: float
-    transfer: TransferReport | None
 
 
 def finetune_seq2seq(
@@ -87,7 +76,7 @@ def finetune_seq2seq(
     *,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> FinishedTranslator:
     """Train a translator on DATA, around the layers of BASE (a run directory or a shipped base's name) or from `scratch`.
 
@@ -102,11 +91,9 @@ def finetune_seq2seq(
                 facts = PairFacts.of(load_parallel(data, languages, config.data), loaded)
                 config = translator_config(loaded, preset, settings or {}, facts)
             runtime = start_runtime(config.training, processes)
-            if runtime.is_sharded:
-                raise sharded_translator_error()
         inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
         inputs["pair"] = "-".join(languages)
-        job = TranslationJob(config, inputs, runtime, main_only(processes, on_event), loaded)
+        job = TranslationJob(config, runtime, inputs, on_event, loaded)
         return job.start(Path(out))
 
 
@@ -243,35 +230,13 @@ def renamed(weights: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class TranslationTask(TrainingData):
+class TranslationTask:
     """Pairs of texts as tokens, split by split; training pairs that are too long are left out."""
 
+    tokenizer: Tokenizer
     source_tokenizer: Tokenizer
     text: ParallelText
     rows: dict[str, list[EncodedExample]]
-
-    @property
-    def own_source_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the source side, where it has its own."""
-        return None if self.tokenizer is self.source_tokenizer else self.source_tokenizer
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that an epoch reads, on both sides."""
-        return sum(sum(sides(row)) for row in self.rows["train"])
-
-    @property
-    def train_hashes(self) -> list[np.ndarray]:
-        """Hashes of the source texts."""
-        return [hashes(self.text.sources("train"))]
-
-    def summary(self, loader: Loader) -> str:
-        """How much there is to train on, in words."""
-        assert isinstance(loader, TextLoader)
-        return (
-            f"{len(self.rows['train']):,} pairs to learn from, {self.tokens:,} tokens on both sides, "
-            f"{padding_share(loader):.0%} padding"
-        )
 
     def sources(self, split: str) -> list[np.ndarray]:
         """The encoded sources of one split, in order."""
@@ -282,12 +247,13 @@ def make_translation_task(
     text: ParallelText,
     tokenizers: tuple[Tokenizer, Tokenizer],
     config: RunConfig,
-    on_event: Callable[[Event], None],
+    on_event: OnEvent,
 ) -> TranslationTask:
     """Every split as tokens."""
     on_event(Stage("tokenising the pairs"))
     length, keep = config.training.max_length, config.data.truncation_side
-    check_both(text.train, tokenizers, config.training)
+    for tokenizer, texts in zip(tokenizers, (text.targets("train"), text.sources("train")), strict=True):
+        check_bpe_dropout(tokenizer, texts, config.training)
     train = encode_pairs(text.train, tokenizers, None)
     fits = [max(sides(row)) <= length for row in train]
     whole = list(compress(train, fits))
@@ -323,100 +289,12 @@ def encode_pairs(
     sources = source_tokenizer.encode([example.source for example in examples])
 
     def frame(own: Tokenizer, ids: np.ndarray) -> np.ndarray:
-        return own.frame(ids, length or len(ids) + 2, keep)
+        return own.add_special_tokens(ids, length or len(ids) + 2, keep)
 
     return [
         EncodedExample(frame(tokenizer, target), source=frame(source_tokenizer, source))
         for target, source in zip(targets, sources, strict=True)
     ]
-
-
-# --- Evaluation -----------------------------------------------------------------------------------------------------
-
-
-def make_translation_trainer(
-    model: Model,
-    objective: Seq2Seq,
-    task: TranslationTask,
-    config: RunConfig,
-    runtime: Runtime,
-    on_event: Callable[[Event], None] = lambda event: None,
-    stop: StopSignal | None = None,
-) -> Trainer:
-    """A trainer over the training pairs, evaluated on the validation pairs by loss and by greedy decoding."""
-    training = config.training
-    tokenizers = task.tokenizer, task.source_tokenizer
-    loader = translation_loader(task.rows["train"], task.text.train, tokenizers, training)
-    chosen = eval_subset(len(task.rows["valid"]), training.eval_subset_size)
-    rows, sources = task.rows["valid"], task.sources("valid")
-    rows, sources = [rows[index] for index in chosen], [sources[index] for index in chosen]
-    references = [task.text.valid[index].target for index in chosen]
-
-    def evaluate(model: Model) -> Evaluation:
-        loss, accuracy = translation_loss(model, objective, rows, task.tokenizer, runtime)
-        values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": accuracy}
-        if objective.metric_for_best_model == "loss":
-            return Evaluation(values, rank=-loss)
-        written = write_translations(model, sources, task.tokenizer, runtime)
-        found = [task.tokenizer.decode(each.tokens) for each in written]
-        language = task.text.pair[1]
-        values["bleu"] = score_translations(found, references, language, measures=("bleu",)).bleu
-        return Evaluation(values, rank=values["bleu"] - 1e-6 * min(loss, 100.0))
-
-    return Trainer(model, objective, loader, task.tokenizer, config, runtime, evaluate, on_event, stop)
-
-
-def translation_loss(
-    model: Model,
-    objective: Objective,
-    rows: Sequence[EncodedExample],
-    vocabulary: Tokenizer,
-    runtime: Runtime,
-) -> tuple[float, float]:
-    """The loss (nats per token, without smoothing) and the accuracy of the next token, given the true ones before it."""
-    loader = TextLoader(rows, batch_tokens(runtime), shuffled=False)
-    total, count, correct = loss_sums(model, objective, loader, vocabulary, runtime)["lm"]
-    return total / max(1, count), correct / max(1, count)
-
-
-def score_translator(
-    model: Model,
-    objective: Objective,
-    task: TranslationTask,
-    split: str,
-    runtime: Runtime,
-    train_fingerprints: np.ndarray,
-    *,
-    beam: int = 1,
-    measures: Sequence[str] = tuple(MEASURES),
-) -> tuple[TranslationScore, list[str]]:
-    """The score on one split, with its leak-free part, and the translations; a beam of 1 is greedy."""
-    rows, language = task.rows[split], task.text.pair[1]
-    loss, accuracy = translation_loss(model, objective, rows, task.tokenizer, runtime)
-    search = None if beam == 1 else Beam(width=beam)
-    written = write_translations(model, task.sources(split), task.tokenizer, runtime, search)
-    texts = [task.tokenizer.decode(each.tokens) for each in written]
-    references = task.text.targets(split)
-    cut = sum(each.is_cut for each in written)
-    found = score_translations(
-        texts, references, language, measures=measures, hypotheses_cut=cut, split=split
-    )
-    unseen = np.flatnonzero(~is_contaminated(hashes(task.text.sources(split)), train_fingerprints))
-    leak_free = None
-    if len(unseen):
-        both = [texts[index] for index in unseen], [references[index] for index in unseen]
-        leak_free = score_translations(*both, language, measures=("bleu",)).bleu
-    score = replace(
-        found,
-        loss=loss,
-        perplexity=math.exp(min(loss, 50)),
-        accuracy=accuracy,
-        beam=beam,
-        leaked=len(rows) - len(unseen),
-        leak_free_bleu=leak_free,
-        leak_free_count=len(unseen),
-    )
-    return score, texts
 
 
 # --- The job --------------------------------------------------------------------------------------------------------
@@ -432,6 +310,8 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
     def read_data(self) -> str:
         """The training and validation pairs."""
         with self.processes.raise_on_all():
+            if self.runtime.is_sharded:
+                raise sharded_translator_error()
             self.text = load_parallel(self.inputs["data"], parse_pair(self.inputs["pair"]), self.config.data)
         if self.text.skips:
             first, count = self.text.skips[0], len(self.text.skips)
@@ -460,13 +340,24 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
             )
         return resolve_tokenizer(settings, lambda: targets), resolve_tokenizer(settings, lambda: sources)
 
-    def encode_data(self, tokenizers: Tokenizers) -> TranslationTask:
+    def encode_data(self, tokenizers: Tokenizers) -> TrainingData[TranslationTask]:
         """The pairs as tokens; the model gets a source vocabulary of its tokenizer's size."""
         tokenizer, source = tokenizers
         self.config = self.config.with_({"model": {"source_vocab_size": source and source.size}})
         with self.processes.raise_on_all():
             pair = (tokenizer, source or tokenizer)
-            return make_translation_task(self._pairs, pair, self.config, self.on_event)
+            task = make_translation_task(self._pairs, pair, self.config, self.on_event)
+        rows, pairs = task.rows["train"], task.text.train
+        tokens = sum(sum(sides(row)) for row in rows)
+        return TrainingData(
+            content=task,
+            loader=translation_loader(rows, pairs, (tokenizer, task.source_tokenizer), self.config.training),
+            tokenizer=tokenizer,
+            tokens=tokens,
+            train_hashes=[hashes(task.text.sources("train"))],
+            summary=f"{len(rows):,} pairs to learn from, {tokens:,} tokens on both sides",
+            own_source_tokenizer=source,
+        )
 
     def build_model(self, data: TranslationTask) -> tuple[Model, TransferReport | None]:
         """An encoder-decoder, with the base's weights where they fit."""
@@ -474,32 +365,74 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))
         return model, None if self.base is None else warm_start(self.base, model)
 
-    def make_trainer(
-        self, model: Model, objective: Objective, data: TranslationTask, info: RunInfo, stop: StopSignal
-    ) -> Trainer:
-        """The trainer of a translator."""
-        assert isinstance(objective, Seq2Seq)
-        return make_translation_trainer(
-            model, objective, data, self.config, self.runtime, self.on_event, stop
+    def evaluate(self, model: Model, data: TranslationTask) -> Evaluation:
+        """Loss on the validation pairs and, by default, BLEU of their greedy translations."""
+        assert isinstance(self.objective, Seq2Seq)
+        chosen = eval_subset(len(data.rows["valid"]), self.config.training.eval_subset_size)
+        loss, accuracy = self._loss(model, [data.rows["valid"][index] for index in chosen], data.tokenizer)
+        values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": accuracy}
+        if self.objective.metric_for_best_model == "loss":
+            return Evaluation(values, objective_value=-loss)
+        sources, pairs = data.sources("valid"), data.text.valid
+        written = write_translations(
+            model, [sources[index] for index in chosen], data.tokenizer, self.runtime
         )
+        found = [data.tokenizer.decode(each.tokens) for each in written]
+        references, language = [pairs[index].target for index in chosen], data.text.pair[1]
+        values["bleu"] = score_translations(found, references, language, measures=("bleu",)).bleu
+        return Evaluation(values, objective_value=values["bleu"] - 1e-6 * min(loss, 100.0))
+
+    def _loss(
+        self, model: Model, rows: Sequence[EncodedExample], tokenizer: Tokenizer
+    ) -> tuple[float, float]:
+        """The loss (nats per token, without smoothing) and the accuracy of the next token, given the true ones before it."""
+        loader = TextLoader(rows, batch_tokens(self.runtime), shuffled=False)
+        total, count, correct = loss_sums(model, self.objective, loader, tokenizer, self.runtime)["lm"]
+        return total / max(1, count), correct / max(1, count)
+
+    def score(
+        self,
+        model: Model,
+        data: TranslationTask,
+        split: str,
+        seen: np.ndarray,
+        *,
+        beam: int = 1,
+        measures: Sequence[str] = tuple(MEASURES),
+    ) -> tuple[TranslationScore, list[str]]:
+        """The score on one split, with its leak-free part, and the translations; a beam of 1 is greedy."""
+        rows, language, references = data.rows[split], data.text.pair[1], data.text.targets(split)
+        loss, accuracy = self._loss(model, rows, data.tokenizer)
+        search = None if beam == 1 else Beam(width=beam)
+        written = write_translations(model, data.sources(split), data.tokenizer, self.runtime, search)
+        texts = [data.tokenizer.decode(each.tokens) for each in written]
+        cut = sum(each.is_cut for each in written)
+        found = score_translations(
+            texts, references, language, measures=measures, hypotheses_cut=cut, split=split
+        )
+        unseen = np.flatnonzero(~is_contaminated(hashes(data.text.sources(split)), seen))
+        leak_free = None
+        if len(unseen):
+            both = [texts[index] for index in unseen], [references[index] for index in unseen]
+            leak_free = score_translations(*both, language, measures=("bleu",)).bleu
+        whole = replace(
+            found,
+            loss=loss,
+            perplexity=math.exp(min(loss, 50)),
+            accuracy=accuracy,
+            beam=beam,
+            leaked=len(rows) - len(unseen),
+            leak_free_bleu=leak_free,
+            leak_free_count=len(unseen),
+        )
+        return whole, texts
 
     def summarize(
-        self, trainer: Trainer, data: TranslationTask, info: RunInfo, run_dir: RunDir
+        self, run: FinishedRun, trainer: Trainer, data: TranslationTask, seen: np.ndarray
     ) -> FinishedTranslator:
         """The score of greedy translations of the validation split."""
-        seen = run_dir.fingerprints()
+        measures = ("bleu", "chrf")
         score, _ = trainer.strategy.read(
-            lambda model: score_translator(
-                model, self.objective, data, "valid", self.runtime, seen, measures=("bleu", "chrf")
-            )
+            lambda model: self.score(model, data, "valid", seen, measures=measures)
         )
-        return FinishedTranslator(
-            path=run_dir.path,
-            pair=self.inputs["pair"],
-            score=score,
-            curve=trainer.state.curve,
-            best_epoch=best_epoch(trainer),
-            transfer=TransferReport(**info.transfer) if info.transfer else None,
-            parameters=count_parameters(trainer.model),
-            seconds=trainer.state.seconds,
-        )
+        return FinishedTranslator(**vars(run), pair=self.inputs["pair"], score=score)

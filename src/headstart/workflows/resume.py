@@ -1,10 +1,9 @@
 """Resuming what stopped, with the same result as without the stop."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from headstart.results import Comparison
-from headstart.training.callbacks import Event
+from headstart.training.callbacks import OnEvent, ignore_event
 from headstart.training.distributed import init_processes
 from headstart.training.runtime import start_runtime
 from headstart.workflows.compare import is_comparison, resume_compare
@@ -13,12 +12,11 @@ from headstart.workflows.finetune_seq2seq import FinishedTranslator, Translation
 from headstart.workflows.pretrain import Pretrained, PretrainJob
 from headstart.workflows.recipe import is_recipe, resume_recipe
 from headstart.workflows.run_dir import RunDir
-from headstart.workflows.training_job import main_only
 from headstart.workflows.tune import Tuned, is_search, resume_tune
 
 
 def resume(
-    run: str | Path, on_event: Callable[[Event], None] = lambda event: None
+    run: str | Path, on_event: OnEvent = ignore_event
 ) -> Pretrained | Finetuned | FinishedTranslator | Comparison | Tuned | None:
     """The result of a run, comparison, search or recipe that is resumed; None when it was finished before.
 
@@ -34,7 +32,7 @@ def resume(
 
 
 def resume_run(
-    run: str | Path, on_event: Callable[[Event], None] = lambda event: None
+    run: str | Path, on_event: OnEvent = ignore_event
 ) -> Pretrained | Finetuned | FinishedTranslator | None:
     """The result of a single run that is resumed; None when it was finished before."""
     with init_processes() as processes:
@@ -45,9 +43,8 @@ def resume_run(
                 return None
             with processes.raise_on_all():
                 runtime = start_runtime(info.config.training, processes)
-            listen = main_only(processes, on_event)
             if info.config.job == "pretrain":
-                return PretrainJob.resume(run_dir, info, runtime, listen)
+                return PretrainJob.resume(run_dir, info, runtime, on_event)
             if info.pair:
-                return TranslationJob.resume(run_dir, info, runtime, listen)
-            return FinetuneJob.resume(run_dir, info, runtime, listen)
+                return TranslationJob.resume(run_dir, info, runtime, on_event)
+            return FinetuneJob.resume(run_dir, info, runtime, on_event)

@@ -1,13 +1,14 @@
 """One training run, from its inputs to its saved model: what pretraining, fine-tuning and translation share.
 
-A job reads its data, builds its model, evaluates it and summarizes the result. The rest is here: the run directory, the
-tokenizers, the plan, the provenance, and the resume.
+A job loads its data, builds its model, evaluates it and summarizes the result. The rest is here: the run directory, the
+tokenizers, the plan, the trainer, the provenance, and the resume.
 """
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -21,79 +22,67 @@ from headstart.config import RunConfig
 from headstart.data.samplers import Loader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
-from headstart.inference.loaded_model import SOURCE_TOKENIZER, LoadedModel, RunInfo, Tokenizers, load_model
+from headstart.inference.loaded_model import SCRATCH, LoadedModel, RunInfo, Tokenizers, load_model
 from headstart.models.model import Model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.results import TransferReport, plain
-from headstart.training.callbacks import Event, Note
-from headstart.training.distributed import Processes
+from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything
-from headstart.training.trainer import Trainer
+from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.plan import announce
-from headstart.workflows.run_dir import SCRATCH, RunDir, broadcast_tokenizers, collect_provenance
+from headstart.workflows.run_dir import RunDir, broadcast_tokenizers, collect_provenance
 
-OnEvent = Callable[[Event], None]
+Content = TypeVar("Content")  # the data as the model reads it
+Result = TypeVar("Result", bound="FinishedRun")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """A finished run."""
+    """A finished run; each kind of job adds its score."""
 
     path: Path
     parameters: int
+    tokens: int
     seconds: float
+    curve: list[dict[str, float]]
+    best_epoch: float  # of the weights that were selected
+    transfer: TransferReport | None  # which weights come from the base
 
 
 @dataclass(frozen=True)
-class TrainingData(ABC):
+class TrainingData(Generic[Content]):
     """The data of a run as tokens."""
 
+    content: Content
+    loader: Loader  # of the training part
     tokenizer: Tokenizer
-
-    @property
-    @abstractmethod
-    def tokens(self) -> int:
-        """Tokens that an epoch reads."""
-
-    @property
-    @abstractmethod
-    def train_hashes(self) -> list[np.ndarray]:
-        """Hashes of the training texts."""
-
-    @abstractmethod
-    def summary(self, loader: Loader) -> str:
-        """How much there is to train on, in words."""
-
-    @property
-    def classes(self) -> list[str]:
-        """The labels in the order of their indices."""
-        return []
-
-    @property
-    def own_source_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of a translator's source side, where it has its own."""
-        return None
-
-
-Data = TypeVar("Data", bound=TrainingData)
-Result = TypeVar("Result", bound=FinishedRun)
+    tokens: int  # that an epoch reads
+    train_hashes: list[np.ndarray]  # of the training texts
+    summary: str  # how much there is to train on, in words
+    classes: list[str] = field(default_factory=list)
+    own_source_tokenizer: Tokenizer | None = None  # of a translator's source side, where it has its own
+    has_validation: bool = True  # False = there is nothing to evaluate on
 
 
 @dataclass
-class TrainingJob(ABC, Generic[Data, Result]):
-    """A training run with its inputs; subclasses say what is read, built, evaluated and reported."""
+class TrainingJob(ABC, Generic[Content, Result]):
+    """A training run with its inputs."""
 
     config: RunConfig
-    inputs: dict[str, Any]  # what the command was given, as run.json keeps it
     runtime: Runtime
-    on_event: OnEvent
+    inputs: dict[str, Any] = field(default_factory=dict)  # what the command was given, as run.json holds it
+    on_event: OnEvent = ignore_event
     base: LoadedModel | None = None
     distillation: DistillationSetup | None = None
     result_type: ClassVar[type[FinishedRun]]
 
-    # What a job supplies.
+    def __post_init__(self) -> None:
+        self.processes = self.runtime.processes
+        self.objective = make_objective(self.config.objective)  # without its teachers
+        if not self.processes.is_main:
+            self.on_event = ignore_event
 
     @abstractmethod
     def read_data(self) -> str:
@@ -104,34 +93,38 @@ class TrainingJob(ABC, Generic[Data, Result]):
         """The tokenizers of a run from scratch."""
 
     @abstractmethod
-    def encode_data(self, tokenizers: Tokenizers) -> Data:
+    def encode_data(self, tokenizers: Tokenizers) -> TrainingData[Content]:
         """The data as tokens."""
 
     @abstractmethod
-    def build_model(self, data: Data) -> tuple[Model, TransferReport | None]:
+    def build_model(self, data: Content) -> tuple[Model, TransferReport | None]:
         """The model, and which of its weights come from the base."""
 
     @abstractmethod
-    def make_trainer(
-        self, model: Model, objective: Objective, data: Data, info: RunInfo, stop: StopSignal
-    ) -> Trainer:
-        """The trainer, which evaluates the model along the way."""
+    def evaluate(self, model: Model, data: Content) -> Evaluation:
+        """The metrics of a model on the validation part, for an evaluation during training."""
 
     @abstractmethod
-    def summarize(self, trainer: Trainer, data: Data, info: RunInfo, run_dir: RunDir) -> Result:
-        """Evaluate the trained model and report the result."""
+    def summarize(self, run: FinishedRun, trainer: Trainer, data: Content, seen: np.ndarray) -> Result:
+        """Evaluate the trained model; `seen` are hashes of all texts that it was ever trained on."""
 
-    # What all jobs share.
+    def may_select_initial(self, transfer: TransferReport | None) -> bool:
+        """Whether the weights before the first step may be the best ones."""
+        return True
 
-    @property
-    def objective(self) -> Objective:
-        """The objective of the settings, without its teachers."""
-        return make_objective(self.config.objective)
-
-    @property
-    def processes(self) -> Processes:
-        """The processes that train together."""
-        return self.runtime.processes
+    def make_trainer(
+        self,
+        model: Model,
+        objective: Objective,
+        data: TrainingData[Content],
+        transfer: TransferReport | None,
+        stop: StopSignal | None = None,
+    ) -> Trainer:
+        """The trainer of a model; the `objective` may have teachers."""
+        evaluate = partial(self.evaluate, data=data.content) if data.has_validation else None
+        may_select_initial = self.may_select_initial(transfer)
+        given = (model, objective, data.loader, data.tokenizer, self.config, self.runtime)
+        return Trainer(*given, evaluate, self.on_event, stop, may_select_initial)
 
     def start(self, out: Path, notes: Sequence[str] = ()) -> Result:
         """Train in a new run directory. A process that torchrun starts again resumes the run that it left."""
@@ -171,7 +164,7 @@ class TrainingJob(ABC, Generic[Data, Result]):
         with processes.raise_on_all():
             loaded = None if has_state or base == SCRATCH else load_model(base)
             distillation = DistillationSetup.from_inputs(info.inputs)
-        return cls(info.config, info.inputs, runtime, on_event, loaded, distillation).run(run_dir, info)
+        return cls(info.config, runtime, info.inputs, on_event, loaded, distillation).run(run_dir, info)
 
     @classmethod
     def read_result(cls, run_dir: RunDir) -> Result:
@@ -187,32 +180,57 @@ class TrainingJob(ABC, Generic[Data, Result]):
 
     def run(self, run_dir: RunDir, resumed: RunInfo | None = None) -> Result:
         """Train in a locked run directory; `resumed` describes the run in it that continues."""
-        started, config, runtime = time.time(), self.config, self.runtime
-        data, fingerprint = self.load_data(run_dir, resumed)
-        config = self.config
+        started, runtime = time.time(), self.runtime
+        data, fingerprint = self._load_data(run_dir, resumed)
+        config, tokenizer, source = self.config, data.tokenizer, data.own_source_tokenizer
         with self.processes.raise_on_all():
-            announce(config, runtime, data.tokenizer.size, len(data.classes), data.tokens, self.on_event)
+            announce(config, runtime, tokenizer.size, len(data.classes), data.tokens, self.on_event)
         seed_everything(config.training.seed, 0, 3)
-        model, transfer = self.build_model(data)
-        info = resumed or self._write_start(run_dir, data, fingerprint, transfer)
+        model, transfer = self.build_model(data.content)
+        owners = [owner for owner in (self.base, self.distillation) if owner is not None]
+        seen = data.train_hashes + [owner.train_fingerprints for owner in owners]
+        info = resumed or run_dir.write_start(
+            RunInfo(
+                config=config,
+                status="running",
+                vocab_size=tokenizer.size,
+                classes=data.classes,
+                tokenizer_fingerprint=tokenizer.fingerprint,
+                inputs={**self.inputs, "fingerprint": fingerprint},
+                provenance=plain(collect_provenance(runtime, [config.training.seed])),
+                transfer=None if transfer is None else plain(transfer),
+                pair=self.inputs["pair"].split("-") if "pair" in self.inputs else [],
+                source_tokenizer_fingerprint=source.fingerprint if source else "",
+            ),
+            (tokenizer, source),
+            seen,
+        )
+        transfer = TransferReport(**info.transfer) if info.transfer else None
         self.processes.start(runtime.device, config.training.ddp_timeout_minutes)
         objective = self.objective
         if self.distillation is not None:
             objective = self.distillation.objective(objective, config, runtime)
+        if transfer is not None:
+            self.on_event(Note(f"from {self.inputs['base']}: {transfer.summary()}"))
+        self.on_event(Note(f"{count_parameters(model):,} parameters; {data.summary}"))
         with graceful_shutdown() as stop:
-            trainer = self.make_trainer(model, objective, data, info, stop)
-            if transfer is not None:
-                self.on_event(Note(f"from {self.inputs['base']}: {transfer.summary()}"))
-            self.on_event(Note(f"{count_parameters(model):,} parameters; {data.summary(trainer.loader)}"))
+            trainer = self.make_trainer(model, objective, data, transfer, stop)
             run_dir.train(trainer, resumed is not None, self.on_event)
-        result = self.summarize(trainer, data, info, run_dir)
-        command = info.provenance["command"]
-        provenance = collect_provenance(runtime, [config.training.seed], started, command)
-        more = {"path": "", "steps": trainer.state.step, "curve": trainer.state.curve}
-        run_dir.finish(info, trainer, {**plain(result), **more, "provenance": plain(provenance)})
+        state = trainer.state
+        run = FinishedRun(
+            path=run_dir.path,
+            parameters=count_parameters(model),
+            tokens=state.tokens,
+            seconds=state.seconds,
+            curve=state.curve,
+            best_epoch=trainer.best_epoch,
+            transfer=transfer,
+        )
+        result = self.summarize(run, trainer, data.content, run_dir.fingerprints())
+        run_dir.finish(info, trainer, {**plain(result), "path": "", "steps": state.step}, started)
         return result
 
-    def load_data(self, run_dir: RunDir, resumed: RunInfo | None) -> tuple[Data, str]:
+    def _load_data(self, run_dir: RunDir, resumed: RunInfo | None) -> tuple[TrainingData[Content], str]:
         """The data as tokens, the same in every process, and its fingerprint."""
         fingerprint = self.read_data()
         self.processes.assert_equal({"texts": fingerprint}, "data")
@@ -233,45 +251,3 @@ class TrainingJob(ABC, Generic[Data, Result]):
             with self.processes.raise_on_all():
                 self.distillation.check_student(tokenizers[0])
         return self.encode_data(tokenizers), fingerprint
-
-    def _write_start(
-        self, run_dir: RunDir, data: Data, fingerprint: str, transfer: TransferReport | None
-    ) -> RunInfo:
-        """Write all that a resume needs, run.json last: from then on the run can be resumed."""
-        source = data.own_source_tokenizer
-        info = RunInfo(
-            config=self.config,
-            status="running",
-            vocab_size=data.tokenizer.size,
-            classes=data.classes,
-            tokenizer_fingerprint=data.tokenizer.fingerprint,
-            inputs={**self.inputs, "fingerprint": fingerprint},
-            provenance=plain(collect_provenance(self.runtime, [self.config.training.seed])),
-            transfer=None if transfer is None else plain(transfer),
-            pair=self.inputs["pair"].split("-") if "pair" in self.inputs else [],
-            source_tokenizer_fingerprint="" if source is None else source.fingerprint,
-        )
-        owners = [owner for owner in (self.base, self.distillation) if owner is not None]
-        with self.processes.raise_on_all():
-            if self.processes.is_main:
-                data.tokenizer.save(run_dir.path)
-                if source is not None:
-                    source.save(run_dir.path, SOURCE_TOKENIZER)
-                run_dir.write_fingerprints(data.train_hashes + [each.train_fingerprints for each in owners])
-                run_dir.write_info(info)
-        return info
-
-
-def best_epoch(trainer: Trainer) -> float:
-    """The epoch of the weights that a run keeps."""
-    best = (point["epoch"] for point in trainer.state.curve if point["step"] == trainer.state.best_step)
-    return (
-        next(best, trainer.epochs_done)
-        if trainer.config.training.checkpoint_selection == "best"
-        else trainer.epochs_done
-    )
-
-
-def main_only(processes: Processes, on_event: OnEvent) -> OnEvent:
-    """The listener in the main process; in the others one that ignores every event."""
-    return on_event if processes.is_main else lambda event: None

@@ -8,6 +8,7 @@ from headstart.config import ModelConfig, merge
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model
+from headstart.objectives import make_objective
 from headstart.workflows.finetune_seq2seq import PairFacts, translator_config, warm_start, warm_start_defaults
 from tests.helpers.datasets import QUICK, write_corpus
 from tests.helpers.parallel_datasets import TASKS, write_aligned
@@ -49,10 +50,11 @@ def world(tmp_path_factory):
 
 def warmed(world, name, settings=None, preset=None):
     trained = load_model(str(world / name))
-    config, objective = translator_config(trained, preset, merge(SHORT, settings or {}))
+    config = translator_config(trained, preset, merge(SHORT, settings or {}))
+    objective = make_objective(config.objective)
     size = trained.tokenizer.size
     torch.manual_seed(0)
-    model = build_model(config.body, size, objective.heads(config.body, size, 0))
+    model = build_model(config.model, size, objective.heads(config.model, size, 0))
     fresh = {key: weight.clone() for key, weight in model.state_dict().items()}
     return trained, config, model, fresh, warm_start(trained, model)
 
@@ -95,7 +97,7 @@ def test_the_stack_that_starts_fresh_may_be_of_another_depth(world):
         ("encoder", {"model": {"norm": "layer"}}, None, "model.norm"),
         ("encoder", {}, "translate-tiny", "model"),
         ("causal", {"model": {"num_decoder_layers": 3}}, None, "model.num_decoder_layers"),
-        ("cnn", {}, None, "nothing that a translator could start from"),
+        ("cnn", {}, None, "cannot initialize a translator"),
         ("encoder", {"tokenizer": {"shared_vocab": False}}, None, "one vocabulary"),
     ],
 )
@@ -134,8 +136,8 @@ def test_settings_for_pretrained_layers_follow_the_pairs(pairs):
 def test_settings_of_the_user_win_over_those_that_follow_the_pairs(world):
     trained = load_model(str(world / "encoder"))
     facts = PairFacts(60, 20.0)
-    fitted, _ = translator_config(trained, None, {}, facts)
+    fitted = translator_config(trained, None, {}, facts)
     narrow = {"model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24}}
-    named, _ = translator_config(trained, None, merge(narrow, {"optimizer": {"learning_rate": 0.02}}), facts)
-    assert fitted.training.batch_tokens < 8192
+    named = translator_config(trained, None, merge(narrow, {"optimizer": {"learning_rate": 0.02}}), facts)
+    assert fitted.training.tokens_per_batch < 8192
     assert named.optimizer.learning_rate == 0.02  # the user's own value wins
