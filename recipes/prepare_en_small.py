@@ -123,13 +123,13 @@ def write_tables(
     never = set(evaluation_hashes(list(held_out)).tolist())
     counts = {}
     for name, rows in splits.items():
-        kept = [row for row in rows if text_hash(row.text) not in never]
-        if not kept:
+        written = [row for row in rows if text_hash(row.text) not in never]
+        if not written:
             raise DataError(f"no text for {name} has a label written into it", hint=f"check {REVIEWS}")
-        lines = ["text\tlabel", *(f"{labels.without(row.text)}\t{row.label}" for row in kept)]
+        lines = ["text\tlabel", *(f"{labels.without(row.text)}\t{row.label}" for row in written)]
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.tsv").write_bytes(("\n".join(lines) + "\n").encode("utf-8"))
-        counts[name] = len(kept)
+        counts[name] = len(written)
     print(f"{out}: {counts['train']:,} rows to learn from, {counts['valid']:,} to validate on")
     return counts["train"], counts["valid"]
 
