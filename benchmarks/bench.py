@@ -181,15 +181,14 @@ def steps_of(trainer: Any) -> Callable[[int], int]:
 
     def endless() -> Any:
         while True:
-            yield from trainer._steps()
+            yield from trainer.batches()
 
     made = endless()
 
     def steps(count: int) -> int:
         before = trainer.state.tokens
         for _ in range(count):
-            trainer._step(next(made))
-            trainer._turn_epoch()
+            trainer.step(next(made))
         return trainer.state.tokens - before
 
     return steps

@@ -23,7 +23,7 @@ from headstart.batch import EncodedExample
 from headstart.config import DataConfig
 from headstart.data.dataset import hashes
 from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.text_io import read_lines
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
@@ -75,7 +75,7 @@ def main() -> None:
     for each in trained[1:]:
         if each.tokenizer.fingerprint != trained[0].tokenizer.fingerprint:
             sys.exit(f"error: {each.name} splits texts by another tokenizer than {trained[0].name}")
-    by_all = np.all([seen_before(hashes(lines), each.train_fingerprints) for each in trained], axis=0)
+    by_all = np.all([is_contaminated(hashes(lines), each.train_fingerprints) for each in trained], axis=0)
     read = [line for line, is_read in zip(lines, by_all, strict=True) if is_read]
     known = read[:: max(1, len(read) // options.texts)][: options.texts]
     unknown = [row.text for row in load_dataset("imdb", DataConfig()).valid[: options.texts]]

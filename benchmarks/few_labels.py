@@ -11,6 +11,7 @@ process computes with one thread. Writes benchmarks/results/few-labels.md and fe
 import argparse
 import multiprocessing
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -21,7 +22,7 @@ import numpy as np
 
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import TrainingConfig, merge, parse_assignments
-from headstart.data.augmentation import MergeDropout
+from headstart.data.augmentation import BPEDropout
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError
 from headstart.evaluation.statistics import adjust, interval, paired_test
@@ -34,23 +35,19 @@ from headstart.reports.formatting import (
 )
 from headstart.results import Interval, Provenance, SeedResult, plain
 from headstart.training.runtime import start_runtime
-from headstart.workflows.arms import (
-    Encoder,
-    Fit,
-    Part,
+from headstart.workflows.compare_cells import (
+    CellResult,
+    Fold,
+    TextEncoder,
+    Variant,
+    combine_folds,
     ensemble,
-    fold_parts,
-    join,
-    read_fit,
-    train_fit,
-    whole_part,
-    write_fit,
+    make_folds,
+    train_cell,
 )
-from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import SCRATCH, finetune_config
-from headstart.workflows.labelled import data_fingerprint, load_labelled
+from headstart.workflows.finetune import SCRATCH, choose_tokenizer, data_fingerprint, load_labelled
+from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.run_dir import collect_provenance
-from headstart.workflows.tokenizers import choose_tokenizer
 
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -127,23 +124,18 @@ def base_of(task: Task) -> Any:
 
 
 @lru_cache(maxsize=4)
-def parts_of(task: Task) -> tuple[list[Part], Encoder]:
+def parts_of(task: Task) -> tuple[list[Fold], TextEncoder]:
     config, _ = finetune_config(base_of(task), None, settings_of(task, "plain"))
     dataset = load_labelled(task.data, config, with_test=task.folds is None)
-    parts = whole_part(dataset) if task.folds is None else fold_parts(dataset, task.folds)[0]
-    splits = dict(parts[0].dataset.splits)
-    if task.labels is not None:  # of many labelled texts few are read
-        seeds = range(task.seeds)
-        splits["train"] = [e for s in seeds for e in balanced_subset(dataset, task.labels, s).train]
-    return parts, Encoder([example for rows in splits.values() for example in rows])
+    return make_folds(dataset, task.folds)[0], TextEncoder()
 
 
 @lru_cache(maxsize=32)
-def plan_of(task: Task, method: str) -> Plan:
-    config, objective = finetune_config(base_of(task), None, settings_of(task, method))
+def variant_of(task: Task, method: str) -> Variant:
+    config, _ = finetune_config(base_of(task), None, settings_of(task, method))
     tokenizer = choose_tokenizer(config, parts_of(task)[0][0].dataset, base_of(task), lambda event: None)
     kind = "classical" if method == "classical" else "fine-tuned"
-    return Plan(method, kind, config, objective, tokenizer, base_of(task))  # type: ignore[arg-type]
+    return Variant(method, kind, base_of(task), tokenizer, config, lambda facts: config)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=4)
@@ -155,8 +147,8 @@ def print_of(task: Task) -> str:
 
 
 def path_of(job: Job, work: Path) -> Path:
-    plan = plan_of(job.task, job.method)
-    config = "" if plan.kind == "classical" else plan.config.model_dump()
+    variant = variant_of(job.task, job.method)
+    config = "" if variant.kind == "classical" else variant.config.model_dump()
     key = content_hash([print_of(job.task), config])[:10]
     name = f"{job.method.replace(' ', '-')}-{job.label_seed}-{job.part}-{job.seed}-{key}.json"
     return work / job.task.name / name
@@ -165,14 +157,17 @@ def path_of(job: Job, work: Path) -> Path:
 def run(job: Job, work: Path) -> str:
     """Train one model unless it was trained before."""
     path = path_of(job, work)
-    if read_fit(path) is None:
+    if CellResult.load(path) is None:
         parts, encoder = parts_of(job.task)
         part = parts[job.part]
         if job.task.labels is not None:
             part = replace(part, dataset=balanced_subset(part.dataset, job.task.labels, job.label_seed))
-        plan = plan_of(job.task, job.method)
-        encoder.task(part.dataset, plan)  # tokenised once for all fits, so it is not in their seconds
-        write_fit(path, train_fit(plan, part, None, job.seed, encoder))
+        variant = variant_of(job.task, job.method)
+        # Tokenized once for all fits, so it is not in their seconds.
+        encoder.encode(part.dataset, variant.tokenizer, variant.config)
+        checkpoints = path.with_suffix(".checkpoints")
+        train_cell(variant, part, None, job.seed, encoder, checkpoints).save(path)
+        shutil.rmtree(checkpoints, ignore_errors=True)
     return path.name
 
 
@@ -181,9 +176,9 @@ def usable(task: Task, methods: list[str]) -> tuple[list[str], dict[str, str]]:
     methods_used, left_out = [], {}
     for name in methods:
         try:
-            plan = plan_of(task, name)
-            if plan.config.training.bpe_dropout:
-                MergeDropout(plan.tokenizer)
+            variant = variant_of(task, name)
+            if variant.config.training.bpe_dropout:
+                BPEDropout(variant.tokenizer)
             methods_used.append(name)
         except ConfigError as error:
             left_out[name] = str(error)
@@ -210,12 +205,13 @@ def results_of(task: Task, method: str, members: int, work: Path) -> list[SeedRe
         fits = []
         for part in range(len(parts)):
             models = [
-                read_fit(path_of(Job(task, own, seed, part, seed + MEMBER * n), work)) for n in range(count)
+                CellResult.load(path_of(Job(task, own, seed, part, seed + MEMBER * n), work))
+                for n in range(count)
             ]
-            found_fits: list[Fit] = [fit for fit in models if fit is not None]
-            assert len(found_fits) == count, f"{task.name}, {method}: a fit is missing"
-            fits.append(found_fits[0] if count == 1 else ensemble(found_fits))
-        found.append(join(fits, parts, seed))
+            results: list[CellResult] = [fit for fit in models if fit is not None]
+            assert len(results) == count, f"{task.name}, {method}: a fit is missing"
+            fits.append(results[0] if count == 1 else ensemble(results))
+        found.append(combine_folds(fits, parts, seed))
     return found
 
 
@@ -224,7 +220,7 @@ def measure(task: Task, methods: list[str], members: int, work: Path) -> dict[st
     names = ["plain", *(name for name in methods if name != "plain")]
     results = {name: results_of(task, name, members, work) for name in names}
     parts = parts_of(task)[0]
-    truth = np.concatenate([part.dataset.targets(part.scored) for part in parts])
+    truth = np.concatenate([part.dataset.targets(part.split) for part in parts])
     right = {name: np.array([np.array(r.predictions) == truth for r in own]) for name, own in results.items()}
     labels = task.labels or min(len(part.dataset.train) for part in parts)
     tests = adjust([paired_test(name, "plain", labels, right[name], right["plain"]) for name in names[1:]])
@@ -385,7 +381,7 @@ def main() -> None:
         for name, reason in chosen[task.name][1].items():
             print(f"{task.name}: {name} is left out: {reason}")
     jobs = [job for task in tasks for job in jobs_of(task, chosen[task.name][0], given.members)]
-    missing = [job for job in jobs if read_fit(path_of(job, given.work)) is None]
+    missing = [job for job in jobs if CellResult.load(path_of(job, given.work)) is None]
     print(f"{len(jobs)} fits, {len(jobs) - len(missing)} of them from earlier runs", flush=True)
     with multiprocessing.get_context("spawn").Pool(given.processes, start_worker) as pool:
         done = [pool.apply_async(run, (job, given.work)) for job in missing]

@@ -29,8 +29,7 @@ from headstart.data.datasets import load_dataset
 from headstart.data.splits import balanced_subset
 from headstart.data.tables import read_table
 from headstart.inference.loaded_model import load_model
-from headstart.workflows.finetune import finetune_config
-from headstart.workflows.finetune_defaults import DatasetFacts
+from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config
 
 BASES = {"en": "en-tiny", "fr": "fr-tiny"}
 VARIANTS = (

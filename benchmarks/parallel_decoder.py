@@ -17,11 +17,11 @@ import torch
 
 from headstart.batch import Batch
 from headstart.config import resolve
-from headstart.models.bodies import EncoderDecoderBody
+from headstart.models.backbones import EncoderDecoderBackbone
 from headstart.models.heads import language_head
 from headstart.models.model import Model, build_model
 from headstart.objectives import make_objective
-from headstart.workflows.measure import MadeUp
+from headstart.planning.calibrate import SyntheticData
 
 RESULTS = Path(__file__).parent / "results"
 LENGTHS = (8, 16, 32, 64)
@@ -42,7 +42,7 @@ def one_pass(model: Model, batch: Batch) -> float:
 
 def over_a_cache(model: Model, batch: Batch) -> float:
     """Token after token, the earlier ones being remembered."""
-    assert isinstance(model.backbone, EncoderDecoderBody)
+    assert isinstance(model.backbone, EncoderDecoderBackbone)
     cache, total = model.backbone.begin(batch, batch.tokens.shape[1]), 0.0
     for place in range(batch.tokens.shape[1]):
         hidden = model.backbone.read(batch.tokens[:, place : place + 1], cache)
@@ -74,7 +74,7 @@ def measure(preset: str, batch: int, repeats: int, device: str) -> list[dict[str
     model = build_model(body, size, objective.heads(body, size, 0)).eval().to(device)
     rows = []
     for length in LENGTHS:
-        texts = MadeUp(size, batch, length + 1, 0, size)
+        texts = SyntheticData(size, batch, length + 1, 0, size)
         pairs = objective.collate(texts.fetch(texts.batches(0)[0], 0), texts, torch.Generator()).to(device)
         found: dict[str, float] = {"length": length}
         losses = [way(model, pairs) for way in WAYS.values()]  # and all is warm

@@ -75,37 +75,37 @@ COMPILED_ON_GPU = [
 def child(setting: Setting, seconds: float, known: dict[str, Any]) -> None:
     """Measure one setting, predict it, and print both as JSON."""
     from headstart.config import resolve
+    from headstart.planning.calibrate import StepMeasurement, measure_steps
     from headstart.planning.devices import find_device
     from headstart.planning.plan import make_plan
-    from headstart.workflows.measure import Measured, measure_steps
     from headstart.workflows.plan import this_machine
 
     config = resolve(setting.job, setting.preset, setting.settings)
     device = find_device(known["device"]) if known else this_machine()
     plan = make_plan(config, device, batch=setting.batch, length=setting.length)
     if known:  # measured before: predict alone
-        found = Measured(
+        found = StepMeasurement(
             known["measured_seconds"], known["measured_bytes"], known["reserved_bytes"], known["steps"]
         )
     else:
-        found = measure_steps(config, plan.load.vocabulary, 2, setting.batch, setting.length, seconds)
+        found = measure_steps(config, plan.workload.vocab_size, 2, setting.batch, setting.length, seconds)
     on_gpu = device.kind == "cuda"
     print(
         json.dumps(
             {
                 **vars(setting),
                 "device": device.name,
-                "precision": plan.load.precision,
+                "precision": plan.workload.precision,
                 "compiled": plan.is_compiled,
                 "measured_bytes": found.peak_bytes,
                 "predicted_bytes": plan.memory.tensors if on_gpu else plan.memory.peak,
                 "reserved_bytes": found.reserved_bytes,
                 "measured_seconds": found.seconds_per_step,
-                "predicted_seconds": plan.duration.seconds,
+                "predicted_seconds": plan.step_time.seconds,
                 "steps": found.steps,
                 "memory_moment": plan.memory.moment,
-                "memory_parts": {part.name: part.bytes for part in plan.memory.parts},
-                "time_parts": plan.duration.parts,
+                "memory_parts": plan.memory.parts,
+                "time_parts": plan.step_time.parts,
             }
         )
     )
@@ -152,15 +152,15 @@ def row(found: dict[str, Any]) -> list[str]:
 
 
 GROUPS = {
-    "matrix and attention (divide)": ("matrices", "attention"),
-    "score_bytes (multiply)": ("scores",),
+    "matmul and attention (divide)": ("matrices", "attention"),
+    "logit_bytes (multiply)": ("logits",),
     "passes (multiply)": ("element-wise",),
     "launch (multiply)": ("launches",),
 }
 
 
 def fit(found: list[dict[str, Any]], ridge: float = 0.02) -> Any:
-    """By how much each constant of PACES would have to change for the times measured here to come out."""
+    """By how much each constant of EFFICIENCIES would have to change for the times measured here to come out."""
     import numpy as np
 
     parts, rest = split(found)
@@ -190,7 +190,7 @@ def split(found: list[dict[str, Any]]) -> tuple[Any, Any]:
 
 
 def together(parts: Any, rest: Any, factors: Any, on_cpu: bool) -> Any:
-    """Seconds of a step with its parts scaled, put together as planning/duration.py does."""
+    """Seconds of a step with its parts scaled, put together as planning/step_time.py does."""
     import numpy as np
 
     work, launches = parts[:, :3] @ factors[:3] + rest, parts[:, 3] * factors[3]
@@ -216,17 +216,17 @@ def beside(plan: Any, one: dict[str, Any], name: str, source: str) -> dict[str, 
     return {
         **{key: one[key] for key in ("preset", "job", "settings")},
         "name": name,
-        "batch": plan.load.batch,
-        "length": plan.load.length,
+        "batch": plan.workload.batch_size,
+        "length": plan.workload.length,
         "device": plan.device.name,
-        "precision": plan.load.precision,
+        "precision": plan.workload.precision,
         "compiled": one["is_compiled"],
         "source": source,
         "measured_bytes": round(one["peak_gib"] * GIB),
         "predicted_bytes": plan.memory.tensors,
         "measured_seconds": one["step_ms"] / 1e3,
-        "predicted_seconds": plan.duration.seconds,
-        "time_parts": plan.duration.parts,
+        "predicted_seconds": plan.step_time.seconds,
+        "time_parts": plan.step_time.parts,
     }
 
 
@@ -443,7 +443,7 @@ def main() -> None:
     (options.out / f"plan-{label}.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     print(text)
     plain = [one for one in content["rows"] if not one["compiled"]]
-    print("what planning/duration.py's PACES would need:")
+    print("what planning/step_time.py's EFFICIENCIES would need:")
     for name, factor in zip(GROUPS, fit(plain), strict=True):
         print(f"  {name}: × {factor:.2f}")
 

@@ -17,7 +17,7 @@ from bench import RESULTS, Sheet
 from torch.profiler import ProfilerActivity, profile
 
 from headstart.config import resolve
-from headstart.workflows.measure import measure_steps
+from headstart.planning.calibrate import measure_steps
 
 ADAMW = {
     "objective": {"name": "masked-lm"},

@@ -94,20 +94,19 @@ def rival(run: Path, port: int) -> None:
 
 def model_alone(run: Path, texts: list[str], precision: str) -> dict[str, Any]:
     """Milliseconds of one core for a text read by itself and among 64; the best of a few tries."""
-    from headstart.serving.bounds import Bounds
-    from headstart.serving.loaded import Loaded
-
     from headstart.inference.loaded_model import load_model
+    from headstart.serving.model_worker import ModelWorker
+    from headstart.serving.schema import Limits
 
-    loaded = Loaded(load_model(str(run)), Bounds(), precision)
-    found: dict[str, Any] = {"precision": loaded.precision}
+    worker = ModelWorker(load_model(str(run)), Limits(), precision)
+    found: dict[str, Any] = {"precision": worker.precision}
     for name, size in (("alone_ms", 1), ("together_ms", 64)):
         groups = [texts[at : at + size] for at in range(0, 64, size)]
         tries = []
         for _ in range(6):
             start = time.process_time()
             for group in groups:
-                loaded.work(("classify", False), group)
+                worker.run_batch(("classify", False), group)
             tries.append(1000 * (time.process_time() - start) / 64)
         found[name] = min(tries[1:])
     return found

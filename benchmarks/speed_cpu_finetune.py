@@ -17,9 +17,8 @@ from peers import TrainerWay, lab_gpt2, notebook_classifier, pad_rows
 from headstart.config import resolve
 from headstart.data.tokenizer import open_tokenizer
 from headstart.training.runtime import start_runtime
-from headstart.workflows.classifier import make_classifier, make_trainer
-from headstart.workflows.finetune import finetune_config
-from headstart.workflows.labelled import Task, load_labelled, make_task
+from headstart.workflows.finetune import Task, load_labelled, make_classifier, make_task, make_trainer
+from headstart.workflows.finetune_defaults import finetune_config
 
 BATCH = 16
 TARGET = 3.0

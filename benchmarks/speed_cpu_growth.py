@@ -85,8 +85,8 @@ def corpus_child(megabytes: int) -> None:
         model = build_model(config.model, tokenizer.size, objective.heads(config.model, tokenizer.size, 0))
         loader = make_loader(corpus.train, config, objective, tokenizer)
         trainer = Trainer(model, objective, loader, tokenizer, config, start_runtime(config.training))
-        for _, parts in zip(range(8), trainer._steps(), strict=False):
-            trainer._step(parts)
+        for _, parts in zip(range(8), trainer.batches(), strict=False):
+            trainer.step(parts)
     print(json.dumps({"seconds": prepared, "bytes": peak, "training bytes": peak_memory()}))
 
 

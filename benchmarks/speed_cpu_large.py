@@ -61,7 +61,7 @@ def own_memory() -> int:
 def prepare_child(file: str, tokenizer: str, number: str, count: str) -> None:
     """Prepare one share, and tell processor seconds and the peak."""
     from headstart.training.runtime import peak_memory
-    from headstart.workflows.prepare import prepare_corpora
+    from headstart.workflows.tokenize_corpus import prepare_corpora
 
     settings = {"data": {"document_separator": "line"}, "tokenizer": {"type": tokenizer}}
     start = time.process_time()

@@ -21,8 +21,8 @@ from headstart.data.samplers import BlockLoader
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives import make_objective
-from headstart.planning.cost import count_flops
-from headstart.planning.load import make_load
+from headstart.planning.flops import count_flops
+from headstart.planning.workload import make_workload
 from headstart.training.runtime import seed_everything, start_runtime
 from headstart.training.trainer import Trainer
 
@@ -138,7 +138,7 @@ def masked(preset: str, batch: int, steps: int, data: str) -> dict[str, Callable
 def flops_a_token(preset: str, vocabulary: int) -> float:
     """Operations of training on one token, by the plan's formulas."""
     config = resolve("pretrain", preset, {})
-    return count_flops(make_load(config, "cpu", "float32", vocabulary)).training
+    return count_flops(make_workload(config, "cpu", "float32", vocabulary)).training
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import torch
 
 import headstart as hs
 from headstart.batch import Batch
-from headstart.generation.decode import Rules, decode
+from headstart.generation.generate import Rules, decode
 from headstart.generation.reader import ModelReader, prompts
 from headstart.inference.loaded_model import load_model
 

@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +185,9 @@ def make_loader(config: Any, objective: Any, size: int, folder: Path) -> Any:
 
 def make_alphabet(size: int) -> Any:
     """What objectives must know of a tokenizer."""
-    from headstart.workflows.measure import MadeUp
+    from headstart.planning.calibrate import SyntheticData
 
-    return MadeUp(size, 1, 1, 0, special_ids=frozenset({0, 1, 2}))
+    return SyntheticData(size, 1, 1, 0, special_ids=frozenset({0, 1, 2}))
 
 
 # --- one child: a setting, ready and then measured -------------------------------------------------------------------
@@ -279,10 +279,10 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
     from headstart.errors import Stopped
     from headstart.models.model import build_model, count_parameters
     from headstart.objectives import make_objective
-    from headstart.planning.cost import count_flops
     from headstart.planning.devices import find_device
-    from headstart.planning.load import make_load
+    from headstart.planning.flops import count_flops
     from headstart.planning.plan import make_plan
+    from headstart.planning.workload import make_workload
     from headstart.training.callbacks import Event, StepDone
     from headstart.training.runtime import StopSignal, seed_everything, start_runtime
     from headstart.training.trainer import Trainer
@@ -343,15 +343,15 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
         trainer.run()
     seconds = seen["end"] - seen["start"]
     precision = str(runtime.precision).removeprefix("torch.")
-    load = make_load(config, runtime.device.type, precision, size)
-    load = load.compiled(True) if setting.is_compiled else load  # they finish every position
+    load = make_workload(config, runtime.device.type, precision, size)
+    if setting.is_compiled:  # compiled code computes every position
+        load = replace(load, last_layer_fraction=1.0, is_compiled=True)
     if objective.reads == "blocks":
         mean = load.length
     else:
         mean = round(float(loader.lengths[:, 0].mean()))
-        load = load.with_(
-            length=mean, source_length=round(float(loader.lengths[:, -1].mean())) if load.source_length else 0
-        )
+        source_length = round(float(loader.lengths[:, -1].mean())) if load.source_length else 0
+        load = replace(load, length=mean, source_length=source_length)
     flops = count_flops(load)
     tokens = seen["read"] / seconds
     plan = make_plan(config, find_device("H200"), length=mean)
@@ -368,7 +368,7 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
         "loss": seen["loss"],
         "graphs": seen["graphs_at_end"],
         "recompiled": seen["graphs_at_end"] - seen["graphs"],
-        "planned_tokens_per_second": plan.duration.tokens_per_second,
+        "planned_tokens_per_second": plan.step_time.tokens_per_second,
         **({"profile": seen["profile"]} if isinstance(seen.get("profile"), dict) else {}),
     }
 

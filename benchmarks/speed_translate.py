@@ -27,8 +27,8 @@ import torch
 import headstart as hs
 from headstart.batch import EncodedExample
 from headstart.data.samplers import TextLoader
-from headstart.generation.beam import Beam, beam_search
-from headstart.generation.decode import Rules
+from headstart.generation.beam_search import Beam, beam_search
+from headstart.generation.generate import Rules
 from headstart.generation.reader import sources
 from headstart.inference.translate import Translator, open_translator
 

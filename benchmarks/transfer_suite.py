@@ -47,7 +47,7 @@ from headstart.baselines.tfidf import train_tfidf
 from headstart.config import DataConfig
 from headstart.data.dataset import Dataset, Example, text_hash
 from headstart.data.datasets import SOURCES, split_files
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.splits import balanced_subset, deduplicate
 from headstart.data.tables import column_names, iterate_rows, read_table
 from headstart.data.text_io import read_lines
@@ -56,8 +56,8 @@ from headstart.evaluation.statistics import interval
 from headstart.pretrained import CHECKSUMS, describe_base
 from headstart.reports.formatting import UNKNOWN, format_interval, format_score
 from headstart.results import Interval, plain
-from headstart.workflows.finetune import finetune_config
-from headstart.workflows.labelled import data_fingerprint
+from headstart.workflows.finetune import data_fingerprint
+from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.pretrain import pretrain_config
 from headstart.workflows.run_dir import commit
 
@@ -316,7 +316,7 @@ def default_settings(base: Base, arm: str) -> list[str]:
     trained = hs.load_model(base.path, with_weights=False)
     found = [(finetune_config(trained, None, {})[0], "headstart.workflows.finetune_defaults")]
     if arm == "adapted":
-        found.append((pretrain_config(None, {}, trained)[0], "headstart.workflows.continued"))
+        found.append((pretrain_config(None, {}, trained)[0], "headstart.workflows.pretrain"))
     return [content_hash([config.model_dump(), syntax_tree(module)]) for config, module in found]
 
 
@@ -491,7 +491,7 @@ def run_cell(cell: Cell, work: Path) -> Record:
     if cell.base:  # scored texts that the base has read in its pretraining
         hashes = np.array([text_hash(row.text) for row in rows], np.uint64)
         found["seen"] = int(
-            seen_before(hashes, hs.load_model(base, with_weights=False).train_fingerprints).sum()
+            is_contaminated(hashes, hs.load_model(base, with_weights=False).train_fingerprints).sum()
         )
         if cell.arm == "setfit":
             base = cell.base.source

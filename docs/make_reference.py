@@ -43,7 +43,7 @@ def settings_page() -> str:
         fields = dataclasses.fields(kind)
         lines += [f"- `objective.{field.name}` = `{field.default}`" for field in fields] or ["No settings."]
         lines.append("")
-    from headstart.serving.limits import Limits
+    from headstart.serving.schema import Limits
 
     lines += ["## Limits of headstart serve", "", "`headstart serve --set limits.KEY=VALUE` changes one.", ""]
     lines += ["| key | default | meaning |", "|---|---|---|"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from headstart.config import DataConfig
 from headstart.data.dataset import Example, text_hash
 from headstart.data.datasets import label_mapper, load_dataset
-from headstart.data.decontamination import apart_hashes
+from headstart.data.decontamination import evaluation_hashes
 from headstart.data.splits import split_by_hash
 from headstart.data.text_io import read_lines
 from headstart.errors import DataError
@@ -120,7 +120,7 @@ def write_tables(
         if not known & hashes(row.text):
             known |= hashes(row.text)
             splits["train"].append(row)
-    never = set(apart_hashes(list(held_out)).tolist())
+    never = set(evaluation_hashes(list(held_out)).tolist())
     counts = {}
     for name, rows in splits.items():
         allowed = [row for row in rows if text_hash(row.text) not in never]

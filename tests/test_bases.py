@@ -14,7 +14,7 @@ from headstart.cli.app import app
 from headstart.config import DataConfig
 from headstart.data.dataset import hashes
 from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import LOW, seen_before
+from headstart.data.decontamination import LOW, is_contaminated
 from headstart.errors import HeadstartError
 from headstart.inference.classify import predict
 from headstart.inference.loaded_model import load_model
@@ -137,10 +137,10 @@ def imdb():
 def test_an_english_base_has_read_neither_valid_nor_test_of_imdb(base, imdb):
     """Every hash is asked for, in the short form too; that most of train is found shows that the question can fail."""
     seen = loaded(base.name).train_fingerprints
-    assert seen_before(hashes(imdb.texts("train")), seen).mean() > 0.9
+    assert is_contaminated(hashes(imdb.texts("train")), seen).mean() > 0.9
     for split in ("valid", "test"):
         assert len(imdb.texts(split)) > 2000
-        assert not seen_before(hashes(imdb.texts(split)), seen).any(), split
+        assert not is_contaminated(hashes(imdb.texts(split)), seen).any(), split
 
 
 @pytest.mark.parametrize("base", ["fr-small", "fr-tiny"], indirect=True)
@@ -148,7 +148,7 @@ def test_a_french_base_has_read_no_valid_text_of_cls_books(base):
     """By the short hashes of its 400 valid texts and of 400 train texts, which one of the two has read."""
     known = json.loads((Path(__file__).parent / "cls_books_fr.json").read_text())
     read = {
-        part: seen_before(np.array(first, np.uint64) << LOW, loaded(base.name).train_fingerprints).mean()
+        part: is_contaminated(np.array(first, np.uint64) << LOW, loaded(base.name).train_fingerprints).mean()
         for part, first in known.items()
     }
     assert len(known["valid"]) == len(known["train"]) == 400

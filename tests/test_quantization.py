@@ -7,7 +7,7 @@ import torch
 
 from headstart.checkpoint import save_weights
 from headstart.errors import ConfigError, RunError
-from headstart.quantization import as_stored, compact, read_weights, rounded, store_weights, stored_bytes
+from headstart.quantization import as_stored, compact, quantize, read_weights, store_weights, stored_bytes
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def test_eight_bits_are_off_by_half_a_step_of_the_row_at_most(weights):
     found = as_stored(weights, "int8")
     table = weights["model.table"]
     step = table.abs().amax(dim=1, keepdim=True) / 127
-    assert ((found["model.table"] - table).abs() <= 0.501 * step).all()  # scales are rounded up to 16 bits
+    assert ((found["model.table"] - table).abs() <= 0.501 * step).all()  # scales are quantize up to 16 bits
     assert torch.allclose(found["model.norm"], weights["model.norm"], rtol=2**-11, atol=0)  # vectors too
     assert torch.equal(found["model.zeros"], weights["model.zeros"])
-    whole, _ = rounded(table)
+    whole, _ = quantize(table)
     assert whole.abs().max() == 127
 
 
@@ -58,7 +58,7 @@ def test_rows_of_any_size_are_off_by_half_a_step_at_most(weights, size):
     step = rows.abs().amax(dim=1, keepdim=True) / 127
     assert ((found["table"] - rows).abs() <= 0.501 * step).all()
     assert torch.allclose(found["vector"], rows[0], rtol=2**-11, atol=2**-25)
-    _, scale = rounded(rows)
+    _, scale = quantize(rows)
     assert scale.dtype == (torch.float16 if size in (1.0,) else torch.float32)
 
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from headstart.inference.translate import translate as translate
     from headstart.models.model import HeadSpec as HeadSpec
     from headstart.pretrained import shipped_bases as shipped_bases
-    from headstart.workflows.classifier import swap_heads as swap_heads
     from headstart.workflows.compare import compare as compare
     from headstart.workflows.convert import export as export
     from headstart.workflows.convert import import_model as import_model
     from headstart.workflows.demo import run_demo as run_demo
     from headstart.workflows.evaluate import evaluate as evaluate
     from headstart.workflows.finetune import finetune as finetune
+    from headstart.workflows.finetune import swap_heads as swap_heads
     from headstart.workflows.pack import pack as pack
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.recipe import run_recipe as run_recipe
@@ -69,7 +69,7 @@ _PUBLIC = {
     "run_demo": "headstart.workflows.demo",
     "run_recipe": "headstart.workflows.recipe",
     "shipped_bases": "headstart.pretrained",
-    "swap_heads": "headstart.workflows.classifier",
+    "swap_heads": "headstart.workflows.finetune",
     "text_vectors": "headstart.inference.embed",
     "translate": "headstart.inference.translate",
     "tune": "headstart.workflows.tune",

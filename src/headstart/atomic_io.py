@@ -1,4 +1,4 @@
-"""Writing that is never half done: beside, synced, renamed; and the fingerprints of what was written."""
+"""Atomic writes: a file or a folder is written under another name, synced and renamed. And SHA-256 hashes."""
 
 import hashlib
 import json
@@ -14,9 +14,9 @@ from uuid import uuid4
 from headstart.errors import RunError
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Make what was written to a file, or the renames inside a folder, durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -38,30 +38,37 @@ def writing(path: Path) -> Iterator[None]:
         raise RunError(f"cannot write {path}: {reason}", hint=hint) from error
 
 
-def _beside(path: Path) -> Path:
-    """A new name beside `path`; by chance, because processes of two machines or containers may have one number."""
-    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A new name beside `path` that is renamed to it at the end, or removed after an error.
+
+    The name is random, because processes of two machines or containers may have the same number.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        except BaseException:
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
 
 
 def write_with(path: Path, write: Callable[[Path], Any]) -> None:
     """Let `write` fill a file beside `path`, sync it and rename it into place."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = _beside(path)
-        try:
-            write(beside)
-            with open(beside, "rb") as handle:
-                os.fsync(handle.fileno())
-            os.replace(beside, path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+    with _replacing(path) as temporary:
+        write(temporary)
+        _sync(temporary)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace the file at `path` in one step."""
-    write_with(path, lambda beside: beside.write_bytes(content))
+    write_with(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_text(path: Path, content: str) -> None:
@@ -91,22 +98,13 @@ def refuse_existing(path: Path) -> None:
 
 def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
     """Let `fill` write into a folder beside `path`, sync every file, then rename it to the new name `path`."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = _beside(path)
-        beside.mkdir()
-        try:
-            fill(beside)
-            for file in beside.rglob("*"):
-                if file.is_file():
-                    with open(file, "rb") as handle:
-                        os.fsync(handle.fileno())
-            sync_folder(beside)
-            os.replace(beside, path)
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
-        sync_folder(path.parent)
+    with _replacing(path) as temporary:
+        temporary.mkdir()
+        fill(temporary)
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        _sync(temporary)
 
 
 def write_folder_once(path: Path, fill: Callable[[Path], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Weights stored compactly: in 8 or 16 bits, as shards of a size that travels well, each known by its hash."""
+"""Weights in files of 8, 16 or 32 bits, split into shards, each with a checksum."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,42 +13,42 @@ from headstart.checkpoint import load_weights, save_weights
 from headstart.errors import ConfigError, RunError
 
 FORMAT = 1
-INDEX = "weights.json"  # written last: it says that the shards are whole
-WEIGHTS_FILE = "model.safetensors"  # the weights as training leaves them
+INDEX = "weights.json"  # written last: the shards are complete when it exists
+WEIGHTS_FILE = "model.safetensors"  # the weights as training writes them
 FORMS = ("float32", "bfloat16", "int8")
 MIB = 2**20
-SPARE = 256  # bytes that a shard's head may take for one tensor
-MARK = "@"  # between a matrix's name and the first row of a piece
+HEADER_BYTES = 256  # at most, of one tensor in a shard's header
+ROW_SEPARATOR = "@"  # between a matrix's name and the first row of a piece
 SCALE = ":scale"
-SMALLEST, LARGEST = 2.0**-14, 2.0**15  # between them 16 bits hold eleven figures of a number, of two
+SMALLEST, LARGEST = 2.0**-14, 2.0**15  # float16 has its full precision between them
 
 
-def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix as whole numbers from -127 to 127, and what each row's are multiplied by, in 16 bits where they serve."""
+def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix as integers from -127 to 127, and the scale of each row, in float16 where that is exact enough."""
     flat = rows.float().flatten(1)  # (N, D)
     largest = flat.abs().amax(dim=1)  # (N,)
     scale = torch.where(largest == 0, 127.0, largest) / 127
     half = scale.half()
     half = torch.where(
         half.float() < scale, (half.view(torch.int16) + 1).view(torch.float16), half
-    )  # upwards
+    )  # rounded up
     if len(scale) and scale.min() >= SMALLEST and scale.max() <= LARGEST:
         scale = half
     return torch.round(flat / scale.float()[:, None]).to(torch.int8).view(rows.shape), scale
 
 
-def restored(whole: Tensor, scale: Tensor) -> Tensor:
-    """The matrix that `rounded` gave, as near as 8 bits come."""
+def dequantize(whole: Tensor, scale: Tensor) -> Tensor:
+    """The matrix that `quantize` was given, to 8 bits."""
     return (whole.float().flatten(1) * scale.float()[:, None]).view(whole.shape)
 
 
 def as_stored(weights: Mapping[str, Tensor], form: str) -> dict[str, Tensor]:
-    """The weights as they come back from being stored in this form."""
-    return {name: _back(_encoded(weight, form)) for name, weight in weights.items()}
+    """The weights as they are read after being stored in this form."""
+    return {name: _decoded(_encoded(weight, form)) for name, weight in weights.items()}
 
 
 def _encoded(weight: Tensor, form: str) -> dict[str, Tensor]:
-    """The tensors that stand for a weight, by the ending of their name; vectors keep 16 bits under int8."""
+    """The tensors that encode a weight, by the suffix of their name; vectors have 16 bits under int8."""
     if not weight.is_floating_point() or form == "float32":
         return {"": weight}
     if form == "bfloat16":
@@ -56,13 +56,13 @@ def _encoded(weight: Tensor, form: str) -> dict[str, Tensor]:
     if weight.ndim < 2:
         largest = float(weight.abs().max()) if weight.numel() else 0.0
         return {"": weight.half() if largest == 0 or SMALLEST <= largest <= LARGEST else weight.float()}
-    whole, scale = rounded(weight)
+    whole, scale = quantize(weight)
     return {"": whole, SCALE: scale}
 
 
-def _back(parts: Mapping[str, Tensor]) -> Tensor:
+def _decoded(parts: Mapping[str, Tensor]) -> Tensor:
     if SCALE in parts:
-        return restored(parts[""], parts[SCALE])
+        return dequantize(parts[""], parts[SCALE])
     return parts[""].float() if parts[""].is_floating_point() else parts[""]
 
 
@@ -89,7 +89,7 @@ def store_weights(folder: Path, weights: Mapping[str, Tensor], form: str, shard_
 def _pieces(
     weights: Mapping[str, Tensor], form: str, most: float
 ) -> Iterator[tuple[str, dict[str, Tensor], int]]:
-    """Each weight's tensors with their bytes; a matrix that no shard could hold comes in pieces of rows."""
+    """Each weight's tensors with their bytes; a matrix larger than a shard is split into pieces of rows."""
     for name, weight in weights.items():
         own = weight.detach().cpu()
         parts = _encoded(own, form)
@@ -98,38 +98,40 @@ def _pieces(
             yield name, parts, size
             continue
         count = len(own) if own.ndim else 1
-        rows = int((most - 2 * SPARE) // (sum(part.nbytes for part in parts.values()) / count))
+        rows = int((most - 2 * HEADER_BYTES) // (sum(part.nbytes for part in parts.values()) / count))
         if rows < 1:
             raise ConfigError(f"a row of {name} is larger than a shard may be", hint="allow larger shards")
         for start in range(0, count, rows):
             piece = {ending: part[start : start + rows] for ending, part in parts.items()}
-            yield f"{name}{MARK}{start}", piece, _bytes(piece)
+            yield f"{name}{ROW_SEPARATOR}{start}", piece, _bytes(piece)
 
 
 def _bytes(parts: Mapping[str, Tensor]) -> int:
-    return sum(part.nbytes + SPARE for part in parts.values())
+    return sum(part.nbytes + HEADER_BYTES for part in parts.values())
 
 
 def compact(folder: Path, form: str, shard_mib: float) -> None:
-    """Replace a run's weights as training left them by their compact form; once done, nothing is left to do."""
+    """Replace a run's training weights by their compact form; a second call changes nothing."""
     if not (folder / INDEX).exists():
         store_weights(folder, load_weights(folder / WEIGHTS_FILE), form, shard_mib)
     (folder / WEIGHTS_FILE).unlink(missing_ok=True)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a run in 32 bits, however they are stored; what is damaged is an error."""
+    """The weights of a run in 32 bits, however they are stored; damage is an error."""
     if not (folder / INDEX).exists():
         return load_weights(folder / WEIGHTS_FILE)
     index = _index(folder)
     found: dict[str, dict[int, dict[str, Tensor]]] = {}
     for file, checksum in index["files"].items():
-        check_file(folder / file, checksum)
+        verify_file(folder / file, checksum)
         for key, tensor in load_weights(folder / file).items():
             plain = key.removesuffix(SCALE)
-            name, _, start = plain.partition(MARK)
+            name, _, start = plain.partition(ROW_SEPARATOR)
             found.setdefault(name, {}).setdefault(int(start or 0), {})[key.removeprefix(plain)] = tensor
-    return {name: _together([_back(pieces[at]) for at in sorted(pieces)]) for name, pieces in found.items()}
+    return {
+        name: _together([_decoded(pieces[at]) for at in sorted(pieces)]) for name, pieces in found.items()
+    }
 
 
 def _together(pieces: list[Tensor]) -> Tensor:
@@ -152,8 +154,8 @@ def _index(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder / INDEX} cannot be read: {error!r}", hint="copy the folder again") from None
 
 
-def check_file(path: Path, checksum: str) -> None:
-    """Raise unless the file is there with exactly the bytes that were written."""
+def verify_file(path: Path, checksum: str) -> None:
+    """Raise an error unless the file exists with exactly the bytes that were written."""
     if not path.is_file():
         raise RunError(f"{path} is missing", hint="copy the folder again, whole")
     if file_hash(path) != checksum:

@@ -18,7 +18,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Validation marks after `epoch` epochs; epoch 0 is before any step."""
+    """Validation scores after `epoch` epochs; epoch 0 is before any step."""
 
     epoch: float
     step: int
@@ -28,23 +28,23 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """Weights taken from the base, weights that start fresh, weights left behind (name -> count of numbers)."""
+class TransferReport:
+    """Weights taken from the base, weights that are new, weights of the base that are not used (name -> size)."""
 
     reused: dict[str, int]
-    fresh: dict[str, int]
-    left: dict[str, int]
+    initialized: dict[str, int]
+    dropped: dict[str, int]
 
     @property
-    def kept_head(self) -> bool:
-        """Whether a classifier's head crossed with the body."""
+    def reused_head(self) -> bool:
+        """Whether the head of a classifier is reused."""
         return any(name.startswith("heads.class.") for name in self.reused)
 
     def summary(self) -> str:
         """One line for the terminal."""
-        word = "reused (the head too)" if self.kept_head else "reused"
-        parts = ((word, self.reused), ("fresh", self.fresh), ("left behind", self.left))
-        return ", ".join(f"{sum(kept.values()):,} weights {word}" for word, kept in parts)
+        head = " (the head too)" if self.reused_head else ""
+        parts = ((f"reused{head}", self.reused), ("initialized", self.initialized), ("dropped", self.dropped))
+        return ", ".join(f"{sum(sizes.values()):,} weights {word}" for word, sizes in parts)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ ArmKind = Literal["classical", "scratch", "frozen", "fine-tuned", "ensemble"]
 
 
 @dataclass(frozen=True)
-class Arm:
+class VariantResult:
     """One way to train, over all seeds, at one label budget."""
 
     name: str
@@ -150,9 +150,9 @@ class Arm:
     leak_free_accuracy: Interval
     calibration_error: Interval
     base: str = ""
-    twin: str = ""  # the arm that differs in one thing alone: from scratch, or for an ensemble its members
-    transfer: Transfer | None = None
-    passes_mark: list[float | None] = field(default_factory=list)  # per seed: first epoch at or over the mark
+    control: str = ""  # the arm that differs in one thing only: from scratch, or for an ensemble its members
+    transfer: TransferReport | None = None
+    epochs_to_target: list[float | None] = field(default_factory=list)  # per seed; None = never
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ class Comparison:
     truth: list[int]
     label_budgets: list[int]
     epochs: float
-    mark: float
-    arms: list[Arm]
+    target_accuracy: float
+    arms: list[VariantResult]
     tests: list[PairedTest]
     mistakes: list[Mistake]
     audit: dict[str, Any]
@@ -212,7 +212,7 @@ class Comparison:
     notes: list[str]
     provenance: Provenance
 
-    def arm(self, name: str, labels: int | None = None) -> Arm:
+    def arm(self, name: str, labels: int | None = None) -> VariantResult:
         """The arm called `name` at a label budget, the largest unless told."""
         budget = max(self.label_budgets) if labels is None else labels
         return next(arm for arm in self.arms if arm.name == name and arm.labels == budget)
@@ -230,7 +230,7 @@ def comparison_from(content: dict[str, Any]) -> Comparison:
 
 def with_nan(value: Any, name: str = "") -> Any:
     """A result as it was before JSON, which writes what is not a number as null."""
-    if name in ("audit", "settings", "passes_mark"):  # there None means none
+    if name in ("audit", "settings", "epochs_to_target"):  # there None means none
         return value
     if isinstance(value, dict):
         return {key: with_nan(inner, key) for key, inner in value.items()}

@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from headstart.baselines.tfidf import DEFAULT_STEEPNESS, train_tfidf
+from headstart.baselines.tfidf import DEFAULT_INVERSE_TEMPERATURE, train_tfidf
 from headstart.errors import DataError
 
 GOOD, BAD = (
@@ -49,11 +49,11 @@ def test_three_classes_with_a_gap_keep_their_columns():
 )
 def test_two_texts_of_one_sign_are_enough_in_any_script(texts):
     model = train_tfidf(texts, [0, 1], seed=0)
-    assert model.steepness == DEFAULT_STEEPNESS
+    assert model.inverse_temperature == DEFAULT_INVERSE_TEMPERATURE
     assert model.predict_probabilities(texts).argmax(axis=1).tolist() == [0, 1]
 
 
-def test_no_text_asked_gives_no_row():
+def test_no_texts_give_no_rows():
     assert train_tfidf(["a", "b"], [0, 1], seed=0).predict_probabilities([]).shape == (0, 2)
 
 
@@ -70,11 +70,11 @@ def test_the_same_seed_gives_the_same_answers():
     np.testing.assert_array_equal(first, second)
 
 
-def test_one_steepness_changes_no_answer():
+def test_the_temperature_changes_no_prediction():
     texts, labels = reviews(60)
     model = train_tfidf(texts, labels, seed=0)
     margins = model.linear.decision_function(
-        np.hstack([reader.transform(texts).toarray() for reader in model.readers.values()]).astype(np.float32)
+        np.hstack([each.transform(texts).toarray() for each in model.vectorizers.values()]).astype(np.float32)
     )
     assert (model.predict_probabilities(texts).argmax(axis=1) == (margins > 0)).all()
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A browser and its driver: installed where that is possible, asked for where it is not.
+# A browser and its driver: installed where that is possible, requested where it is not.
 set -eu
 has() { command -v "$1" >/dev/null 2>&1; }
 if has chromedriver && { has chromium || has google-chrome; }; then exit 0; fi

@@ -8,7 +8,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.browser.conftest import DESKTOP, FIND_ALL, PHONE, Page
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)> \"quote' &amp; \u202etfel 🎬 " + "w" * 300
-TABS = ["classify", "write", "translate", "attention", "runs", "plan"]
+TABS = ["classify", "generate", "translate", "attention", "runs", "plan"]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def look(browser, size, scheme):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
 
 
-def test_a_text_gets_its_label_with_each_tokens_part(page):
+def test_a_text_gets_its_label_with_the_attribution_of_each_token(page):
     page.open("classify")
     page.type("#classify-text", "a wonderful film")
     page.send("classify")
@@ -47,20 +47,21 @@ def test_a_text_gets_its_label_with_each_tokens_part(page):
     assert "null" not in page.text("#classify-result")
 
 
-@pytest.mark.parametrize("tab", ["classify", "write", "attention"])
+@pytest.mark.parametrize("tab", ["classify", "generate", "attention"])
 def test_hostile_text_is_shown_as_text_and_nothing_runs(page, tab):
     page.open(tab)
     page.type(
-        {"classify": "#classify-text", "write": "#write-prompt", "attention": "#attention-text"}[tab], HOSTILE
+        {"classify": "#classify-text", "generate": "#generate-prompt", "attention": "#attention-text"}[tab],
+        HOSTILE,
     )
     page.send(tab)
     assert not page.is_shown("#problem")
     if tab == "classify":
         assert "<script>alert(1)" in page.text("#classify-result .pieces").replace("\\u202e", "")
         assert not page.count("#classify-result script, #classify-result img")
-    if tab == "write":
-        assert page.text("#written .given") == HOSTILE
-        assert not page.count("#written script, #written img")
+    if tab == "generate":
+        assert page.text("#generated .given") == HOSTILE
+        assert not page.count("#generated script, #generated img")
     if tab == "attention":
         assert "<script>" in "".join(page.texts("#attention-maps >>> .token")).replace("▁", " ")
         assert not page.count("#attention-maps >>> script, img")
@@ -68,27 +69,27 @@ def test_hostile_text_is_shown_as_text_and_nothing_runs(page, tab):
 
 
 def test_text_comes_token_by_token_and_can_be_stopped(page):
-    page.open("write")
-    page.type("#write-tokens", "40")
-    page.send("write")
-    assert len(page.text("#written .new")) > 0
-    assert "tokens" in page.text("#written-about")
-    first = page.text("#written .new")
-    page.send("write")
-    assert page.text("#written .new") == first
-    page.type("#write-seed", "5")
-    page.send("write")
-    assert page.text("#written .new") != first
+    page.open("generate")
+    page.type("#generate-tokens", "40")
+    page.send("generate")
+    assert len(page.text("#generated .new")) > 0
+    assert "tokens" in page.text("#generated-about")
+    first = page.text("#generated .new")
+    page.send("generate")
+    assert page.text("#generated .new") == first
+    page.type("#generate-seed", "5")
+    page.send("generate")
+    assert page.text("#generated .new") != first
     page.run("""const real = window.fetch; window.fetch = async (path, options) => {
         if (path !== "/v1/generate") return real(path, options);
         const body = new ReadableStream({ start(control) { control.enqueue(new TextEncoder().encode('{"text": "slow"}\\n'));
             options.signal.addEventListener("abort", () => control.error(options.signal.reason)); } });
         return new Response(body); };""")
-    page.click("#write-go")
-    page.until(lambda: page.text("#written .new") == "slow")
-    page.click("#write-stop")
-    page.settle("write")
-    assert page.text("#written-about") == "stopped."
+    page.click("#generate-go")
+    page.until(lambda: page.text("#generated .new") == "slow")
+    page.click("#generate-stop")
+    page.settle("generate")
+    assert page.text("#generated-about") == "stopped."
     assert not page.is_shown("#problem")
 
 
@@ -142,7 +143,7 @@ def test_a_plan_is_calculated(page):
     assert "cost" in page.text("#plan-result section:last-of-type thead")
 
 
-def test_a_problem_is_told_with_its_hint(page):
+def test_a_problem_is_shown_with_its_hint(page):
     page.open("plan")
     page.type("#plan-width", "10")
     page.type("#plan-attention-heads", "3")
@@ -158,7 +159,7 @@ def test_a_problem_is_told_with_its_hint(page):
     assert not page.is_shown("#problem")
 
 
-def test_a_run_that_trains_is_followed_live(page, runs):
+def test_the_curves_of_a_run_that_trains_are_live(page, runs):
     log = runs / "unfinished" / "log.jsonl"
     before = log.read_bytes()
     try:
@@ -190,10 +191,10 @@ def test_a_comparison_shows_its_report_in_a_sandbox(page):
     assert page.frame_shows(frame, "what it bought")
 
 
-def test_tabs_are_moved_through_by_keyboard_and_kept_in_the_address(page):
+def test_the_keyboard_moves_through_tabs_and_the_address_names_the_tab(page):
     page.open("classify")
     page.press("#tab-classify", Keys.ARROW_RIGHT)
-    assert page.until(lambda: page.browser.current_url.endswith("#write"))
+    assert page.until(lambda: page.browser.current_url.endswith("#generate"))
     page.keys(Keys.END)
     assert page.until(lambda: page.browser.current_url.endswith("#plan"))
     page.keys(Keys.ARROW_RIGHT)
@@ -220,7 +221,7 @@ def test_everything_is_reached_with_the_keyboard_alone(page):
     assert page.until(lambda: page.is_shown("#classify-result"))
 
 
-def test_every_control_has_a_name_and_every_id_stands_once(page):
+def test_every_control_has_a_name_and_every_id_is_unique(page):
     page.open("classify")
     unnamed = page.run("""return [...document.querySelectorAll("input, select, textarea, button, iframe")].filter((e) =>
         !(e.labels && e.labels.length) && !e.textContent.trim() && !e.getAttribute("aria-label") && !e.title).map((e) => e.outerHTML)""")
@@ -261,7 +262,7 @@ return [...document.querySelectorAll("h1, h2, p, label, button, small, th, td, l
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("tab", TABS)
-def test_every_word_stands_out_from_its_ground(page, tab, scheme):
+def test_every_word_has_enough_contrast(page, tab, scheme):
     look(page.browser, DESKTOP, scheme)
     page.open(tab)
     if tab != "runs":

@@ -1,4 +1,4 @@
-"""A server with a token, in a browser that is asked for it."""
+"""A server that needs a token, in a browser."""
 
 import pytest
 from selenium.webdriver.common.keys import Keys

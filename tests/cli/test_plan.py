@@ -31,8 +31,8 @@ def test_flags_reach_the_plan():
         "--optimizer", "adamw", "--set", "model.num_layers=3",
     )  # fmt: skip
     blocks = {block["name"]: block for block in found["parameters"]["blocks"]}
-    assert blocks["token table"]["total"] == 384_000
-    assert blocks["attention in"]["times"] == 3
+    assert blocks["token embedding"]["total"] == 384_000
+    assert blocks["attention qkv"]["times"] == 3
     assert found["memory"]["batch"] == 7
     assert found["memory"]["length"] == 33
     assert found["memory"]["precision"] == "float32"

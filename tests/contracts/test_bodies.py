@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.batch import Batch, pad
-from headstart.models.bodies import BODIES
+from headstart.models import BACKBONES
 from tests.helpers.tiny_models import ATTENTIVE, CACHED, SHAPES, VOCABULARY, make_backbone, make_batch
 
 # The block's shapes are for bodies made of blocks; the others have one.
-EVERY = [(kind, shape) for kind in BODIES for shape in SHAPES if kind in ATTENTIVE or shape == "modern"]
+EVERY = [(kind, shape) for kind in BACKBONES for shape in SHAPES if kind in ATTENTIVE or shape == "modern"]
 WATCHED = [(kind, shape) for kind, shape in EVERY if kind in ATTENTIVE]
 
 

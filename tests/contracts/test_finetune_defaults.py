@@ -7,7 +7,7 @@ import pytest
 
 from headstart.config import ModelConfig, resolve
 from headstart.inference.loaded_model import load_model
-from headstart.workflows.finetune import finetune, finetune_config
+from headstart.workflows.finetune import finetune
 from headstart.workflows.finetune_defaults import (
     MAX_EPOCHS_MANY_CLASSES,
     MIN_EPOCHS,
@@ -15,6 +15,7 @@ from headstart.workflows.finetune_defaults import (
     REUSED_HEAD_MIN_STEPS,
     UPDATES_PER_CLASS,
     DatasetFacts,
+    finetune_config,
     finetune_defaults,
     fits_recommendation,
 )

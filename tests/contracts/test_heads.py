@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from headstart.batch import Batch, pad
-from headstart.models.bodies import BODIES
-from headstart.models.heads import HEADS, POOLINGS
+from headstart.models import BACKBONES, HEADS
+from headstart.models.heads import POOLINGS
 from headstart.models.model import HeadSpec, build_model
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
@@ -17,7 +17,7 @@ SETTINGS = {
     "class": [{"pooling": p, "projection": q} for p in POOLINGS for q in ("linear", "dense")],
 }
 SOURCE = torch.tensor([[5, 6, 7], [8, 9, 0]])  # for bodies that read two texts
-EVERY = [(kind, name, settings) for kind in BODIES for name in HEADS for settings in SETTINGS[name]]
+EVERY = [(kind, name, settings) for kind in BACKBONES for name in HEADS for settings in SETTINGS[name]]
 
 
 @pytest.mark.parametrize(("kind", "name", "settings"), EVERY)

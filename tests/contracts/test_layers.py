@@ -25,6 +25,7 @@ LAYERS = [
     ["batch"],
     ["results"],
     ["config", "presets"],
+    ["constants"],
     ["pretrained"],
     ["atomic_io"],
     ["errors"],

@@ -131,12 +131,12 @@ def save_stock(folder, kind, auto_class, seed=0, **settings):
             "vocab_size": SIZE,
             "n_positions": 64,
         }
-    marks = {
+    special_ids = {
         name: getattr(words, name)
         for name in ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
     }
-    marks = {name: number for name, number in marks.items() if number is not None}
-    config = transformers.AutoConfig.for_model(kind, **{**sizes, **marks, **settings})
+    special_ids = {name: number for name, number in special_ids.items() if number is not None}
+    config = transformers.AutoConfig.for_model(kind, **{**sizes, **special_ids, **settings})
     model = stir(getattr(transformers, auto_class).from_config(config)).eval()
     model.save_pretrained(folder)
     words.save_pretrained(folder)

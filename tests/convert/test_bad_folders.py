@@ -29,8 +29,8 @@ def folder(tmp_path):
     model = build_model(body, size, {"lm": HeadSpec("lm", size)})
     rules = weight_rules(LLAMA.modules, model.state_dict(), body)
     save_file(export_weights(rules, model.state_dict()), path / "model.safetensors")
-    marks = {"model_type": "llama", "vocab_size": size, "architectures": ["LlamaForCausalLM"]}
-    (path / "config.json").write_text(json.dumps({**LLAMA.write_settings(body), **marks}))
+    more = {"model_type": "llama", "vocab_size": size, "architectures": ["LlamaForCausalLM"]}
+    (path / "config.json").write_text(json.dumps({**LLAMA.write_settings(body), **more}))
     (path / "tokenizer_config.json").write_text(json.dumps(LLAMA_TOKENS))
     return path
 
@@ -94,7 +94,7 @@ def test_an_unknown_layout_is_answered_with_the_nearest_one(folder, tmp_path, ki
     assert near in hint
 
 
-def test_a_config_without_a_layout_is_told(folder, tmp_path):
+def test_a_config_without_a_model_type_is_refused(folder, tmp_path):
     change(folder / "config.json", model_type=...)
     assert "names no model_type" in refused(folder, tmp_path)[0]
 
@@ -137,15 +137,15 @@ def test_pickles_are_never_opened(folder, tmp_path):
     assert "save_pretrained" in hint
 
 
-def test_a_folder_without_weights_is_told(folder, tmp_path):
+def test_a_folder_without_weights_is_refused(folder, tmp_path):
     (folder / "model.safetensors").unlink()
     assert "no model.safetensors" in refused(folder, tmp_path)[0]
 
 
-@pytest.mark.parametrize("kept", [0, 7, 60, -100])
-def test_torn_weights_are_named(folder, tmp_path, kept):
+@pytest.mark.parametrize("num_bytes", [0, 7, 60, -100])
+def test_torn_weights_are_named(folder, tmp_path, num_bytes):
     path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:num_bytes])
     assert "cannot be read" in refused(folder, tmp_path)[0]
 
 
@@ -175,7 +175,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder, tmp_path
     assert "do not belong together" in refused(folder, tmp_path)[1]
 
 
-def test_a_tokenizer_that_marks_no_end_is_refused(folder, tmp_path):
+def test_a_tokenizer_without_an_end_token_is_refused(folder, tmp_path):
     byte_pairs("<a>", "<b>", "<c>").save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").unlink()
     assert "no token that begins or ends" in refused(folder, tmp_path)[0]

@@ -14,31 +14,34 @@ from tests.convert.hf_models import SIZE, TOKENIZERS, save_stock
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
 
 LM = {"bert": "AutoModelForMaskedLM", "gpt2": "AutoModelForCausalLM", "llama": "AutoModelForCausalLM"}
-PLACES = {"max_position_embeddings": 64}
+POSITIONS = {"max_position_embeddings": 64}
 VARIANTS = [
-    ("bert", PLACES),
-    ("bert", {**PLACES, "hidden_act": "relu", "layer_norm_eps": 1e-5}),
-    ("bert", {**PLACES, "hidden_act": "gelu_new", "type_vocab_size": 1}),
+    ("bert", POSITIONS),
+    ("bert", {**POSITIONS, "hidden_act": "relu", "layer_norm_eps": 1e-5}),
+    ("bert", {**POSITIONS, "hidden_act": "gelu_new", "type_vocab_size": 1}),
     ("roberta", {"max_position_embeddings": 66, "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
     ("roberta", {"max_position_embeddings": 66, "type_vocab_size": 2}),
     ("camembert", {"max_position_embeddings": 66, "type_vocab_size": 1}),
     ("xlm-roberta", {"max_position_embeddings": 66, "type_vocab_size": 1}),
-    ("modernbert", {**PLACES, "local_attention": 6, "num_hidden_layers": 4}),
-    ("modernbert", {**PLACES, "local_attention": 8, "global_attn_every_n_layers": 2, "decoder_bias": False}),
-    ("modernbert", {**PLACES, "layer_types": ["full_attention"] * 3, "norm_eps": 1e-6}),
+    ("modernbert", {**POSITIONS, "local_attention": 6, "num_hidden_layers": 4}),
     (
         "modernbert",
-        {**PLACES, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
+        {**POSITIONS, "local_attention": 8, "global_attn_every_n_layers": 2, "decoder_bias": False},
     ),
-    ("eurobert", PLACES),
-    ("eurobert", {**PLACES, "tie_word_embeddings": True, "num_key_value_heads": 2}),
-    ("eurobert", {**PLACES, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-6}),
+    ("modernbert", {**POSITIONS, "layer_types": ["full_attention"] * 3, "norm_eps": 1e-6}),
+    (
+        "modernbert",
+        {**POSITIONS, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
+    ),
+    ("eurobert", POSITIONS),
+    ("eurobert", {**POSITIONS, "tie_word_embeddings": True, "num_key_value_heads": 2}),
+    ("eurobert", {**POSITIONS, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-6}),
     ("gpt2", {}),
     ("gpt2", {"activation_function": "relu", "tie_word_embeddings": False, "n_inner": None}),
-    ("llama", PLACES),
-    ("llama", {**PLACES, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
-    ("llama", {**PLACES, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
-    ("llama", {**PLACES, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    ("llama", POSITIONS),
+    ("llama", {**POSITIONS, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
+    ("llama", {**POSITIONS, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
+    ("llama", {**POSITIONS, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
 ]
 
 
@@ -77,7 +80,7 @@ def test_vectors_and_scores_are_the_same_with_padding(kind, settings, tmp_path):
 
 
 def test_segments_are_the_same(tmp_path):
-    model, _ = save_stock(tmp_path / "stock", "bert", "AutoModelForPreTraining", **PLACES)
+    model, _ = save_stock(tmp_path / "stock", "bert", "AutoModelForPreTraining", **POSITIONS)
     found = import_model(tmp_path / "stock", tmp_path / "run")
     trained = load_model(str(tmp_path / "run"))
     tokens, real = batch(0)
@@ -129,13 +132,13 @@ def test_texts_become_the_same_tokens(kind, tmp_path):
     assert tokenizer.first == (words.cls_token_id if words.cls_token else words.bos_token_id)
     assert tokenizer.last == (words.sep_token_id if words.sep_token else words.eos_token_id)
     assert tokenizer.mask == words.mask_token_id
-    assert len(words) in tokenizer.special_ids  # a number that stands for no text is never drawn as one
+    assert len(words) in tokenizer.special_ids  # an id without a token is never sampled
 
 
 def test_old_names_old_settings_and_several_files_are_understood(tmp_path):
     from safetensors.torch import load_file, save_file
 
-    model, _ = save_stock(tmp_path / "stock", "bert", "AutoModelForMaskedLM", **PLACES)
+    model, _ = save_stock(tmp_path / "stock", "bert", "AutoModelForMaskedLM", **POSITIONS)
     weights = load_file(tmp_path / "stock" / "model.safetensors")
     (tmp_path / "stock" / "model.safetensors").unlink()
     old = {
@@ -163,7 +166,7 @@ def test_old_rotary_settings_are_understood(tmp_path):
         tmp_path / "stock",
         "llama",
         "AutoModelForCausalLM",
-        **PLACES,
+        **POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": 700.0},
     )
     path = tmp_path / "stock" / "config.json"
@@ -195,7 +198,7 @@ def test_weights_of_half_precision_come_in_whole(number, tmp_path):
 def test_the_older_files_of_a_tokenizer_give_the_same_tokens(kind, tmp_path):
     from transformers import BertTokenizer, GPT2Tokenizer
 
-    save_stock(tmp_path / "stock", kind, "AutoModel", **({} if kind == "gpt2" else PLACES))
+    save_stock(tmp_path / "stock", kind, "AutoModel", **({} if kind == "gpt2" else POSITIONS))
     layout = json.loads((tmp_path / "stock" / "tokenizer.json").read_text())["model"]
     (tmp_path / "stock" / "tokenizer.json").unlink()
     if kind == "bert":

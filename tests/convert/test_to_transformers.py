@@ -18,7 +18,7 @@ from tests.convert.hf_models import BERT_LIKE, GPT2_LIKE, MODERN, make_bundle
 
 pytestmark = pytest.mark.slow  # transformers alone takes seconds to load
 
-POOLER = {"pooling": "pooler", "projection": "linear"}
+POOLER = {"pooling": "pooler", "head_hidden_layer": "linear"}
 VARIANTS = [
     ("LlamaForCausalLM", {"objective": "causal-lm"}),
     (
@@ -109,7 +109,7 @@ def test_a_masked_language_model_reads_its_mask_and_its_pipeline_runs(tmp_path):
     assert len(pipeline("fill-mask", model=str(tmp_path))("the [MASK] fox")) == 5
 
 
-def test_a_causal_language_model_goes_on_with_a_text_that_is_not_closed(tmp_path):
+def test_a_causal_language_model_continues_a_text_without_an_end_token(tmp_path):
     bundle = make_bundle("causal-lm")
     write_transformers(bundle, tmp_path)
     tokenizer, model = load(tmp_path, "AutoModelForCausalLM")
@@ -155,14 +155,17 @@ def test_there_and_back_again_gives_the_same_vectors(name, words, tmp_path):
         before = {key: weight for key, weight in before.items() if "pooler" not in key}
     before = {key: weight for key, weight in before.items() if not key.startswith("heads.pair")}
     assert set(back.weights) == set(before)
-    assert all(torch.equal(weight, before[key]) or "places" in key for key, weight in back.weights.items())
+    assert all(
+        torch.equal(weight, before[key]) or "position_embedding" in key
+        for key, weight in back.weights.items()
+    )
     assert back.tokenizer.size == bundle.tokenizer.size
     assert [ids.tolist() for ids in back.tokenizer.encode(SAMPLES)] == [
         ids.tolist() for ids in bundle.tokenizer.encode(SAMPLES)
     ]
-    from headstart.models.bodies import BODIES
+    from headstart.models import BACKBONES
 
-    body = BODIES[back.config.architecture](back.config, back.vocab_size).eval()
+    body = BACKBONES[back.config.architecture](back.config, back.vocab_size).eval()
     body.load_state_dict(
         {
             key.removeprefix("backbone."): weight
@@ -217,6 +220,6 @@ def test_a_weight_that_transformers_cannot_place_is_noticed(tmp_path, monkeypatc
         write_transformers(bundle, tmp_path)
 
 
-def test_what_is_cut_at_both_ends_is_told(tmp_path):
+def test_truncation_at_both_sides_is_noted(tmp_path):
     written = write_transformers(replace(make_bundle("classify"), truncation_side="both"), tmp_path)
     assert any("both ends" in note for note in written.notes)

@@ -15,11 +15,11 @@ from headstart.convert.to_transformers import write_transformers
 from headstart.convert.weight_map import weight_rules
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import RunError
-from headstart.generation.beam import Beam, beam_search
-from headstart.generation.decode import Rules
+from headstart.generation.beam_search import Beam, beam_search
+from headstart.generation.generate import Rules
 from headstart.generation.reader import ModelReader, sources
-from headstart.models.embedding import sinusoids
 from headstart.models.model import build_model
+from headstart.models.transformer import sinusoids
 from headstart.objectives.seq2seq import Seq2Seq
 from tests.convert.hf_models import SIZE, TEXTS, make_bundle, stir
 
@@ -36,7 +36,7 @@ SHAPES = {
     "gelu": {"activation": "gelu"},
     "gelu-tanh-unscaled": {"activation": "gelu-tanh", "scale_embedding": False},
 }
-BEYOND_MARIAN = {"norm-first": {"norm_first": True}, "learned": {"positions": "learned"}}
+BEYOND_MARIAN = {"norm-first": {"norm_first": True}, "learned": {"position_embedding": "learned"}}
 LINES = ["the quick brown fox", "naïve café 日本", "a", "jumps over the lazy dog, again and again"]
 
 
@@ -126,12 +126,12 @@ def test_every_weight_of_a_block_has_its_place():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"norm_first": True}, {"positions": "learned"}, {"bias": False}, {"norm_eps": 1e-6}]
+    "setting", [{"norm_first": True}, {"position_embedding": "learned"}, {"bias": False}, {"norm_eps": 1e-6}]
 )
 def test_what_marian_has_not_is_named(tmp_path, setting):
     name, value = next(iter(setting.items()))
     word = str(value).lower() if isinstance(value, bool) else value
-    with pytest.raises(RunError, match=f"MarianMTModel has no body.{name}={word}") as caught:
+    with pytest.raises(RunError, match=f"MarianMTModel has no model.{name}={word}") as caught:
         write_transformers(make_translator(**setting), tmp_path)
     assert "translate-tiny" in caught.value.hint
 

@@ -12,7 +12,7 @@ from headstart.objectives import make_objective
 from tests.convert.hf_models import BERT_LIKE, GPT2_LIKE, MODERN, make_bundle
 from tests.helpers.tiny_models import tiny_config
 
-BODIES = {
+BACKBONES = {
     "llama": {"architecture": "causal"},
     "eurobert": {"architecture": "bidirectional", "bias": True, "num_kv_heads": 1},
     "bert": {"architecture": "bidirectional", **BERT_LIKE},
@@ -51,7 +51,7 @@ def test_every_setting_of_the_model_is_supported_converted_or_without_effect(fam
 
 @pytest.mark.parametrize("family", ALL, ids=lambda family: family.name)
 def test_exported_weights_can_be_imported_again(family):
-    body = tiny_config(**BODIES.get(family.model_type, BODIES["bert"]), num_layers=3)
+    body = tiny_config(**BACKBONES.get(family.model_type, BACKBONES["bert"]), num_layers=3)
     assert family.mismatches(body) == []
     torch.manual_seed(0)
     model = build_model(body, 40, {"lm": HeadSpec("lm", 40)})

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import TokenizerConfig
-from headstart.data.augmentation import MergeDropout
+from headstart.data.augmentation import BPEDropout
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstart.errors import ConfigError
 
@@ -39,7 +39,7 @@ def chance(*numbers: int) -> np.random.Generator:
     st.text(alphabet=st.one_of(st.sampled_from("aab the fox\n"), st.characters(exclude_categories=["Cs"])))
 )
 def test_without_dropout_a_text_is_split_as_the_tokenizer_splits_it(lowercase, text):
-    dropout = MergeDropout(learnt(lowercase))
+    dropout = BPEDropout(learnt(lowercase))
     (words,) = dropout.words([text])  # refuses a difference by itself
     assert dropout.split(words, 0.0, chance(0)) == learnt(lowercase).encode([text])[0].tolist()
 
@@ -51,14 +51,14 @@ def test_without_dropout_a_text_is_split_as_the_tokenizer_splits_it(lowercase, t
     st.integers(0, 1000),
 )
 def test_with_dropout_the_text_stays_the_same(parts, rate, seed):
-    dropout, text = MergeDropout(learnt()), " ".join(parts)
+    dropout, text = BPEDropout(learnt()), " ".join(parts)
     (words,) = dropout.words([text])
     ids = dropout.split(words, rate, chance(seed))
     assert learnt().decode(ids) == text
     assert ids == dropout.split(words, rate, chance(seed))
 
 
-def by_definition(dropout: MergeDropout, word: str, rate: float) -> dict[tuple[int, ...], float]:
+def by_definition(dropout: BPEDropout, word: str, rate: float) -> dict[tuple[int, ...], float]:
     """The probability of every split: at each turn each possible merge is left out at `rate`, the best of the rest made."""
 
     @cache
@@ -77,7 +77,7 @@ def by_definition(dropout: MergeDropout, word: str, rate: float) -> dict[tuple[i
 
 @pytest.mark.parametrize(("word", "rate"), [("aaaa", 0.3), ("quick", 0.1), ("quickly", 0.5), ("abab", 0.8)])
 def test_splits_come_as_often_as_the_definition_says(word, rate):
-    dropout, tries = MergeDropout(learnt()), 4000
+    dropout, tries = BPEDropout(learnt()), 4000
     expected = by_definition(dropout, word, rate)
     assert sum(expected.values()) == pytest.approx(1)
     rng = chance(7)
@@ -93,7 +93,7 @@ def test_splits_come_as_often_as_the_definition_says(word, rate):
 def test_other_kinds_of_tokenizer_are_refused_with_a_way_out(kind):
     tokenizer = train_tokenizer(TEXTS, TokenizerConfig(type=kind, vocab_size=200))
     with pytest.raises(ConfigError, match=f"needs a bpe tokenizer, and this one is {kind}") as caught:
-        MergeDropout(tokenizer)
+        BPEDropout(tokenizer)
     assert "training.token_cutoff" in caught.value.hint
 
 
@@ -102,7 +102,7 @@ def test_a_tokenizer_that_does_more_than_merge_is_refused(tmp_path):
     token = {"id": learnt().size, "content": "fox", "single_word": False, "lstrip": False, "rstrip": False}
     layout["added_tokens"].append({**token, "normalized": True, "special": False})
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
-    dropout = MergeDropout(open_tokenizer(tmp_path))
+    dropout = BPEDropout(open_tokenizer(tmp_path))
     with pytest.raises(ConfigError, match="does more than merge"):
         dropout.words(["the foxes"])
 
@@ -112,4 +112,4 @@ def test_merges_written_in_the_older_way_are_read_too(tmp_path):
     merges = layout["model"]["merges"]
     layout["model"]["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
-    assert MergeDropout(open_tokenizer(tmp_path)).merges == MergeDropout(learnt()).merges
+    assert BPEDropout(open_tokenizer(tmp_path)).merges == BPEDropout(learnt()).merges

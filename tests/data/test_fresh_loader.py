@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headstart.batch import EncodedExample
 from headstart.config import DataConfig, TokenizerConfig, TrainingConfig
-from headstart.data.augmentation import cut_off, training_loader
+from headstart.data.augmentation import token_cutoff, training_loader
 from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer, train_tokenizer
 from tests.helpers.datasets import BAD, GOOD, PLAIN
@@ -80,7 +80,7 @@ def test_every_text_is_read_once_within_the_budget_and_with_its_label(changes):
 @given(length=st.integers(2, 60), rate=st.floats(0, 0.99), seed=st.integers(0, 99))
 def test_a_share_of_the_ordinary_tokens_is_cut_off_and_the_rest_stays_in_order(length, rate, seed):
     (row,) = random_rows([length], seed)
-    cut = cut_off(row, rate, SPECIAL, np.random.default_rng(seed))
+    cut = token_cutoff(row, rate, SPECIAL, np.random.default_rng(seed))
     ordinary = int((~SPECIAL[row.tokens]).sum())
     assert len(row.tokens) - len(cut.tokens) == max(0, min(round(rate * ordinary), ordinary - 1))
     left = iter(row.tokens.tolist())
@@ -95,7 +95,7 @@ def test_cut_off_hides_every_place_alike():
     row = EncodedExample(np.concatenate([[2], np.arange(5, 25), [3]]).astype(np.int32))
     counts = np.zeros(VOCABULARY.size)
     for seed in range(2000):
-        counts[cut_off(row, 0.25, SPECIAL, np.random.default_rng(seed)).tokens] += 1
+        counts[token_cutoff(row, 0.25, SPECIAL, np.random.default_rng(seed)).tokens] += 1
     assert abs(counts[5:25] / 2000 - 0.75).max() < 0.05
     assert counts[2] == counts[3] == 2000
 
@@ -103,5 +103,5 @@ def test_cut_off_hides_every_place_alike():
 def test_segments_are_cut_with_their_tokens():
     (row,) = random_rows([20])
     paired = EncodedExample(row.tokens, row.label, np.arange(20))
-    cut = cut_off(paired, 0.5, SPECIAL, np.random.default_rng(0))
+    cut = token_cutoff(paired, 0.5, SPECIAL, np.random.default_rng(0))
     assert row.tokens[cut.segments].tolist() == cut.tokens.tolist()

@@ -10,7 +10,7 @@ from headstart.config import DataConfig, TokenizerConfig
 from headstart.data.documents import MixtureComponent, open_documents, parse_mixture
 from headstart.data.samplers import BlockLoader, MixedLoader
 from headstart.data.token_cache import prepare
-from headstart.data.token_stream import join, spare
+from headstart.data.token_stream import exclude_documents, join
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import ConfigError, DataError
 from tests.helpers.datasets import write_corpus
@@ -124,7 +124,7 @@ def texts_of(stream, tokenizer):
 
 def test_each_document_is_read_once_though_it_stands_in_several_texts(parts):
     corpora, tokenizer = parts
-    streams = spare([part.train for part in corpora], np.zeros(0, np.uint64), is_unique=True)
+    streams = exclude_documents([part.train for part in corpora], np.zeros(0, np.uint64), deduplicate=True)
     all_texts = [texts_of(stream, tokenizer) for stream in streams]
     before = [texts_of(part.train, tokenizer) for part in corpora]
     assert all_texts[0] == before[0]
@@ -139,7 +139,7 @@ def test_each_document_is_read_once_though_it_stands_in_several_texts(parts):
 def test_texts_set_apart_are_read_nowhere(parts):
     corpora, _ = parts
     never = corpora[0].train.hashes()[::7]
-    streams = spare([part.train for part in corpora], never, is_unique=False)
+    streams = exclude_documents([part.train for part in corpora], never, deduplicate=False)
     for before, after in zip(corpora, streams, strict=True):
         assert not np.isin(after.hashes(), never).any()
         assert after.documents == (~np.isin(before.train.hashes(), never)).sum()
@@ -147,7 +147,7 @@ def test_texts_set_apart_are_read_nowhere(parts):
 
 def test_streams_with_gaps_join_and_travel(parts):
     corpora, tokenizer = parts
-    streams = spare([part.train for part in corpora], np.zeros(0, np.uint64), is_unique=True)
+    streams = exclude_documents([part.train for part in corpora], np.zeros(0, np.uint64), deduplicate=True)
     joined = pickle.loads(pickle.dumps(join(streams)))
     assert texts_of(joined, tokenizer) == [text for stream in streams for text in texts_of(stream, tokenizer)]
     whole = np.concatenate([stream.slice(0, len(stream)) for stream in streams])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from headstart.config import DataConfig, TokenizerConfig
 from headstart.data import token_cache as module
-from headstart.data.dataset import text_hash
+from headstart.data.dataset import hashes, text_hash
 from headstart.data.documents import Documents, open_documents
-from headstart.data.token_cache import default_cache, find_prepared, part_of, prepare, prepare_share
+from headstart.data.token_cache import default_cache, find_prepared, is_held_out, prepare, prepare_share
 from headstart.data.token_stream import join
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import DataError, RunError
@@ -60,7 +60,8 @@ def test_prepared_documents_decode_to_what_they_were(tmp_path_factory, lines, sh
         folder = tmp_path_factory.mktemp("corpus")
         corpus = prepare(write(folder, lines), TOKENIZER, folder / "cache")
         for part, stream in (("train", corpus.train), ("valid", corpus.valid)):
-            wanted = [line for line in lines if part_of(text_hash(line)) == part]
+            is_valid = is_held_out(hashes(lines))
+            wanted = [line for line, held in zip(lines, is_valid, strict=True) if held == (part == "valid")]
             found = rows(stream)
             assert [TOKENIZER.decode(row) for row in found] == wanted
             assert all((row[0], row[-1]) == (TOKENIZER.first, TOKENIZER.last) for row in found)
@@ -98,16 +99,15 @@ def test_a_stream_can_be_sent_to_another_process(small, tmp_path):
 
 
 def test_about_one_document_in_two_hundred_is_held_out_whatever_the_split_of_its_dataset():
-    hashes = [text_hash(f"text {number}") for number in range(20_000)]
+    all_hashes = hashes(f"text {number}" for number in range(20_000))
     for ending in range(10):  # datasets are split by the last digit
-        those = [hashed for hashed in hashes if hashed % 10 == ending]
-        assert 1 <= sum(part_of(hashed) == "valid" for hashed in those) <= 30
+        assert 1 <= is_held_out(all_hashes[all_hashes % 10 == ending]).sum() <= 30
 
 
 def test_the_second_preparation_reads_nothing(small, tmp_path, monkeypatch):
     documents = write(tmp_path, LINES)
     first = prepare(documents, TOKENIZER, tmp_path / "cache")
-    monkeypatch.setattr(module, "_build", None)
+    monkeypatch.setattr(module, "_write_missing_pieces", None)
     again = prepare(documents, TOKENIZER, tmp_path / "cache")
     assert (again.folder, len(again.train)) == (first.folder, len(first.train))
     assert np.array_equal(again.hashes(), first.hashes())
@@ -206,7 +206,7 @@ text, tokenizer, cache, pause = sys.argv[1:]
 def report(done, total):
     print(done, flush=True)
     time.sleep(float(pause))
-corpus.prepare(open_documents(text, DataConfig(documents="line")), Tokenizer.load(Path(tokenizer)), Path(cache), report)
+corpus.prepare(open_documents(text, DataConfig(document_separator="line")), Tokenizer.load(Path(tokenizer)), Path(cache), report)
 """
 
 

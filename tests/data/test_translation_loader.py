@@ -9,7 +9,7 @@ from headstart.data.parallel import PairExample
 from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import ConfigError
-from headstart.workflows.translation_task import encode_pairs
+from headstart.workflows.finetune_seq2seq import encode_pairs
 from tests.helpers.parallel_datasets import TASKS, pairs_of
 
 EXAMPLES = [PairExample(*pair) for pair in pairs_of(TASKS["number-words"], 60)]

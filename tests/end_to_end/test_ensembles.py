@@ -116,12 +116,12 @@ def compare(world, out, **asked):
 def test_a_comparison_can_hold_the_ensemble_of_its_seeds(world, tmp_path, folds):
     found = compare(world, tmp_path / "c", folds=folds)
     arm = found.arm("base ensemble")
-    assert (arm.kind, len(arm.results), arm.twin) == ("ensemble", 1, "base fine-tuned")
+    assert (arm.kind, len(arm.results), arm.control) == ("ensemble", 1, "base fine-tuned")
     assert {(test.arm, test.against) for test in found.tests} >= {
         ("base ensemble", "base fine-tuned"),
         ("base ensemble", "classical"),
     }
-    assert any("its interval speaks of texts" in note for note in found.notes)
+    assert any("its interval is for texts" in note for note in found.notes)
     assert "base ensemble" in (tmp_path / "c" / "report.html").read_text()
     fits = [
         [np.array(json.loads(path.read_text())["probabilities"]) for path in sorted((tmp_path / "c/arms").glob(pattern))]

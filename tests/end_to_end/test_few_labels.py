@@ -122,8 +122,8 @@ def test_the_account_names_the_blocks_that_start_fresh(world, tmp_path):
     moved = set(plain.transfer.reused) - set(reset.transfer.reused)
     assert {name.split(".")[2] for name in moved} == {"blocks", "final_norm"}
     assert {name.split(".")[3] for name in moved if ".blocks." in name} == {"1"}
-    assert moved <= set(reset.transfer.fresh)
-    assert moved <= set(reset.transfer.left)
+    assert moved <= set(reset.transfer.initialized)
+    assert moved <= set(reset.transfer.dropped)
 
 
 REFUSED = {

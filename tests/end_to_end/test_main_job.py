@@ -257,7 +257,7 @@ def test_a_base_with_settings_of_its_own_has_no_arm_from_scratch(world, tmp_path
         seeds=2,
         settings=merge(QUICK, settings),
     )
-    kinds = {arm.name: (arm.kind, arm.twin) for arm in found.arms}
+    kinds = {arm.name: (arm.kind, arm.control) for arm in found.arms}
     assert kinds == {
         "classical": ("classical", ""),
         "scratch": ("scratch", ""),

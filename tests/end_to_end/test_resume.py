@@ -16,7 +16,8 @@ import headstart.atomic_io
 import headstart.checkpoint
 from headstart.config import merge
 from headstart.errors import RunError
-from headstart.workflows import loggers, run_dir
+from headstart.training import callbacks
+from headstart.workflows import run_dir
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
@@ -148,7 +149,7 @@ def test_a_run_killed_while_it_saves_ends_as_if_it_never_stopped(tmp_path):
 # What touches files, as the interpreter sees it: dying before each of these calls meets every state of the disk.
 FILE_CALLS = {"open", "write", "flush", "close", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir"}
 FILE_CALLS |= {"serialize_file"}
-WRITERS = {module.__file__ for module in (headstart.atomic_io, headstart.checkpoint, loggers, run_dir)}
+WRITERS = {module.__file__ for module in (headstart.atomic_io, headstart.checkpoint, callbacks, run_dir)}
 DEPTH = 6  # frames between a call and who asked for it: a tree is removed by functions that call each other
 
 

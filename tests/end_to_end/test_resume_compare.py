@@ -15,16 +15,16 @@ from headstart.config import merge
 from headstart.errors import Stopped
 from headstart.results import plain
 from headstart.training.callbacks import Saved, Stage, StepDone
-from headstart.workflows import arms
 from headstart.workflows import compare as compare_module
-from headstart.workflows.objectives import compare_objectives
+from headstart.workflows import compare_cells
+from headstart.workflows.compare import compare_objectives
 from tests.end_to_end import test_resume
 from tests.end_to_end.test_resume import deaths, in_child, killed_after
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole comparisons
 
-TRAINING = {"length": 32, "epochs": 2, "batch_examples": 8, "save_every": 3}
+TRAINING = {"max_length": 32, "max_epochs": 2, "batch_size": 8, "save_steps": 3}
 SETTINGS = {"training": TRAINING, "optimizer": {"learning_rate": 0.01}}
 TIMES = ("seconds", "started", "provenance")
 
@@ -229,13 +229,13 @@ def test_a_signal_saves_the_fit_under_way_and_says_how_to_go_on(world, tmp_path,
 
 
 def test_a_model_that_is_finished_when_a_signal_comes_is_kept(world, tmp_path, plainly, monkeypatch):
-    predict = arms.predict_probabilities
+    predict = compare_cells.predict_probabilities
 
     def interrupted(*given):
         signal.raise_signal(signal.SIGTERM)  # the first is answered gently; there is no second
         return predict(*given)
 
-    monkeypatch.setattr(arms, "predict_probabilities", interrupted)
+    monkeypatch.setattr(compare_cells, "predict_probabilities", interrupted)
     with pytest.raises(Stopped):
         jobs(world)["every arm"](tmp_path / "stopped")
     assert len(list((tmp_path / "stopped" / "arms").iterdir())) == 2  # classical and scratch

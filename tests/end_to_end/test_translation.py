@@ -47,7 +47,7 @@ def test_a_task_with_one_right_answer_is_learnt_to_the_last_word(tmp_path, task,
 
 STEP = """
 import sys
-from headstart.workflows.measure import measure_steps
+from headstart.planning.calibrate import measure_steps
 from headstart.workflows.plan import plan_config
 config = plan_config("vaswani-base", {"training": {"device": "cpu"}})
 found = measure_steps(config, 37000, 0, batch=8, length=32, seconds=0.0)
@@ -57,14 +57,14 @@ print(found.steps, found.peak_bytes)
 
 @pytest.mark.slow
 def test_the_base_of_the_paper_takes_real_steps_within_its_planned_memory():
-    from headstart.planning.load import make_load
     from headstart.planning.memory import predict_memory
+    from headstart.planning.workload import make_workload
     from headstart.workflows.plan import plan_config
 
-    load = make_load(plan_config("vaswani-base", {}), "cpu", "float32", batch=8, length=32)
+    load = make_workload(plan_config("vaswani-base", {}), "cpu", "float32", batch=8, length=32)
     planned = predict_memory(load).peak
     done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
     steps, peak = map(int, done.stdout.split())
     assert steps >= 3
-    assert load.account.total == 63_082_496
+    assert load.parameters.total == 63_082_496
     assert 0.8 * planned < peak < 1.2 * planned < 3 * 2**30  # seen 6 to 11 % above the plan

@@ -5,13 +5,16 @@ import torch
 from headstart.batch import Batch
 from headstart.errors import ConfigError
 from headstart.evaluation.attention import attention_maps, entropy, mean_distance, readable
-from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import TransformerBackbone
 from headstart.models.model import Model, build_model
 from tests.helpers.attention_maps import make_maps
 from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BODIES if issubclass(BODIES[kind], TransformerBody)])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in BACKBONES if issubclass(BACKBONES[kind], TransformerBackbone)]
+)
 def test_every_row_of_every_map_adds_up_to_one(kind):
     maps = make_maps(kind)
     assert maps.weights.shape == (2, 2, 9, 9)

@@ -18,7 +18,7 @@ from headstart.inference.embed import text_vectors
 from headstart.inference.loaded_model import load_model
 from headstart.inference.translate import translate
 from headstart.objectives import OBJECTIVES, make_objective
-from headstart.planning.parameters import account
+from headstart.planning.parameters import parameter_table
 from headstart.training import evaluate, trainer
 from headstart.training.callbacks import Evaluated, Event, StepDone
 from headstart.training.runtime import start_runtime
@@ -70,11 +70,11 @@ def translations(translator: str, sentences: Sequence[str], beam_size: int) -> l
 
 COURSE_LAB = {"language_model": "pretrain", "classifier": "finetune"}  # fixture key: job of the preset `lab`
 BLOCK_NAMES = {  # of the planning code: of the fixture
-    "token table": "token_embedding",
-    "attention in": "attention_qkv_projection",
+    "token embedding": "token_embedding",
+    "attention qkv": "attention_qkv_projection",
     "attention out": "attention_output_projection",
-    "feed-forward in": "feed_forward_input_projection",
-    "feed-forward out": "feed_forward_output_projection",
+    "feed-forward up": "feed_forward_input_projection",
+    "feed-forward down": "feed_forward_output_projection",
     "two norms": "layer_norms",
     "head lm": "lm_head",
     "head class": "classification_head",
@@ -87,7 +87,9 @@ def parameter_counts(job: str, num_classes: int = 2) -> dict[str, int]:
     objective = make_objective(config.objective)
     model, vocab_size = objective.resolve_backbone(config.model), config.tokenizer.vocab_size
     heads = objective.heads(model, vocab_size, num_classes)
-    return {BLOCK_NAMES[block.name]: block.total for block in account(model, vocab_size, heads).blocks}
+    return {
+        BLOCK_NAMES[block.name]: block.total for block in parameter_table(model, vocab_size, heads).blocks
+    }
 
 
 # --- training runs ----------------------------------------------------------------------------------------------------
@@ -382,7 +384,7 @@ def train(name: str, data_dir: Path, run_dirs: Mapping[str, Path], out: Path) ->
     settings = {**COMMON, **changed}
     base = "scratch" if run.base is None else str(run_dirs[run.base])
     teacher = None if run.teacher is None else str(run_dirs[run.teacher])
-    with patch.object(trainer, "TOLD_EVERY", 1):  # the trainer reports every step
+    with patch.object(trainer, "REPORT_STEPS", 1):  # the trainer reports every step
         if run.workflow == "pretrain":
             corpus = [str(data_dir / "corpus.txt")]
             pretrain(corpus, out, teacher=teacher, settings=settings, on_event=losses.record)

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.errors import ConfigError
-from headstart.generation.beam import Beam, Search, beam_search, length_penalties
-from headstart.generation.decode import Rules, decode, log_probabilities
-from headstart.models.bodies import BODIES
+from headstart.generation.beam_search import Beam, Search, beam_search, length_penalties
+from headstart.generation.generate import Rules, decode, log_probabilities
+from headstart.models import BACKBONES
 from tests.helpers.tiny_models import SHAPES
 from tests.helpers.toy_decoders import TableReader, alone, body_batch, body_reader, every_text, toy_batch
 
-CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
+CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "read")]
 PENALTIES = st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0])
 EXACT = 1e-4
 

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from headstart.batch import Batch
 from headstart.errors import ConfigError, DataError
-from headstart.generation.decode import Rules, decode, log_probabilities, staying
+from headstart.generation.generate import Rules, decode, log_probabilities, staying
 from headstart.generation.reader import ModelReader
 from headstart.generation.sampling import GREEDY, Sampling
-from headstart.models.bodies import BODIES
+from headstart.models import BACKBONES
 from headstart.models.heads import ClassHead, LanguageHead
 from headstart.models.model import Model
 from tests.helpers.tiny_models import SHAPES, tiny_config
 from tests.helpers.toy_decoders import TableReader, alone, body_batch, body_reader, toy_batch
 
-CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
+CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "read")]
 WAYS = {
     "greedy": GREEDY,
     "drawn": Sampling(temperature=1.5, seed=4),
@@ -161,7 +161,7 @@ def test_a_prompt_longer_than_the_learned_positions_is_refused():
 
 
 @pytest.mark.parametrize("head", ["lm", "class"])
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("kind", BACKBONES)
 def test_only_a_body_that_sees_no_future_under_a_language_head_writes(kind, head):
     config = tiny_config(kind)
     heads = (
@@ -169,7 +169,7 @@ def test_only_a_body_that_sees_no_future_under_a_language_head_writes(kind, head
         if head == "lm"
         else {"class": ClassHead(config, 2, "mean", "linear")}
     )
-    model = Model(BODIES[kind](config, 40), heads)
+    model = Model(BACKBONES[kind](config, 40), heads)
     if kind in CACHED and head == "lm":
         assert ModelReader(model).score(torch.zeros(1, 16)).shape == (1, 40)
     else:

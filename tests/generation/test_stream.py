@@ -1,9 +1,8 @@
 import pytest
 
-from headstart.generation.decode import Rules, decode
+from headstart.generation.generate import Rules, decode, stream
 from headstart.generation.reader import ModelReader, prompts
 from headstart.generation.sampling import GREEDY, Sampling
-from headstart.generation.stream import stream
 from headstart.models.model import HeadSpec, build_model
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headstart.config import TokenizerConfig
 from headstart.data.tokenizer import train_tokenizer
-from headstart.generation.unfold import BROKEN, Unfolding, continuation
+from headstart.generation.generate import BROKEN, Unfolding, continuation
 
 TEXTS = [
     "Hello, wörld! don't — 你好 😀 naïve\nnew line",

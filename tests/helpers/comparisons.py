@@ -4,7 +4,6 @@ import numpy as np
 
 from headstart.evaluation.statistics import adjust, first_epoch_reaching, interval, paired_test
 from headstart.results import (
-    Arm,
     Comparison,
     CurvePoint,
     Interval,
@@ -12,7 +11,8 @@ from headstart.results import (
     PairedTest,
     Provenance,
     SeedResult,
-    Transfer,
+    TransferReport,
+    VariantResult,
 )
 
 HOSTILE = "<script>alert('boo')</script> & \"quoted\" $x_1$"
@@ -48,7 +48,7 @@ def example_comparison(
         truth=truth.tolist(),
         label_budgets=list(budgets),
         epochs=8,
-        mark=0.83,
+        target_accuracy=0.83,
         arms=arms,
         tests=adjust(tests),
         mistakes=_mistakes(hostile),
@@ -113,7 +113,7 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         name: interval([getattr(result, name) for result in results])
         for name in ("macro_f1", "calibration_error")
     }
-    arm = Arm(
+    arm = VariantResult(
         name=kind,
         kind=kind,
         labels=budget,
@@ -125,9 +125,9 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         ),
         calibration_error=spans["calibration_error"],
         base="fr-small" if kind in ("frozen", "fine-tuned") else "",
-        twin="scratch" if kind in ("frozen", "fine-tuned") else "",
+        control="scratch" if kind in ("frozen", "fine-tuned") else "",
         transfer=_transfer() if kind in ("frozen", "fine-tuned") else None,
-        passes_mark=[first_epoch_reaching(result.curve, 0.83) for result in results] if pace else [],
+        epochs_to_target=[first_epoch_reaching(result.curve, 0.83) for result in results] if pace else [],
     )
     return arm, table
 
@@ -143,7 +143,7 @@ def _transfer():
         for i in range(4)
         for part in ("attention.query", "feed_forward.up")
     }
-    return Transfer(
+    return TransferReport(
         {"backbone.embedding.table": 2048000, **body}, {"heads.class.weight": 512}, {"heads.lm.bias": 8000}
     )
 

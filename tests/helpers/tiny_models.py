@@ -7,7 +7,8 @@ import torch
 
 from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
-from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import EncoderDecoderBackbone, TransformerBackbone
 from headstart.objectives import OBJECTIVES
 
 
@@ -31,8 +32,10 @@ class TinyVocabulary:
 
 VOCABULARY = TinyVocabulary()
 
-ATTENTIVE = [kind for kind, body in BODIES.items() if issubclass(body, TransformerBody | EncoderDecoderBody)]
-CACHED = [kind for kind, body in BODIES.items() if hasattr(body, "read")]
+ATTENTIVE = [
+    kind for kind, body in BACKBONES.items() if issubclass(body, TransformerBackbone | EncoderDecoderBackbone)
+]
+CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "read")]
 
 # Together these use every option of the Transformer block.
 SHAPES = {
@@ -96,7 +99,7 @@ def random_rows(lengths, seed=0, classes=3, vocabulary=VOCABULARY, sources=False
 
 def make_backbone(kind, shape, **changes):
     torch.manual_seed(1)
-    return BODIES[kind](tiny_config(kind, shape, **changes), VOCABULARY.size).eval()
+    return BACKBONES[kind](tiny_config(kind, shape, **changes), VOCABULARY.size).eval()
 
 
 def make_batch(lengths, seed=0):
@@ -114,7 +117,7 @@ def trainable_combinations():
     return [
         (name, kind)
         for name, objective in OBJECTIVES.items()
-        for kind in BODIES
+        for kind in BACKBONES
         if kind in objective.architectures
     ]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headstart.batch import Batch
 from headstart.generation.reader import ModelReader, prompts, sources
-from headstart.models.bodies import BODIES
+from headstart.models import BACKBONES
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model
 from tests.helpers.tiny_models import tiny_config
@@ -66,7 +66,7 @@ def body_reader(kind, shape="modern", vocabulary=40, seed=1, sharpness=6.0, **ch
     """A random body under a head of its own, so that the likeliest token is far from even and not the last one."""
     torch.manual_seed(seed)
     config = tiny_config(kind, shape, **{**changes, "tie_embeddings": False})
-    model = Model(BODIES[kind](config, vocabulary), {"lm": LanguageHead(config, vocabulary)}).eval()
+    model = Model(BACKBONES[kind](config, vocabulary), {"lm": LanguageHead(config, vocabulary)}).eval()
     with torch.no_grad():
         model.heads["lm"].weight.mul_(sharpness)
     return ModelReader(model)

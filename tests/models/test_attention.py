@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from headstart.models.attention import mix, visible, watched
 from headstart.models.dropout import drop
+from headstart.models.transformer import mix, visible, watched
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from headstart.models.attention import rotate
 from headstart.models.dropout import drop
-from headstart.models.embedding import rotary_turns
+from headstart.models.transformer import rotary_turns, rotate
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9])

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import TransformerBackbone
 from headstart.models.flat import COARSE, FINE, flat_of
 from headstart.models.model import HeadSpec, Model, build_heads
 from tests.helpers.tiny_models import SHAPES, make_backbone, make_batch, tiny_config
 
-KINDS = [kind for kind, body in BODIES.items() if issubclass(body, TransformerBody)]
+KINDS = [kind for kind, body in BACKBONES.items() if issubclass(body, TransformerBackbone)]
 LENGTHS = [[5], [12, 2, 7], [3] * 6, [11, 12, 10, 9, 12, 8, 7]]
 
 

@@ -3,7 +3,7 @@ import torch
 
 from headstart.batch import Batch
 from headstart.config import resolve
-from headstart.models.bodies import BODIES
+from headstart.models import BACKBONES
 from headstart.models.model import HeadSpec, build_model, count_parameters, transfer
 from headstart.objectives import OBJECTIVES
 from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_config
@@ -35,18 +35,18 @@ def test_transfer_accounts_for_every_weight_and_no_head_crosses_unasked():
     base = build_model(body, VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)})
     model = build_model(body, VOCABULARY.size, {**CLASS, "lm": HeadSpec("lm", VOCABULARY.size)})
     account = transfer(base.state_dict(), model)
-    assert sum(account.reused.values()) + sum(account.fresh.values()) == count_parameters(model)
-    assert sum(account.reused.values()) + sum(account.left.values()) == count_parameters(base)
+    assert sum(account.reused.values()) + sum(account.initialized.values()) == count_parameters(model)
+    assert sum(account.reused.values()) + sum(account.dropped.values()) == count_parameters(base)
     assert all(name.startswith("backbone.") for name in account.reused)
-    assert "heads.lm.weight" in account.left
-    assert "heads.lm.weight" in account.fresh
+    assert "heads.lm.weight" in account.dropped
+    assert "heads.lm.weight" in account.initialized
     for name in account.reused:
         assert torch.equal(model.state_dict()[name], base.state_dict()[name])
     asked = transfer(base.state_dict(), model, with_base_heads=True)
     assert "heads.lm.weight" in asked.reused
 
 
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize("reset", [1, 2])
 def test_the_top_layers_can_start_fresh_and_the_account_says_so(kind, reset):
     body = tiny_config(kind, num_layers=3)
@@ -54,17 +54,17 @@ def test_the_top_layers_can_start_fresh_and_the_account_says_so(kind, reset):
     model = build_model(body, VOCABULARY.size, CLASS)
     fresh = {name: weight.clone() for name, weight in model.state_dict().items()}
     account = transfer(base.state_dict(), model, reset_layers=reset)
-    assert sum(account.reused.values()) + sum(account.fresh.values()) == count_parameters(model)
-    assert sum(account.reused.values()) + sum(account.left.values()) == count_parameters(base)
+    assert sum(account.reused.values()) + sum(account.initialized.values()) == count_parameters(model)
+    assert sum(account.reused.values()) + sum(account.dropped.values()) == count_parameters(base)
     for name, weight in model.state_dict().items():
         if name.startswith("backbone."):
             is_kept = model.backbone.layer_of(name.removeprefix("backbone.")) <= model.backbone.depth - reset
             assert (name in account.reused) == is_kept
-            assert (name in account.fresh) == (name in account.left) == (not is_kept)
+            assert (name in account.initialized) == (name in account.dropped) == (not is_kept)
             assert torch.equal(weight, base.state_dict()[name] if is_kept else fresh[name])
     depths = {
         model.backbone.layer_of(name.removeprefix("backbone."))
-        for name in account.fresh
+        for name in account.initialized
         if "backbone." in name
     }
     assert {depth for depth in depths if depth <= model.backbone.depth} == set(
@@ -76,8 +76,8 @@ def test_a_table_of_another_size_stays_behind():
     base = build_model(tiny_config("causal"), 50, {})
     model = build_model(tiny_config("causal"), VOCABULARY.size, {})
     account = transfer(base.state_dict(), model)
-    assert "backbone.embedding.token_embedding.weight" in account.fresh
-    assert "backbone.embedding.token_embedding.weight" in account.left
+    assert "backbone.embedding.token_embedding.weight" in account.initialized
+    assert "backbone.embedding.token_embedding.weight" in account.dropped
 
 
 @pytest.mark.parametrize(("name", "kind"), [("causal-lm", "causal"), ("masked-lm", "bidirectional")])

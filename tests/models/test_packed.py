@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from headstart.models import BACKBONES
 from headstart.models import packed as module
-from headstart.models.bodies import BODIES
 from headstart.models.packed import PackedLinear, cast_linears, packed
 from tests.helpers.tiny_models import make_backbone, make_batch
 
@@ -23,7 +23,7 @@ def test_a_packed_map_gives_what_the_plain_one_gives(rows, bias, into, out):
         assert torch.allclose(found, plain(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("kind", BACKBONES)
 def test_a_packed_body_reads_as_before_and_the_first_one_stays_as_it_was(kind, monkeypatch):
     monkeypatch.setattr(module, "LEAST", 1)
     body, batch = make_backbone(kind, "modern").train(), make_batch([7, 4])
@@ -41,7 +41,7 @@ def test_a_packed_body_reads_as_before_and_the_first_one_stays_as_it_was(kind, m
     )
 
 
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("kind", BACKBONES)
 def test_a_body_with_cast_linears_gives_what_autocast_gives_and_the_first_one_stays_as_it_was(kind):
     body, batch = make_backbone(kind, "modern"), make_batch([7, 4])
     before = {name: weight.clone() for name, weight in body.state_dict().items()}

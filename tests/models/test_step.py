@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from headstart.batch import pad
-from headstart.generation.decode import staying
+from headstart.generation.generate import staying
 from headstart.generation.reader import ModelReader
-from headstart.models.cache import Past, moves
 from headstart.models.heads import LanguageHead
+from headstart.models.kv_cache import Past, moves
 from headstart.models.model import Model
 from headstart.models.step import make_step
 from tests.helpers.tiny_models import CACHED, SHAPES, VOCABULARY, make_backbone, make_batch

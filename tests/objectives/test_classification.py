@@ -110,14 +110,14 @@ def test_r_drop_without_dropout_is_refused():
 
 def test_r_drop_reads_twice_and_the_plan_knows():
     from headstart.config import resolve
-    from headstart.planning.cost import count_flops
-    from headstart.planning.load import make_load
+    from headstart.planning.flops import count_flops
     from headstart.planning.memory import activations
+    from headstart.planning.workload import make_workload
 
     plain, twice = (
-        make_load(resolve("finetune", "tiny", {"objective": {"r_drop_alpha": weight}}), "cpu", "float32")
+        make_workload(resolve("finetune", "tiny", {"objective": {"r_drop_alpha": weight}}), "cpu", "float32")
         for weight in (0.0, 1.0)
     )
     assert activations(twice) == 2 * activations(plain)
     assert count_flops(twice).training == 2 * count_flops(plain).training
-    assert twice.batch == plain.batch
+    assert twice.batch_size == plain.batch_size

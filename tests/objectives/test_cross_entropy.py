@@ -14,7 +14,7 @@ def plain(hidden, weight, bias, labels, smoothing):
 
 
 def in_pieces(hidden, weight, bias, labels, smoothing):
-    return kept_loss(hidden, weight, bias, plain_mark(labels, smoothing), tiles.PIECE["cpu"])
+    return kept_loss(hidden, weight, bias, plain_mark(labels, smoothing), tiles.LOGITS_PER_CHUNK["cpu"])
 
 
 def some(rows=13, size=31, width=6, with_bias=True):
@@ -31,9 +31,9 @@ def some(rows=13, size=31, width=6, with_bias=True):
 @pytest.mark.parametrize("way", [tiles.tiled_loss, in_pieces, token_loss])
 @pytest.mark.parametrize("tile", [1, 7, 31, 2048])
 def test_the_loss_in_pieces_equals_the_plain_one(monkeypatch, with_bias, smoothing, piece, way, tile):
-    monkeypatch.setitem(tiles.PIECE, "cpu", piece)
-    monkeypatch.setattr(tiles, "TILE", tile)
-    monkeypatch.setitem(cross_entropy.WHOLE, "cpu", 0)
+    monkeypatch.setitem(tiles.LOGITS_PER_CHUNK, "cpu", piece)
+    monkeypatch.setattr(tiles, "VOCAB_TILE", tile)
+    monkeypatch.setitem(cross_entropy.MAX_UNCHUNKED_LOGITS, "cpu", 0)
     inputs, asked = some(with_bias=with_bias)
     expected, right = plain(*asked, smoothing)
     slopes = torch.autograd.grad(expected * 0.3, inputs)
@@ -48,7 +48,7 @@ def test_the_loss_in_pieces_equals_the_plain_one(monkeypatch, with_bias, smoothi
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_pieces_in_16_bits_are_marked_in_32(monkeypatch, smoothing):
-    monkeypatch.setitem(tiles.PIECE, "cpu", 200)
+    monkeypatch.setitem(tiles.LOGITS_PER_CHUNK, "cpu", 200)
     _, (*given, labels) = some()
     inputs = [value.detach().bfloat16().requires_grad_() for value in given]
     scores = F.linear(*inputs)
@@ -65,7 +65,7 @@ def test_pieces_in_16_bits_are_marked_in_32(monkeypatch, smoothing):
 
 @pytest.mark.parametrize("tile", [1, 3, 8])
 def test_of_equal_scores_the_first_counts_as_the_answer(monkeypatch, tile):
-    monkeypatch.setattr(tiles, "TILE", tile)
+    monkeypatch.setattr(tiles, "VOCAB_TILE", tile)
     torch.manual_seed(1)
     scores = torch.randint(0, 3, (64, 8)).float()  # ties in nearly every row
     labels = torch.randint(0, 8, (64,))
@@ -94,12 +94,12 @@ def test_a_score_that_is_no_number_makes_the_loss_no_number():
 
 
 def test_in_bfloat16_the_tiles_stay_as_near_as_the_plain_way(monkeypatch):
-    monkeypatch.setattr(tiles, "TILE", 7)
+    monkeypatch.setattr(tiles, "VOCAB_TILE", 7)
     inputs, asked = some(rows=40)
     exact = torch.autograd.grad(plain(*asked, 0.0)[0], inputs)
 
     def off(size):
-        monkeypatch.setitem(cross_entropy.WHOLE, "cpu", size)
+        monkeypatch.setitem(cross_entropy.MAX_UNCHUNKED_LOGITS, "cpu", size)
         with torch.autocast("cpu", torch.bfloat16):
             loss, _ = token_loss(*asked)
         return [
@@ -114,7 +114,7 @@ def test_in_bfloat16_the_tiles_stay_as_near_as_the_plain_way(monkeypatch):
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("piece", [1, 200, 10**9])
 def test_the_divergence_in_pieces_equals_the_plain_one(monkeypatch, with_bias, piece):
-    monkeypatch.setitem(cross_entropy.PIECE, "cpu", piece)
+    monkeypatch.setitem(cross_entropy.LOGITS_PER_CHUNK, "cpu", piece)
     torch.manual_seed(0)
     first, second, weight = (torch.randn(size, 6, requires_grad=True) for size in (13, 13, 31))
     bias = torch.randn(31, requires_grad=True) if with_bias else None

@@ -67,13 +67,13 @@ def test_a_student_comes_near_its_teacher(objective, kind):
     with torch.no_grad():
         for weight in teacher.parameters():
             weight *= 3  # so that it has opinions
-    asked = distill(objective, Distillation((teacher.requires_grad_(False),), 1.0, 1.0))
+    distilled = distill(objective, Distillation((teacher.requires_grad_(False),), 1.0, 1.0))
     batch = batch_for(objective)
     optimizer = torch.optim.Adam(student.parameters(), lr=0.02)
     found = []
     for _ in range(60):
         optimizer.zero_grad()
-        loss = total(asked.losses(student, batch))
+        loss = total(distilled.losses(student, batch))
         loss.backward()
         optimizer.step()
         found.append(float(loss.detach()))
@@ -82,21 +82,19 @@ def test_a_student_comes_near_its_teacher(objective, kind):
 
 
 @pytest.mark.parametrize(("objective", "kind"), CASES[:2], ids=IDS[:2])
-def test_scores_in_pieces_give_the_loss_and_the_slopes_of_the_whole(objective, kind, monkeypatch):
+def test_logits_in_chunks_give_the_loss_and_the_gradients_of_the_whole(objective, kind, monkeypatch):
     teachers = tuple(model_for(objective, kind, seed=seed).requires_grad_(False) for seed in (1, 2))
-    asked = distill(objective, Distillation(teachers, 0.7, 1.5))
-    batch, slopes = batch_for(objective), []
+    distilled = distill(objective, Distillation(teachers, 0.7, 1.5))
+    batch, grads = batch_for(objective), []
     for room in (2**24, 400):
-        monkeypatch.setattr(module, "PIECE", {"cpu": room})
+        monkeypatch.setattr(module, "LOGITS_PER_CHUNK", {"cpu": room})
         student = model_for(objective, kind)
-        loss = asked.losses(student, batch)["lm"]
+        loss = distilled.losses(student, batch)["lm"]
         loss.total.backward()
-        slopes.append(
-            (loss.total.detach(), int(loss.correct), [w.grad.clone() for w in student.parameters()])
-        )
-    assert torch.allclose(slopes[0][0], slopes[1][0], rtol=1e-5)
-    assert slopes[0][1] == slopes[1][1]
-    for one, other in zip(slopes[0][2], slopes[1][2], strict=True):
+        grads.append((loss.total.detach(), int(loss.correct), [w.grad.clone() for w in student.parameters()]))
+    assert torch.allclose(grads[0][0], grads[1][0], rtol=1e-5)
+    assert grads[0][1] == grads[1][1]
+    for one, other in zip(grads[0][2], grads[1][2], strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
 
@@ -105,9 +103,9 @@ def test_several_teachers_give_the_mean_of_their_probabilities():
     teachers = tuple(model_for(objective, "bidirectional", seed=seed) for seed in (1, 2, 3))
     batch = batch_for(objective)
     with torch.no_grad():
-        scores = [teacher(batch)["class"] for teacher in teachers]
-    mean = torch.stack([own.softmax(dim=-1) for own in scores]).mean(dim=0)
-    assert torch.allclose(Distillation(teachers, 1.0, 1.0).teacher_log_probs(scores).exp(), mean, atol=1e-6)
+        logits = [teacher(batch)["class"] for teacher in teachers]
+    mean = torch.stack([own.softmax(dim=-1) for own in logits]).mean(dim=0)
+    assert torch.allclose(Distillation(teachers, 1.0, 1.0).teacher_log_probs(logits).exp(), mean, atol=1e-6)
 
 
 def test_r_drop_and_a_teacher_go_together():
@@ -121,7 +119,7 @@ def test_r_drop_and_a_teacher_go_together():
     assert all(weight.grad is None for weight in teacher.parameters())
 
 
-def test_a_hybrid_fills_gaps_for_its_pupil():
+def test_a_hybrid_teaches_masked_language_modelling():
     objective = MaskedLM()
     student, teacher = (
         model_for(objective, "bidirectional", seed=0),
@@ -149,7 +147,7 @@ def test_teachers_do_not_change():
     assert all(weight.grad is None for weight in teacher.parameters())
 
 
-def test_every_taught_objective_keeps_the_settings_of_the_plain_one():
+def test_every_distilled_objective_has_the_settings_of_the_plain_one():
     for kind in DISTILLED:
         assert distill(kind(), Distillation((), 0.5, 2.0)).name == kind.name
     assert distill(MaskedLM(mask_rate=0.4), Distillation((), 0.5, 2.0)).mask_rate == 0.4
@@ -157,48 +155,50 @@ def test_every_taught_objective_keeps_the_settings_of_the_plain_one():
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 @pytest.mark.parametrize("kind", [torch.float, torch.bfloat16])
-def test_the_slopes_of_a_lesson_are_those_that_autograd_finds(temperature, kind):
+def test_the_gradients_are_those_that_autograd_finds(temperature, kind):
     torch.manual_seed(0)
     distillation = Distillation((), 0.7, temperature)
-    scores, *known = (torch.randn(9, 40).to(kind) for _ in range(3))
-    wanted = torch.randint(40, (9,))
-    full = scores.float().requires_grad_()
-    true = torch.nn.functional.cross_entropy(full, wanted, reduction="sum")
+    logits, *teacher_logits = (torch.randn(9, 40).to(kind) for _ in range(3))
+    labels = torch.randint(40, (9,))
+    full = logits.float().requires_grad_()
+    true = torch.nn.functional.cross_entropy(full, labels, reduction="sum")
     expected = distillation.weighted(
         true,
-        distillation.distance(distillation.student_log_probs(full), distillation.teacher_log_probs(known)),
+        distillation.distance(
+            distillation.student_log_probs(full), distillation.teacher_log_probs(teacher_logits)
+        ),
     )
-    (slope,) = torch.autograd.grad(expected, full)
-    loss, correct, found = module.token_loss_and_grad(scores, wanted, known, distillation)
+    (grad,) = torch.autograd.grad(expected, full)
+    loss, correct, found = module.token_loss_and_grad(logits, labels, teacher_logits, distillation)
     assert torch.allclose(loss, expected, rtol=1e-5)
-    assert int(correct) == int((full.argmax(-1) == wanted).sum())
+    assert int(correct) == int((full.argmax(-1) == labels).sum())
     assert found.dtype == kind
-    assert torch.allclose(found.float(), slope, atol=1e-5 if kind == torch.float else 1e-2)
+    assert torch.allclose(found.float(), grad, atol=1e-5 if kind == torch.float else 1e-2)
 
 
 @pytest.mark.slow
-def test_lessons_are_compiled_once_for_any_number_of_rows(monkeypatch):
+def test_distillation_is_compiled_once_for_any_number_of_rows(monkeypatch):
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     counters.clear()
-    swift = torch.compile(module.token_loss_and_grad, backend="aot_eager")
-    monkeypatch.setattr(module, "_compiled", lambda: swift)
+    compiled_loss = torch.compile(module.token_loss_and_grad, backend="aot_eager")
+    monkeypatch.setattr(module, "_compiled", lambda: compiled_loss)
     monkeypatch.setattr(module, "is_fused", lambda hidden: True)
     objective = MaskedLM(mask_rate=0.3)
     teachers = tuple(
         model_for(objective, "bidirectional", seed=seed).requires_grad_(False) for seed in (1, 2)
     )
-    asked, student = (
+    distilled, student = (
         distill(objective, Distillation(teachers, 0.7, 1.5)),
         model_for(objective, "bidirectional"),
     )
     for lengths in ((7, 12, 9, 12), (12, 12, 12, 12, 12), (9, 9), (30, 31, 12)):
         batch = batch_for(objective, lengths)
-        swiftly = asked.losses(student, batch)["lm"]
+        compiled = distilled.losses(student, batch)["lm"]
         with monkeypatch.context() as patch:
             patch.setattr(module, "is_fused", lambda hidden: False)
-            plainly = asked.losses(student, batch)["lm"]
-        assert torch.allclose(swiftly.total, plainly.total, rtol=1e-5)
+            plain = distilled.losses(student, batch)["lm"]
+        assert torch.allclose(compiled.total, plain.total, rtol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]

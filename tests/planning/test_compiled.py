@@ -1,20 +1,21 @@
 """A plan counts on compiled steps exactly where training compiles them, and knows what they change."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from headstart.config import resolve
-from headstart.models.block import FeedForward
 from headstart.models.model import build_model
+from headstart.models.transformer import FeedForward
 from headstart.objectives import make_objective
 from headstart.planning.devices import DEVICES, find_device
-from headstart.planning.duration import operations
-from headstart.planning.memory import layer_activations, score_bytes
-from headstart.planning.plan import fits_everywhere, make_plan
-from headstart.training.compile import TAKES, should_compile
+from headstart.planning.memory import layer_activations, loss_bytes
+from headstart.planning.plan import make_plan, plan_on_all_devices
+from headstart.planning.step_time import operations
+from headstart.training.compile import COMPILE_SECONDS, should_compile
 from headstart.training.runtime import Runtime
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -57,7 +58,7 @@ def test_a_gpu_from_before_volta_is_planned_with_plain_steps():
     kept = [name for name, device in DEVICES.items() if device.kind == "cuda" and not device.can_compile]
     for chosen in ("auto", True):
         assert not any(
-            plan_of(DEVICES[name], max_minutes=60, compile=chosen).load.is_compiled for name in kept
+            plan_of(DEVICES[name], max_minutes=60, compile=chosen).workload.is_compiled for name in kept
         )
     assert "GTX 1050 Ti" in kept
     assert "GTX 1650" not in kept
@@ -71,13 +72,13 @@ def test_a_gpu_from_before_volta_is_planned_with_plain_steps():
 
 def test_compiled_steps_are_shorter_smaller_and_cost_a_minute_once():
     plain, swift = plan_of(tokens=1e9, compile=False), plan_of(tokens=1e9, compile=True)
-    assert swift.duration.seconds < plain.duration.seconds
+    assert swift.step_time.seconds < plain.step_time.seconds
     assert swift.memory.peak < plain.memory.peak
-    assert operations(swift.load) < operations(plain.load)
-    steps = 1e9 * 5 / swift.tokens_per_step  # five epochs
-    assert swift.seconds == pytest.approx(steps * swift.duration.seconds + TAKES)
+    assert operations(swift.workload) < operations(plain.workload)
+    steps = 1e9 * 5 / swift.step.tokens_per_step  # five epochs
+    assert swift.seconds == pytest.approx(steps * swift.step_time.seconds + COMPILE_SECONDS)
     found = swift.to_dict()["time"]
-    assert (found["compiled"], found["compile_seconds"]) == (True, TAKES)
+    assert (found["compiled"], found["compile_seconds"]) == (True, COMPILE_SECONDS)
     assert plain.to_dict()["time"]["compiled"] is False
     assert "a compiled step" in swift.lines()[1]
 
@@ -85,21 +86,21 @@ def test_compiled_steps_are_shorter_smaller_and_cost_a_minute_once():
 def test_a_budget_in_minutes_pays_for_compiling_too():
     plan = plan_of(max_minutes=30, compile=True)
     assert plan.seconds == pytest.approx(30 * 60)
-    assert plan_of(max_minutes=0.1, compile=True).tokens == plan.tokens_per_step
+    assert plan_of(max_minutes=0.1, compile=True).tokens == plan.step.tokens_per_step
 
 
 def test_on_a_cpu_compiled_steps_are_told_but_counted_as_plain():
     plan = plan_of(find_device("CPU 2 cores"), compile=True)
     assert plan.is_compiled
     assert plan.compile_seconds == 0
-    assert not plan.load.is_compiled
-    assert plan.load.finished == 1.0  # compiled code finishes every position
+    assert not plan.workload.is_compiled
+    assert plan.workload.last_layer_fraction == 1.0  # compiled code finishes every position
 
 
 def test_every_device_of_the_table_goes_by_the_rule():
     config = resolve("pretrain", "small", {"training": {"compile": "auto"}})
-    rows = fits_everywhere(config, make_plan(config, H200, tokens=1e9))
-    assert {row.device for row in rows if row.compiled} == {
+    plans = plan_on_all_devices(make_plan(config, H200, tokens=1e9))
+    assert {plan.device.name for plan in plans if plan.workload.is_compiled} == {
         name for name, device in DEVICES.items() if device.can_compile
     }
 
@@ -107,8 +108,8 @@ def test_every_device_of_the_table_goes_by_the_rule():
 def test_scores_of_a_generator_are_marked_plainly_also_in_compiled_steps():
     replaced = {"objective": {"name": "replaced-token"}}
     plain, swift = (plan_of(settings=replaced, compile=chosen) for chosen in (False, True))
-    assert swift.duration.parts["scores"] == plain.duration.parts["scores"]
-    assert score_bytes(swift.load) == score_bytes(plain.load)
+    assert swift.step_time.parts["logits"] == plain.step_time.parts["logits"]
+    assert loss_bytes(swift.workload) == loss_bytes(plain.workload)
 
 
 def kept_inside(activation: str) -> int:
@@ -136,12 +137,12 @@ def kept_inside(activation: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["swiglu", "geglu", "gelu", "relu2"])
 def test_compiled_code_keeps_of_the_inner_width_what_torch_says_it_keeps(activation):
-    load = plan_of(preset="tiny", settings={"model": {"activation": activation}}, compile=True).load
-    with_more = load.with_(
-        body=load.body.model_copy(update={"intermediate_size": load.body.feed_forward + 1})
+    load = plan_of(preset="tiny", settings={"model": {"activation": activation}}, compile=True).workload
+    with_more = replace(
+        load, model=load.model.model_copy(update={"intermediate_size": load.model.feed_forward + 1})
     )
     a_text = layer_activations(with_more, with_more.stacks[0]) - layer_activations(load, load.stacks[0])
-    assert a_text == load.length * load.low * kept_inside(activation)
+    assert a_text == load.length * load.matmul_bytes * kept_inside(activation)
 
 
 def measured(name):
@@ -155,13 +156,13 @@ def test_what_was_measured_on_an_h200_is_what_is_planned_now(row):
     config = resolve(row["job"], row["preset"], settings)
     plan = make_plan(config, H200, batch=row["batch"], length=row["length"])
     assert plan.memory.tensors == pytest.approx(row["measured_bytes"], rel=0.10)
-    assert plan.duration.seconds == pytest.approx(row["measured_seconds"], rel=0.25)
-    assert plan.duration.seconds == pytest.approx(row["predicted_seconds"]), "the page is of other constants"
+    assert plan.step_time.seconds == pytest.approx(row["measured_seconds"], rel=0.25)
+    assert plan.step_time.seconds == pytest.approx(row["predicted_seconds"]), "the page is of other constants"
 
 
 def attention_of(job, preset, length, **settings):
     config = resolve(job, preset, settings)
-    return make_plan(config, H200, batch=64, length=length).duration.parts["attention"]
+    return make_plan(config, H200, batch=64, length=length).step_time.parts["attention"]
 
 
 def test_attention_over_padded_texts_reads_a_mask_in_tiles_where_it_looks_both_ways():
@@ -177,5 +178,5 @@ def test_attention_over_padded_texts_reads_a_mask_in_tiles_where_it_looks_both_w
 
 def test_compiled_texts_cost_the_host_more_than_blocks():
     texts, blocks = (plan_of(job=job, max_steps=20_000, compile=True) for job in ("finetune", "pretrain"))
-    cost = [plan.duration.parts["launches"] / operations(plan.load) for plan in (texts, blocks)]
+    cost = [plan.step_time.parts["launches"] / operations(plan.workload) for plan in (texts, blocks)]
     assert cost[0] > 1.5 * cost[1]

@@ -47,11 +47,12 @@ def test_the_table_reaches_from_old_cards_to_new_ones_and_plain_cpus():
     assert {"GTX 1050 Ti", "Tesla T4", "RTX 3060", "H200"} <= DEVICES.keys()
     assert cpu_like(2).name == "CPU 2 cores"
     assert all(
-        device.memory > 0 and device.bandwidth > 0 and device.float32 > 0 for device in DEVICES.values()
+        device.memory_gib > 0 and device.bandwidth_gbs > 0 and device.float32_tflops > 0
+        for device in DEVICES.values()
     )
 
 
 def test_cards_without_bfloat16_compute_in_float32():
-    assert find_device("t4").precision == "float32"
-    assert find_device("rtx 3060").precision == "bfloat16"
-    assert find_device("a100").matrix_rate("float32") > 1e12 * find_device("a100").float32  # TF32
+    assert find_device("t4").default_precision == "float32"
+    assert find_device("rtx 3060").default_precision == "bfloat16"
+    assert find_device("a100").matmul_flops("float32") > 1e12 * find_device("a100").float32_tflops  # TF32

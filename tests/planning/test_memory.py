@@ -1,26 +1,28 @@
 """Predicted memory: what autograd keeps is counted as torch counts it, and more work never needs less."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import resolve
+from headstart.constants import MAX_UNCHUNKED_LOGITS
 from headstart.models.model import build_model
-from headstart.objectives import cross_entropy, make_objective, tiles
-from headstart.planning import memory
-from headstart.planning.load import make_load
+from headstart.objectives import make_objective
+from headstart.planning.calibrate import SyntheticData
 from headstart.planning.memory import layer_activations, predict_memory
-from headstart.workflows.measure import MadeUp
+from headstart.planning.workload import make_workload
 
 
 def load_of(job="pretrain", preset="tiny", device="cpu", precision="float32", batch=4, length=16, **changes):
-    return make_load(resolve(job, preset, changes), device, precision, batch=batch, length=length)
+    return make_workload(resolve(job, preset, changes), device, precision, batch=batch, length=length)
 
 
 def kept_bytes(load, objective):
     """Bytes of distinct tensors that autograd keeps, weights and buffers aside."""
-    model = build_model(load.body, load.vocabulary, load.heads)
+    model = build_model(load.model, load.vocab_size, load.heads)
     own = {weight.untyped_storage().data_ptr() for weight in [*model.parameters(), *model.buffers()]}
     kept = {}
 
@@ -30,8 +32,8 @@ def kept_bytes(load, objective):
             kept[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
-    sources = load.vocabulary if load.source_length else 0
-    texts = MadeUp(load.vocabulary, load.batch, load.length + objective.lookahead, 0, sources)
+    sources = load.vocab_size if load.source_length else 0
+    texts = SyntheticData(load.vocab_size, load.batch_size, load.length + objective.lookahead, 0, sources)
     batch = objective.collate(texts.fetch(texts.batches(0)[0], 0), texts, torch.Generator())
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         objective.losses(model, batch)
@@ -57,7 +59,7 @@ def test_a_layer_keeps_for_the_way_back_what_torch_says_it_keeps(shape):
         load = load_of(preset=preset, length=32, **changes)
         objective = make_objective(resolve("pretrain", preset).objective)
         found.append(kept_bytes(load, objective))
-    kept = load.batch * layer_activations(load, load.stacks[0])
+    kept = load.batch_size * layer_activations(load, load.stacks[0])
     assert kept == pytest.approx(found[1] - found[0], rel=0.02)
 
 
@@ -85,22 +87,14 @@ def test_both_stacks_of_a_translator_keep_what_torch_says_they_keep(shape, side,
         body = {"num_layers": 1, "num_decoder_layers": 1, **BOTH[shape], name: layers}
         load = load_of("finetune", "translate-tiny", length=32, model=body, tokenizer=TRANSLATOR)
         found.append(kept_bytes(load, make_objective(resolve("finetune", "translate-tiny").objective)))
-    kept = load.batch * layer_activations(load, load.stacks[side])
+    kept = load.batch_size * layer_activations(load, load.stacks[side])
     assert kept == pytest.approx(found[1] - found[0], rel=0.03)
 
 
 def test_averaged_weights_stand_beside_the_model():
     plain, averaged = (load_of("finetune", training={"weight_averaging": kind}) for kind in ("none", "ema"))
-    difference = predict_memory(averaged).of("averaged weights") - predict_memory(plain).of(
-        "averaged weights"
-    )
-    assert difference == 4 * plain.account.total
-
-
-def test_the_pieces_of_scores_are_those_of_the_loss():
-    assert memory.PIECE == tiles.PIECE
-    assert memory.WHOLE == cross_entropy.WHOLE
-    assert memory.TILE == tiles.TILE
+    difference = predict_memory(averaged).parts["averaged weights"]
+    assert difference == 4 * plain.parameters.total
 
 
 @settings(max_examples=40, deadline=None)
@@ -117,9 +111,13 @@ def test_more_texts_and_longer_texts_never_need_less(batch, length, device, prec
     peak = predict_memory(load).peak
 
     def is_cut(load):
-        return load.answers * load.vocabulary > memory.WHOLE[device]
+        return load.num_predictions * load.vocab_size > MAX_UNCHUNKED_LOGITS[device]
 
-    for more in (load.with_(batch=batch + 1), load.with_length(length + 1), load.with_(accumulate=2)):
+    for more in (
+        replace(load, batch_size=batch + 1),
+        load.with_length(length + 1),
+        replace(load, accumulation_steps=2),
+    ):
         if is_cut(more) == is_cut(
             load
         ):  # scores that are cut into pieces need less than those just short of it
@@ -129,15 +127,15 @@ def test_more_texts_and_longer_texts_never_need_less(batch, length, device, prec
 def test_parts_add_up_and_the_fixed_ones_are_exact():
     load = load_of("pretrain", "lab")
     found = predict_memory(load)
-    assert found.peak == sum(part.bytes for part in found.parts)
-    assert found.of("weights") == 4 * 21_018_401
-    assert found.of("optimiser") == 8 * 21_018_401
+    assert found.peak == sum(found.parts.values())
+    assert found.parts["weights"] == 4 * 21_018_401
+    assert found.parts["optimizer"] == 8 * 21_018_401
 
 
 def test_muon_keeps_one_number_for_a_matrix_and_adam_two():
     muon, adam = (load_of("pretrain", "tiny", optimizer={"name": kind}) for kind in ("muon", "adamw"))
-    spared = predict_memory(adam).of("optimiser") - predict_memory(muon).of("optimiser")
-    assert spared == 4 * adam.account.matrices
+    spared = predict_memory(adam).parts["optimizer"] - predict_memory(muon).parts["optimizer"]
+    assert spared == 4 * adam.parameters.matrices()
 
 
 @pytest.mark.parametrize("kind", ["bi-lstm", "cnn"])
@@ -147,5 +145,5 @@ def test_rivals_of_the_transformer_keep_what_torch_says_they_keep(kind):
         changes = {"model": {"architecture": kind, "num_layers": layers}, "tokenizer": {"vocab_size": 64}}
         load = load_of(length=32, **changes)
         found.append(kept_bytes(load, make_objective(resolve("pretrain", "tiny").objective)))
-    kept = load.batch * layer_activations(load, load.stacks[0])
+    kept = load.batch_size * layer_activations(load, load.stacks[0])
     assert kept == pytest.approx(found[1] - found[0], rel=0.1)

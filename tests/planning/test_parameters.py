@@ -1,4 +1,4 @@
-"""The account of parameters is exact, block by block, for every shape."""
+"""The parameter table is exact, block by block, for every shape."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headstart.config import ModelConfig, preset_names, resolve
 from headstart.models.model import HeadSpec, build_model, count_parameters
 from headstart.objectives import OBJECTIVES, make_objective
-from headstart.planning.parameters import account
+from headstart.planning.parameters import parameter_table
 from tests.helpers.tiny_models import SHAPES, tiny_config
 
 
@@ -27,32 +27,32 @@ def preset_parts(job, preset, classes=2):
 
 @pytest.mark.parametrize("job", ["pretrain", "finetune"])
 @pytest.mark.parametrize("preset", preset_names())
-def test_the_account_of_every_preset_equals_the_built_model(job, preset):
+def test_the_parameter_table_of_every_preset_equals_the_built_model(job, preset):
     parts = preset_parts(job, preset)
-    assert account(*parts).total == built_count(*parts)
+    assert parameter_table(*parts).total == built_count(*parts)
 
 
 def test_the_lab_counts_to_its_known_numbers():
-    assert account(*preset_parts("pretrain", "lab")).total == 21_018_401
-    assert account(*preset_parts("finetune", "lab")).total == 10_968_602
+    assert parameter_table(*preset_parts("pretrain", "lab")).total == 21_018_401
+    assert parameter_table(*preset_parts("finetune", "lab")).total == 10_968_602
 
 
 def test_the_base_of_attention_is_all_you_need_counts_to_its_known_number():
     body, size, heads = preset_parts("finetune", "vaswani-base")
-    found = account(body, size, heads)
+    found = parameter_table(body, size, heads)
     assert (size, found.total) == (37_000, 63_082_496)
-    assert not found.heads  # the head is the token table, without a bias
+    assert not found.heads  # the head is the token embedding, without a bias
     blocks = {block.name: block for block in found.blocks}
-    assert blocks["token table"].numbers == "37,000·512 = 18,944,000"
-    assert blocks["decoder cross keys, values"].symbols == "2D² + 2D"
-    assert account(body, 40_745, heads).total == 64_999_936  # the 65 M that the paper speaks of
+    assert blocks["token embedding"].numbers == "37,000·512 = 18,944,000"
+    assert blocks["decoder cross kv"].symbols == "2D² + 2D"
+    assert parameter_table(body, 40_745, heads).total == 64_999_936  # the 65 M that the paper speaks of
 
 
 def test_formulas_are_given_in_symbols_and_in_numbers():
-    blocks = {block.name: block for block in account(*preset_parts("pretrain", "lab")).blocks}
-    assert blocks["attention in"].symbols == "3D² + 3D"
-    assert blocks["attention in"].numbers == "3·200² + 3·200 = 120,600"
-    assert blocks["attention in"].total == 4 * 120_600
+    blocks = {block.name: block for block in parameter_table(*preset_parts("pretrain", "lab")).blocks}
+    assert blocks["attention qkv"].symbols == "3D² + 3D"
+    assert blocks["attention qkv"].numbers == "3·200² + 3·200 = 120,600"
+    assert blocks["attention qkv"].total == 4 * 120_600
 
 
 bodies = st.builds(
@@ -92,16 +92,16 @@ bodies = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(body=bodies, vocabulary=st.integers(8, 200), classes=st.integers(2, 9), pooling=st.sampled_from(["mean", "mean+max"]), projection=st.sampled_from(["linear", "dense"]), bias=st.booleans())  # fmt: skip
-def test_the_account_of_any_shape_equals_the_built_model(
+def test_the_parameter_table_of_any_shape_equals_the_built_model(
     body, vocabulary, classes, pooling, projection, bias
 ):
     heads = {
         "lm": HeadSpec("lm", vocabulary, {"bias": bias}),
         "class": HeadSpec("class", classes, {"pooling": pooling, "projection": projection}),
     }
-    found = account(body, vocabulary, heads)
+    found = parameter_table(body, vocabulary, heads)
     assert found.total == built_count(body, vocabulary, heads)
-    assert sum(block.total for block in found.body + found.heads) == found.total
+    assert sum(block.total for block in found.backbone + found.heads) == found.total
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
@@ -110,7 +110,7 @@ def test_every_objective_on_every_body_it_can_ask_is_counted(name):
     for kind in objective.architectures:
         body = tiny_config(kind)
         heads = objective.heads(body, 40, 3)
-        assert account(body, 40, heads).total == built_count(body, 40, heads)
+        assert parameter_table(body, 40, heads).total == built_count(body, 40, heads)
 
 
 @pytest.mark.parametrize("kind", ["causal", "encoder-decoder"])
@@ -120,7 +120,7 @@ def test_matrices_are_the_weights_that_every_token_is_multiplied_by(shape, kind)
     with torch.device("meta"):
         model = build_model(body, 40, {})
     matrices = [w.numel() for name, w in model.named_parameters() if w.ndim == 2 and "embedding" not in name]
-    found = account(body, 40, {})
-    assert found.matrices == sum(matrices)
+    found = parameter_table(body, 40, {})
+    assert found.matrices() == sum(matrices)
     if kind == "encoder-decoder":
-        assert found.matrices_of("source") + found.matrices_of("target") == found.matrices
+        assert found.matrices("source") + found.matrices("target") == found.matrices()

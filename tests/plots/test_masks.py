@@ -5,8 +5,8 @@ import torch
 from headstart.batch import Batch
 from headstart.errors import ConfigError
 from headstart.evaluation.attention import attention_mask
-from headstart.models.attention import visible
-from headstart.models.bodies import BODIES
+from headstart.models import BACKBONES
+from headstart.models.transformer import visible
 from headstart.plots.masks import all_masks, draw_masks
 from tests.helpers.tiny_models import tiny_config
 
@@ -18,7 +18,7 @@ MASKS = {
 def attended(kind, length, real):
     """The keys to which a real model of random weights gives any weight, by layer and query."""
     torch.manual_seed(0)
-    body = BODIES[kind](tiny_config(kind), 40)
+    body = BACKBONES[kind](tiny_config(kind), 40)
     batch = Batch(torch.randint(5, 40, (1, length)), torch.arange(length)[None, :] < real)
     with torch.no_grad():
         _, layers = body.watch(batch)
@@ -37,7 +37,7 @@ def test_a_mask_of_the_model_is_where_its_attention_weights_are(name, kind, real
 
 def test_the_cross_mask_is_where_a_decoder_gives_its_source_any_weight():
     torch.manual_seed(0)
-    body, mask = BODIES["encoder-decoder"](tiny_config("encoder-decoder"), 40), MASKS["cross"]
+    body, mask = BACKBONES["encoder-decoder"](tiny_config("encoder-decoder"), 40), MASKS["cross"]
     tokens, source = torch.randint(5, 40, (1, 8)), torch.randint(5, 40, (1, 6))
     batch = Batch(tokens, tokens > 0, source=source, source_attention_mask=torch.arange(6)[None, :] < 4)
     with torch.no_grad():
@@ -55,7 +55,7 @@ def test_for_real_queries_the_causal_mask_alone_is_both_masks_combined():
 
 
 def test_a_full_text_hides_nothing_from_a_bidirectional_body():
-    body = BODIES["bidirectional"](tiny_config("bidirectional"), 8)
+    body = BACKBONES["bidirectional"](tiny_config("bidirectional"), 8)
     full = Batch(torch.zeros(1, 5).long(), torch.ones(1, 5).bool(), unpadded=True)
     assert attention_mask(body, full).all()
 

@@ -3,8 +3,7 @@ import pytest
 import torch
 
 from headstart.errors import ConfigError
-from headstart.models.attention import rotate
-from headstart.models.embedding import Embedding, rotary_turns, sinusoids
+from headstart.models.transformer import Embedding, rotary_turns, rotate, sinusoids
 from headstart.plots.positions import draw_positions, model_map, rotary_map, sinusoidal_map
 from tests.helpers.tiny_models import tiny_config
 

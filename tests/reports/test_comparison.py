@@ -45,7 +45,7 @@ def page(comparison):
     return render_comparison(comparison)
 
 
-def test_every_tag_is_closed_and_no_id_stands_twice(page):
+def test_every_tag_is_closed_and_every_id_is_unique(page):
     reader = Reader(page)
     assert not reader.faults
     assert not reader.open
@@ -119,7 +119,7 @@ def test_the_headline_says_no_more_than_the_test(comparison, test, words):
 def test_the_headline_speaks_of_pretraining_only_where_nothing_else_differs(comparison):
     """A base without a twin is far ahead of scratch; the one with a twin is what the headline is about."""
     budget = max(comparison.label_budgets)
-    other = replace(comparison.arm("fine-tuned", budget), name="other", twin="")
+    other = replace(comparison.arm("fine-tuned", budget), name="other", control="")
     far = replace(difference(0.2, 0.19, 0.21, 0.0001, "better"), arm="other", labels=budget)
     near = replace(difference(0.06, 0.04, 0.08, 0.0001, "better"), labels=budget)
     both = replace(comparison, arms=[*comparison.arms, other], tests=[far, near])

@@ -64,8 +64,8 @@ async def ask(port, path, content, headers=()):
     try:
         writer.write(request_bytes(path, content, headers))
         await writer.drain()
-        status, told, body = await read_answer(reader)
-        return status, told, json.loads(body)
+        status, headers, body = await read_answer(reader)
+        return status, headers, json.loads(body)
     finally:
         writer.close()
 

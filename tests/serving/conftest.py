@@ -8,8 +8,9 @@ from starlette.testclient import TestClient
 
 import headstart
 from headstart.serving.app import App
-from headstart.serving.limits import Limits
-from headstart.serving.server import make_logger, make_state
+from headstart.serving.registry import AppState, ModelRegistry
+from headstart.serving.schema import Limits
+from headstart.serving.server import make_logger
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
@@ -61,7 +62,7 @@ def serve(runs):
         names = names or ("classifier", "base", "unfinished", "comparison")
         logger = logger or make_logger(stream=io.StringIO())
         words = [str(runs / name) for name in names]
-        state = make_state(words, Limits(**limits), logger, token=token, hosts=hosts, log_texts=log_texts)
+        state = AppState(ModelRegistry(words, Limits(**limits)), logger, token, hosts, log_texts)
         state.registry.load_all()
         opened.append(state)
         return TestClient(App(state), raise_server_exceptions=True), state

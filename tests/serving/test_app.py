@@ -12,17 +12,17 @@ from headstart.inference.classify import predict
 from headstart.inference.embed import text_vectors
 from headstart.serving import schema
 from headstart.serving.app import App
-from headstart.serving.limits import Limits
-from headstart.serving.registry import ModelRegistry
+from headstart.serving.registry import AppState, ModelRegistry
 from headstart.serving.routes import router
-from headstart.serving.server import make_logger, make_state
+from headstart.serving.schema import Limits
+from headstart.serving.server import make_logger
 from headstart.workflows.picture import picture_attention
 from headstart.workflows.plan import plan
 
 TEXTS = ["a wonderful film", "the plot was dreadful", "", "  ", "日本語 🎬", "word " * 400, "a\x00b"]
 
 
-def test_labels_are_those_of_predict_whatever_stands_beside_them(serve, runs, tmp_path):
+def test_labels_are_those_of_predict_whatever_else_is_in_the_batch(serve, runs, tmp_path):
     client, _ = serve()
     plain = [text for text in TEXTS if text.strip() and "\x00" not in text]
     (tmp_path / "texts.txt").write_text("".join(text + "\n" for text in plain), "utf-8")
@@ -67,7 +67,7 @@ def test_huge_texts_of_any_script_are_read_as_far_as_the_run_reads(serve, name):
     assert answer.json()["labels"][0]["tokens"] <= 32
 
 
-def test_each_tokens_part_is_told_with_its_piece(serve):
+def test_each_token_has_an_attribution(serve):
     client, _ = serve()
     answer = client.post("/v1/classify", json={"texts": ["a wonderful <b>film</b>", ""], "explain": True})
     found = schema.ClassifyResponse.model_validate(answer.json()).labels
@@ -127,8 +127,8 @@ def test_maps_that_are_not_there_or_too_many_are_refused(serve):
 
 def test_a_plan_is_that_of_the_command(serve):
     client, _ = serve()
-    asked = {"preset": "small", "gpu": "RTX 3060", "tokens": 1_000_000, "layers": 3, "optimizer": "muon"}
-    answer = client.post("/v1/plan", json=asked)
+    query = {"preset": "small", "gpu": "RTX 3060", "tokens": 1_000_000, "layers": 3, "optimizer": "muon"}
+    answer = client.post("/v1/plan", json=query)
     schema.PlanResponse.model_validate(answer.json())
     settings = {"model": {"num_layers": 3}, "optimizer": {"name": "muon"}}
     known = plan("small", gpu="RTX 3060", tokens=1_000_000, settings=settings).to_dict()
@@ -136,7 +136,7 @@ def test_a_plan_is_that_of_the_command(serve):
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"),
+    ("query", "status"),
     [
         ({"gpu": "Abacus 9000"}, 404),
         ({"width": 10, "attention_heads": 3}, 409),
@@ -144,9 +144,9 @@ def test_a_plan_is_that_of_the_command(serve):
         ({"preset": "tiny", "layers": 0}, 422),
     ],
 )
-def test_a_plan_that_cannot_be_made_is_told_why(serve, asked, status):
+def test_a_plan_that_cannot_be_made_is_refused_with_a_reason(serve, query, status):
     client, _ = serve()
-    answer = client.post("/v1/plan", json=asked)
+    answer = client.post("/v1/plan", json=query)
     assert answer.status_code == status
     schema.ErrorResponse.model_validate(answer.json())
 
@@ -186,7 +186,7 @@ def test_a_run_answers_as_soon_as_it_has_finished(serve, runs, tmp_path):
             (late / file.name).write_bytes(file.read_bytes())
     about = (runs / "base" / "run.json").read_text("utf-8")
     (late / "run.json").write_text(json.dumps({**json.loads(about), "status": "running"}), "utf-8")
-    state = make_state([str(late)], Limits(), make_logger(quiet=True))
+    state = AppState(ModelRegistry([str(late)], Limits()), make_logger(quiet=True))
     state.registry.load_all()
     client = TestClient(App(state))
     assert client.post("/v1/embed", json={"texts": ["a"]}).status_code == 409
@@ -214,7 +214,7 @@ def test_a_name_that_is_not_served_is_answered_with_the_nearest_one(serve, path)
     assert client.get("/v1/runs/clasifier").status_code == 404
 
 
-def test_a_run_that_cannot_is_told_apart_from_one_that_is_not_there(serve):
+def test_a_run_without_the_ability_differs_from_one_that_is_not_served(serve):
     client, _ = serve()
     answer = client.post("/v1/classify", json={"model": "base", "texts": ["a"]})
     assert answer.status_code == 409
@@ -224,12 +224,12 @@ def test_a_run_that_cannot_is_told_apart_from_one_that_is_not_there(serve):
 
 
 @pytest.mark.parametrize(
-    ("limits", "asked"),
+    ("limits", "query"),
     [({"max_texts": 2}, {"texts": ["a"] * 3}), ({"max_chars": 20}, {"texts": ["a" * 21]})],
 )
-def test_more_than_the_limits_allow_is_refused(serve, limits, asked):
+def test_more_than_the_limits_allow_is_refused(serve, limits, query):
     client, _ = serve(**limits)
-    answer = client.post("/v1/classify", json=asked)
+    answer = client.post("/v1/classify", json=query)
     assert answer.status_code == 422
     assert "are the most" in answer.json()["error"]
 
@@ -245,7 +245,7 @@ def test_two_runs_of_one_name_need_another_name(runs):
             ModelRegistry([word], Limits())
 
 
-def test_what_was_asked_is_counted(serve):
+def test_requests_are_counted(serve):
     client, _ = serve()
     client.post("/v1/classify", json={"texts": ["a", "b"]})
     client.post("/v1/classify", json={"texts": []})
@@ -259,7 +259,7 @@ def test_what_was_asked_is_counted(serve):
     assert "script" not in text
 
 
-def test_texts_are_logged_only_when_asked_for(serve):
+def test_texts_are_logged_only_with_log_texts(serve):
     for with_texts in (False, True):
         out = io.StringIO()
         client, _ = serve(logger=make_logger(stream=out), log_texts=with_texts)
@@ -288,9 +288,9 @@ def test_the_description_names_every_endpoint_and_this_servers_own_limits(serve)
     for route in router.routes:
         for method in route.methods:
             assert method.lower() in found["paths"][route.path]
-    asked = found["components"]["schemas"]["ClassifyRequest"]["properties"]
-    assert asked["texts"]["maxItems"] == 7
-    assert asked["texts"]["items"]["maxLength"] == 99
-    assert asked["model"]["anyOf"][0]["enum"] == ["classifier"]
+    query = found["components"]["schemas"]["ClassifyRequest"]["properties"]
+    assert query["texts"]["maxItems"] == 7
+    assert query["texts"]["items"]["maxLength"] == 99
+    assert query["model"]["anyOf"][0]["enum"] == ["classifier"]
     operations = [op["operationId"] for path in found["paths"].values() for op in path.values()]
     assert len(operations) == len(set(operations))

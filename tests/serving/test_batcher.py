@@ -1,212 +1,288 @@
-"""Requests answered together: right answers to the right callers, fairly, and within limits."""
+"""Requests computed together: right results for the right callers, fairly, and within limits."""
 
+import asyncio
 import threading
+from contextlib import asynccontextmanager
 
 import pytest
 from fastapi import HTTPException
 
-from headstart.serving.batcher import MIN_PARALLEL_TOKENS, Batcher
+from headstart.serving.batcher import MIN_PARALLEL_TOKENS, Batcher, StreamPool
 
 
-class Held:
-    """Work that waits for a word before each batch, and remembers what it was given."""
+class Work:
+    """Work that waits for a permit before each batch, and remembers what it was given."""
 
-    def __init__(self, words=0):
-        self.batches, self.begun, self.go = [], threading.Semaphore(0), threading.Semaphore(words)
+    def __init__(self):
+        self.batches, self.started, self.permits = [], threading.Semaphore(0), threading.Semaphore(0)
 
     def __call__(self, kind, items):
-        self.begun.release()
-        assert self.go.acquire(timeout=30)
+        self.started.release()
+        assert self.permits.acquire(timeout=30)
         self.batches.append((kind, list(items)))
         if "poison" in items:
             raise ValueError("bad")
         return [f"{kind}:{item}" for item in items]
 
-
-@pytest.fixture
-def held():
-    return Held()
+    async def start_is_seen(self, timeout=30):
+        return await asyncio.to_thread(self.started.acquire, timeout=timeout)
 
 
-@pytest.fixture
-def batcher(held):
-    made = Batcher(held, max_batch_tokens=10, max_queued_tokens=100, max_streams=2).start()
-    yield made
-    held.go.release(1000)
-    made.close()
+@asynccontextmanager
+async def opened(num_threads=1, scale=1):
+    work = Work()
+    limits = {"max_batch_tokens": 10 * scale, "max_queued_tokens": 100 * scale}
+    batcher = Batcher(work, **limits, num_threads=num_threads)
+    try:
+        yield batcher, work
+    finally:
+        work.permits.release(1000)
+        batcher.close()
 
 
-def busy(batcher, held):
-    """Let the worker begin a first batch, so that what follows gathers."""
-    first = batcher.submit("a", ["first"], [1], 60)
-    assert held.begun.acquire(timeout=30)
+async def submit(batcher, kind, items, costs, timeout=60):
+    """A task that waits for a request, which is queued already."""
+    task = asyncio.create_task(batcher.submit(kind, items, costs, timeout))
+    await asyncio.sleep(0)
+    return task
+
+
+async def busy(batcher, work):
+    """Let a first batch start, so that later requests wait."""
+    first = await submit(batcher, "a", ["first"], [1])
+    assert await work.start_is_seen()
     return first
 
 
-def finish(held, *futures):
-    held.go.release(1000)
-    return [future.result(timeout=30) for future in futures]
+async def finish(work, *tasks):
+    work.permits.release(1000)
+    return await asyncio.wait_for(asyncio.gather(*tasks), 30)
 
 
-def test_what_comes_while_a_batch_is_read_is_read_together_and_everyone_gets_his_own(batcher, held):
-    first = busy(batcher, held)
-    others = [batcher.submit("a", [f"{n}x", f"{n}y"], [1, 1], 60) for n in range(4)]
-    assert finish(held, first, *others) == [["a:first"], *([f"a:{n}x", f"a:{n}y"] for n in range(4))]
-    assert [len(items) for _, items in held.batches] == [1, 8]
+def in_loop(test):
+    """The test run in an event loop."""
+
+    def run(*given, **named):
+        asyncio.run(test(*given, **named))
+
+    run.__name__ = test.__name__
+    return run
 
 
-def test_a_batch_stays_within_the_budget_and_one_that_is_over_it_is_read_alone(batcher, held):
-    first = busy(batcher, held)
-    others = [batcher.submit("a", [n], [cost], 60) for n, cost in enumerate((6, 4, 1, 25, 5))]
-    finish(held, first, *others)
-    assert [items for _, items in held.batches] == [["first"], [0, 1], [2], [3], [4]]
+@in_loop
+async def test_requests_that_wait_are_computed_together_and_each_gets_its_own_results():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        others = [await submit(batcher, "a", [f"{n}x", f"{n}y"], [1, 1]) for n in range(4)]
+        found = await finish(work, first, *others)
+        assert found == [["a:first"], *([f"a:{n}x", f"a:{n}y"] for n in range(4))]
+        assert [len(items) for _, items in work.batches] == [1, 8]
 
 
-def test_kinds_are_not_mixed(batcher, held):
-    first = busy(batcher, held)
-    others = [batcher.submit(kind, [n], [1], 60) for n, kind in enumerate("abab")]
-    finish(held, first, *others)
-    assert held.batches == [("a", ["first"]), ("a", [0, 2]), ("b", [1, 3])]
+@in_loop
+async def test_a_batch_is_within_the_budget_and_an_item_over_it_is_computed_alone():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        others = [await submit(batcher, "a", [n], [cost]) for n, cost in enumerate((6, 4, 1, 25, 5))]
+        await finish(work, first, *others)
+        assert [items for _, items in work.batches] == [["first"], [0, 1], [2], [3], [4]]
 
 
-def test_a_small_request_does_not_wait_behind_a_large_one(batcher, held):
-    first = busy(batcher, held)
-    large = batcher.submit("a", list(range(30)), [1] * 30, 60)
-    small = batcher.submit("a", ["small"], [1], 60)
-    finish(held, first, large, small)
-    assert "small" in held.batches[1][1]
-    assert large.result() == [f"a:{n}" for n in range(30)]
+@in_loop
+async def test_kinds_are_not_mixed():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        others = [await submit(batcher, kind, [n], [1]) for n, kind in enumerate("abab")]
+        await finish(work, first, *others)
+        assert work.batches == [("a", ["first"]), ("a", [0, 2]), ("b", [1, 3])]
 
 
-def test_whoever_got_nothing_comes_before_whoever_got_something(batcher, held):
-    first = busy(batcher, held)
-    one = batcher.submit("a", [1, 2], [10, 10], 60)
-    two = batcher.submit("a", [3], [10], 60)
-    finish(held, first, one, two)
-    assert [items for _, items in held.batches] == [["first"], [1], [3], [2]]
+@in_loop
+async def test_a_small_request_does_not_wait_behind_a_large_one():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        large = await submit(batcher, "a", list(range(30)), [1] * 30)
+        small = await submit(batcher, "a", ["small"], [1])
+        await finish(work, first, large, small)
+        assert "small" in work.batches[1][1]
+        assert large.result() == [f"a:{n}" for n in range(30)]
 
 
-def test_a_client_that_has_gone_is_not_read_for(batcher, held):
-    first = busy(batcher, held)
-    gone, stays = batcher.submit("a", [1, 2], [1, 1], 60), batcher.submit("a", [3], [1], 60)
-    assert gone.cancel()
-    finish(held, first, stays)
-    assert held.batches == [("a", ["first"]), ("a", [3])]
-    assert batcher.queued_tokens == 0
+@in_loop
+async def test_a_request_without_an_item_in_the_last_batch_comes_before_one_with():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        one = await submit(batcher, "a", [1, 2], [10, 10])
+        two = await submit(batcher, "a", [3], [10])
+        await finish(work, first, one, two)
+        assert [items for _, items in work.batches] == [["first"], [1], [3], [2]]
 
 
-def test_one_that_leaves_while_it_is_read_costs_nobody_anything(batcher, held):
-    first = busy(batcher, held)
-    assert first.cancel()
-    other = batcher.submit("a", ["other"], [1], 60)
-    assert finish(held, other) == [["a:other"]]
+@in_loop
+async def test_a_client_that_has_gone_is_not_computed_for():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        gone = await submit(batcher, "a", [1, 2], [1, 1])
+        stays = await submit(batcher, "a", [3], [1])
+        gone.cancel()
+        await asyncio.sleep(0)
+        await finish(work, first, stays)
+        assert work.batches == [("a", ["first"]), ("a", [3])]
+        assert batcher.queued_tokens == 0
 
 
-def test_a_full_queue_is_refused_with_a_time_to_come_back(batcher, held):
-    busy(batcher, held)
-    batcher.submit("a", range(10), [9] * 10, 60)
-    with pytest.raises(HTTPException) as caught:
-        batcher.submit("a", [1, 2], [9, 9], 60)
-    assert caught.value.status_code == 429
-    assert int(caught.value.headers["Retry-After"]) >= 1
-    assert caught.value.detail["hint"]
+@in_loop
+async def test_a_client_that_leaves_during_its_batch_costs_nobody_anything():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        first.cancel()
+        other = await submit(batcher, "a", ["other"], [1])
+        assert await finish(work, other) == [["a:other"]]
 
 
-def test_clients_that_have_gone_give_up_their_place_in_the_queue(batcher, held):
-    first = busy(batcher, held)
-    gone = batcher.submit("a", range(10), [9] * 10, 60)
-    gone.cancel()
-    other = batcher.submit("a", [1, 2], [9, 9], 60)
-    assert finish(held, first, other)[1] == ["a:1", "a:2"]
+@in_loop
+async def test_a_full_queue_is_refused_with_a_time_to_try_again():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        long = await submit(batcher, "a", range(10), [9] * 10)
+        with pytest.raises(HTTPException) as caught:
+            await batcher.submit("a", [1, 2], [9, 9], 60)
+        assert caught.value.status_code == 429
+        assert int(caught.value.headers["Retry-After"]) >= 1
+        assert caught.value.detail["hint"]
+        await finish(work, first, long)
 
 
-def test_a_request_that_could_never_fit_is_too_large(batcher):
-    with pytest.raises(HTTPException) as caught:
-        batcher.submit("a", [1, 2], [60, 60], 60)
-    assert caught.value.status_code == 413
+@in_loop
+async def test_clients_that_have_gone_give_up_their_tokens_in_the_queue():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        gone = await submit(batcher, "a", range(10), [9] * 10)
+        gone.cancel()
+        await asyncio.sleep(0)
+        other = await submit(batcher, "a", [1, 2], [9, 9])
+        assert (await finish(work, first, other))[1] == ["a:1", "a:2"]
 
 
-def test_a_request_whose_time_is_over_is_refused_and_not_read(held):
-    now = [0.0]
-    batcher = Batcher(held, max_batch_tokens=10, max_queued_tokens=100, clock=lambda: now[0]).start()
-    first = busy(batcher, held)
-    late = batcher.submit("a", ["late"], [1], 5)
-    patient = batcher.submit("a", ["patient"], [1], 50)
-    now[0] = 10.0
-    assert finish(held, first, patient) == [["a:first"], ["a:patient"]]
-    with pytest.raises(HTTPException) as caught:
-        late.result(timeout=30)
-    assert caught.value.status_code == 503
-    assert held.batches[1] == ("a", ["patient"])
-    batcher.close()
+@in_loop
+async def test_a_request_that_could_never_fit_is_too_large():
+    async with opened() as (batcher, _):
+        with pytest.raises(HTTPException) as caught:
+            await batcher.submit("a", [1, 2], [60, 60], 60)
+        assert caught.value.status_code == 413
 
 
-def test_a_request_that_breaks_a_batch_bears_it_alone(batcher, held):
-    first = busy(batcher, held)
-    good = [batcher.submit("a", [f"good {n}"], [1], 60) for n in range(2)]
-    bad = batcher.submit("a", ["poison", "more"], [1, 1], 60)
-    last = batcher.submit("a", ["last"], [1], 60)
-    finish(held, first, *good, last)
-    with pytest.raises(ValueError, match="bad"):
-        bad.result(timeout=30)
-    assert [future.result() for future in (*good, last)] == [["a:good 0"], ["a:good 1"], ["a:last"]]
+@in_loop
+async def test_a_request_whose_time_is_over_is_refused_and_not_computed():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        late = await submit(batcher, "a", ["late"], [1], timeout=0.01)
+        patient = await submit(batcher, "a", ["patient"], [1])
+        with pytest.raises(HTTPException) as caught:
+            await late
+        assert caught.value.status_code == 503
+        assert await finish(work, first, patient) == [["a:first"], ["a:patient"]]
+        assert work.batches[1] == ("a", ["patient"])
+        assert batcher.queued_tokens == 0
 
 
-def test_the_rest_of_a_broken_request_is_not_read(batcher, held):
-    first = busy(batcher, held)
-    bad = batcher.submit("a", ["poison", *range(20)], [1] * 21, 60)
-    finish(held, first)
-    with pytest.raises(ValueError, match="bad"):
-        bad.result(timeout=30)
-    other = batcher.submit("a", ["other"], [1], 60)
-    assert other.result(timeout=30) == ["a:other"]
-    assert [len(items) for _, items in held.batches] == [1, 10, 1]
+@in_loop
+async def test_a_request_that_breaks_a_batch_fails_alone():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        good = [await submit(batcher, "a", [f"good {n}"], [1]) for n in range(2)]
+        bad = await submit(batcher, "a", ["poison", "more"], [1, 1])
+        last = await submit(batcher, "a", ["last"], [1])
+        found = await finish(work, first, *good, last)
+        assert found[1:] == [["a:good 0"], ["a:good 1"], ["a:last"]]
+        with pytest.raises(ValueError, match="bad"):
+            await bad
 
 
-def test_nothing_is_taken_once_it_is_closed(held):
-    batcher = Batcher(held, max_batch_tokens=10, max_queued_tokens=100).start()
-    held.go.release(10)
-    batcher.close()
-    with pytest.raises(HTTPException) as caught:
-        batcher.submit("a", [1], [1], 60)
-    assert caught.value.status_code == 503
+@in_loop
+async def test_the_rest_of_a_broken_request_is_not_computed():
+    async with opened() as (batcher, work):
+        first = await busy(batcher, work)
+        bad = await submit(batcher, "a", ["poison", *range(20)], [1] * 21)
+        await finish(work, first)
+        with pytest.raises(ValueError, match="bad"):
+            await bad
+        assert await batcher.submit("a", ["other"], [1], 60) == ["a:other"]
+        assert [len(items) for _, items in work.batches] == [1, 10, 1]
+        assert batcher.queued_tokens == 0
 
 
-def collect():
-    found, is_over = [], threading.Event()
-
-    def emit(piece):
-        found.append(piece)
-        if piece is None or isinstance(piece, Exception):
-            is_over.set()
-
-    return found, is_over, emit
+@in_loop
+async def test_nothing_is_accepted_once_it_is_closed():
+    async with opened() as (batcher, _):
+        batcher.close()
+        with pytest.raises(HTTPException) as caught:
+            await batcher.submit("a", [1], [1], 60)
+        assert caught.value.status_code == 503
 
 
-def test_streams_come_piece_by_piece_in_turn_with_each_other_and_with_batches(batcher, held):
-    order = []
+# --- two threads
+
+
+@in_loop
+async def test_little_waits_for_the_running_batch_and_much_runs_beside_it():
+    async with opened(2, MIN_PARALLEL_TOKENS) as (batcher, work):
+        first = await busy(batcher, work)
+        little = await submit(batcher, "a", ["little"], [MIN_PARALLEL_TOKENS - 1])
+        assert not await work.start_is_seen(timeout=0.05)
+        more = await submit(batcher, "a", ["more"], [1])
+        assert await work.start_is_seen()  # while the first one still runs
+        assert await finish(work, first, little, more) == [["a:first"], ["a:little"], ["a:more"]]
+        assert sorted(len(items) for _, items in work.batches) == [1, 2]
+
+
+@in_loop
+async def test_much_that_waits_for_two_threads_is_divided():
+    async with opened(2, MIN_PARALLEL_TOKENS) as (batcher, work):
+        items = list(range(4))
+        whole = await submit(batcher, "a", items, [MIN_PARALLEL_TOKENS] * 4)
+        assert await work.start_is_seen()
+        assert await work.start_is_seen()
+        assert await finish(work, whole) == [[f"a:{item}" for item in items]]
+        assert [len(items) for _, items in work.batches] == [2, 2]
+        assert batcher.queued_tokens == 0
+
+
+@in_loop
+async def test_what_breaks_on_one_thread_harms_nothing_on_the_other():
+    async with opened(2, MIN_PARALLEL_TOKENS) as (batcher, work):
+        bad = await submit(batcher, "a", ["poison", "b", "c", "d"], [MIN_PARALLEL_TOKENS] * 4)
+        good = await submit(batcher, "a", ["good"], [1])
+        assert await finish(work, good) == [["a:good"]]
+        with pytest.raises(ValueError, match="bad"):
+            await bad
+        assert await batcher.submit("a", ["after"], [1], 60) == ["a:after"]
+
+
+# --- streams
+
+
+@in_loop
+async def test_streams_come_piece_by_piece_in_turn_with_each_other():
+    order, pool = [], StreamPool(2)
 
     def pieces(name):
         for number in range(3):
             order.append(f"{name}{number}")
             yield f"{name}{number}"
 
-    first = busy(batcher, held)
-    ends = []
-    for name in "xy":
-        found, is_over, emit = collect()
-        batcher.stream(pieces(name), emit, 60)
-        ends.append((found, is_over))
-    finish(held, first)
-    for (found, is_over), name in zip(ends, "xy", strict=True):
-        assert is_over.wait(30)
-        assert found == [f"{name}0", f"{name}1", f"{name}2", None]
+    async def collect(name):
+        return [piece async for piece in pool.stream(pieces(name), 30)]
+
+    assert await asyncio.gather(collect("x"), collect("y")) == [["x0", "x1", "x2"], ["y0", "y1", "y2"]]
     assert order == ["x0", "y0", "x1", "y1", "x2", "y2"]
-    assert batcher.submit("a", [1], [1], 60).result(timeout=30) == ["a:1"]
+    assert pool.num_streams == 0
+    pool.close()
 
 
-def test_a_stream_that_nobody_listens_to_stops_and_is_closed(batcher, held):
-    closed, begun = threading.Event(), threading.Event()
+@in_loop
+async def test_a_stream_that_nobody_listens_to_stops_and_is_closed():
+    pool, closed = StreamPool(2), threading.Event()
 
     def endless():
         try:
@@ -215,100 +291,69 @@ def test_a_stream_that_nobody_listens_to_stops_and_is_closed(batcher, held):
         finally:
             closed.set()
 
-    job = batcher.stream(endless(), lambda piece: begun.set(), 60)
-    assert begun.wait(30)
-    job.cancel()
-    assert closed.wait(30)
+    async def listen():
+        async for _ in pool.stream(endless(), 30):
+            pass
+
+    task = asyncio.create_task(listen())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(closed.wait, 30)
+    assert pool.num_streams == 0
+    pool.close()
 
 
-def test_too_many_streams_are_refused_and_a_late_one_ends(held):
-    now = [0.0]
-    batcher = Batcher(
-        held, max_batch_tokens=10, max_queued_tokens=100, max_streams=2, clock=lambda: now[0]
-    ).start()
-    first = busy(batcher, held)
-    ends = [collect() for _ in range(2)]
-    for _, _, emit in ends:
-        batcher.stream(iter(int, 1), emit, 5)
+@in_loop
+async def test_too_many_streams_are_refused_and_a_late_one_ends():
+    pool = StreamPool(1)
+    stream = pool.stream(iter_forever(), 0.2)
+    assert await anext(stream) == 1
     with pytest.raises(HTTPException) as caught:
-        batcher.stream(iter(int, 1), lambda piece: None, 5)
+        await anext(pool.stream(iter_forever(), 30))
     assert caught.value.status_code == 429
-    now[0] = 10.0
-    finish(held, first)
-    for found, is_over, _ in ends:
-        assert is_over.wait(30)
-        assert found[-1].status_code == 503
-    batcher.close()
+    with pytest.raises(HTTPException) as caught:
+        async for _ in stream:
+            pass
+    assert caught.value.status_code == 503
+    assert pool.num_streams == 0
+    pool.close()
 
 
-def test_what_breaks_a_stream_is_told_to_its_listener(batcher, held):
+def iter_forever():
+    while True:
+        yield 1
+
+
+@in_loop
+async def test_an_error_in_a_stream_reaches_its_listener():
     def broken():
         yield 1
         raise ValueError("bad")
 
-    found, is_over, emit = collect()
-    batcher.stream(broken(), emit, 60)
-    assert is_over.wait(30)
-    assert found[0] == 1
-    assert isinstance(found[1], ValueError)
-
-
-@pytest.fixture
-def pair(held):
-    made = Batcher(
-        held,
-        max_batch_tokens=10 * MIN_PARALLEL_TOKENS,
-        max_queued_tokens=100 * MIN_PARALLEL_TOKENS,
-        num_threads=2,
-    ).start()
-    yield made
-    held.go.release(1000)
-    made.close()
-
-
-def test_little_waits_for_the_batch_that_is_read_and_much_is_read_beside_it(pair, held):
-    first = busy(pair, held)
-    little = pair.submit("a", ["little"], [MIN_PARALLEL_TOKENS - 1], 60)
-    assert not held.begun.acquire(timeout=0.05)
-    more = pair.submit("a", ["more"], [1], 60)
-    assert held.begun.acquire(timeout=30)  # beside the first, which is still being read
-    assert finish(held, first, little, more) == [["a:first"], ["a:little"], ["a:more"]]
-    assert sorted(map(len, (items for _, items in held.batches))) == [1, 2]
-
-
-def test_much_that_waits_for_two_threads_is_halved(pair, held):
-    items = list(range(4))
-    whole = pair.submit("a", items, [MIN_PARALLEL_TOKENS] * 4, 60)
-    assert held.begun.acquire(timeout=30)
-    assert held.begun.acquire(timeout=30)
-    assert finish(held, whole) == [[f"a:{item}" for item in items]]
-    assert [len(items) for _, items in held.batches] == [2, 2]
-    assert pair.queued_tokens == 0
-
-
-def test_what_one_thread_cannot_finish_spoils_nothing_for_the_other(pair, held):
-    bad = pair.submit("a", ["poison", "b", "c", "d"], [MIN_PARALLEL_TOKENS] * 4, 60)
-    good = pair.submit("a", ["good"], [1], 60)
-    held.go.release(1000)
+    pool = StreamPool(1)
+    stream = pool.stream(broken(), 30)
+    assert await anext(stream) == 1
     with pytest.raises(ValueError, match="bad"):
-        bad.result(timeout=30)
-    assert good.result(timeout=30) == ["a:good"]
-    assert pair.submit("a", ["after"], [1], 60).result(timeout=30) == ["a:after"]
+        await anext(stream)
+    pool.close()
 
 
-def test_while_a_text_is_written_another_thread_answers(pair, held):
-    begun, go = threading.Event(), threading.Event()
+@in_loop
+async def test_batches_run_while_a_text_is_generated():
+    go = threading.Event()
 
     def pieces():
-        begun.set()
         assert go.wait(30)
         yield 1
 
-    found, is_over, emit = collect()
-    pair.stream(pieces(), emit, 60)
-    assert begun.wait(30)
-    held.go.release(1000)
-    assert pair.submit("a", [1], [1], 60).result(timeout=30) == ["a:1"]
-    go.set()
-    assert is_over.wait(30)
-    assert found == [1, None]
+    pool = StreamPool(1)
+    async with opened() as (batcher, work):
+        task = asyncio.create_task(anext(pool.stream(pieces(), 30)))
+        await asyncio.sleep(0)
+        work.permits.release(1)
+        assert await batcher.submit("a", [1], [1], 60) == ["a:1"]
+        go.set()
+        assert await asyncio.wait_for(task, 30) == 1
+    pool.close()

@@ -10,21 +10,21 @@ pytest.importorskip("uvicorn")
 import uvicorn
 from uvicorn.server import ServerState
 
-from headstart.serving.limits import Limits
+from headstart.serving.schema import Limits
 from headstart.serving.server import MAX_HEAD_BYTES, CoalescingTransport, LimitedProtocol
 
 HOST = b"Host: 127.0.0.1\r\n"
 
 
 class App:
-    """Answers with what it was sent; a request to /held waits for a word, one to /left for its client to go."""
+    """Answers with what it was sent; a request to /held waits for an event, one to /left until its client has gone."""
 
     def __init__(self):
-        self.asked, self.held, self.left = [], asyncio.Event(), asyncio.Event()
+        self.scopes, self.held, self.left = [], asyncio.Event(), asyncio.Event()
         self.connections = []
 
     async def __call__(self, scope, receive, send):
-        self.asked.append(scope)
+        self.scopes.append(scope)
         try:
             await self.answer(scope, receive, send)
         except asyncio.CancelledError:
@@ -68,7 +68,7 @@ async def connected(**limits):
             app.held.set()
 
 
-def told(*parts, **limits):
+def response_to(*parts, **limits):
     """All that the server says to a client that sends these parts and listens until it is hung up on."""
 
     async def talk():
@@ -76,7 +76,7 @@ def told(*parts, **limits):
             for part in parts:
                 writer.write(part)
             answer = await asyncio.wait_for(reader.read(), 30)
-            return answer, app.asked
+            return answer, app.scopes
 
     return asyncio.run(talk())
 
@@ -98,35 +98,37 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_what_is_no_request_is_refused_and_hung_up_on(bomb):
-    answer, asked = told(bomb)
+    answer, scopes = response_to(bomb)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert set(json.loads(body)) == {"error", "hint"}
-    assert asked == []
+    assert scopes == []
 
 
-def test_what_follows_a_body_is_neither_kept_nor_read_for_ever():
+def test_trailers_after_a_body_are_ignored_and_limited():
     chunks = (
         b"POST /x HTTP/1.1\r\n"
         + HOST
         + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
     )
-    answer, asked = told(chunks + b"X-Late: b\r\n\r\n")
+    answer, scopes = response_to(chunks + b"X-Late: b\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"abc")
-    assert b"x-late" not in dict(asked[0]["headers"])
-    answer, _ = told(chunks + b"X-Bomb: " + b"a" * 2 * MAX_HEAD_BYTES)
+    assert b"x-late" not in dict(scopes[0]["headers"])
+    answer, _ = response_to(chunks + b"X-Bomb: " + b"a" * 2 * MAX_HEAD_BYTES)
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 
 def test_an_old_client_need_not_name_the_host():
-    answer, _ = told(b"GET /old HTTP/1.0\r\n\r\n")
+    answer, _ = response_to(b"GET /old HTTP/1.0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"/old")
 
 
-def test_a_wish_for_another_protocol_is_not_heard():
-    answer, _ = told(b"GET /plain HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+def test_an_upgrade_to_another_protocol_is_ignored():
+    answer, _ = response_to(
+        b"GET /plain HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    )
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"/plain")
 
@@ -148,41 +150,41 @@ def test_requests_sent_at_once_are_answered_one_after_the_other():
     asyncio.run(talk())
 
 
-def test_of_requests_sent_too_early_few_are_taken_apart_before_their_turn():
+def test_few_of_the_requests_sent_too_early_are_parsed_before_their_turn():
     one = b"GET /held HTTP/1.1\r\n" + HOST + b"\r\n"
 
     async def talk():
         async with connected() as (_, writer, app):
             writer.write(one * 20_000)
-            while not app.asked:
+            while not app.scopes:
                 await asyncio.sleep(0)
             await asyncio.wait_for(writer.drain(), 30)
             assert 0 < len(app.connections[0].pipeline) < 200
-            assert len(app.asked) == 1
+            assert len(app.scopes) == 1
 
     asyncio.run(talk())
 
 
 def test_garbage_behind_a_request_does_not_look_like_its_answer():
-    answer, asked = told(b"GET /held HTTP/1.1\r\n" + HOST + b"\r\n\x00\x01\r\n\r\n")
+    answer, scopes = response_to(b"GET /held HTTP/1.1\r\n" + HOST + b"\r\n\x00\x01\r\n\r\n")
     assert answer == b""
-    assert len(asked) <= 1
+    assert len(scopes) <= 1
 
 
 @pytest.mark.parametrize("start", [b"", b"\r\n", b"GET / HT", b"GET / HTTP/1.1\r\nX-Slow: "], ids=range(4))
 def test_a_head_that_does_not_come_is_not_waited_for(start):
-    assert told(start, client_timeout=0.05) == (b"", [])
+    assert response_to(start, client_timeout=0.05) == (b"", [])
 
 
-def test_a_client_that_goes_is_told_of_also_when_it_has_sent_its_next_request():
+def test_a_client_that_leaves_is_noticed_even_after_it_has_sent_its_next_request():
     async def talk():
         async with connected() as (_, writer, app):
             writer.write((b"GET /left HTTP/1.1\r\n" + HOST + b"\r\n") * 2)
-            while not app.asked:
+            while not app.scopes:
                 await asyncio.sleep(0)
             writer.transport.abort()
             await asyncio.wait_for(app.left.wait(), 30)
-            assert len(app.asked) == 1
+            assert len(app.scopes) == 1
 
     asyncio.run(talk())
 
@@ -201,7 +203,7 @@ def test_a_client_that_takes_in_nothing_is_cut_off():
 
 
 class Sheet:
-    """A transport that keeps what was done to it."""
+    """A transport that records its calls."""
 
     def __init__(self):
         self.done = []

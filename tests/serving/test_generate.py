@@ -1,8 +1,7 @@
-"""Text piece by piece: whole characters, the right text, and nothing for clients that have left."""
+"""Text piece by piece: whole characters and the right text."""
 
 import json
-
-import numpy as np
+import time
 
 from headstart.inference.generate import generate
 from headstart.serving import schema
@@ -15,12 +14,12 @@ def lines(answer):
 
 def test_a_stream_of_pieces_ends_with_the_whole(serve):
     client, _ = serve()
-    asked = {"prompt": "the film was", "tokens": 12, "seed": 4}
-    *pieces, last = lines(client.post("/v1/generate", json=asked))
+    query = {"prompt": "the film was", "tokens": 12, "seed": 4}
+    *pieces, last = lines(client.post("/v1/generate", json=query))
     found = schema.GenerateResponse.model_validate(last)
     assert "".join(piece["text"] for piece in pieces) == found.text
     assert 0 < found.tokens <= 12
-    assert client.post("/v1/generate", json={**asked, "stream": False}).json() == last
+    assert client.post("/v1/generate", json={**query, "stream": False}).json() == last
 
 
 def test_the_text_is_that_of_the_command(serve, runs):
@@ -31,8 +30,8 @@ def test_the_text_is_that_of_the_command(serve, runs):
         {"top_k": 5, "temperature": 1.5},
         {"top_p": 0.5, "seed": 8},
     ):
-        asked = {"prompt": "the film was", "tokens": 12, **how}
-        found = client.post("/v1/generate", json={**asked, "stream": False}).json()
+        query = {"prompt": "the film was", "tokens": 12, **how}
+        found = client.post("/v1/generate", json={**query, "stream": False}).json()
         [known] = generate(str(runs / "base"), "the film was", tokens=12, **how)
         assert (found["text"], found["tokens"]) == (known.text, known.tokens)
         assert found["reason"] == ("length" if known.is_cut else "end")
@@ -75,26 +74,27 @@ def test_a_classifier_writes_no_text(serve):
     assert "writes no text" in answer.json()["error"]
 
 
-def test_a_text_that_takes_too_long_ends_with_a_word(serve, monkeypatch):
-    client, state = serve()
-    model = state.registry.runs["base"].model
+def test_a_text_that_takes_too_long_ends_with_an_error(serve, monkeypatch):
+    client, state = serve(request_timeout=0.5)
 
-    def late(asked, most, name):
+    def late(query, max_new_tokens, name):
         yield {"text": "a"}
-        model.batcher.clock = lambda: float("inf")
+        time.sleep(1)
         yield {"text": "b"}
 
-    monkeypatch.setattr(model.worker, "generate", late)
-    *_, last = lines(client.post("/v1/generate", json={}))
+    monkeypatch.setattr(state.registry.runs["base"].model.worker, "generate", late)
+    first, last = lines(client.post("/v1/generate", json={}))
+    assert first == {"text": "a"}
     assert set(last) == {"error", "hint"}
+    assert "too long" in last["error"]
 
 
 def test_what_breaks_in_the_middle_is_cut_off_and_noted(serve, monkeypatch):
     client, state = serve()
 
-    def broken(asked, most, name):
+    def broken(query, max_new_tokens, name):
         yield {"text": "a"}
-        raise MemoryError(asked.prompt)
+        raise MemoryError(query.prompt)
 
     monkeypatch.setattr(state.registry.runs["base"].model.worker, "generate", broken)
     assert lines(client.post("/v1/generate", json={"prompt": "my secret"})) == [{"text": "a"}]
@@ -106,12 +106,13 @@ def test_what_breaks_in_the_middle_is_cut_off_and_noted(serve, monkeypatch):
     assert client.post("/v1/generate", json={"stream": False}).status_code == 500
 
 
-def test_more_texts_at_once_than_the_bound_are_asked_to_come_back(serve):
+def test_more_texts_at_once_than_the_limit_are_refused_with_a_time_to_try_again(serve):
     client, state = serve(max_streams=1)
-    batcher = state.registry.runs["base"].model.batcher
-    job = batcher.stream(iter(int, 1), lambda piece: None, 60)
+    streams = state.registry.runs["base"].model.streams
+    streams.num_streams = 1
     answer = client.post("/v1/generate", json={"tokens": 2})
     assert answer.status_code == 429
-    job.cancel()
+    assert int(answer.headers["retry-after"]) >= 1
+    streams.num_streams = 0
     assert client.post("/v1/generate", json={"tokens": 2}).status_code == 200
-    assert np.isfinite(batcher.queued_tokens)
+    assert streams.num_streams == 0

@@ -1,6 +1,6 @@
 import re
 
-from headstart.serving.state import BATCH_SIZES, SECONDS, Metrics
+from headstart.serving.registry import BATCH_SIZES, SECONDS, Metrics
 
 LINE = re.compile(
     r'^[a-z_]+(\{[a-z_]+="(?:[^"\\\n]|\\[n"\\])*"(,[a-z_]+="(?:[^"\\\n]|\\[n"\\])*")*\})? [0-9.e+-]+$'

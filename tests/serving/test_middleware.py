@@ -3,10 +3,9 @@
 import pytest
 
 from headstart.errors import ConfigError, RunError
-from headstart.serving.app import PUBLIC_PATHS, App
-from headstart.serving.limits import make_limits
-from headstart.serving.middleware import SECURITY_HEADERS
+from headstart.serving.app import PUBLIC_PATHS, SECURITY_HEADERS, App
 from headstart.serving.routes import router
+from headstart.serving.schema import make_limits
 from headstart.serving.server import listen, read_token
 from headstart.serving.server import serve as start_server
 
@@ -163,7 +162,7 @@ def test_a_server_that_is_stopping_takes_nothing_new(serve):
     assert client.get("/metrics").status_code == 200
 
 
-def test_more_requests_than_the_limit_are_asked_to_come_back(serve):
+def test_more_requests_than_the_limit_are_refused_with_a_time_to_try_again(serve):
     client, state = serve(max_concurrent_requests=1)
     state.in_flight = 1
     answer = client.get("/v1/models")
@@ -172,7 +171,7 @@ def test_more_requests_than_the_limit_are_asked_to_come_back(serve):
     assert state.in_flight == 1
 
 
-def test_a_mistake_of_ours_is_not_told_to_the_client(serve):
+def test_an_error_of_the_server_shows_no_details_to_the_client(serve):
     client, state = serve()
     state.registry.runs["classifier"].model.worker.trained = None
     answer = client.post("/v1/classify", json={"texts": ["my secret"]})
@@ -185,13 +184,13 @@ def test_a_mistake_of_ours_is_not_told_to_the_client(serve):
     assert client.get("/healthz").status_code == 200
 
 
-def test_a_port_that_is_taken_is_told(runs):
+def test_a_port_in_use_is_reported(runs):
     with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError) as caught:
         start_server([str(runs / "base")], port=taken.getsockname()[1])
     assert "--port" in caught.value.hint
 
 
-def test_a_run_that_is_not_there_is_told_before_anything_is_loaded(tmp_path):
+def test_a_missing_run_is_reported_before_anything_is_loaded(tmp_path):
     with pytest.raises(RunError):
         start_server([str(tmp_path / "nothing")])
 

@@ -8,8 +8,9 @@ from starlette.testclient import TestClient
 
 from headstart.errors import ConfigError
 from headstart.serving.app import App
-from headstart.serving.limits import Limits
-from headstart.serving.server import make_logger, make_state, serve
+from headstart.serving.registry import AppState, ModelRegistry
+from headstart.serving.schema import Limits
+from headstart.serving.server import make_logger, serve
 from headstart.training import runtime
 from headstart.workflows.finetune import finetune
 from tests.helpers.datasets import BAD, GOOD, PLAIN, QUICK, write_labelled
@@ -38,7 +39,7 @@ def open_client(trained, monkeypatch):
     def make(precision, has_half=True):
         monkeypatch.setattr(runtime, "has_bfloat16", lambda device: has_half)
         logger = make_logger(quiet=True, stream=io.StringIO())
-        state = make_state([str(trained)], Limits(), logger, precision=precision)
+        state = AppState(ModelRegistry([str(trained)], Limits(), precision), logger)
         state.registry.load_all()
         opened.append(state)
         return TestClient(App(state))
@@ -59,8 +60,8 @@ def texts():
     ]
 
 
-def classify(client, asked):
-    return client.post("/v1/classify", json={"texts": asked}).json()["labels"]
+def classify(client, sent):
+    return client.post("/v1/classify", json={"texts": sent}).json()["labels"]
 
 
 def chances(labels):
@@ -94,7 +95,7 @@ def test_fast_vectors_point_where_those_of_float32_do(open_client):
 
 
 @pytest.mark.parametrize(
-    ("asked", "has_half", "told"),
+    ("precision", "has_half", "expected"),
     [
         (None, True, "float32"),
         ("auto", True, "float32"),
@@ -102,9 +103,9 @@ def test_fast_vectors_point_where_those_of_float32_do(open_client):
         ("fast", False, "float32"),
     ],
 )
-def test_a_run_says_in_what_it_is_read(open_client, asked, has_half, told):
-    found = open_client(asked, has_half).get("/v1/models").json()["models"]
-    assert [model["precision"] for model in found] == [told]
+def test_a_model_reports_its_precision(open_client, precision, has_half, expected):
+    found = open_client(precision, has_half).get("/v1/models").json()["models"]
+    assert [model["precision"] for model in found] == [expected]
 
 
 def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
@@ -113,7 +114,7 @@ def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
 
 
 @pytest.mark.slow
-def test_a_processor_without_bfloat16_is_told_of(trained):
+def test_a_processor_without_bfloat16_is_reported(trained):
     has_half = runtime.has_bfloat16(runtime.torch.device("cpu"))
     with running(trained, options=("--precision", "fast")) as (process, _):
         assert ("has no bfloat16 arithmetic" in process.said()) is not has_half

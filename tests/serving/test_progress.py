@@ -49,7 +49,7 @@ def test_torn_lines_and_numbers_that_are_none_do_no_harm(tmp_path):
     assert [point["loss"] for point in found] == [None, 1.0]
 
 
-def test_a_resume_that_cuts_the_log_back_is_followed(tmp_path):
+def test_a_resume_that_truncates_the_log_resets_the_curve(tmp_path):
     path = tmp_path / "log.jsonl"
     progress = Progress(path)
     write(path, step(10), step(20), step(30))
@@ -58,7 +58,7 @@ def test_a_resume_that_cuts_the_log_back_is_followed(tmp_path):
     assert [point["step"] for point in progress.read()["steps"]] == [10, 15]
 
 
-def test_a_step_that_was_taken_again_stands_once(tmp_path):
+def test_a_repeated_step_replaces_the_first_one(tmp_path):
     path = tmp_path / "log.jsonl"
     progress = Progress(path)
     write(path, step(10), step(20))

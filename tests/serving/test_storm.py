@@ -26,7 +26,7 @@ WORDS = [
     "actor",
     "music",
     "ending",
-    "story",
+    "script",
     "日本",
     "🎬",
     "<b>",
@@ -87,8 +87,8 @@ async def writing(port, rng, count, leaves, written):
     """A client that has texts written: it checks that the pieces make the whole, or is gone after the first ones."""
     for number in range(count):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        asked = {"prompt": rng.choice(WORDS), "tokens": 40, "seed": number}
-        writer.write(request_bytes("/v1/generate", asked))
+        query = {"prompt": rng.choice(WORDS), "tokens": 40, "seed": number}
+        writer.write(request_bytes("/v1/generate", query))
         if leaves:
             await reader.read(rng.randrange(1, 900))
             writer.transport.abort()
@@ -98,7 +98,7 @@ async def writing(port, rng, count, leaves, written):
         if status == 200:
             *pieces, last = [json.loads(line) for line in body.splitlines()]
             assert "".join(piece["text"] for piece in pieces) == last["text"]
-            assert last == written.setdefault((asked["prompt"], number), last), "a crossed text"
+            assert last == written.setdefault((query["prompt"], number), last), "a crossed text"
         writer.close()
 
 
@@ -184,7 +184,7 @@ def test_a_stop_finishes_what_is_under_way_and_refuses_what_is_new(runs, known):
             await asyncio.sleep(0)
         process.send_signal(signal.SIGTERM)
         statuses = set()
-        while True:  # until the door is shut, whoever knocks is asked to come back
+        while True:  # until the socket is closed, new requests get 503
             try:
                 status, headers, _ = await ask(port, "/v1/embed", {"texts": ["late"]})
             except (ConnectionError, asyncio.IncompleteReadError):
@@ -223,9 +223,9 @@ def test_slow_clients_are_let_go_and_cost_others_nothing(runs, known):
         """Ask for much, again and again, and never take in a byte."""
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.transport.pause_reading()
-        asked = request_bytes("/v1/embed", {"texts": ["a film"] * 200})
+        query = request_bytes("/v1/embed", {"texts": ["a film"] * 200})
         for _ in range(400):
-            writer.write(asked)
+            writer.write(query)
         await good(port, known, random.Random(4), 5)
         while value((await get(port, "/metrics"))[1], "headstart_clients_gone_total") == 0:
             await asyncio.sleep(0.1)
@@ -236,7 +236,7 @@ def test_slow_clients_are_let_go_and_cost_others_nothing(runs, known):
         asyncio.run(deaf(port))
 
 
-def test_more_clients_than_the_bound_are_told_so(runs):
+def test_more_clients_than_the_limit_are_refused(runs):
     async def crowd(port):
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -9,7 +9,7 @@ from headstart.workflows.picture import picture_attention
 TEXTS = ["1234", "7", "", "88 11 9", "é😀", "9 " * 80]
 
 
-def test_translations_are_those_of_the_command_whatever_stands_beside_them(serve, runs):
+def test_translations_are_those_of_the_command_whatever_else_is_in_the_batch(serve, runs):
     client, _ = serve("translator")
     answer = client.post("/v1/translate", json={"texts": TEXTS})
     found = schema.TranslateResponse.model_validate(answer.json())

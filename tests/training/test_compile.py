@@ -8,7 +8,13 @@ from headstart.data.samplers import BlockLoader, TextLoader
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
 from headstart.objectives.distillation import Distillation, distill
-from headstart.training.compile import SIZED, Compiled, can_compile, for_any_size, should_compile
+from headstart.training.compile import (
+    SIZED_OPTIONS,
+    CompiledSteps,
+    can_compile,
+    options_for_any_size,
+    should_compile,
+)
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Evaluation, Trainer
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
@@ -54,15 +60,15 @@ def make_trainer(name, dropout=0.0, seed=0, teachers=(), **training):
 def test_compiled_steps_are_the_plain_ones_and_are_compiled_once(name, graphs):
     from torch._dynamo.utils import counters
 
-    plain, swift = make_trainer(name), make_trainer(name)
+    plain, fast = make_trainer(name), make_trainer(name)
     torch._dynamo.reset()
     counters.clear()
-    swift.compiled = Compiled(swift.model, swift.objective, backend="aot_eager")
+    fast.compiled = CompiledSteps(fast.model, fast.objective, backend="aot_eager")
     plain.run()
-    swift.run()
+    fast.run()
     assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
-    for one, other in zip(plain.model.parameters(), swift.model.parameters(), strict=True):
+    for one, other in zip(plain.model.parameters(), fast.model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
 
@@ -74,7 +80,7 @@ def test_dropout_is_compiled_with_the_rest(name):
     run = make_trainer(name, dropout=0.1)
     torch._dynamo.reset()
     counters.clear()
-    run.compiled = Compiled(run.model, run.objective, backend="aot_eager")
+    run.compiled = CompiledSteps(run.model, run.objective, backend="aot_eager")
     run.run()
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
@@ -86,53 +92,53 @@ def test_teachers_are_compiled_too_and_nothing_else_changes(name):
     from torch._dynamo.utils import counters
 
     teachers = [make_trainer(name, seed=seed).model.eval().requires_grad_(False) for seed in (1, 2)]
-    plain, swift = (make_trainer(name, teachers=teachers) for _ in range(2))
+    plain, fast = (make_trainer(name, teachers=teachers) for _ in range(2))
     torch._dynamo.reset()
     counters.clear()
-    swift.compiled = Compiled(swift.model, swift.objective, backend="aot_eager")
+    fast.compiled = CompiledSteps(fast.model, fast.objective, backend="aot_eager")
     plain.run()
-    swift.run()
+    fast.run()
     assert counters["stats"]["unique_graphs"] == 2  # one that learns, one for teachers of one shape
     assert not counters["graph_break"]
-    for one, other in zip(plain.model.parameters(), swift.model.parameters(), strict=True):
+    for one, other in zip(plain.model.parameters(), fast.model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
-    assert not any("forward" in vars(model.backbone) for model in (swift.model, *teachers))
+    assert not any("forward" in vars(model.backbone) for model in (fast.model, *teachers))
 
 
 @pytest.mark.slow
-def test_a_compiled_run_taken_up_ends_where_it_would_have_ended():
+def test_a_compiled_run_resumes_exactly():
     def compiled(**training):
         run = make_trainer("masked-lm", checkpoint_selection="last", max_epochs=None, max_steps=6, **training)
-        run.compiled = Compiled(run.model, run.objective, backend="aot_eager")
+        run.compiled = CompiledSteps(run.model, run.objective, backend="aot_eager")
         return run
 
     whole, first, second = compiled(), compiled(save_steps=3), compiled()
     whole.run()
-    kept = {}
+    saved = {}
 
     def save():
         parts = first.parts()
-        kept["parts"] = {
+        saved["parts"] = {
             name: {key: tensor.clone() for key, tensor in part.items()} for name, part in parts.items()
         }
-        kept["state"] = first.state.to_dict()
+        saved["state"] = first.state.to_dict()
 
     first.run(save)
-    second.load(kept["parts"], kept["state"])
+    second.load(saved["parts"], saved["state"])
     assert second.state.step == 3
     second.run()
     for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
-def test_outside_of_a_step_the_body_reads_plainly():
+def test_outside_of_a_step_the_backbone_is_not_compiled():
     run = make_trainer("masked-lm")
-    compiled = Compiled(run.model, run.objective, backend="eager")
-    batch = next(run._make_steps())[0]
-    with compiled.reading(batch):
+    compiled = CompiledSteps(run.model, run.objective, backend="eager")
+    batch = next(run._collated())[0]
+    with compiled.installed_for(batch):
         assert "forward" in vars(run.model.backbone)
     assert "forward" not in vars(run.model.backbone)
-    with compiled.reading(batch.rows(0, 1)):  # the short batch at an epoch's end
+    with compiled.installed_for(batch.rows(0, 1)):  # the short batch at an epoch's end
         assert "forward" not in vars(run.model.backbone)
 
 
@@ -159,8 +165,8 @@ def test_compiling_is_left_to_long_runs_on_a_gpu(monkeypatch, budget, runtime, i
     pretend_to_have_a_gpu(monkeypatch)
     config = RunConfig(job="pretrain", model=run.config.model, training={**budget, "compile": "auto"})
     assert should_compile(config, run.model, run.objective, runtime, budget.get("max_steps")) is is_compiled
-    said = config.with_({"training": {"compile": not is_compiled}})
-    assert should_compile(said, run.model, run.objective, runtime, None) is not is_compiled
+    other = config.with_({"training": {"compile": not is_compiled}})
+    assert should_compile(other, run.model, run.objective, runtime, None) is not is_compiled
 
 
 def test_a_gpu_that_triton_does_not_know_is_not_compiled_for(monkeypatch):
@@ -179,12 +185,12 @@ def test_without_triton_or_a_c_compiler_nothing_is_compiled(monkeypatch, missing
 
 
 @pytest.mark.parametrize(("name", "is_for_any_size"), [("classify", True), ("masked-lm", False)])
-def test_code_for_texts_asks_for_no_size(monkeypatch, name, is_for_any_size):
+def test_code_for_texts_serves_any_size(monkeypatch, name, is_for_any_size):
     """Each switch must be one of the installed torch: a name that it has given up would do nothing."""
-    assert set(for_any_size()) == set(SIZED)
-    asked = {}
-    monkeypatch.setattr(torch, "compile", lambda body, **how: asked.update(how))
+    assert set(options_for_any_size()) == set(SIZED_OPTIONS)
+    options = {}
+    monkeypatch.setattr(torch, "compile", lambda body, **how: options.update(how))
     run = make_trainer(name)
-    Compiled(run.model, run.objective)
-    assert asked["options"] == (dict.fromkeys(SIZED, False) if is_for_any_size else None)
-    assert asked["dynamic"] is is_for_any_size
+    CompiledSteps(run.model, run.objective)
+    assert options["options"] == (dict.fromkeys(SIZED_OPTIONS, False) if is_for_any_size else None)
+    assert options["dynamic"] is is_for_any_size

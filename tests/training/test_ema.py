@@ -24,8 +24,8 @@ def run(evaluate=None, watch=None, **training):
     loader = TextLoader(random_rows([8] * 12), batch_tokens=32, seed=0)
     trainer = Trainer(model, objective, loader, VOCABULARY, config, CPU, evaluate)
     if watch is not None:
-        take = trainer._take_average
-        trainer._take_average = lambda done: (take(done), watch(trainer))
+        update = trainer._update_average
+        trainer._update_average = lambda done: (update(done), watch(trainer))
     trainer.run()
     return trainer
 
@@ -37,9 +37,9 @@ def table(model):
 def test_training_is_the_same_whether_weights_are_averaged_or_not():
     tables = {kind: [] for kind in ("none", "ema", "last_epochs")}
     for kind, seen in tables.items():
-        marks = lambda model: Evaluation({"accuracy": 0.5}, 0.5)
+        evaluate = lambda model: Evaluation({"accuracy": 0.5}, 0.5)
         run(
-            marks,
+            evaluate,
             lambda trainer, seen=seen: seen.append(table(trainer.model)),
             max_epochs=4,
             weight_averaging=kind,
@@ -81,8 +81,8 @@ def test_the_ends_of_the_last_epochs_are_averaged(budget, epochs, expected):
     taken, last = [], [0]
 
     def watch(trainer):
-        if trainer.state.averaged > last[0]:
-            last[0] = trainer.state.averaged
+        if trainer.state.num_averaged > last[0]:
+            last[0] = trainer.state.num_averaged
             taken.append((trainer.epochs_done, table(trainer.model)))
 
     done = run(watch=watch, weight_averaging="last_epochs", averaging_epochs=epochs, **budget)
@@ -93,12 +93,12 @@ def test_the_ends_of_the_last_epochs_are_averaged(budget, epochs, expected):
 
 
 @pytest.mark.parametrize("kind", ["ema", "last_epochs"])
-def test_marks_and_the_best_weights_are_those_of_the_average(kind):
-    marked = []
+def test_metrics_and_the_best_weights_are_those_of_the_average(kind):
+    evaluated = []
 
     def evaluate(model):
-        marked.append(table(model))
-        return Evaluation({"accuracy": len(marked)}, len(marked))
+        evaluated.append(table(model))
+        return Evaluation({"accuracy": len(evaluated)}, len(evaluated))
 
     averages = []
 
@@ -110,7 +110,7 @@ def test_marks_and_the_best_weights_are_those_of_the_average(kind):
     done = run(
         evaluate, watch, max_epochs=4, weight_averaging=kind, averaging_epochs=2, checkpoint_selection="best"
     )
-    assert all(torch.equal(a, b) for a, b in zip(marked[1:], averages, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(evaluated[1:], averages, strict=True))
     assert not torch.equal(table(done.model), averages[-1])  # training goes on from its own weights
     done.finish()
     assert torch.equal(table(done.model), averages[-1])

@@ -34,17 +34,17 @@ def train(
     kind="bidirectional",
     sharded=False,
     optimizer="adamw",
-    body=None,
+    shape=None,
     asks=None,
     precision=torch.float32,
     **training,
 ):
-    """Losses, weights, tokens and marks of a short training, in as many processes as there are."""
+    """Losses, weights, tokens and loss sums of a short training, in as many processes as there are."""
     with init_processes() as processes:
         processes.start(CPU, 1.0)
         runtime = Runtime(CPU, precision, processes, sharded and not processes.is_alone)
         torch.manual_seed(0)
-        objective, body = OBJECTIVES[name](**(asks or {})), tiny_config(kind, **(body or {}))
+        objective, body = OBJECTIVES[name](**(asks or {})), tiny_config(kind, **(shape or {}))
         model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
         config = RunConfig(
             job="finetune",
@@ -57,18 +57,18 @@ def train(
 
         def evaluate(model):
             total, count, _ = next(iter(loss_sums(model, objective, loader, VOCABULARY, runtime).values()))
-            return Evaluation({"loss": total / count}, rank=-total / count)
+            return Evaluation({"loss": total / count}, objective_value=-total / count)
 
         trainer = Trainer(model, objective, loader, VOCABULARY, config, runtime, evaluate, told.append)
         trainer.run()
         trainer.finish()
-        marks = trainer.strategy.read(lambda model: loss_sums(model, objective, loader, VOCABULARY, runtime))
+        sums = trainer.strategy.read(lambda model: loss_sums(model, objective, loader, VOCABULARY, runtime))
         weights = trainer.strategy.whole(model.state_dict())
         return (
             [event.losses if isinstance(event, StepDone) else event.values for event in told],
             {key: weight.numpy() for key, weight in weights.items()},
             trainer.state.tokens,
-            marks,
+            sums,
         )
 
 
@@ -85,25 +85,30 @@ def check_same(one, other):
 
 TOGETHER = [
     {"name": "classify"},
-    {"name": "masked-lm", "accumulate": 3},
-    {"name": "causal-lm", "kind": "causal", "accumulate": 5},
-    {"name": "causal+masked", "accumulate": 4},
+    {"name": "masked-lm", "gradient_accumulation_steps": 3},
+    {"name": "causal-lm", "kind": "causal", "gradient_accumulation_steps": 5},
+    {"name": "causal+masked", "gradient_accumulation_steps": 4},
     {"name": "replaced-token"},
     {
         "name": "masked-lm+next-sentence",
-        "accumulate": 2,
-        "model": {"pooler": True, "token_type_embeddings": True},
+        "gradient_accumulation_steps": 2,
+        "shape": {"pooler": True, "token_type_embeddings": True},
     },
-    {"name": "classify", "model": {"pooler": True}},  # a pooler that no answer depends on
-    {"name": "classify", "optimizer": "muon", "accumulate": 3},
-    {"name": "classify", "unfreeze_every": 1.0},
-    {"name": "classify", "freeze": True},
+    {"name": "classify", "shape": {"pooler": True}},  # a pooler that no answer depends on
+    {"name": "classify", "optimizer": "muon", "gradient_accumulation_steps": 3},
+    {"name": "classify", "gradual_unfreezing_epochs": 1.0},
+    {"name": "classify", "freeze_backbone": True},
     {"name": "masked-lm", "kind": "bi-lstm"},
-    {"name": "translate", "kind": "encoder-decoder", "accumulate": 2},
-    {"name": "translate", "kind": "encoder-decoder", "keep": "best", "evaluate_every": 2},
-    {"name": "classify", "asks": {"r_drop": 1.0}, "accumulate": 3},
-    {"name": "classify", "average": "ema", "evaluate_every": 3},
-    {"name": "classify", "average": "last", "average_epochs": 2, "keep": "best"},
+    {"name": "translate", "kind": "encoder-decoder", "gradient_accumulation_steps": 2},
+    {"name": "translate", "kind": "encoder-decoder", "checkpoint_selection": "best", "eval_steps": 2},
+    {"name": "classify", "asks": {"r_drop_alpha": 1.0}, "gradient_accumulation_steps": 3},
+    {"name": "classify", "weight_averaging": "ema", "eval_steps": 3},
+    {
+        "name": "classify",
+        "weight_averaging": "last_epochs",
+        "averaging_epochs": 2,
+        "checkpoint_selection": "best",
+    },
 ]
 
 
@@ -119,14 +124,20 @@ def test_many_processes_with_a_copy_each_train_what_one_would(count):
 
 
 SHARDED = [
-    {"name": "classify", "accumulate": 3},
+    {"name": "classify", "gradient_accumulation_steps": 3},
     {"name": "causal-lm", "kind": "causal"},
-    {"name": "causal+masked", "optimizer": "muon", "accumulate": 2},
+    {"name": "causal+masked", "optimizer": "muon", "gradient_accumulation_steps": 2},
     {"name": "replaced-token"},
-    {"name": "classify", "freeze": True},
+    {"name": "classify", "freeze_backbone": True},
     {"name": "masked-lm", "kind": "bi-lstm"},
-    {"name": "classify", "average": "ema", "evaluate_every": 3},
-    {"name": "classify", "average": "last", "average_epochs": 2, "keep": "best", "evaluate_every": 2},
+    {"name": "classify", "weight_averaging": "ema", "eval_steps": 3},
+    {
+        "name": "classify",
+        "weight_averaging": "last_epochs",
+        "averaging_epochs": 2,
+        "checkpoint_selection": "best",
+        "eval_steps": 2,
+    },
 ]
 
 
@@ -142,7 +153,7 @@ def test_many_processes_with_a_part_each_train_what_one_would(count):
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_many_processes_in_half_the_bits_lose_what_one_would(sharded):
-    cases = [{"name": "classify", "accumulate": 3}, {"name": "causal-lm", "kind": "causal"}]
+    cases = [{"name": "classify", "gradient_accumulation_steps": 3}, {"name": "causal-lm", "kind": "causal"}]
     cases = [{**case, "precision": torch.bfloat16} for case in cases]
     alone, exact = (
         [train(**{**case, **more}) for case in cases] for more in ({}, {"precision": torch.float32})

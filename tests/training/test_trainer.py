@@ -40,21 +40,21 @@ def test_accumulated_batches_take_the_step_of_one_big_batch():
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_marks_are_taken_before_any_step_and_after_every_epoch():
-    told = []
+def test_the_model_is_evaluated_before_any_step_and_after_every_epoch():
+    events = []
     rows = random_rows([6] * 12)
-    run = trainer(rows, lambda model: Evaluation({"accuracy": 0.5}, 0.5), told.append, max_epochs=3)
+    run = trainer(rows, lambda model: Evaluation({"accuracy": 0.5}, 0.5), events.append, max_epochs=3)
     run.run()
-    assert [event.epoch for event in told if isinstance(event, Evaluated)] == [0, 1, 2, 3]
+    assert [event.epoch for event in events if isinstance(event, Evaluated)] == [0, 1, 2, 3]
 
 
-def test_the_best_weights_on_validation_are_kept():
-    marks = iter([0.1, 0.9, 0.2, 0.3])
+def test_the_best_weights_on_validation_are_restored():
+    accuracies = iter([0.1, 0.9, 0.2, 0.3])
     seen = []
 
     def evaluate(model):
         seen.append(model.backbone.table.detach().clone())
-        value = next(marks)
+        value = next(accuracies)
         return Evaluation({"accuracy": value}, value)
 
     run = trainer(random_rows([6] * 12), evaluate, max_epochs=3, checkpoint_selection="best")
@@ -73,12 +73,12 @@ def test_a_budget_in_tokens_or_minutes_ends_the_run():
     assert timed.state.seconds >= 0.12
 
 
-def test_padding_speed_and_time_left_are_told():
-    told = []
+def test_padding_speed_and_time_left_are_reported():
+    events = []
     trainer(
-        random_rows([4, 12, 7, 9] * 5), on_event=told.append, max_steps=20, checkpoint_selection="last"
+        random_rows([4, 12, 7, 9] * 5), on_event=events.append, max_steps=20, checkpoint_selection="last"
     ).run()
-    last = [event for event in told if isinstance(event, StepDone)][-1]
+    last = [event for event in events if isinstance(event, StepDone)][-1]
     assert last.step == 20
     assert 0 <= last.padding < 0.5
     assert last.tokens_per_second > 0
@@ -117,7 +117,7 @@ def test_batches_made_in_another_thread_are_the_same_and_the_thread_ends():
         job.runtime = Pretend(torch.device(device), torch.float32)
         for epoch in range(2):
             job.state.epoch = epoch
-            yield [part.tokens for parts in job._steps() for part in parts]
+            yield [part.tokens for parts in job.batches() for part in parts]
 
     before = threading.active_count()
     inline = list(run("cpu"))
@@ -127,7 +127,7 @@ def test_batches_made_in_another_thread_are_the_same_and_the_thread_ends():
     )
     job = trainer(random_rows([4, 9] * 30), max_epochs=2, checkpoint_selection="last")
     job.runtime = Pretend(torch.device("meta"), torch.float32)
-    steps = job._steps()
+    steps = job.batches()
     next(steps)
     steps.close()  # left in the middle, as when the budget is spent
     assert threading.active_count() == before

@@ -15,7 +15,7 @@ from headstart.results import Score
 from headstart.workflows.convert import export
 from headstart.workflows.diagnostics import _sample, explain_difference, is_better, warn_of_baseline
 from headstart.workflows.evaluate import evaluate
-from headstart.workflows.finetune import finetune, read_finetuned
+from headstart.workflows.finetune import FinetuneJob, finetune
 from headstart.workflows.run_dir import RunDir
 from tests.helpers.datasets import QUICK, write_labelled
 
@@ -88,7 +88,7 @@ def test_random_weights_are_never_kept(weak):
 def test_the_winner_answers(weak, table):
     assert weak.classifier == "tfidf"
     assert weak.score == weak.baseline
-    assert read_finetuned(RunDir(weak.path)).classifier == "tfidf"
+    assert FinetuneJob.read_result(RunDir(weak.path)).classifier == "tfidf"
     again = evaluate(str(weak.path), str(table))
     assert again.accuracy > 0.9
     labels = [label for label, _, _ in predict(str(weak.path), str(table))]

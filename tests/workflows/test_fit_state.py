@@ -6,11 +6,9 @@ import torch
 from headstart.config import merge
 from headstart.data.datasets import load_dataset
 from headstart.training.runtime import start_runtime
-from headstart.workflows.classifier import make_classifier, make_trainer
-from headstart.workflows.finetune import finetune_config
-from headstart.workflows.labelled import make_task
+from headstart.workflows.finetune import choose_tokenizer, make_classifier, make_task, make_trainer
+from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.run_dir import FitState
-from headstart.workflows.tokenizers import choose_tokenizer
 from tests.helpers.datasets import QUICK, write_labelled
 
 SAVING = {"training": {"max_steps": 9, "save_steps": 3, "batch_size": 8, "seed": 1}}

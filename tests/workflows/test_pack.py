@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import merge
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
@@ -82,7 +82,7 @@ def test_a_packed_base_is_near_the_run_and_small(bases):
     for name, weight in run.weights.items():
         assert np.allclose(weight, base.weights[name], atol=float(weight.abs().max()) / 200), name
     assert base.tokenizer.fingerprint == run.tokenizer.fingerprint
-    assert seen_before(run.train_fingerprints, base.train_fingerprints).all()
+    assert is_contaminated(run.train_fingerprints, base.train_fingerprints).all()
     folder = bases / "bases" / "xx-test"
     assert len(list(folder.glob("weights-*"))) > 1
     assert all(path.stat().st_size <= 0.01 * 2**20 for path in folder.glob("weights-*"))

@@ -34,8 +34,8 @@ def test_a_recipe_goes_from_texts_to_a_base_that_every_command_takes(world):
     infos = [json.loads((world / "run" / "stages" / stage / "run.json").read_text()) for stage in stages]
     assert [info["settings"]["training"]["seed"] for info in infos] == [4, 5, 6]
     assert infos[1]["classes"] == ["negative", "positive"]
-    assert infos[1]["transfer"]["fresh"]
-    assert not infos[2]["transfer"]["fresh"]  # the tied table is the language-model head
+    assert infos[1]["transfer"]["initialized"]
+    assert not infos[2]["transfer"]["initialized"]  # the tied table is the language-model head
     base = load_model(str(world / "run"))
     assert base.info.config.job == "pretrain"
     finetune(
@@ -60,10 +60,10 @@ def test_stage_ends_are_compact_and_leave_training_state_behind(world):
 
 def test_no_stage_reads_what_is_set_apart(world):
     run_small_recipe(world, "run")
-    from headstart.data.decontamination import apart_hashes
+    from headstart.data.decontamination import evaluation_hashes
 
     target = world / "texts" / "target.tsv"
-    held = apart_hashes([str(target)])
+    held = evaluation_hashes([str(target)])
     everything = hashes([line.split("\t")[0] for line in target.read_text().splitlines()[1:]])
     runs = [world / "run", *(world / "run" / "stages").iterdir()]
     for run in runs:
@@ -287,5 +287,5 @@ def test_a_head_goes_on_from_stage_to_stage_and_answers_when_it_is_packed(world,
     (world / "recipe.toml").write_text(text + TWICE)
     run_small_recipe(world, "twice")
     info = json.loads((world / "twice" / "stages" / "03-again" / "run.json").read_text())
-    assert not info["transfer"]["fresh"]
+    assert not info["transfer"]["initialized"]
     assert any(name.startswith("heads.class.") for name in info["transfer"]["reused"])

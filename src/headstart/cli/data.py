@@ -60,7 +60,7 @@ def tokenize(
     number, slash, count = shard.partition("/")
     if not (slash and number.isdigit() and count.isdigit()):
         raise ConfigError(f"--shard {shard!r} is not I/N", hint="for example --shard 0/4")
-    from headstart.workflows.prepare import prepare_corpora
+    from headstart.workflows.tokenize_corpus import prepare_corpora
 
     with call.progress() as listener:
         found = prepare_corpora(

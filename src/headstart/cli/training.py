@@ -258,7 +258,7 @@ def compare(
         None, "With --objectives: text to pretrain on; may be repeated.", "--corpus", metavar="CORPUS"
     ),
     tokens: int | None = advanced_flag(None, "With --objectives: tokens that the first of them reads."),
-    mark: float | None = advanced_flag(
+    target_accuracy: float | None = advanced_flag(
         None,
         "Report when each arm passes this accuracy.",
         "--target-accuracy",
@@ -281,12 +281,12 @@ def compare(
     with call.progress() as listener:
         comparing: dict[str, Any] = {
             "seeds": seeds, "first_seed": seed, "labels": _label_budgets(labels), "folds": folds,
-            "arms": _names(arms), "mark": mark, "on_event": listener,
+            "arms": _names(arms), "target_accuracy": target_accuracy, "on_event": listener,
         }  # fmt: skip
         if objectives is None:
             result = hs.compare(data, bases or [], out, preset=preset, settings=call.settings, **comparing)
         else:
-            from headstart.workflows.objectives import DEFAULT_TOKENS, compare_objectives
+            from headstart.workflows.compare import DEFAULT_TOKENS, compare_objectives
 
             shared = ("model", "tokenizer")  # the other sections are for fine-tuning
             machine = (

@@ -162,7 +162,7 @@ def read_roberta(config: HFConfig, weights: Weights) -> Settings:
     if HEAD in weights:  # the head of RoBERTa is a GELU, whatever the backbone's activation
         config.require("hidden_act", ("gelu",), "gelu")
     max_length = config.integer("max_position_embeddings", 512) - _num_reserved(config)
-    return {**read(config, weights), "max_length": max_length}
+    return {**read(config, weights), "max_position_embeddings": max_length}
 
 
 def rename_roberta(config: HFConfig, weights: Weights) -> Weights:

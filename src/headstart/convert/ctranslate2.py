@@ -24,7 +24,7 @@ from headstart.convert.tokenizers import (
 from headstart.convert.weight_map import Supported
 from headstart.data.tokenizer import FILE
 from headstart.errors import RunError
-from headstart.models.bodies import EncoderDecoderBody
+from headstart.models.backbones import EncoderDecoderBackbone
 from headstart.models.heads import LanguageHead
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh"}
@@ -71,7 +71,7 @@ def _model_spec(bundle: ExportBundle) -> Any:
     from ctranslate2.specs import Activation, TransformerSpec
 
     body, head = bundle.model.backbone, bundle.model.heads["lm"]
-    assert isinstance(body, EncoderDecoderBody)
+    assert isinstance(body, EncoderDecoderBackbone)
     assert isinstance(head, LanguageHead)
     spec = TransformerSpec.from_config(
         (len(body.encoder.blocks), len(body.decoder.blocks)),

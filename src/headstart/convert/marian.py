@@ -98,7 +98,7 @@ def marian_config(bundle: ExportBundle, is_shared: bool) -> Settings:
         "decoder_vocab_size": bundle.tokenizer.size,
         "d_model": body.hidden_size,
         "encoder_layers": body.num_layers,
-        "num_decoder_layers": body.num_decoder_layers or body.num_layers,
+        "decoder_layers": body.num_decoder_layers or body.num_layers,
         "encoder_attention_heads": body.num_heads,
         "decoder_attention_heads": body.num_heads,
         "encoder_ffn_dim": body.intermediate_size,

@@ -1,30 +1,23 @@
-"""Pairs of texts from a corpus: half follow each other, half were put together at random."""
+"""Pairs of texts for next-sentence prediction: half follow each other, half were put together at random."""
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
 from headstart.batch import EncodedExample
+from headstart.data.samplers import Groups, generator
 from headstart.data.token_stream import TokenStream
+from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError
 
-
-class Reader(Protocol):
-    """What must be known of the tokenizer to find sentences among tokens."""
-
-    first: int
-    last: int
-
-    def ends(self, unit: str) -> np.ndarray:
-        """Which tokens end a unit."""
-        ...
+Span = tuple[int, int]  # of the stream: first token, the one after the last
 
 
 class PairLoader:
-    """Every stretch of a corpus once an epoch, cut in two at a sentence's end.
+    """Every stretch of a corpus once an epoch, cut in two at the end of a sentence.
 
-    Whether the true second part stays is decided by the row's place in the epoch, so that halves are exact.
+    Whether the true second part stays is decided by the row's position in the epoch, so that the halves are exact.
     `unit` says what a sentence is: a `sentence` by its last sign, a `line`, or a whole `document` among its
     neighbours.
     """
@@ -33,93 +26,88 @@ class PairLoader:
         self,
         stream: TokenStream,
         unit: str,
-        reader: Reader,
+        tokenizer: Tokenizer,
         length: int,
         batch_tokens: int,
         seed: int,
         shuffled: bool = True,
     ):
-        self.stream, self.reader, self.room = stream, reader, length - 3
+        self.stream, self.tokenizer, self.room = stream, tokenizer, length - 3
         self.rows_per_batch = max(1, batch_tokens // length)
         self.seed, self.shuffled = seed, shuffled
-        starts, stops, owners = units_of(stream, unit, reader)
-        self.starts, self.stops, self.owners = starts, stops, owners
-        self.stretches = _stretches(stops - starts, owners, self.room)  # (N, 2) first and last unit
-        if not len(self.stretches) or (unit != "document" and len(np.unique(owners)) < 2):
+        self.starts, self.stops, self.owners = units_of(stream, unit, tokenizer)
+        self.stretches = _stretches(self.stops - self.starts, self.owners, self.room)  # (N, 2)
+        self.is_one_document = bool((self.owners == self.owners[:1]).all())
+        if not len(self.stretches) or (unit != "document" and self.is_one_document):
             raise DataError(
-                f"no two {unit}s of this corpus stand one after the other in a document, or there is one document only",
+                f"no two {unit}s of this corpus follow each other in a document, or there is one document only",
                 hint="set objective.nsp_unit=document, or give documents of several sentences (--document-separator paragraph)",
             )
         self._order = lru_cache(maxsize=2)(self._make_order)
 
     def _make_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """EncodedExample numbers in the order of the epoch, and each row's place in it."""
+        """Row numbers in the order of the epoch, and each row's position in it."""
         count = len(self.stretches)
-        chance = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-        order = chance.permutation(count) if self.shuffled else np.arange(count)
+        order = generator(self.seed, epoch).permutation(count) if self.shuffled else np.arange(count)
         return order, np.argsort(order)
 
     def count(self, epoch: int) -> int:
         """How many batches an epoch has."""
-        return -(-len(self.stretches) // self.rows_per_batch)
+        return len(self.batches(epoch))
 
-    def batches(self, epoch: int) -> list[np.ndarray]:
-        """Rows in groups."""
-        order, _ = self._order(epoch)
-        return [order[at : at + self.rows_per_batch] for at in range(0, len(order), self.rows_per_batch)]
+    def batches(self, epoch: int) -> Sequence[np.ndarray]:
+        """The row numbers of each batch of an epoch, in order."""
+        return Groups(self._order(epoch)[0], self.rows_per_batch)
 
     def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The pairs with these numbers: first, A, last, B, last, with label 0 where B follows A and 1 where not."""
-        _, places = self._order(epoch)
-        return [self._row(int(number), epoch, int(places[number]) % 2) for number in numbers]
+        _, positions = self._order(epoch)
+        return [self._pair(int(number), epoch, int(positions[number]) % 2) for number in numbers]
 
-    def _row(self, number: int, epoch: int, label: int) -> EncodedExample:
+    def _pair(self, number: int, epoch: int, label: int) -> EncodedExample:
         a, b = self.spans(number, epoch, label)
         one, two = self.stream.slice(*a), self.stream.slice(*b)
-        keep = max(self.room // 2, self.room - len(two)) if len(one) + len(two) > self.room else len(one)
-        one = one[-keep:]  # what stands next to B stays
+        size = max(self.room // 2, self.room - len(two)) if len(one) + len(two) > self.room else len(one)
+        one = one[-size:]  # the part next to B
         two = two[: self.room - len(one)]
-        first, last = [self.reader.first], [self.reader.last]
+        first, last = [self.tokenizer.first], [self.tokenizer.last]
         tokens = np.concatenate([first, one, last, two, last], dtype=np.int32)
         segments = np.concatenate([np.zeros(len(one) + 2, np.int8), np.ones(len(two) + 1, np.int8)])
         return EncodedExample(tokens, label, segments)
 
-    def spans(self, number: int, epoch: int, label: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    def spans(self, number: int, epoch: int, label: int) -> tuple[Span, Span]:
         """Where in the stream A and B of a row begin and end."""
-        chance = np.random.Generator(np.random.PCG64([self.seed, epoch, number]))
+        random = generator(self.seed, epoch, number)
         low, high = (int(unit) for unit in self.stretches[number])
-        cut = int(chance.integers(low + 1, high + 1))  # the first unit of B
-        a = (int(self.starts[low]), int(self.stops[cut - 1]))
+        second = int(random.integers(low + 1, high + 1))  # the first unit of B
+        a = (int(self.starts[low]), int(self.stops[second - 1]))
         if label == 0:
-            return a, (int(self.starts[cut]), int(self.stops[high]))
-        other = self._elsewhere(int(self.owners[low]), cut, chance)
-        end = other
-        while (
-            end + 1 < len(self.starts)
-            and self.owners[end + 1] == self.owners[other]
-            and end - other < high - cut
-        ):
+            return a, (int(self.starts[second]), int(self.stops[high]))
+        start = self._unit_elsewhere(int(self.owners[low]), second, random)
+        end, longest = start, min(start + high - second, len(self.starts) - 1)
+        while end < longest and self.owners[end + 1] == self.owners[start]:
             end += 1
-        return a, (int(self.starts[other]), int(self.stops[end]))
+        return a, (int(self.starts[start]), int(self.stops[end]))
 
-    def _elsewhere(self, owner: int, follows: int, chance: np.random.Generator) -> int:
+    def _unit_elsewhere(self, owner: int, follows: int, random: np.random.Generator) -> int:
         """A unit of another document; among whole documents, any but the one that follows."""
-        is_alone = bool((self.owners == self.owners[0]).all())
         while True:
-            other = int(chance.integers(len(self.starts)))
-            if (is_alone and abs(other - follows) > 1) or (not is_alone and self.owners[other] != owner):
+            other = int(random.integers(len(self.starts)))
+            if abs(other - follows) > 1 if self.is_one_document else self.owners[other] != owner:
                 return other
 
 
-def units_of(stream: TokenStream, unit: str, reader: Reader) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where each unit begins and ends in the stream, the marks of documents left out, and which document it is of."""
+def units_of(
+    stream: TokenStream, unit: str, tokenizer: Tokenizer
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where each unit begins and ends in the stream, without special tokens, and which document it is of."""
     ends = stream.document_ends()
-    begins = np.concatenate([[0], ends[:-1]]) + 1  # after the first mark
-    closes = ends - 1  # before the last mark
+    begins = np.concatenate([[0], ends[:-1]]) + 1  # after the first special token
+    closes = ends - 1  # before the last one
     if unit == "document":
-        kept = closes > begins
-        return begins[kept], closes[kept], np.zeros(int(kept.sum()), np.int64)
-    is_end = reader.ends(unit)
+        is_full = closes > begins
+        return begins[is_full], closes[is_full], np.zeros(int(is_full.sum()), np.int64)
+    is_end = tokenizer.ends(unit)
     piece, breaks = 1 << 22, []
     for at in range(0, len(stream), piece):
         tokens = stream.slice(at, min(at + piece, len(stream)))
@@ -127,9 +115,8 @@ def units_of(stream: TokenStream, unit: str, reader: Reader) -> tuple[np.ndarray
     borders = np.unique(np.concatenate([*breaks, begins, closes]))
     starts, stops = borders[:-1], borders[1:]
     owners = np.searchsorted(ends, starts, side="right")
-    inside = (starts >= begins[np.minimum(owners, len(begins) - 1)]) & (
-        stops <= closes[np.minimum(owners, len(closes) - 1)]
-    )
+    own = np.minimum(owners, len(begins) - 1)
+    inside = (starts >= begins[own]) & (stops <= closes[own])
     return starts[inside], stops[inside], owners[inside]
 
 

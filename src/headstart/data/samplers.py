@@ -1,4 +1,4 @@
-"""Several corpora read at their own rates: which rows an epoch takes of each is a pure function of seed and epoch."""
+"""Rows in batches: packed blocks, texts of like length, weighted mixtures; each a pure function of seed and epoch."""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headstart.batch import EncodedExample
+from headstart.data.token_stream import TokenStream
 from headstart.errors import DataError
 
 
@@ -24,26 +25,17 @@ class Loader(Protocol):
         ...
 
     def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
-        """The rows with these numbers, as they are cut in that epoch."""
+        """The rows with these numbers, as that epoch has them."""
         ...
 
 
-class Stream(Protocol):
-    """A long run of tokens, read by position."""
-
-    def __len__(self) -> int: ...
-
-    def slice(self, start: int, stop: int) -> np.ndarray:
-        """The tokens from `start` up to `stop`."""
-        ...
-
-
-def _chance(seed: int, epoch: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64([seed, epoch]))
+def generator(*key: int) -> np.random.Generator:
+    """A random generator that is a function of the key alone: a seed, an epoch, a row, a purpose."""
+    return np.random.Generator(np.random.PCG64(key))
 
 
 class Groups(Sequence[np.ndarray]):
-    """A row of numbers cut into groups of `size` where they are asked for: a large corpus has too many to list."""
+    """Numbers cut into groups of `size` on access: a large corpus has too many to list."""
 
     def __init__(self, numbers: np.ndarray, size: int):
         self.numbers, self.size = numbers, size
@@ -66,7 +58,7 @@ class BlockLoader:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: TokenStream,
         length: int,
         batch_tokens: int,
         seed: int,
@@ -79,7 +71,7 @@ class BlockLoader:
 
     def _offset(self, epoch: int) -> int:
         spare = (len(self.stream) - self.lookahead) % self.length if len(self.stream) > self.length else 0
-        return int(_chance(self.seed, epoch).integers(spare + 1)) if self.shuffled else 0
+        return int(generator(self.seed, epoch).integers(spare + 1)) if self.shuffled else 0
 
     def count(self, epoch: int) -> int:
         """How many batches an epoch has."""
@@ -96,7 +88,7 @@ class BlockLoader:
         blocks = self._blocks()
         numbers = np.arange(blocks, dtype=np.int32 if blocks < 2**31 else np.int64)
         if self.shuffled:
-            _chance(self.seed, epoch).shuffle(numbers)
+            generator(self.seed, epoch).shuffle(numbers)
         return Groups(numbers, self.rows_per_batch)
 
     def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
@@ -162,15 +154,15 @@ class TextLoader:
         """Texts shuffled, sorted by length inside pools of many batches, cut, and the batches shuffled."""
         if not self.shuffled:
             return self._cut(self._sorted(np.arange(len(self.rows))))
-        chance = _chance(self.seed, epoch)
-        numbers = chance.permutation(len(self.rows))
+        random = generator(self.seed, epoch)
+        numbers = random.permutation(len(self.rows))
         mean = max(1.0, float(self.lengths.sum(axis=1).mean()))
         pool = 20 * max(1, min(self.batch_examples, int(self.batch_tokens / mean)))
         batches: list[np.ndarray] = []
         for at in range(0, len(numbers), pool):
             part = numbers[at : at + pool]
             batches += self._cut(self._sorted(part))
-        return [batches[number] for number in chance.permutation(len(batches))]
+        return [batches[number] for number in random.permutation(len(batches))]
 
     def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The texts with these numbers."""
@@ -212,29 +204,27 @@ class MixedLoader:
         rows = sum(stop - start for start, stop in (self._span(n, epoch) for n in range(len(self.loaders))))
         return -(-rows // self.rows_per_batch)
 
-    def batches(self, epoch: int) -> list[np.ndarray]:
+    def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """Rows of all loaders, shuffled together and grouped."""
         numbers = np.concatenate([self._rows(number, epoch) for number in range(len(self.loaders))])
-        chance = np.random.Generator(np.random.PCG64([self.seed, epoch, 1]))
-        numbers = numbers[chance.permutation(len(numbers))]
-        return [numbers[at : at + self.rows_per_batch] for at in range(0, len(numbers), self.rows_per_batch)]
+        return Groups(generator(self.seed, epoch, 1).permutation(numbers), self.rows_per_batch)
 
     def _rows(self, number: int, epoch: int) -> np.ndarray:
-        """The epoch's rows of one loader; a row's number tells its loader, its pass and its number there."""
+        """The epoch's rows of one loader; a row's number gives its loader, its pass and its number there."""
         size, (start, stop) = self.sizes[number], self._span(number, epoch)
         found = [np.zeros(0, np.int64)]
-        for turn in range(start // size, -(-stop // size)) if size else ():
-            order = np.concatenate(self.loaders[number].batches(turn)).astype(np.int64)
-            kept = order[max(start - turn * size, 0) : stop - turn * size]
-            found.append((turn * size + kept) * len(self.loaders) + number)
+        for step in range(start // size, -(-stop // size)) if size else ():
+            order = np.concatenate(self.loaders[number].batches(step)).astype(np.int64)
+            own = order[max(start - step * size, 0) : stop - step * size]
+            found.append((step * size + own) * len(self.loaders) + number)
         return np.concatenate(found)
 
     def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The rows with these numbers."""
-        places, owners = np.divmod(numbers, len(self.loaders))
-        turns, own = np.divmod(places, np.array(self.sizes)[owners])
+        positions, owners = np.divmod(numbers, len(self.loaders))
+        steps, own = np.divmod(positions, np.array(self.sizes)[owners])
         rows: dict[int, EncodedExample] = {}
-        for owner, turn in sorted(set(zip(owners.tolist(), turns.tolist(), strict=True))):
-            at = np.flatnonzero((owners == owner) & (turns == turn))
-            rows.update(zip(at.tolist(), self.loaders[owner].fetch(own[at], turn), strict=True))
+        for owner, step in sorted(set(zip(owners.tolist(), steps.tolist(), strict=True))):
+            at = np.flatnonzero((owners == owner) & (steps == step))
+            rows.update(zip(at.tolist(), self.loaders[owner].fetch(own[at], step), strict=True))
         return [rows[at] for at in range(len(numbers))]

@@ -10,9 +10,9 @@ import torch
 
 from headstart.batch import Batch
 from headstart.errors import ConfigError
-from headstart.models.attention import visible
-from headstart.models.bodies import EncoderDecoderBody, TransformerBody
+from headstart.models.backbones import EncoderDecoderBackbone, TransformerBackbone
 from headstart.models.model import Model
+from headstart.models.transformer import visible
 
 # "self" is the self-attention of a model that reads one text; the others are the three attentions of a translator.
 AttentionType = Literal["self", "cross", "encoder", "decoder"]
@@ -110,7 +110,7 @@ def translation_maps(
     `sources` are all tokens of the source; `targets` those of the translation with bos and eos.
     """
     body = model.backbone
-    if not isinstance(body, EncoderDecoderBody):
+    if not isinstance(body, EncoderDecoderBackbone):
         raise ConfigError(
             f"a {body.config.architecture} model reads one text",
             hint="only a translator has several attention types and a target",
@@ -130,10 +130,10 @@ def translation_maps(
     return AttentionMaps(weights, mask, queries, keys, title, attention_type)
 
 
-def self_attention_body(model: Model) -> TransformerBody:
+def self_attention_body(model: Model) -> TransformerBackbone:
     """The backbone of a model that reads one text, or an error when it has no self-attention to show."""
-    if not isinstance(model.backbone, TransformerBody):
-        is_translator = isinstance(model.backbone, EncoderDecoderBody)
+    if not isinstance(model.backbone, TransformerBackbone):
+        is_translator = isinstance(model.backbone, EncoderDecoderBackbone)
         raise ConfigError(
             "a translator reads two texts, and this needs a model that reads one"
             if is_translator
@@ -143,7 +143,7 @@ def self_attention_body(model: Model) -> TransformerBody:
     return model.backbone
 
 
-def attention_mask(body: TransformerBody, batch: Batch) -> np.ndarray:
+def attention_mask(body: TransformerBackbone, batch: Batch) -> np.ndarray:
     """The mask (T, T) that the backbone applies to the first text: True = the query may attend to the key."""
     length = batch.tokens.shape[1]
     mask = visible(length, not body.sees_ahead, body.mask(batch), batch.tokens.device)

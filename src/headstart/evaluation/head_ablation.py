@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from headstart.batch import Batch
 from headstart.evaluation.attention import attention_mask, entropy, mean_distance, self_attention_body
-from headstart.models.attention import Attention
 from headstart.models.model import Model
+from headstart.models.transformer import Attention
 
 # Summed loss and number of predictions of each group of texts: two arrays (groups,).
 GroupedLoss = Callable[[Model], tuple[np.ndarray, np.ndarray]]

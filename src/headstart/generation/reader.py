@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from headstart.batch import Batch, pad
 from headstart.errors import ConfigError
-from headstart.models.bodies import CausalBody, EncoderDecoderBody
+from headstart.models.backbones import CausalBackbone, EncoderDecoderBackbone
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model
 from headstart.models.packed import PackedLinear, packed
@@ -59,7 +59,9 @@ class ModelReader:
 
     def __init__(self, model: Model):
         body, head = model.backbone, dict(model.heads.items()).get("lm")
-        if not isinstance(body, CausalBody | EncoderDecoderBody) or not isinstance(head, LanguageHead):
+        if not isinstance(body, CausalBackbone | EncoderDecoderBackbone) or not isinstance(
+            head, LanguageHead
+        ):
             raise ConfigError(
                 f"a {body.config.architecture} body with heads {', '.join(model.heads) or 'none'} writes no text",
                 hint="text comes from a causal or encoder-decoder body under a language-model head",

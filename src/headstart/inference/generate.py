@@ -11,12 +11,11 @@ from headstart.batch import EncodedExample
 from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.generation.beam import Beam, Hypothesis, beam_search
-from headstart.generation.decode import Rules, decode
+from headstart.generation.beam_search import Beam, Hypothesis, beam_search
+from headstart.generation.generate import Rules, Unfolding, continuation, decode
 from headstart.generation.reader import ModelReader
 from headstart.generation.reader import prompts as prompt_batch
 from headstart.generation.sampling import Sampling, stream_of
-from headstart.generation.unfold import Unfolding, continuation
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.training.runtime import Runtime, start_runtime

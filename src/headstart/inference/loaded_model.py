@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from headstart.config import RunConfig, parse
-from headstart.data.decontamination import lengthened
-from headstart.data.tokenizer import Tokenizer
-from headstart.errors import RunError, nearest
+from headstart.data.decontamination import unpack_fingerprints
+from headstart.data.tokenizer import Tokenizer, open_tokenizer
+from headstart.errors import ConfigError, RunError, nearest
 from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from headstart.baselines.tfidf import TfidfModel
 
 Classifier = Literal["network", "tfidf"]
+Tokenizers = tuple[
+    Tokenizer, Tokenizer | None
+]  # the second: of a translator's source side, where it has its own
 FORMAT_VERSION = 2  # of run.json
 RUN_INFO, RECIPE = "run.json", "recipe.json"
 TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
@@ -100,6 +103,11 @@ class LoadedModel:
     tfidf: "TfidfModel | None" = None  # what it answers with, where the TF-IDF baseline was better
 
     @property
+    def tokenizers(self) -> Tokenizers:
+        """Its tokenizers."""
+        return self.tokenizer, self.own_source_tokenizer
+
+    @property
     def source_tokenizer(self) -> Tokenizer:
         """The tokenizer of the texts that a translator reads."""
         return self.own_source_tokenizer or self.tokenizer
@@ -110,6 +118,34 @@ class LoadedModel:
         if not self.info.has_heads:
             return {}
         return self.objective.heads(self.info.config.model, self.info.vocab_size, len(self.info.classes))
+
+    def check_tokenizer(self, name: str | None) -> None:
+        """Refuse a tokenizer other than this model's own; None names no tokenizer."""
+        is_same = name in (None, self.info.config.tokenizer.type)
+        if not is_same and name is not None and Path(name).exists():
+            is_same = open_tokenizer(name).fingerprint == self.tokenizer.fingerprint
+        if not is_same:
+            raise RunError(
+                f"{self.name} was trained with another tokenizer than {name}",
+                hint="leave --tokenizer out: a base brings its own",
+            )
+
+    def change_model(
+        self,
+        wanted: Mapping[str, Any],
+        may_change: Callable[[str, Any], bool],
+        body: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The settings of the body (its own by default) with the `wanted` changes, if the weights allow them."""
+        own = self.info.config.model.model_dump() if body is None else dict(body)
+        changes = {key: value for key, value in wanted.items() if value != "auto"}
+        for key, value in changes.items():
+            if not may_change(key, value) and own.get(key, value) != value:
+                raise ConfigError(
+                    f"model.{key} of {self.name} is {own[key]}, not {value}",
+                    hint="a base's shape is fixed: leave that setting and --preset out, or train from scratch",
+                )
+        return {**own, **changes}
 
     def model(self) -> Model:
         """The model with its weights, in evaluation mode."""
@@ -130,14 +166,15 @@ def load_model(name: str, with_weights: bool = True) -> LoadedModel:
     info = RunInfo.read(path)
     if info.status != "finished":
         raise RunError(f"the run in {name} is not finished", hint=f"`headstart resume {name}` continues it")
+    tokenizer, source_tokenizer = read_tokenizers(path, info)
     return LoadedModel(
         name=name,
         info=info,
         objective=make_objective(info.config.objective),
-        tokenizer=read_tokenizer(path, info),
+        tokenizer=tokenizer,
         weights=read_weights(path) if with_weights else {},
         train_fingerprints=read_fingerprints(path),
-        own_source_tokenizer=read_source_tokenizer(path, info),
+        own_source_tokenizer=source_tokenizer,
         tfidf=_load_tfidf(path) if info.classifier == "tfidf" and with_weights else None,
     )
 
@@ -158,15 +195,13 @@ def check_is_run(path: Path) -> None:
     raise RunError(f"there is no run at {path}", hint=hint)
 
 
-def read_tokenizer(path: Path, info: RunInfo) -> Tokenizer:
-    """The tokenizer in a run directory, which must be the one that the run was trained with."""
-    return _read_tokenizer(path, TOKENIZER, info.tokenizer_fingerprint)
-
-
-def read_source_tokenizer(path: Path, info: RunInfo) -> Tokenizer | None:
-    """The tokenizer of a translator's source side, where that side has its own."""
-    fingerprint = info.source_tokenizer_fingerprint
-    return _read_tokenizer(path, SOURCE_TOKENIZER, fingerprint) if fingerprint else None
+def read_tokenizers(path: Path, info: RunInfo) -> Tokenizers:
+    """The tokenizers in a run directory, which must be those that the run was trained with."""
+    source = info.source_tokenizer_fingerprint
+    return (
+        _read_tokenizer(path, TOKENIZER, info.tokenizer_fingerprint),
+        _read_tokenizer(path, SOURCE_TOKENIZER, source) if source else None,
+    )
 
 
 def _read_tokenizer(path: Path, name: str, fingerprint: str) -> Tokenizer:
@@ -182,7 +217,7 @@ def _read_tokenizer(path: Path, name: str, fingerprint: str) -> Tokenizer:
 def read_fingerprints(path: Path) -> np.ndarray:
     """Hashes of every text that any training stage has read, sorted."""
     if (path / PACKED_FINGERPRINTS).exists():
-        return lengthened((path / PACKED_FINGERPRINTS).read_bytes())
+        return unpack_fingerprints((path / PACKED_FINGERPRINTS).read_bytes())
     if (path / FINGERPRINTS).exists():
         return np.load(path / FINGERPRINTS, allow_pickle=False)
     return np.zeros(0, np.uint64)

@@ -1,6 +1,5 @@
 """Translating with a finished run: lines in, translations out, in order and one for one."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -17,12 +16,11 @@ from headstart.data.samplers import TextLoader
 from headstart.data.text_io import TABLE_KINDS, kind_of, open_text
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, HeadstartError, RunError
-from headstart.generation.beam import Beam, Hypothesis, beam_search
-from headstart.generation.decode import Rules, Text, decode
+from headstart.generation.beam_search import Beam, Hypothesis, beam_search
+from headstart.generation.generate import Rules, Text, decode
 from headstart.generation.reader import ModelReader, Reader, sources
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
-from headstart.training.distributed import Processes
 from headstart.training.runtime import Runtime, start_runtime
 
 CHUNK_LINES = 2048  # held in memory, and sorted by length
@@ -196,15 +194,8 @@ def write_translations(
             texts = decode(reader, batch, rules, most=limits)
         written.update(zip(numbers, texts, strict=True))
     if not processes.is_alone:
-        written = _gather_texts(written, processes)
+        written = {number: text for part in processes.all_gather(written) for number, text in part.items()}
     return [written[number] for number in range(len(rows))]
-
-
-def _gather_texts(written: dict[int, Text], processes: Processes) -> dict[int, Text]:
-    """The texts of all processes together."""
-    own = json.dumps([[number, text.tokens, text.is_cut] for number, text in written.items()])
-    rows = (row for part in processes.all_gather(own) for row in json.loads(part))
-    return {number: Text(tokens, is_cut) for number, tokens, is_cut in rows}
 
 
 def search_translations(

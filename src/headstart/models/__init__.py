@@ -1,1 +1,22 @@
-"""Tensors in, tensors out."""
+"""The neural networks: tensors in, tensors out."""
+
+from torch import nn
+
+from headstart.models.backbones import Backbone, BidirectionalBackbone, CausalBackbone, EncoderDecoderBackbone
+from headstart.models.heads import ClassHead, GeneratorHead, LanguageHead, PairHead, ReplacedHead
+from headstart.models.recurrent import ConvolutionalBackbone, RecurrentBackbone
+
+BACKBONES: dict[str, type[Backbone]] = {
+    "causal": CausalBackbone,
+    "bidirectional": BidirectionalBackbone,
+    "encoder-decoder": EncoderDecoderBackbone,
+    "bi-lstm": RecurrentBackbone,
+    "cnn": ConvolutionalBackbone,
+}
+HEADS: dict[str, type[nn.Module]] = {
+    "lm": LanguageHead,
+    "class": ClassHead,
+    "pair": PairHead,
+    "replaced": ReplacedHead,
+    "generator": GeneratorHead,
+}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headstart.config import ModelConfig
-from headstart.models.block import GATED
+from headstart.models.transformer import GATED
 
 
 class Desk:

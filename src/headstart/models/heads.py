@@ -1,8 +1,7 @@
-"""The task heads: what turns a body's vectors into answers."""
+"""The task heads: what turns a backbone's vectors into predictions."""
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,23 +10,9 @@ from torch.nn import functional as F
 from headstart.batch import Batch, rows_at
 from headstart.config import ModelConfig
 from headstart.errors import pick
-from headstart.models.block import ACTIVATIONS
+from headstart.models.backbones import Backbone
 from headstart.models.dropout import drop
-from headstart.models.generator import GeneratorHead
-from headstart.models.norm import make_norm
-
-
-class Body(Protocol):
-    """What a head may ask of the body under it."""
-
-    @property
-    def table(self) -> Tensor:
-        """The token table (V, D)."""
-        ...
-
-    def pooled(self, hidden: Tensor) -> Tensor:
-        """The body's own summary of a text (B, D), where it has a pooler."""
-        ...
+from headstart.models.transformer import ACTIVATIONS, Block, make_norm, rotary_turns
 
 
 def last_real(hidden: Tensor, real: Tensor) -> Tensor:
@@ -109,7 +94,7 @@ class LanguageHead(nn.Module):
         """The matrix (V, D) and the bias (V,) with which vectors become scores."""
         return table if self.weight is None else self.weight, self.bias
 
-    def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Batch, body: Backbone) -> Tensor:
         """Scores (B, T, V), or (N, V) at the asked positions alone."""
         weight, bias = self.projection(body.table)
         return F.linear(self.transformed(at_label_positions(hidden, batch)), weight, bias)
@@ -155,11 +140,11 @@ class ClassHead(nn.Module):
             torch.arange(len(real), device=real.device) * real.shape[1] if self.pool is first_token else None
         )
 
-    def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Batch, body: Backbone) -> Tensor:
         """Scores (B, C) of vectors (B, T, D), or of those at `places` alone (B, D)."""
         return self.classify(self.pooled(hidden, batch, body))
 
-    def pooled(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
+    def pooled(self, hidden: Tensor, batch: Batch, body: Backbone) -> Tensor:
         """One vector for each text (B, D)."""
         if hidden.ndim == 2:
             return hidden
@@ -183,7 +168,7 @@ class PairHead(nn.Module):
         nn.init.normal_(self.classifier.weight, std=math.sqrt(2 / (5 * body.hidden_size)))
         nn.init.zeros_(self.classifier.bias)
 
-    def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Batch, body: Backbone) -> Tensor:
         """Scores (B, 2)."""
         return self.classifier(body.pooled(hidden) if self.has_pooler else hidden[:, 0])
 
@@ -199,15 +184,44 @@ class ReplacedHead(nn.Module):
             nn.init.normal_(layer.weight, std=math.sqrt(2 / (5 * body.hidden_size)))
             nn.init.zeros_(layer.bias)
 
-    def forward(self, hidden: Tensor, batch: Batch, body: Body) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Batch, body: Backbone) -> Tensor:
         """Scores (B, T); above zero means replaced."""
         return self.classifier(F.gelu(self.dense(hidden))).squeeze(-1)
 
 
-HEADS: dict[str, type[nn.Module]] = {
-    "lm": LanguageHead,
-    "class": ClassHead,
-    "pair": PairHead,
-    "replaced": ReplacedHead,
-    "generator": GeneratorHead,
-}
+class GeneratorHead(nn.Module):
+    """A stack of narrow blocks between two maps to the body's own token table, which both share (Clark et al., 2020)."""
+
+    def __init__(self, body: ModelConfig, size: int, share: float = 0.5):
+        super().__init__()
+        wide = body.hidden_size // body.num_heads
+        attention_heads = max(1, round(body.num_heads * share))
+        narrow = {
+            "hidden_size": wide * attention_heads,
+            "num_heads": attention_heads,
+            "position_embedding": "rotary",
+        }
+        narrow |= {"intermediate_size": max(1, round(body.intermediate_size * share)), "num_kv_heads": None}
+        self.config = body.model_copy(
+            update={**narrow, "num_layers": max(1, body.num_layers // 2), "norm_first": True}
+        )
+        self.in_proj = nn.Linear(body.hidden_size, self.config.hidden_size, bias=False)
+        self.blocks = nn.ModuleList(Block(self.config) for _ in range(self.config.num_layers))
+        self.out_proj = nn.Linear(self.config.hidden_size, body.hidden_size, bias=False)
+        self.bias = nn.Parameter(Tensor(size).zero_())
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=math.sqrt(2 / (5 * self.config.hidden_size)))
+
+    def forward(self, hidden: Tensor, batch: Batch, body: Backbone) -> Tensor:
+        """Scores for every token (N, V) at the asked positions, or everywhere (B, T, V); `hidden` is not read."""
+        read = self.in_proj(F.embedding(batch.tokens, body.table))  # (B, T, d)
+        cos, sin = rotary_turns(
+            batch.tokens.shape[1], self.config.hidden_size // self.config.num_heads, 10000.0
+        )
+        turns = (cos.to(read.device), sin.to(read.device))
+        mask = None if batch.unpadded else batch.attention_mask[:, None, None, :]
+        for block in self.blocks:
+            read = block(read, mask, False, turns)
+        chosen = read if batch.label_positions is None else read.flatten(0, 1)[batch.label_positions]
+        return F.linear(self.out_proj(chosen), body.table, self.bias)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.config import ModelConfig
 from headstart.errors import pick
-from headstart.models.bodies import BODIES
-from headstart.models.body import Body
-from headstart.models.heads import HEADS, ClassHead
-from headstart.results import Transfer
+from headstart.models import BACKBONES, HEADS
+from headstart.models.backbones import Backbone
+from headstart.models.heads import ClassHead
+from headstart.results import TransferReport
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class HeadSpec:
 class Model(nn.Module):
     """A body that reads, and the heads that answer."""
 
-    body: Body
+    body: Backbone
 
-    def __init__(self, body: Body, heads: dict[str, nn.Module]):
+    def __init__(self, body: Backbone, heads: dict[str, nn.Module]):
         super().__init__()
         self.backbone, self.heads = body, nn.ModuleDict(heads)
 
@@ -60,13 +60,13 @@ def build_heads(config: ModelConfig, specs: Mapping[str, HeadSpec]) -> dict[str,
 
 def build_model(config: ModelConfig, vocabulary: int, specs: Mapping[str, HeadSpec]) -> Model:
     """A model with fresh weights; what they are depends on torch's seed alone."""
-    body = pick(BODIES, config.architecture, "body")(config, vocabulary)
+    body = pick(BACKBONES, config.architecture, "body")(config, vocabulary)
     return Model(body, build_heads(config, specs))
 
 
 def transfer(
     base: Mapping[str, Tensor], model: Model, with_base_heads: bool = False, reset_layers: int = 0
-) -> Transfer:
+) -> TransferReport:
     """Copy a base's body into `model` where name and shape agree, and account for every weight.
 
     Heads stay behind unless `with_base_heads`: an old head could fit a new one by accident. So do the top
@@ -85,10 +85,10 @@ def transfer(
         name: weight for name, weight in may_cross.items() if name in new and new[name].shape == weight.shape
     }
     model.load_state_dict(same, strict=False)
-    return Transfer(
+    return TransferReport(
         reused={name: weight.numel() for name, weight in same.items()},
-        fresh={name: weight.numel() for name, weight in new.items() if name not in same},
-        left={name: weight.numel() for name, weight in base.items() if name not in same},
+        initialized={name: weight.numel() for name, weight in new.items() if name not in same},
+        dropped={name: weight.numel() for name, weight in base.items() if name not in same},
     )
 
 

@@ -13,19 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstart.config import ModelConfig
-from headstart.models.attention import Attention, CrossAttention
-from headstart.models.block import Block, FeedForward, Turns
-from headstart.models.bodies import CausalBody, EncoderDecoderBody
-from headstart.models.cache import Cache, Crossing, Past, added
+from headstart.models.backbones import CausalBackbone, EncoderDecoderBackbone
 from headstart.models.desk import Desk
-from headstart.models.embedding import Embedding
+from headstart.models.kv_cache import Cache, Crossing, Past, added
 from headstart.models.packed import PackedLinear
+from headstart.models.transformer import Attention, Block, CrossAttention, Embedding, FeedForward, Turns
 
 Map = Callable[[Tensor], Tensor]
 Put = Callable[[Tensor, Tensor], Tensor]  # what is mapped, and where it goes
 
 
-def make_step(body: CausalBody | EncoderDecoderBody) -> "Step | None":
+def make_step(body: CausalBackbone | EncoderDecoderBackbone) -> "Step | None":
     """The body's step with the weights it has now, or None where `read` is as good: off the CPU, or not in float32."""
     is_plain = body.table.device.type == "cpu" and body.table.dtype == torch.float32
     return Step(body) if is_plain else None
@@ -34,9 +32,9 @@ def make_step(body: CausalBody | EncoderDecoderBody) -> "Step | None":
 class Step:
     """A body that has read its prompts, and now reads one token a row at a time."""
 
-    def __init__(self, body: CausalBody | EncoderDecoderBody):
+    def __init__(self, body: CausalBackbone | EncoderDecoderBackbone):
         self.config, self.embedding, self.place = body.config, body.embedding, _Placing(body.embedding)
-        stack = body.decoder if isinstance(body, EncoderDecoderBody) else body.stack
+        stack = body.decoder if isinstance(body, EncoderDecoderBackbone) else body.stack
         self.layers = [_Layer(block, body.config, number) for number, block in enumerate(stack.each())]
         self.final_norm = _norm(stack.final_norm)
         self.can_share = (

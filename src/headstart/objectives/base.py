@@ -58,7 +58,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Workload:
+class ObjectiveCost:
     """What one training step computes, as fractions of all positions."""
 
     label_fraction: float = 0.0  # positions at which the whole vocabulary is scored
@@ -92,9 +92,9 @@ class Objective:
         """The loss of each head."""
         raise NotImplementedError
 
-    def workload(self, body: ModelConfig, length: int) -> Workload:
+    def cost(self, body: ModelConfig, length: int) -> ObjectiveCost:
         """What a step computes for texts of `length` tokens."""
-        return Workload()
+        return ObjectiveCost()
 
     @property
     def teachers(self) -> tuple[Model, ...]:

@@ -12,7 +12,7 @@ from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
 from headstart.models.heads import at_label_positions
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, Workload, language_model_loss
+from headstart.objectives.base import Loss, Objective, ObjectiveCost, Reads, Vocabulary, language_model_loss
 
 
 def next_token_batch(rows: Sequence[EncodedExample], padding: int, name: str = "lm") -> Batch:
@@ -42,9 +42,9 @@ class CausalLM(Objective):
     is_rowwise: ClassVar[bool] = True
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def workload(self, body: ModelConfig, length: int) -> Workload:
+    def cost(self, body: ModelConfig, length: int) -> ObjectiveCost:
         """Every position has a label."""
-        return Workload(label_fraction=1.0)
+        return ObjectiveCost(label_fraction=1.0)
 
     def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""

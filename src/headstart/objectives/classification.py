@@ -13,7 +13,7 @@ from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, Workload
+from headstart.objectives.base import Loss, Objective, ObjectiveCost, Reads, Vocabulary
 from headstart.objectives.cross_entropy import divergence
 
 # Setting of a class head -> the setting of the objective that chooses it.
@@ -62,11 +62,11 @@ class Classification(Objective):
         settings = {"pooling": pooling, "projection": projection, "dropout": self.head_dropout}
         return {"class": HeadSpec("class", classes, settings)}
 
-    def workload(self, body: ModelConfig, length: int) -> Workload:
+    def cost(self, body: ModelConfig, length: int) -> ObjectiveCost:
         """The last block computes one position of a text if the head reads no more; R-Drop makes two passes."""
         pooling = self.heads(body, 2, 2)["class"].settings["pooling"]
         positions = 1 / length if pooling in ("last", "first") else 1.0
-        return Workload(last_layer_fraction=positions, passes=2 if self.r_drop_alpha else 1)
+        return ObjectiveCost(last_layer_fraction=positions, passes=2 if self.r_drop_alpha else 1)
 
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Texts padded to the longest of them, with their classes if all are known."""

@@ -5,12 +5,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from headstart.constants import DEFAULT_LOGITS_PER_CHUNK, LOGITS_PER_CHUNK, MAX_UNCHUNKED_LOGITS
 from headstart.objectives.fused import fused_mark, is_fused
 from headstart.objectives.kept import Mark, in_autocast, kept_loss
-from headstart.objectives.tiles import OTHER, PIECE, tiled_loss
-
-# Up to how many scores the plain way is the fastest: on a CPU until they leave its cache, on a GPU until they fill it.
-WHOLE = {"cpu": 2**17, "cuda": 2**27}
+from headstart.objectives.tiles import tiled_loss
 
 
 def token_loss(
@@ -24,14 +22,20 @@ def token_loss(
     device = hidden.device.type
     hidden, weight, bias = in_autocast(hidden, weight, bias)
     if is_fused(hidden):
-        return kept_loss(hidden, weight, bias, fused_mark(labels, smoothing), PIECE[device])
-    if hidden.shape[0] * weight.shape[0] <= WHOLE.get(device, OTHER):
+        return kept_loss(hidden, weight, bias, fused_mark(labels, smoothing), LOGITS_PER_CHUNK[device])
+    if hidden.shape[0] * weight.shape[0] <= MAX_UNCHUNKED_LOGITS.get(device, DEFAULT_LOGITS_PER_CHUNK):
         scores = F.linear(hidden, weight, bias).float()  # (N, V)
         loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
         return loss, (scores.detach().argmax(dim=-1) == labels).sum()
     if device == "cpu":
         return tiled_loss(hidden, weight, bias, labels, smoothing)
-    return kept_loss(hidden, weight, bias, plain_mark(labels, smoothing), PIECE.get(device, OTHER))
+    return kept_loss(
+        hidden,
+        weight,
+        bias,
+        plain_mark(labels, smoothing),
+        LOGITS_PER_CHUNK.get(device, DEFAULT_LOGITS_PER_CHUNK),
+    )
 
 
 def divergence(first: Tensor, second: Tensor) -> Tensor:
@@ -47,7 +51,7 @@ def divergence_in_pieces(first: Tensor, second: Tensor, weight: Tensor, bias: Te
 
     Scores live one piece at a time: they are computed anew on the way back.
     """
-    rows = max(1, PIECE.get(first.device.type, OTHER) // (2 * weight.shape[0]))
+    rows = max(1, LOGITS_PER_CHUNK.get(first.device.type, DEFAULT_LOGITS_PER_CHUNK) // (2 * weight.shape[0]))
 
     def piece(one: Tensor, other: Tensor) -> Tensor:
         return divergence(F.linear(one, weight, bias).float(), F.linear(other, weight, bias).float())

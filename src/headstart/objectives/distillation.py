@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstart.batch import Batch
+from headstart.constants import DEFAULT_LOGITS_PER_CHUNK, LOGITS_PER_CHUNK
 from headstart.models.heads import at_label_positions, language_head
 from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective
@@ -23,7 +24,6 @@ from headstart.objectives.classification import Classification
 from headstart.objectives.fused import is_fused
 from headstart.objectives.kept import Spot, in_autocast, kept_loss
 from headstart.objectives.masked_lm import CausalAndMasked, MaskedLM
-from headstart.objectives.tiles import OTHER, PIECE
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _token_loss(distillation: Distillation, student: Spot, teachers: Sequence[Sp
         total, correct, *grad = compute(logits, targets, teacher_logits, settings, needs_grad)
         return total, correct, grad[0] if needs_grad else None
 
-    room = PIECE.get(hidden.device.type, OTHER) // (2 * (1 + len(teachers)))
+    room = LOGITS_PER_CHUNK.get(hidden.device.type, DEFAULT_LOGITS_PER_CHUNK) // (2 * (1 + len(teachers)))
     total, correct = kept_loss(hidden, weight, bias, mark, room)
     return Loss(total, labels.numel(), correct)
 

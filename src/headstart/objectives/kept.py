@@ -26,7 +26,7 @@ def kept_loss(
 
     `hidden` is (N, D), `weight` (V, D); no more than about `piece` scores are alive at once.
     """
-    return _KeptSlopes.apply(hidden, weight, bias, mark, piece, torch.is_grad_enabled())  # type: ignore[no-any-return]
+    return _KeptSlopes.apply(hidden, weight, bias, mark, piece, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
 
 
 def in_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Spot:

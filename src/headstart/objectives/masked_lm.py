@@ -17,9 +17,9 @@ from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import (
     Loss,
     Objective,
+    ObjectiveCost,
     Reads,
     Vocabulary,
-    Workload,
     language_model_loss,
     segments_of,
 )
@@ -103,10 +103,10 @@ class MaskedLM(Objective):
                 hint="what is left of 1 is the share of chosen tokens left as they are: 0.8 and 0.1 leave 0.1",
             )
 
-    def workload(self, body: ModelConfig, length: int) -> Workload:
+    def cost(self, body: ModelConfig, length: int) -> ObjectiveCost:
         """Hidden positions have a label; where no other head reads the text, the last block computes those alone."""
         has_one_head = list(self.heads(body, 2, 0)) == ["lm"]
-        return Workload(self.mask_rate, self.mask_rate if has_one_head else 1.0)
+        return ObjectiveCost(self.mask_rate, self.mask_rate if has_one_head else 1.0)
 
     def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """One language-model head."""
@@ -164,10 +164,10 @@ class CausalAndMasked(MaskedLM):
     architectures: ClassVar[tuple[str, ...]] = ("bidirectional",)
     causal_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
 
-    def workload(self, body: ModelConfig, length: int) -> Workload:
+    def cost(self, body: ModelConfig, length: int) -> ObjectiveCost:
         """Every position of a causal batch, the hidden ones of a masked batch."""
         fraction = self.causal_fraction + (1 - self.causal_fraction) * self.mask_rate
-        return Workload(fraction, fraction)
+        return ObjectiveCost(fraction, fraction)
 
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """A causal batch or a masked one, drawn at random; the name of its labels says which."""

@@ -13,7 +13,7 @@ from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, Workload
+from headstart.objectives.base import Loss, Objective, ObjectiveCost, Reads, Vocabulary
 from headstart.objectives.causal_lm import next_token_batch, vectors_with_labels
 from headstart.objectives.cross_entropy import divergence_in_pieces, token_loss
 
@@ -36,9 +36,9 @@ class Seq2Seq(Objective):
     metric_for_best_model: Literal["bleu", "loss"] = "bleu"
     r_drop_alpha: Annotated[float, Field(ge=0)] = 0.0
 
-    def workload(self, body: ModelConfig, length: int) -> Workload:
+    def cost(self, body: ModelConfig, length: int) -> ObjectiveCost:
         """Every position of the translation has a label; R-Drop makes two passes."""
-        return Workload(label_fraction=1.0, passes=2 if self.r_drop_alpha else 1)
+        return ObjectiveCost(label_fraction=1.0, passes=2 if self.r_drop_alpha else 1)
 
     def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
         """The model settings with a known `kind`; a pooler, or R-Drop without dropout, is an error."""

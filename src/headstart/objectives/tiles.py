@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# How many scores are alive at once: on a CPU as many as cost little memory, on a GPU as many as keep it busy.
-PIECE = {"cpu": 2**24, "cuda": 2**27}
-OTHER = 2**24  # on any other device
-TILE = 2048  # tokens of the vocabulary scored together
+from headstart.constants import LOGITS_PER_CHUNK, VOCAB_TILE
+
 LOG2_E = 1 / math.log(2)
 
 
@@ -22,7 +20,7 @@ def tiled_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """Summed cross-entropy of scores `hidden @ weight.T + bias` against `labels`, and how many are right."""
-    return _TiledLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())
+    return _TiledLoss.apply(hidden, weight, bias, labels, smoothing, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,11 @@ class _Piece:
 def _cut(rows: int, size: int, labels: Tensor, room: Tensor, is_kept: bool) -> list[_Tile]:
     """The tiles of a piece; those that need not be kept share their room."""
     order = labels.argsort()
-    starts = list(range(0, size, TILE))
+    starts = list(range(0, size, VOCAB_TILE))
     borders = torch.searchsorted(labels[order], torch.tensor([*starts, size])).tolist()
     tiles = []
     for number, start in enumerate(starts):
-        stop = min(start + TILE, size)
+        stop = min(start + VOCAB_TILE, size)
         place = rows * start if is_kept else 0
         scores = room[place : place + rows * (stop - start)].view(rows, stop - start)
         own = order[borders[number] : borders[number + 1]]
@@ -102,9 +100,9 @@ class _TiledLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, smoothing, may_learn):  # type: ignore[no-untyped-def]
         count, size = hidden.shape[0], weight.shape[0]
-        rows = min(count, max(1, PIECE["cpu"] // size))
+        rows = min(count, max(1, LOGITS_PER_CHUNK["cpu"] // size))
         wants = may_learn and any(ctx.needs_input_grad[:3])
-        room = torch.empty(rows * (size if wants else min(size, TILE)), dtype=torch.float)
+        room = torch.empty(rows * (size if wants else min(size, VOCAB_TILE)), dtype=torch.float)
         total, correct = torch.zeros((), dtype=torch.float), torch.zeros((), dtype=torch.long)
         slopes = _Slopes(hidden, weight, bias) if wants else None
         mean = None

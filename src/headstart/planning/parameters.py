@@ -1,35 +1,32 @@
-"""Exact parameters by block, each with its formula in symbols and in numbers.
+"""Exact parameter counts, block by block, each with its formula in symbols and in numbers.
 
-Symbols: V vocabulary, U the source's own vocabulary, P longest text, D width, H = D / attention heads, G attention heads
-of keys and values where they are shared, F feed-forward, K kernel, C classes.
+Symbols: V vocabulary, U the source's own vocabulary, P positions, D hidden size, H = D / attention heads, G heads of keys
+and values where they are shared, F feed-forward size, K kernel size, C classes.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headstart.config import ModelConfig
+from headstart.constants import GATED_ACTIVATIONS
 
 if TYPE_CHECKING:
-    from torch.nn import Module
-
     from headstart.models.model import HeadSpec
-
-GATED = ("swiglu", "geglu")
 
 
 @dataclass(frozen=True)
-class Block:
-    """Parameters of one kind: how many, by which formula, and how many of them multiply as a matrix."""
+class ParameterBlock:
+    """Parameters of one kind: how many, by which formula, and how many of them multiply every token."""
 
     name: str
     symbols: str  # "3D² + 3D"
     numbers: str  # "3·200² + 3·200 = 120,600"
     each: int
     times: int = 1  # how often the block occurs
-    matrix: int = 0  # of `each`, those that every token is multiplied by
-    reads: str = ""  # of an encoder-decoder: whether those tokens are the "source" or the "target"
+    matrix: int = 0  # of `each`, those in a matrix that every token is multiplied by
+    side: str = ""  # of an encoder-decoder: whether those tokens are the "source" or the "target"
 
     @property
     def total(self) -> int:
@@ -38,265 +35,212 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Account:
+class ParameterTable:
     """All parameters of a model, block by block."""
 
-    kind: str
-    blocks: list[Block]
+    blocks: list[ParameterBlock]
 
     @property
     def total(self) -> int:
-        """What the built model counts."""
+        """Parameters of the whole model."""
         return sum(block.total for block in self.blocks)
 
     @property
-    def body(self) -> list[Block]:
+    def backbone(self) -> list[ParameterBlock]:
         """The blocks below the heads."""
         return [block for block in self.blocks if not block.name.startswith("head")]
 
     @property
-    def heads(self) -> list[Block]:
+    def heads(self) -> list[ParameterBlock]:
         """The blocks of the heads."""
         return [block for block in self.blocks if block.name.startswith("head")]
 
-    @property
-    def matrices(self) -> int:
-        """Parameters of the body that every token is multiplied by."""
-        return sum(block.matrix * block.times for block in self.body)
-
-    def matrices_of(self, side: str) -> int:
-        """Those of them that every token of one side of an encoder-decoder is multiplied by."""
-        return sum(block.matrix * block.times for block in self.body if block.reads == side)
+    def matrices(self, side: str = "") -> int:
+        """Parameters of the backbone that every token is multiplied by; of an encoder-decoder perhaps one side's."""
+        return sum(block.matrix * block.times for block in self.backbone if not side or block.side == side)
 
 
-def account(body: ModelConfig, vocabulary: int, heads: "Mapping[str, HeadSpec]") -> Account:
-    """The exact parameters of a body under these heads; what has no formulas is built without data and counted."""
-    blocks = ACCOUNTS.get(body.architecture, _built_body)(body, vocabulary)
+def parameter_table(model: ModelConfig, vocab_size: int, heads: "Mapping[str, HeadSpec]") -> ParameterTable:
+    """The exact parameters of a backbone and these heads; a head without a formula is built on no device and counted."""
+    formulas = _Formulas(model, vocab_size)
+    blocks = [*BACKBONES[model.architecture](formulas)]
     for name, spec in heads.items():
-        blocks += HEAD_ACCOUNTS.get(spec.kind, _built_head)(name, body, spec)
-    return Account(body.architecture, [block for block in blocks if block.total])
+        blocks += HEADS.get(spec.kind, _built_head)(name, model, spec)
+    return ParameterTable([block for block in blocks if block.total])
 
 
-def formula(name: str, terms: list[str], values: Mapping[str, int], times: int = 1, matrix: int = 0) -> Block:
+class _Formulas:
+    """Blocks of one model from formulas such as "3D² + 3D"."""
+
+    def __init__(self, model: ModelConfig, vocab_size: int):
+        self.model = model
+        self.values = {
+            "V": vocab_size, "P": model.max_position_embeddings, "D": model.hidden_size, "F": model.intermediate_size,
+            "H": model.hidden_size // model.num_heads, "K": model.kernel_size, "U": model.source_vocab_size or vocab_size,
+            "G": model.num_kv_heads or model.num_heads,
+        }  # fmt: skip
+
+    def block(self, name: str, matrix: str = "", others: str = "", times: int = 1) -> ParameterBlock:
+        """A block of matrices that every token is multiplied by, and of other parameters."""
+        return formula(name, matrix, others, self.values, times)
+
+    def linear(self, name: str, matrix: str, bias: str, times: int) -> ParameterBlock:
+        """A linear map, with its bias if the model has biases."""
+        return self.block(name, matrix, bias if self.model.bias else "", times)
+
+    def norms(self, letter: str = "D", count: int = 1) -> str:
+        """The formula of `count` norms."""
+        has_bias = self.model.norm == "layer" and self.model.bias
+        return " + ".join([f"2{letter}" if has_bias else letter] * count)
+
+    def embedding(self, table: str = "VD") -> Iterator[ParameterBlock]:
+        """The embedding below the layers."""
+        yield self.block("token embedding", others=table)
+        if self.model.position_embedding == "learned":
+            yield self.block("position embedding", others="PD")
+        if self.model.token_type_embeddings:
+            yield self.block("token type embedding", others="2D")
+        if self.model.embedding_norm:
+            yield self.block("embedding norm", others=self.norms())
+
+    def final_norm(self) -> list[ParameterBlock]:
+        """The norm after the last layer."""
+        return [self.block("final norm", others=self.norms())]
+
+    def pooler(self) -> list[ParameterBlock]:
+        """BERT's pooler, which multiplies one token of a text."""
+        return [self.block("pooler", others="D² + D")] if self.model.pooler else []
+
+
+def formula(name: str, matrix: str, others: str, values: Mapping[str, int], times: int = 1) -> ParameterBlock:
     """A block from terms such as "3D²" or "VD"; a term's numbers are its symbols replaced by their values."""
-    each, numbers = 0, []
+    sizes, numbers = [], []
+    terms = [term for part in (matrix, others) for term in part.split(" + ") if term]
     for term in terms:
-        product = 1
-        parts = []
+        size, factors = 1, []
         for factor, power in re.findall(r"(\d+|[A-Z])(²?)", term):
             value = int(factor) if factor.isdigit() else values[factor]
-            product *= value ** (2 if power else 1)
-            parts.append(f"{value:,}{power}")
-        each += product
-        numbers.append("·".join(parts))
-    words = " + ".join(numbers)
+            size *= value ** (2 if power else 1)
+            factors.append(f"{value:,}{power}")
+        sizes.append(size)
+        numbers.append("·".join(factors))
+    each, words = sum(sizes), " + ".join(numbers)
     shown = f"{each:,}" if words == f"{each:,}" else f"{words} = {each:,}"
-    return Block(name, " + ".join(terms), shown, each, times, matrix)
+    in_matrix = sum(sizes[: len(matrix.split(" + "))]) if matrix else 0
+    return ParameterBlock(name, " + ".join(terms), shown, each, times, in_matrix)
 
 
-def _norm_terms(body: ModelConfig, letter: str) -> list[str]:
-    return [f"2{letter}"] if body.norm == "layer" and body.bias else [letter]
+def _attention_layers(formulas: _Formulas, layers: int, has_cross: bool = False) -> Iterator[ParameterBlock]:
+    """Layers of attention and feed-forward, perhaps with cross-attention between the two."""
+    model, block, linear = formulas.model, formulas.block, formulas.linear
+    if model.num_kv_heads is None:
+        yield linear("attention qkv", "3D²", "3D", layers)
+    else:
+        yield linear("attention qkv", "D² + 2GHD", "D + 2GH", layers)
+    yield linear("attention out", "D²", "D", layers)
+    if model.qk_norm:
+        yield block("qk norms", others=formulas.norms("H", 2), times=layers)
+    if has_cross:
+        yield linear("cross q", "D²", "D", layers)
+        yield replace(linear("cross kv", "2D²", "2D", layers), side="source")
+        yield linear("cross out", "D²", "D", layers)
+        if model.qk_norm:
+            yield block("cross qk norms", others=formulas.norms("H", 2), times=layers)
+    gate = "2" if model.activation in GATED_ACTIVATIONS else ""
+    yield linear("feed-forward up", f"{gate}DF", f"{gate}F", layers)
+    yield linear("feed-forward down", "FD", "D", layers)
+    norms = 3 if has_cross else 2
+    names = {1: "one norm", 2: "two norms", 3: "three norms"}
+    if not model.norm_first_layer:
+        yield block(f"{names[norms - 1]} in the first layer", others=formulas.norms(count=norms - 1))
+    yield block(names[norms], others=formulas.norms(count=norms), times=layers - (not model.norm_first_layer))
 
 
-def _values(body: ModelConfig, vocabulary: int) -> dict[str, int]:
-    return {
-        "V": vocabulary, "P": body.max_position_embeddings, "D": body.hidden_size, "F": body.intermediate_size,
-        "H": body.hidden_size // body.num_heads, "K": body.kernel_size, "U": body.source_vocab_size or vocabulary,
-        "G": body.num_kv_heads or body.num_heads,
-    }  # fmt: skip
+def _transformer(formulas: _Formulas) -> Iterator[ParameterBlock]:
+    yield from formulas.embedding()
+    yield from _attention_layers(formulas, formulas.model.num_layers)
+    yield from formulas.final_norm() if formulas.model.norm_first else []
+    yield from formulas.pooler()
 
 
-def _embedding(
-    body: ModelConfig, vocabulary: int, table: tuple[str, str] = ("token table", "VD")
-) -> list[Block]:
-    """What every body has below its layers."""
-    values = _values(body, vocabulary)
-    blocks = [formula(table[0], [table[1]], values)]
-    if body.position_embedding == "learned":
-        blocks.append(formula("positions", ["PD"], values))
-    if body.token_type_embeddings:
-        blocks.append(formula("segments", ["2D"], values))
-    if body.embedding_norm:
-        blocks.append(formula("embedding norm", _norm_terms(body, "D"), values))
-    return blocks
-
-
-def _top(body: ModelConfig, vocabulary: int, has_norm: bool) -> list[Block]:
-    """What stands above the layers."""
-    values = _values(body, vocabulary)
-    blocks = [formula("final norm", _norm_terms(body, "D"), values)] if has_norm else []
-    if body.pooler:  # multiplies one token of a text, not every one
-        blocks.append(formula("pooler", ["D²", "D"], values))
-    return blocks
-
-
-def _biased(body: ModelConfig, term: str, bias: str) -> list[str]:
-    return [term, bias] if body.bias else [term]
-
-
-def _layers(body: ModelConfig, vocabulary: int, layers: int, crosses: bool = False) -> list[Block]:
-    """Layers of attention and feed-forward; those that cross read another text between the two."""
-    values = _values(body, vocabulary)
-    width, inner = body.hidden_size, body.intermediate_size
-    gates = 2 if body.activation in GATED else 1
-    wide, wide_bias = ("2DF", "2F") if gates == 2 else ("DF", "F")
-    norms = 2 * _norm_terms(body, "H")
-    blocks = [
-        _attention_in(body, values, layers),
-        formula("attention out", _biased(body, "D²", "D"), values, layers, width**2),
+def _encoder_decoder(formulas: _Formulas) -> Iterator[ParameterBlock]:
+    """An encoder and a decoder over one embedding, or over one each."""
+    model = formulas.model
+    norm = formulas.final_norm() if model.norm_first else []
+    encoder = [*_attention_layers(formulas, model.num_layers), *norm]
+    decoder = [
+        *_attention_layers(formulas, model.num_decoder_layers or model.num_layers, has_cross=True),
+        *norm,
     ]
-    if body.qk_norm:
-        blocks.append(formula("query and key norms", norms, values, layers))
-    if crosses:
-        both = formula("cross keys, values", _biased(body, "2D²", "2D"), values, layers, 2 * width**2)
-        blocks += [
-            formula("cross queries", _biased(body, "D²", "D"), values, layers, width**2),
-            replace(both, reads="source"),
-            formula("cross out", _biased(body, "D²", "D"), values, layers, width**2),
-        ]
-    if crosses and body.qk_norm:
-        blocks.append(formula("cross norms", norms, values, layers))
+    yield from formulas.embedding()
+    if model.source_vocab_size is not None:
+        yield from (replace(block, name=f"source {block.name}") for block in formulas.embedding("UD"))
+    for name, side, stack in (("encoder", "source", encoder), ("decoder", "target", decoder)):
+        yield from (replace(each, name=f"{name} {each.name}", side=each.side or side) for each in stack)
+    yield from formulas.pooler()
+
+
+def _bi_lstm(formulas: _Formulas) -> Iterator[ParameterBlock]:
+    """LSTM layers both ways, D / 2 wide each: four gates that read D + D / 2 numbers, and two biases each."""
+    return _layers_with_norm(formulas, "recurrence", "6D²", "8D")
+
+
+def _cnn(formulas: _Formulas) -> Iterator[ParameterBlock]:
+    """Layers of convolution over K tokens, twice as wide for the gate."""
+    return _layers_with_norm(formulas, "convolution", "2KD²", "2D")
+
+
+def _layers_with_norm(formulas: _Formulas, name: str, matrix: str, bias: str) -> Iterator[ParameterBlock]:
+    layers = formulas.model.num_layers
+    yield from formulas.embedding()
+    yield formulas.block(name, matrix, bias, layers)
+    yield formulas.block("norm", others=formulas.norms(), times=layers)
+    yield from formulas.final_norm()
+    yield from formulas.pooler()
+
+
+def _language_head(name: str, model: ModelConfig, spec: "HeadSpec") -> list[ParameterBlock]:
+    formulas, blocks = _Formulas(model, spec.size), []
+    if model.mlm_head_transform:
+        others = f"D + {formulas.norms()}" if model.bias else formulas.norms()
+        blocks.append(formulas.block(f"head {name}, transform", "D²", others))
+    has_bias = model.has_head_bias and spec.settings.get("bias", True)
     return [
         *blocks,
-        formula("feed-forward in", _biased(body, wide, wide_bias), values, layers, gates * width * inner),
-        formula("feed-forward out", _biased(body, "FD", "D"), values, layers, width * inner),
-        *_block_norms(body, values, layers, crosses),
+        formulas.block(f"head {name}", "" if model.tie_embeddings else "VD", "V" if has_bias else ""),
     ]
 
 
-def _transformer(body: ModelConfig, vocabulary: int) -> list[Block]:
-    """L layers of attention and feed-forward."""
-    blocks = _layers(body, vocabulary, body.num_layers)
-    return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, body.norm_first)]
-
-
-def _encoder_decoder(body: ModelConfig, vocabulary: int) -> list[Block]:
-    """Layers that read the source, layers that read the target and across, one table for both or one for each."""
-    norm = (
-        [formula("final norm", _norm_terms(body, "D"), _values(body, vocabulary))] if body.norm_first else []
-    )
-    sides = {
-        "source": ("encoder", [*_layers(body, vocabulary, body.num_layers), *norm]),
-        "target": (
-            "decoder",
-            [*_layers(body, vocabulary, body.num_decoder_layers or body.num_layers, crosses=True), *norm],
-        ),
-    }
-    blocks = _embedding(body, vocabulary)
-    if body.source_vocab_size is not None:
-        own = _embedding(body, vocabulary, ("token table", "UD"))
-        blocks += [replace(block, name=f"source {block.name}") for block in own]
-    for side, (name, stack) in sides.items():
-        blocks += [replace(block, name=f"{name} {block.name}", reads=block.reads or side) for block in stack]
-    return [*blocks, *_top(body, vocabulary, has_norm=False)]
-
-
-def _attention_in(body: ModelConfig, values: Mapping[str, int], layers: int) -> Block:
-    """Queries, keys and values; G of the last two where several queries share them."""
-    if body.num_kv_heads is None:
-        terms, matrix = ["3D²", *(["3D"] if body.bias else [])], 3 * body.hidden_size**2
-    else:
-        terms = ["D²", "2GHD", *(["D", "2GH"] if body.bias else [])]
-        matrix = body.hidden_size**2 + 2 * values["G"] * values["H"] * body.hidden_size
-    return formula("attention in", terms, values, layers, matrix)
-
-
-def _block_norms(body: ModelConfig, values: Mapping[str, int], layers: int, crosses: bool) -> list[Block]:
-    """Two norms a layer, three where it crosses; perhaps one less in the first."""
-    terms, count = _norm_terms(body, "D"), 3 if crosses else 2
-    names = {1: "one norm", 2: "two norms", 3: "three norms"}
-    if body.norm_first_layer:
-        return [formula(names[count], count * terms, values, layers)]
-    return [
-        formula(f"{names[count - 1]} in the first layer", (count - 1) * terms, values),
-        formula(names[count], count * terms, values, layers - 1),
-    ]
-
-
-def _recurrent(body: ModelConfig, vocabulary: int) -> list[Block]:
-    """L layers of LSTM both ways, D / 2 wide each: four gates that read D + D / 2 numbers, and two biases each."""
-    values = _values(body, vocabulary)
-    blocks = [
-        formula("recurrence", ["6D²", "8D"], values, body.num_layers, 6 * body.hidden_size**2),
-        formula("norm", _norm_terms(body, "D"), values, body.num_layers),
-    ]
-    return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, True)]
-
-
-def _convolutional(body: ModelConfig, vocabulary: int) -> list[Block]:
-    """L layers of convolution over K tokens, twice as wide for the gate."""
-    values = _values(body, vocabulary)
-    blocks = [
-        formula(
-            "convolution", ["2KD²", "2D"], values, body.num_layers, 2 * body.kernel_size * body.hidden_size**2
-        ),
-        formula("norm", _norm_terms(body, "D"), values, body.num_layers),
-    ]
-    return [*_embedding(body, vocabulary), *blocks, *_top(body, vocabulary, True)]
-
-
-def _language_head(name: str, body: ModelConfig, spec: "HeadSpec") -> list[Block]:
-    values = {"V": spec.size, "D": body.hidden_size}
-    blocks = []
-    if body.mlm_head_transform:
-        dense = ["D²", *(["D"] if body.bias else [])]
-        inner = [*dense, *_norm_terms(body, "D")]
-        blocks.append(formula(f"head {name}, transform", inner, values, matrix=body.hidden_size**2))
-    has_bias = body.has_head_bias and spec.settings.get("bias", True)
-    terms = [*([] if body.tie_embeddings else ["VD"]), *(["V"] if has_bias else [])]
-    if terms:
-        matrix = 0 if body.tie_embeddings else spec.size * body.hidden_size
-        blocks.append(formula(f"head {name}", terms, values, matrix=matrix))
-    return blocks
-
-
-def _class_head(name: str, body: ModelConfig, spec: "HeadSpec") -> list[Block]:
-    pooled = body.hidden_size * (2 if spec.settings.get("pooling") == "mean+max" else 1)
-    is_dense = spec.settings.get("projection") == "dense"
+def _class_head(name: str, model: ModelConfig, spec: "HeadSpec") -> list[ParameterBlock]:
+    pooled = model.hidden_size * (2 if spec.settings.get("pooling") == "mean+max" else 1)
     values = {"D": pooled, "C": spec.size}
-    terms = ["DC", *(["C"] if body.has_head_bias or is_dense else [])]
-    blocks = [formula(f"head {name}, dense", ["D²", "D"], values, matrix=pooled**2)] if is_dense else []
-    return [*blocks, formula(f"head {name}", terms, values, matrix=pooled * spec.size)]
+    is_dense = spec.settings.get("projection") == "dense"
+    blocks = [formula(f"head {name}, dense", "D²", "D", values)] if is_dense else []
+    has_bias = model.has_head_bias or is_dense
+    return [*blocks, formula(f"head {name}", "DC", "C" if has_bias else "", values)]
 
 
-def _built_body(body: ModelConfig, vocabulary: int) -> list[Block]:
-    """The parts of a body built on no device: shapes alone, no memory."""
-    import torch
-
-    from headstart.errors import pick
-    from headstart.models.bodies import BODIES
-
-    with torch.device("meta"):
-        built = pick(BODIES, body.architecture, "body")(body, vocabulary)
-    return [_counted(name.replace("_", " "), part) for name, part in built.named_children()]
-
-
-def _built_head(name: str, body: ModelConfig, spec: "HeadSpec") -> list[Block]:
+def _built_head(name: str, model: ModelConfig, spec: "HeadSpec") -> list[ParameterBlock]:
+    """A head that has no formula, built on no device; an embedding is no matrix that tokens are multiplied by."""
     import torch
 
     from headstart.models.model import build_heads
 
     with torch.device("meta"):
-        built = build_heads(body, {name: spec})[name]
-    return [_counted(f"head {name}", built)]
+        built = build_heads(model, {name: spec})[name]
+    each = sum(weight.numel() for weight in built.parameters())
+    matrix = sum(weight.numel() for weight in built.parameters() if weight.ndim >= 2)
+    return [ParameterBlock(f"head {name}", "counted", f"{each:,}", each, matrix=matrix)]
 
 
-def _counted(name: str, part: "Module") -> Block:
-    """A block without a formula; a table that tokens look up is no matrix that they are multiplied by."""
-    sizes = [(weight.numel(), weight.ndim) for weight in part.parameters()]
-    each = sum(size for size, _ in sizes)
-    matrix = 0 if "embedding" in name else sum(size for size, dimensions in sizes if dimensions >= 2)
-    return Block(name, "counted", f"{each:,}", each, matrix=matrix)
-
-
-ACCOUNTS: dict[str, Callable[[ModelConfig, int], list[Block]]] = {
+BACKBONES: dict[str, Callable[[_Formulas], Iterator[ParameterBlock]]] = {
     "causal": _transformer,
     "bidirectional": _transformer,
     "encoder-decoder": _encoder_decoder,
-    "bi-lstm": _recurrent,
-    "cnn": _convolutional,
+    "bi-lstm": _bi_lstm,
+    "cnn": _cnn,
 }
-HEAD_ACCOUNTS: "dict[str, Callable[[str, ModelConfig, HeadSpec], list[Block]]]" = {
+HEADS: "dict[str, Callable[[str, ModelConfig, HeadSpec], list[ParameterBlock]]]" = {
     "lm": _language_head,
     "class": _class_head,
 }

@@ -1,4 +1,4 @@
-"""The playground: a page to try served runs on; its files are in this table and nowhere else."""
+"""The playground, a page to try served runs: FILES lists everything that it consists of."""
 
 import hashlib
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Asset:
 
     @cached_property
     def tag(self) -> str:
-        """What tells this content from any other."""
+        """A hash of the content, for the ETag header."""
         return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
 
 
@@ -44,7 +44,18 @@ def _explorer() -> str:
     return f"{_report('attention.js')}\nexport {{ exploreAttention }};\n"
 
 
-SCRIPTS = ("app", "api", "elements", "classify", "write", "translate", "attention", "plan", "runs", "chart")
+SCRIPTS = (
+    "app",
+    "api",
+    "elements",
+    "classify",
+    "generate",
+    "translate",
+    "attention",
+    "plan",
+    "runs",
+    "chart",
+)
 
 FILES: dict[str, Asset] = {
     "/": Asset(HTML, partial(_own, "index.html")),

@@ -3,7 +3,7 @@
 import { find } from "/elements.js";
 
 const KEY = "headstart-token";
-let asking = null;
+let pendingToken = null;
 
 export class Problem extends Error {
   constructor(status, content) {
@@ -13,38 +13,38 @@ export class Problem extends Error {
   }
 }
 
-// The token is asked for once, however many calls wait for it.
-function askForToken() {
-  if (asking) return asking;
-  asking = new Promise((resolve) => {
+// One dialog requests the token, however many calls wait for it.
+function requestToken() {
+  if (pendingToken) return pendingToken;
+  pendingToken = new Promise((resolve) => {
     const dialog = find("token-dialog"), field = find("token");
     field.value = "";
     dialog.addEventListener("close", () => {
-      asking = null;
+      pendingToken = null;
       if (field.value) sessionStorage.setItem(KEY, field.value);
       field.value = "";
       resolve();
     }, { once: true });
     dialog.showModal();
   });
-  return asking;
+  return pendingToken;
 }
-export const changeToken = () => askForToken();
+export const changeToken = () => requestToken();
 
 async function call(path, options) {
   for (;;) {
     const token = sessionStorage.getItem(KEY);
     const headers = { ...options.headers, ...(token ? { Authorization: "Bearer " + token } : {}) };
-    let answer;
+    let response;
     try {
-      answer = await fetch(path, { ...options, headers });
+      response = await fetch(path, { ...options, headers });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Problem(0, { error: "the server does not answer", hint: "is it still running?" });
     }
-    if (answer.ok) return answer;
-    if (answer.status === 401) { find("token-button").hidden = false; await askForToken(); continue; }
-    throw new Problem(answer.status, await answer.json().catch(() => ({})));
+    if (response.ok) return response;
+    if (response.status === 401) { find("token-button").hidden = false; await requestToken(); continue; }
+    throw new Problem(response.status, await response.json().catch(() => ({})));
   }
 }
 
@@ -52,18 +52,18 @@ export async function get(path, signal) {
   return (await call(path, { signal })).json();
 }
 
-function sent(content, signal) {
+function request(content, signal) {
   return { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content), signal };
 }
 
 export async function post(path, content, signal) {
-  return (await call(path, sent(content, signal))).json();
+  return (await call(path, request(content, signal))).json();
 }
 
-// The answer line by line, as it comes.
+// The response line by line, as it arrives.
 export async function* lines(path, content, signal) {
-  const answer = await call(path, sent(content, signal));
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  const response = await call(path, request(content, signal));
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { done, value } = await reader.read();

@@ -1,17 +1,17 @@
-// The page itself: which tabs there are, and which one is shown.
+// The page itself: its tabs, and which one is shown.
 
 import { changeToken, get } from "/api.js";
 import { start as startAttention } from "/attention.js";
 import { start as startClassify } from "/classify.js";
 import { find, say } from "/elements.js";
+import { start as startGenerate } from "/generate.js";
 import { start as startPlan } from "/plan.js";
 import { shown as runsShown, start as startRuns } from "/runs.js";
 import { start as startTranslate } from "/translate.js";
-import { start as startWrite } from "/write.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
-const NEEDS = { classify: "classify", write: "generate", translate: "translate", attention: "attention" };
-const STARTS = { classify: startClassify, write: startWrite, translate: startTranslate, attention: startAttention };
+const NEEDS = { classify: "classify", generate: "generate", translate: "translate", attention: "attention" };
+const STARTS = { classify: startClassify, generate: startGenerate, translate: startTranslate, attention: startAttention };
 
 function show(name, focus) {
   for (const tab of tabs) {
@@ -53,7 +53,7 @@ find("tabs").addEventListener("keydown", (event) => {
 window.addEventListener("hashchange", () => { if (named()) show(named(), false); });
 find("token-button").addEventListener("click", async () => { await changeToken(); location.reload(); });
 
-async function begin() {
+async function load() {
   const [{ models }, { runs }] = await Promise.all([get("/v1/models"), get("/v1/runs")]);
   find("served").textContent = runs.map((run) => run.name).join(", ");
   for (const [name, ability] of Object.entries(NEEDS)) {
@@ -67,4 +67,4 @@ async function begin() {
   document.documentElement.dataset.ready = "yes";
 }
 
-begin().catch(say);
+load().catch(say);

@@ -4,7 +4,7 @@ import { post } from "/api.js";
 import { el, fillModels, find, onSend } from "/elements.js";
 import { exploreAttention } from "/explorer.js";
 
-const letGo = new WeakMap(); // of what was shown before in the same place
+const cleanUps = new WeakMap(); // of the explorer that an element shows
 
 function thumbnails(found, layers, heads) {
   const words = (map) => "layer " + map.layer + ", attention head " + map.attention_head + ": mean distance " + map.distance.toFixed(1) +
@@ -37,9 +37,9 @@ function enlarged(isSelf, hint) {
     el("div", { class: "map", tabindex: "0", role: "group", "aria-label": "enlarged map" }, el("canvas", { id: "map", role: "img" })));
 }
 
-// Ids and styles of the explorer live in a shadow tree, so that two of them can stand on one page.
-export async function show(place, found, hint) {
-  if (letGo.has(place)) letGo.get(place)();
+// Ids and styles of the explorer live in a shadow tree, so that one page can hold two of them.
+export async function show(element, found, hint) {
+  if (cleanUps.has(element)) cleanUps.get(element)();
   const layers = new Set(found.maps.map((map) => map.layer)).size, heads = found.maps.length / layers;
   const isSelf = found.queries.length === found.keys.length && found.queries.every((word, i) => word === found.keys[i]);
   const host = el("div"), root = host.attachShadow({ mode: "open" });
@@ -50,7 +50,7 @@ export async function show(place, found, hint) {
       el("p", { class: "soft" }, "A row of a map is a query token, a column a key token. Click a map, or move with the arrow keys."),
       el("div", { class: "wide" }, thumbnails(found, layers, heads))),
     enlarged(isSelf, hint));
-  place.replaceChildren(host);
+  element.replaceChildren(host);
   await Promise.all(loaded); // a map is as large as its style says
   const weights = new Uint16Array(found.maps.length * found.queries.length * found.keys.length);
   let at = 0;
@@ -58,16 +58,16 @@ export async function show(place, found, hint) {
   const data = {
     layers, heads, isSelf, queries: found.queries, keys: found.keys, start: [0, 0], weights, seen: Uint8Array.from(found.seen.flat()),
   };
-  letGo.set(place, exploreAttention(root, data, false));
+  cleanUps.set(element, exploreAttention(root, data, false));
 }
 
 export function start(models) {
   fillModels(find("attention-model"), models);
   onSend(find("attention-form"), async (signal) => {
-    const asked = { model: find("attention-model").value, text: find("attention-text").value };
-    const found = await post("/v1/attention", asked, signal);
+    const query = { model: find("attention-model").value, text: find("attention-text").value };
+    const found = await post("/v1/attention", query, signal);
     find("attention-about").textContent = found.queries.length + " tokens, " + found.maps.length + " maps" +
-      (found.cut ? "; the text was cut to what the run reads" : "") + ". ▁ in a token is a space.";
-    await show(find("attention-maps"), found, "Point at a token, or move with ← and →; a click keeps it.");
+      (found.cut ? "; the text was truncated to the maximum length" : "") + ". ▁ in a token is a space.";
+    await show(find("attention-maps"), found, "Point at a token, or move with ← and →; a click selects it.");
   });
 }

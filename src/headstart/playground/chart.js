@@ -1,4 +1,4 @@
-// One curve as a small picture: SVG made by hand, colours from the style.
+// A curve as a small SVG figure; the style sheet gives the colours.
 
 import { el } from "/elements.js";
 
@@ -11,14 +11,13 @@ function svg(name, given, ...children) {
   return made;
 }
 
-// Round numbers that part an axis into a few steps.
+// Round numbers that divide an axis into a few steps.
 export function ticks(low, high, most = 5) {
   const span = high - low || Math.abs(high) || 1, rough = span / most;
   const size = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((times) => times * size).find((wide) => span / wide <= most) || 10 * size;
-  const found = [];
-  for (let tick = Math.ceil(low / step - 1e-9) * step; tick <= high + step * 1e-9; tick += step) found.push(tick);
-  return found;
+  const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
 }
 
 function short(number) {
@@ -36,15 +35,16 @@ export function chart(title, points, hasDots) {
   const left = Math.min(...xs), right = Math.max(...xs);
   const x = (value) => LEFT + ((value - left) / (right - left || 1)) * (WIDTH - LEFT - RIGHT);
   const y = (value) => HEIGHT - BOTTOM - ((value - low + pad) / (high - low + 2 * pad)) * (HEIGHT - TOP - BOTTOM);
-  const parts = [];
-  for (const tick of ticks(low - pad, high + pad, 4)) {
-    parts.push(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick) }));
-    parts.push(svg("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, short(tick)));
-  }
-  for (const tick of ticks(left, right, 4)) parts.push(svg("text", { x: x(tick), y: HEIGHT - 8, "text-anchor": "middle" }, short(tick)));
-  const path = known.map((point, place) => (place ? "L" : "M") + x(point.x).toFixed(1) + " " + y(point.y).toFixed(1)).join("");
-  parts.push(svg("path", { class: "line", d: path }));
-  if (hasDots) for (const point of known) parts.push(svg("circle", { class: "dot", cx: x(point.x), cy: y(point.y), r: 2.5 }));
+  const path = known.map((point, i) => (i ? "L" : "M") + x(point.x).toFixed(1) + " " + y(point.y).toFixed(1)).join("");
+  const parts = [
+    ...ticks(low - pad, high + pad, 4).flatMap((tick) => [
+      svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick) }),
+      svg("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, short(tick)),
+    ]),
+    ...ticks(left, right, 4).map((tick) => svg("text", { x: x(tick), y: HEIGHT - 8, "text-anchor": "middle" }, short(tick))),
+    svg("path", { class: "line", d: path }),
+    ...(hasDots ? known.map((point) => svg("circle", { class: "dot", cx: x(point.x), cy: y(point.y), r: 2.5 })) : []),
+  ];
   const last = known[known.length - 1];
   const words = title + " by step: from " + short(ys[0]) + " to " + short(last.y) + " at step " + last.x + "; lowest " + short(low) + ", highest " + short(high);
   return el("figure", { class: "chart" },

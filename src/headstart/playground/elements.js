@@ -1,4 +1,4 @@
-// Elements made by hand: text is always set as text, so that what a client or a model writes is never markup.
+// Elements: text is always set as text, so that what a client or a model writes is never markup.
 
 export const find = (id) => document.getElementById(id);
 
@@ -13,9 +13,9 @@ export function el(name, given = {}, ...children) {
   return made;
 }
 
-// Put these into `place` instead of what is there; what is null is left out.
-export function fill(place, ...children) {
-  place.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
+// Replace the children of an element; null is left out.
+export function fill(element, ...children) {
+  element.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
 }
 
 export const percent = (share) => (100 * share).toFixed(share < 0.0995 || share > 0.9905 ? 1 : 0) + " %";
@@ -23,21 +23,21 @@ export const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).
 export const whole = (number) => Math.round(number).toLocaleString("en");
 
 export function table(caption, head, rows) {
-  const isNumber = (place) => place > 0;
-  const cell = (name, text, place) =>
-    el(name, { class: isNumber(place) ? "number" : null, scope: name === "th" ? (place ? "col" : "row") : null }, text);
+  const isNumber = (column) => column > 0;
+  const cell = (name, text, column) =>
+    el(name, { class: isNumber(column) ? "number" : null, scope: name === "th" ? (column ? "col" : "row") : null }, text);
   return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": caption },
     el("table", {},
       el("caption", {}, caption),
-      el("thead", {}, el("tr", {}, ...head.map((text, place) => el("th", { class: isNumber(place) ? "number" : null, scope: "col" }, text)))),
-      el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((text, place) => cell(place ? "td" : "th", text, place)))))));
+      el("thead", {}, el("tr", {}, ...head.map((text, column) => el("th", { class: isNumber(column) ? "number" : null, scope: "col" }, text)))),
+      el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((text, column) => cell(column ? "td" : "th", text, column)))))));
 }
 
 export function say(problem) {
-  const place = find("problem");
-  if (!problem) { place.hidden = true; place.replaceChildren(); return; }
-  place.replaceChildren(problem.message || String(problem), problem.hint ? el("span", { class: "hint" }, " — " + problem.hint) : "");
-  place.hidden = false;
+  const element = find("problem");
+  if (!problem) { element.hidden = true; element.replaceChildren(); return; }
+  element.replaceChildren(problem.message || String(problem), problem.hint ? el("span", { class: "hint" }, " — " + problem.hint) : "");
+  element.hidden = false;
 }
 
 // Run `work` when the form is sent, or on Ctrl + Enter; the button waits, and a newer request ends an older one.

@@ -41,12 +41,12 @@ export async function start() {
   find("plan-preset").replaceChildren(...described.preset.enum.map((name) => el("option", { value: name, selected: name === "tiny" }, name)));
   find("plan-objective").append(...described.objective.anyOf[0].enum.map((name) => el("option", { value: name }, name)));
   onSend(find("plan-form"), async (signal) => {
-    const asked = { preset: find("plan-preset").value };
-    if (find("plan-objective").value) asked.objective = find("plan-objective").value;
+    const query = { preset: find("plan-preset").value };
+    if (find("plan-objective").value) query.objective = find("plan-objective").value;
     for (const name of NUMBERS) {
       const value = find("plan-" + name.replaceAll("_", "-")).value;
-      if (value !== "") asked[name] = Number(value);
+      if (value !== "") query[name] = Number(value);
     }
-    draw(await post("/v1/plan", asked, signal));
+    draw(await post("/v1/plan", query, signal));
   });
 }

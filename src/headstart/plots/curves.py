@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from headstart.plots.style import FAINT, INK, PALETTE, STYLE, arm_colours
-from headstart.results import Arm, Comparison, SeedResult
+from headstart.results import Comparison, SeedResult, VariantResult
 
 BINS = 10
 NOT_PLOTTED = ("epoch", "step", "perplexity")
@@ -79,7 +79,7 @@ def accuracy_curves(comparison: Comparison, labels: int | None = None) -> CurveD
             x, values = np.zeros(1), np.array(last)[:, None]
         mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
         (lines if is_line else levels).append(Band(arm.name, colours[arm.name], x, mean, low, high))
-    return CurveData(budget, comparison.epochs, comparison.mark, lines, levels)
+    return CurveData(budget, comparison.epochs, comparison.target_accuracy, lines, levels)
 
 
 def label_efficiency(comparison: Comparison) -> list[Band]:
@@ -202,7 +202,7 @@ def _on_one_grid(results: list[SeedResult]) -> tuple[np.ndarray, np.ndarray]:
     return grid, np.array([np.interp(grid, *curve.T) for curve in curves])
 
 
-def _panel(arm: Arm, colour: str, truth: np.ndarray) -> Panel:
+def _panel(arm: VariantResult, colour: str, truth: np.ndarray) -> Panel:
     confidence = np.concatenate([np.array(result.confidences, dtype=float) for result in arm.results])
     right = np.concatenate([np.array(result.predictions) == truth for result in arm.results]).astype(float)
     confidence = np.nan_to_num(confidence)  # a diverged model has no confidence

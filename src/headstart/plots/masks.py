@@ -18,7 +18,8 @@ from headstart.batch import Batch
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.evaluation.attention import attention_mask
-from headstart.models.bodies import BODIES, EncoderDecoderBody, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import EncoderDecoderBackbone, TransformerBackbone
 from headstart.plots.heatmaps import draw_heatmap, label_axis
 from headstart.plots.style import FAINT, INK, PALETTE, STYLE
 
@@ -111,16 +112,16 @@ def _groups(first: str, count: int, second: str, rest: int) -> tuple[str, ...]:
 
 def _model_mask(kind: str, length: int, padding: int) -> np.ndarray:
     """The mask that a model applies to a text of `length` tokens, the last `padding` of which are padding."""
-    body = BODIES[kind](_smallest_config(kind, length), 1)
-    assert isinstance(body, TransformerBody)
+    body = BACKBONES[kind](_smallest_config(kind, length), 1)
+    assert isinstance(body, TransformerBackbone)
     tokens = torch.zeros(1, length, dtype=torch.long)
     return attention_mask(body, Batch(tokens, torch.arange(length)[None, :] < length - padding))
 
 
 def _cross_mask(queries: int, keys: int, padding: int) -> np.ndarray:
     """The cross-attention mask that a decoder applies to `keys` source tokens with padding at the end."""
-    body = BODIES["encoder-decoder"](_smallest_config("encoder-decoder", max(queries, keys)), 1)
-    assert isinstance(body, EncoderDecoderBody)
+    body = BACKBONES["encoder-decoder"](_smallest_config("encoder-decoder", max(queries, keys)), 1)
+    assert isinstance(body, EncoderDecoderBackbone)
     tokens, source = (torch.zeros(1, length, dtype=torch.long) for length in (queries, keys))
     source_mask = torch.arange(keys)[None, :] < keys - padding
     mask = body.encode(Batch(tokens, tokens == 0, source=source, source_attention_mask=source_mask))[0][2]

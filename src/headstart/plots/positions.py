@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from headstart.errors import ConfigError
-from headstart.models.embedding import Embedding, rotary_turns, sinusoids
+from headstart.models.transformer import Embedding, rotary_turns, sinusoids
 from headstart.plots.heatmaps import draw_heatmap
 from headstart.plots.style import FAINT, PALETTE, STYLE
 

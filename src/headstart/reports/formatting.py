@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headstart.results import Arm, Comparison, Interval, PairedTest
+from headstart.results import Comparison, Interval, PairedTest, VariantResult
 
 UNKNOWN = "–"
 
@@ -103,7 +103,7 @@ def format_epochs_to_target(epochs: Sequence[float | None]) -> str:
     return f"{median:g}"
 
 
-def mean_seconds(arm: Arm) -> float:
+def mean_seconds(arm: VariantResult) -> float:
     """The mean training time of one seed."""
     return sum(result.seconds for result in arm.results) / max(len(arm.results), 1)
 
@@ -121,7 +121,7 @@ def headline(comparison: Comparison) -> str:
         return "No arm was compared with another, so nothing is claimed."
     points, interval = format_points(test.difference.mean), format_points_interval(test.difference)
     numbers = f"95\u00a0% interval {interval}, {format_p_value(test.p_value)}"
-    controls = {(arm.name, arm.twin) for arm in comparison.arms if arm.kind != "ensemble"}
+    controls = {(arm.name, arm.control) for arm in comparison.arms if arm.kind != "ensemble"}
     # Only against its control is pretraining the one difference.
     is_control = (test.arm, test.against) in controls
     subject = "Pretraining" if is_control else f"“{test.arm}” over “{test.against}”"
@@ -161,7 +161,7 @@ def main_test(comparison: Comparison) -> PairedTest | None:
         arm, other = arms.get((test.arm, test.labels)), arms.get((test.against, test.labels))
         is_fine_tuned = arm is not None and arm.kind == "fine-tuned"
         is_scratch = other is not None and other.kind == "scratch"
-        is_control = arm is not None and arm.twin == test.against
+        is_control = arm is not None and arm.control == test.against
         return test.labels, is_scratch, is_fine_tuned, is_control, arm.accuracy.mean if arm else 0.0
 
     return max(comparison.tests, key=priority)

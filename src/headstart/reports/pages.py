@@ -33,7 +33,7 @@ from headstart.reports.formatting import (
 )
 from headstart.reports.render import render
 from headstart.reports.tables import audit_leaks, audit_tables
-from headstart.results import Arm, Comparison, Transfer
+from headstart.results import Comparison, TransferReport, VariantResult
 
 MAX_WEIGHT = 65535  # of an attention weight of 1, which is stored in two bytes
 MAX_EXCERPT = 160  # characters of an error's text that are visible before it is unfolded
@@ -164,9 +164,9 @@ def render_comparison(comparison: Comparison) -> str:
     )
 
 
-def _transfers(arms: list[Arm]) -> dict[str, Transfer]:
+def _transfers(arms: list[VariantResult]) -> dict[str, TransferReport]:
     """Transferred weights by arm, of its run with the most labels."""
-    transfers: dict[str, Transfer] = {}
+    transfers: dict[str, TransferReport] = {}
     for arm in sorted(arms, key=lambda arm: -arm.labels):
         if arm.transfer is not None:
             transfers.setdefault(arm.name, arm.transfer)

@@ -22,7 +22,7 @@ from headstart.reports.formatting import (
     mean_seconds,
 )
 from headstart.reports.render import render
-from headstart.results import Arm, Comparison
+from headstart.results import Comparison, VariantResult
 
 MIB, GIB = 2**20, 2**30
 VERDICT_COLOURS = {"better": "green", "worse": "red", "no difference shown": "yellow"}
@@ -99,14 +99,14 @@ def comparison_table(comparison: Comparison) -> Table:
     return table
 
 
-def _arm_cells(arm: Arm, leaks: bool) -> list[str]:
+def _arm_cells(arm: VariantResult, leaks: bool) -> list[str]:
     spread = f" ±{format_score(arm.accuracy.spread)}" if len(arm.results) > 1 else ""
     return [
         arm.name,
         format_score(arm.accuracy.mean) + spread,
         format_interval(arm.accuracy) or UNKNOWN,
         format_score((arm.leak_free_accuracy if leaks else arm.macro_f1).mean),
-        format_epochs_to_target(arm.passes_mark),
+        format_epochs_to_target(arm.epochs_to_target),
         format_duration(mean_seconds(arm)),
     ]
 

@@ -1,32 +1,59 @@
-"""The FastAPI application: routes, playground files, error handlers and the OpenAPI document."""
+"""The FastAPI application: middleware, routes, playground files, error handlers and the OpenAPI document."""
 
+import asyncio
+import time
+import traceback
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, HTTPException
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import preset_names
 from headstart.errors import HeadstartError
 from headstart.objectives import OBJECTIVES
 from headstart.playground import FILES, Asset
-from headstart.serving.limits import as_http_error
-from headstart.serving.middleware import ServerMiddleware, error_response
-from headstart.serving.routes import error_responses, router, validation_error
-from headstart.serving.schema import ErrorResponse
-from headstart.serving.state import AppState, state_of
+from headstart.serving.registry import AppState
+from headstart.serving.routes import TEXTS, router, state_of, validation_error
+from headstart.serving.schema import ErrorResponse, as_http_error, busy_error, http_error
 
 PUBLIC_PATHS = frozenset([*FILES, "/healthz"])  # need no token
+OPEN_WHILE_STOPPING = ("/healthz", "/metrics")
+SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+RAW_HEADERS = {name.lower().encode(): value.encode() for name, value in SECURITY_HEADERS.items()}
 # Scripts and styles only from this server, none inline; no page may frame this one.
 PLAYGROUND_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+ERRORS = {
+    400: "The body is not JSON.",
+    401: "The token is missing or wrong.",
+    403: "The request is addressed to another host.",
+    404: "The named run or part does not exist.",
+    408: "The request arrives too slowly.",
+    409: "The run cannot do this, or the settings contradict each other.",
+    413: "The request is too large.",
+    415: "The body is not declared as JSON.",
+    422: "The request does not match its description.",
+    429: "Too much is waiting; Retry-After says when to try again.",
+    503: "The server is stopping or overloaded; Retry-After says when to try again.",
+}
 
 
 class App(FastAPI):
@@ -47,10 +74,10 @@ class App(FastAPI):
             },
         )
         self.state.server = state
-        self.add_middleware(ServerMiddleware, state=state, public_paths=PUBLIC_PATHS)
+        self.add_middleware(ServerMiddleware, state=state)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document of this server: FastAPI's, with its limits, its models and its token."""
+        """The OpenAPI document of this server: FastAPI's, with its errors, limits, models and token."""
         state: AppState = self.state.server
         document = get_openapi(
             title=self.title,
@@ -63,7 +90,7 @@ class App(FastAPI):
         schemas["ErrorResponse"] = ErrorResponse.model_json_schema()
         for path, operations in document["paths"].items():
             for operation in operations.values():
-                _add_access_errors(operation, state, path)
+                _add_errors(operation, state, path)
                 if "requestBody" in operation:
                     reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
                     _add_limits(schemas[reference.rpartition("/")[2]]["properties"], state, operation)
@@ -73,12 +100,21 @@ class App(FastAPI):
         return document
 
 
-def _add_access_errors(operation: dict[str, Any], state: AppState, path: str) -> None:
-    statuses = {401: "The token is missing or wrong."} if state.token and path not in PUBLIC_PATHS else {}
-    if state.hosts:
-        statuses[403] = "The request is addressed to another host."
-    for status, response in error_responses(*statuses, reasons=statuses).items():
-        operation["responses"][str(status)] = response
+def _add_errors(operation: dict[str, Any], state: AppState, path: str) -> None:
+    responses = operation["responses"]
+    statuses = {503: "503" not in responses, 403: bool(state.hosts)}
+    statuses[401] = state.token is not None and path not in PUBLIC_PATHS
+    statuses[404] = statuses[422] = "requestBody" in operation or "parameters" in operation
+    statuses |= dict.fromkeys((400, 408, 409, 413, 415, 429), "requestBody" in operation)
+    for status in (status for status, is_possible in statuses.items() if is_possible):
+        schema = {"$ref": "#/components/schemas/ErrorResponse"}
+        responses[str(status)] = {
+            "description": ERRORS[status],
+            "content": {"application/json": {"schema": schema}},
+        }
+    for status in {"429", "503"} & responses.keys():
+        seconds = {"schema": {"type": "integer", "minimum": 1}, "description": "seconds to wait"}
+        responses[status]["headers"] = {"Retry-After": seconds}
     if path in PUBLIC_PATHS:
         operation["security"] = []
 
@@ -100,6 +136,14 @@ def _add_limits(fields: dict[str, Any], state: AppState, operation: dict[str, An
     if "preset" in fields:
         fields["preset"]["enum"] = preset_names()
         fields["objective"]["anyOf"][0]["enum"] = list(OBJECTIVES)
+
+
+# --- errors
+
+
+def error_response(error: HTTPException) -> JSONResponse:
+    """An HTTP error as JSON."""
+    return JSONResponse(error.detail, error.status_code, dict(error.headers or {}))
 
 
 async def _handle_http_error(request: Request, error: StarletteHTTPException) -> Response:
@@ -137,3 +181,103 @@ def _asset_route(path: str, asset: Asset) -> Route:
         return Response(asset.content, headers=headers)
 
     return Route(path, send_asset, methods=["GET"])
+
+
+# --- around every request
+
+
+class ServerMiddleware:
+    """Admits requests, counts and logs them, adds security headers, and answers unexpected errors."""
+
+    def __init__(self, app: ASGIApp, state: AppState):
+        self.app, self.state = app, state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        state, start, status = self.state, time.perf_counter(), 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = list(message.get("headers", []))
+                present = {name.lower() for name, _ in headers}
+                headers += [(name, value) for name, value in RAW_HEADERS.items() if name not in present]
+                message["headers"] = headers
+            await send(message)
+
+        state.in_flight += 1
+        try:
+            self._check_access(scope)
+            await self.app(scope, receive, send_with_headers)
+        except (asyncio.CancelledError, ClientDisconnect) as error:  # the client has disconnected
+            state.metrics.clients_gone.inc()
+            status = status or 499
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        except HTTPException as error:
+            await error_response(error)(scope, receive, send_with_headers)
+        except Exception as error:
+            # The message of the error could hold a client's text; the place where it happened does not.
+            where = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+            state.logger.error("%s in the server:\n%s", type(error).__name__, where)
+            if status:  # part of a response is sent: the server closes the connection
+                status = 500
+            else:
+                failure = http_error(500, "an error occurred in the server", hint="its log has the details")
+                await error_response(failure)(scope, receive, send_with_headers)
+        finally:
+            state.in_flight -= 1
+            self._record(scope, status, time.perf_counter() - start)
+
+    def _check_access(self, scope: Scope) -> None:
+        state, headers, path = self.state, Headers(scope=scope), scope["path"]
+        if state.hosts and _host_name(headers.get("host", "")) not in state.hosts:
+            hint = "use the address that the server was started with"
+            raise http_error(403, "the request is addressed to another host", hint=hint)
+        if state.token is not None and path not in PUBLIC_PATHS and not self._has_token(scope, headers):
+            hint = "send Authorization: Bearer TOKEN, as in --token-file"
+            raise http_error(401, "the token is missing or wrong", hint=hint)
+        if state.is_stopping and path not in OPEN_WHILE_STOPPING:
+            raise busy_error("the server is stopping", retry_after=5)
+        if state.in_flight > state.limits.max_concurrent_requests:
+            raise busy_error("too many requests are in flight")
+
+    def _has_token(self, scope: Scope, headers: Headers) -> bool:
+        """Whether the request carries the token, or the signature of the report that it asks for."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.state.is_token(token.strip()):
+            return True
+        key, _, signature = scope.get("query_string", b"").decode("latin-1").partition("=")
+        match scope["path"].split("/"):
+            case ["", "v1", "runs", name, "report"] if scope["method"] == "GET" and key == "signature":
+                return self.state.is_signature(name, signature)
+        return False
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        metrics, logger, endpoint = (
+            self.state.metrics,
+            self.state.logger,
+            getattr(scope.get("route"), "path", "other"),
+        )
+        metrics.requests.labels(endpoint, str(status)).inc()
+        metrics.seconds.labels(endpoint).observe(seconds)
+        if logger.isEnabledFor(20):
+            method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD") else "OTHER"
+            fields = {
+                "method": method,
+                "endpoint": endpoint,
+                "status": status,
+                "ms": round(1000 * seconds, 1),
+            }
+            texts = {"texts": scope[TEXTS]} if scope.get(TEXTS) else {}
+            logger.info("request", extra={"fields": fields | texts})
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].lower()

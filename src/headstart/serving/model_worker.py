@@ -1,7 +1,7 @@
-"""A trained model in memory that turns batches of texts into response items."""
+"""A trained model in memory that computes response items for batches of texts."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,22 +18,21 @@ from headstart.evaluation.attention import (
     readable,
     translation_maps,
 )
-from headstart.generation.beam import Beam
+from headstart.generation.beam_search import Beam
+from headstart.generation.generate import Unfolding, stream
 from headstart.generation.reader import prompts
-from headstart.generation.stream import stream
-from headstart.generation.unfold import Unfolding
 from headstart.inference.classify import leave_one_out
 from headstart.inference.embed import Encoder, plain_batch, usual_length
 from headstart.inference.generate import Request as GenerationSettings
 from headstart.inference.generate import Writer, open_writer
 from headstart.inference.loaded_model import LoadedModel
 from headstart.inference.translate import Translator, open_translator, search_translations
-from headstart.models.bodies import BODIES, TransformerBody
+from headstart.models import BACKBONES
+from headstart.models.backbones import TransformerBackbone
 from headstart.models.model import count_parameters
 from headstart.models.packed import cast_linears, packed
 from headstart.objectives.masked_lm import CausalAndMasked
-from headstart.serving.limits import Limits, http_error
-from headstart.serving.schema import Ability, GenerateRequest
+from headstart.serving.schema import Ability, GenerateRequest, Limits, http_error
 from headstart.training.evaluate import class_logits
 from headstart.training.runtime import generator_for, start_runtime
 
@@ -97,7 +96,7 @@ class ModelWorker:
             else:
                 self.fast_model = cast_linears(self.model, self.runtime.precision)
                 self.eval_tokens *= 2  # half as wide, so a cache holds twice as many
-            self.fast_model.backbone.is_flat = isinstance(self.fast_model.backbone, TransformerBody)
+            self.fast_model.backbone.is_flat = isinstance(self.fast_model.backbone, TransformerBackbone)
         self.num_threads = THREAD_POOL.max_batches if self.runtime.device.type == "cpu" else 1
         self._weights_per_token = self.num_parameters - self.model.backbone.table.numel()
         self._lock = threading.Lock()
@@ -131,7 +130,7 @@ class ModelWorker:
         return tokens * (min(tokens, self.limits.max_explained_tokens) if explain else 1) + len(text) // 64
 
     def run_batch(self, kind: Hashable, texts: Sequence[str]) -> Sequence[Any]:
-        """A response item for each text; `kind` is an ability followed by its options."""
+        """A response item for each text; `kind` is an ability and its options."""
         assert isinstance(kind, tuple)
         ability, *options = kind
         tokens = sum(self.cost(ability, text) for text in texts) / len(texts)
@@ -139,7 +138,9 @@ class ModelWorker:
         with THREAD_POOL.share(2 * self._weights_per_token * tokens), lock:
             return self._methods[ability](texts, *options)
 
-    def generate(self, query: GenerateRequest, max_new_tokens: int, name: str) -> Iterator[dict[str, Any]]:
+    def generate(
+        self, query: GenerateRequest, max_new_tokens: int, name: str
+    ) -> Generator[dict[str, Any], None, None]:
         """Pieces of the continuation of a prompt, and the whole at the end.
 
         Prompt and continuation share the positions of the model: a prompt that is too long loses its beginning,
@@ -341,7 +342,11 @@ def _no_embedder(trained: LoadedModel) -> str:
 
 def _no_attention(trained: LoadedModel) -> str:
     kind = trained.info.config.model.architecture
-    return "" if issubclass(BODIES[kind], TransformerBody) else f"has a {kind} body without attention to show"
+    return (
+        ""
+        if issubclass(BACKBONES[kind], TransformerBackbone)
+        else f"has a {kind} body without attention to show"
+    )
 
 
 def _no_generator(trained: LoadedModel) -> str:

@@ -1,33 +1,104 @@
-"""The served runs by name; a run that is still training is loaded once it is finished."""
+"""What a server serves and counts: its runs by name, their models, its metrics and its token."""
 
+import hashlib
+import hmac
+import logging
+import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from headstart.errors import HeadstartError, RunError, nearest
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
-from headstart.serving.batcher import Batcher, BatchStats
-from headstart.serving.limits import Limits, http_error
+from headstart.serving.batcher import Batcher, StreamPool
 from headstart.serving.model_worker import ModelWorker
 from headstart.serving.progress import Progress
-from headstart.serving.schema import Ability
-from headstart.serving.state import Metrics
+from headstart.serving.schema import Ability, Limits, http_error
 from headstart.workflows.compare import is_comparison
 from headstart.workflows.run_dir import RunDir
 
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SIGNATURE_SECONDS = 3600  # a signed URL is valid for one to two of these
 MAX_NAME_LENGTH = 200
+HINTS: dict[Ability, str] = {
+    "classify": "serve a run made by `headstart finetune`",
+    "embed": "serve a base or a classifier",
+    "attention": "serve a run with a causal or bidirectional backbone",
+    "generate": "serve a base pretrained with --objective causal-lm",
+    "translate": "serve a run that was trained to translate",
+}
+
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+disable_created_metrics()
 
 
-@dataclass(frozen=True)
+class Metrics:
+    """The Prometheus metrics of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        new = partial(_new_metric, self.registry)
+        self.requests = new(Counter, "requests_total", "Requests answered.", "endpoint", "status")
+        self.clients_gone = new(Counter, "clients_gone_total", "Clients that left before the response.")
+        self.seconds = new(
+            Histogram, "request_seconds", "Seconds from request to response.", "endpoint", buckets=SECONDS
+        )
+        self.texts = new(Counter, "texts_total", "Texts processed.", "run")
+        self.tokens = new(Counter, "tokens_total", "Tokens of work.", "run")
+        self.batch_texts = new(Histogram, "batch_texts", "Texts in a batch.", "run", buckets=BATCH_SIZES)
+        self.in_flight = new(Gauge, "requests_under_way", "Requests in flight.")
+        self.queued_tokens = new(Gauge, "queued_tokens", "Tokens of work that wait.", "run")
+        self.streams = new(Gauge, "streams", "Texts being generated.", "run")
+        memory = new(Gauge, "memory_bytes", "Resident memory of the server.")
+        memory.set_function(resident_memory)
+
+
+def _new_metric(
+    registry: CollectorRegistry, kind: type[M], name: str, text: str, *labels: str, **options: Any
+) -> M:
+    return kind(f"headstart_{name}", text, labels, registry=registry, **options)
+
+
+def resident_memory() -> float:
+    """Bytes of resident memory of this process; 0 where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return float(statm.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.is_file() else 0.0
+
+
 class ReadyModel:
     """A model in memory."""
 
-    name: str
-    worker: ModelWorker
-    batcher: Batcher
+    def __init__(self, name: str, worker: ModelWorker, limits: Limits, metrics: Metrics):
+        self.name, self.worker = name, worker
+        texts, tokens = metrics.texts.labels(name), metrics.tokens.labels(name)
+        sizes = metrics.batch_texts.labels(name)
+
+        def count(num_items: int, num_tokens: int) -> None:
+            texts.inc(num_items)
+            tokens.inc(num_tokens)
+            sizes.observe(num_items)
+
+        self.batcher = Batcher(
+            worker.run_batch,
+            max_batch_tokens=limits.max_batch_tokens,
+            max_queued_tokens=limits.max_queued_tokens,
+            num_threads=worker.num_threads,
+            name=f"run {name}",
+            on_batch=count,
+        )
+        self.streams = StreamPool(limits.max_streams, f"run {name}, streams")
+        metrics.queued_tokens.labels(name).set_function(lambda: self.batcher.queued_tokens)
+        metrics.streams.labels(name).set_function(lambda: self.streams.num_streams)
 
 
 class ServedRun:
@@ -39,23 +110,26 @@ class ServedRun:
         self.progress = Progress(path / "log.jsonl")
         self.model: ReadyModel | None = None
         self.lock = threading.Lock()
-        self.describe()
+        self.read()
 
-    def describe(self) -> dict[str, Any]:
-        """Kind and status, read from the folder."""
+    def read(self) -> dict[str, Any]:
+        """Kind and status, as the folder has them."""
         has_report = (self.path / "report.html").is_file()
         if self.is_comparison:
             kind, objective, status = "compare", None, "finished" if has_report else "running"
         else:
             info = RunDir.open(self.path).info()
             kind, objective, status = info.config.job, info.config.objective.name, info.status
-        return {
-            "name": self.name,
-            "kind": kind,
-            "status": status,
-            "objective": objective,
-            "has_report": has_report,
-        }
+        found = {"name": self.name, "kind": kind, "status": status, "objective": objective}
+        return found | {"has_report": has_report}
+
+    def describe(self) -> dict[str, Any]:
+        """As `read`, but an error does not name the folder."""
+        try:
+            return self.read()
+        except HeadstartError as error:
+            problem = f"the folder of {self.name} cannot be read"
+            raise http_error(503, problem, hint="try again later") from error
 
     def report(self) -> bytes:
         """The HTML report of the run or comparison."""
@@ -70,15 +144,8 @@ class ServedRun:
 class ModelRegistry:
     """All served runs, in the order of the command line."""
 
-    def __init__(
-        self,
-        runs: Sequence[str],
-        limits: Limits,
-        metrics: Metrics | None = None,
-        precision: str | None = None,
-    ):
-        self.limits, self.precision = limits, precision
-        self.metrics = Metrics() if metrics is None else metrics
+    def __init__(self, runs: Sequence[str], limits: Limits, precision: str | None = None):
+        self.limits, self.precision, self.metrics = limits, precision, Metrics()
         self.runs: dict[str, ServedRun] = {}
         for argument in runs:
             name, path = _parse_run(argument)
@@ -99,60 +166,27 @@ class ModelRegistry:
     def load_all(self) -> None:
         """Load every finished run."""
         for run in self.runs.values():
-            self.load(run)
+            self._load(run)
 
-    def load(self, run: ServedRun) -> ReadyModel | None:
-        """The model of a run, loaded if it is finished; None while it trains."""
+    def _load(self, run: ServedRun) -> ReadyModel | None:
         with run.lock:
-            if run.model is None and not run.is_comparison and run.describe()["status"] == "finished":
+            if run.model is None and not run.is_comparison and run.read()["status"] == "finished":
                 worker = ModelWorker(load_model(str(run.path)), self.limits, self.precision)
-                batcher = Batcher(
-                    worker.run_batch,
-                    max_batch_tokens=self.limits.max_batch_tokens,
-                    max_queued_tokens=self.limits.max_queued_tokens,
-                    max_streams=self.limits.max_streams,
-                    num_threads=worker.num_threads,
-                    name=f"run {run.name}",
-                    on_batch=self._count_batches(run.name),
-                )
-                self.metrics.queued_tokens.labels(run.name).set_function(lambda: batcher.queued_tokens)
-                self.metrics.streams.labels(run.name).set_function(lambda: batcher.num_streams)
-                run.model = ReadyModel(run.name, worker, batcher.start())
+                run.model = ReadyModel(run.name, worker, self.limits, self.metrics)
             return run.model
 
-    def _count_batches(self, name: str) -> Callable[[BatchStats], None]:
-        texts, tokens = self.metrics.texts.labels(name), self.metrics.tokens.labels(name)
-        sizes = self.metrics.batch_texts.labels(name)
-
-        def count(stats: BatchStats) -> None:
-            texts.inc(stats.num_items)
-            tokens.inc(stats.tokens)
-            sizes.observe(stats.num_items)
-
-        return count
-
     def try_load(self, run: ServedRun) -> ReadyModel | None:
-        """As `load`, with an HTTP error that does not name the folder."""
+        """The model of a run, loaded if it is finished; None while it trains. An HTTP error does not name the folder."""
         try:
-            return self.load(run)
+            return self._load(run)
         except HeadstartError as error:
             raise http_error(503, f"{run.name} cannot be loaded", hint="try again later") from error
-
-    def describe(self, run: ServedRun) -> dict[str, Any]:
-        """As `ServedRun.describe`, with an HTTP error that does not name the folder."""
-        try:
-            return run.describe()
-        except HeadstartError as error:
-            raise http_error(
-                503, f"the folder of {run.name} cannot be read", hint="try again later"
-            ) from error
 
     def run(self, name: str) -> ServedRun:
         """The run called `name`."""
         if name not in self.runs:
-            raise http_error(
-                404, "no run of that name is served", hint=nearest(name[:MAX_NAME_LENGTH], self.runs)
-            )
+            hint = nearest(name[:MAX_NAME_LENGTH], self.runs)
+            raise http_error(404, "no run of that name is served", hint=hint)
         return self.runs[name]
 
     def find(self, ability: Ability, name: str | None) -> ReadyModel:
@@ -162,22 +196,16 @@ class ModelRegistry:
                 model = self.try_load(run)
                 if model is not None and not model.worker.why_not(ability):
                     return model
-            raise http_error(409, f"no run that is served can {ability}", hint=_HINTS[ability])
+            raise http_error(409, f"no run that is served can {ability}", hint=HINTS[ability])
         run = self.run(name)
         if run.is_comparison:
             raise http_error(409, f"{name} is a comparison and answers nothing", hint="name a run")
         model = self.try_load(run)
         if model is None:
             raise http_error(409, f"{name} is still training", hint="GET /v1/runs shows its progress")
-        reason = model.worker.why_not(ability)
-        if reason:
-            raise http_error(409, f"{name} cannot {ability}: it {reason}", hint=_HINTS[ability])
+        if reason := model.worker.why_not(ability):
+            raise http_error(409, f"{name} cannot {ability}: it {reason}", hint=HINTS[ability])
         return model
-
-    def close(self) -> None:
-        """Stop every batcher."""
-        for model in self.models:
-            model.batcher.close()
 
 
 def _parse_run(argument: str) -> tuple[str, Path]:
@@ -198,10 +226,56 @@ def _parse_run(argument: str) -> tuple[str, Path]:
     return name, folder
 
 
-_HINTS: dict[Ability, str] = {
-    "classify": "serve a run made by `headstart finetune`",
-    "embed": "serve a base or a classifier",
-    "attention": "serve a run with a causal or bidirectional body",
-    "generate": "serve a base pretrained with --objective causal-lm",
-    "translate": "serve a run that was trained to translate",
-}
+@dataclass
+class AppState:
+    """The state of one server."""
+
+    registry: ModelRegistry
+    logger: logging.Logger
+    token: str | None = None
+    hosts: frozenset[str] = frozenset()  # accepted names in the Host header; empty = any
+    log_texts: bool = False
+    in_flight: int = 0
+    is_stopping: bool = False
+    queued_plans: int = 0
+    plan_executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plans"))
+
+    def __post_init__(self) -> None:
+        self.limits, self.metrics = self.registry.limits, self.registry.metrics
+        self.metrics.in_flight.set_function(lambda: self.in_flight)
+
+    def is_token(self, candidate: str) -> bool:
+        """Whether a client knows the token; compared in constant time."""
+        assert self.token is not None
+        return _equal(candidate, self.token)
+
+    def sign_report(self, name: str, now: float | None = None) -> str:
+        """The signature that opens the report of `name` for an hour or two: a frame cannot send the token."""
+        return self._signatures(name, now)[0]
+
+    def is_signature(self, name: str, candidate: str, now: float | None = None) -> bool:
+        """Whether `candidate` is a valid signature for the report of `name`."""
+        return any([_equal(candidate, signature) for signature in self._signatures(name, now)])
+
+    def _signatures(self, name: str, now: float | None) -> list[str]:
+        assert self.token is not None
+        period = int((time.time() if now is None else now) / SIGNATURE_SECONDS)
+        return [
+            hmac.new(self.token.encode(), f"report {each} {name}".encode(), "sha256").hexdigest()
+            for each in (period, period - 1)
+        ]
+
+    def close(self) -> None:
+        """Start no more work."""
+        self.plan_executor.shutdown(wait=False, cancel_futures=True)
+        for model in self.registry.models:
+            model.batcher.close()
+            model.streams.close()
+
+
+def _equal(candidate: str, secret: str) -> bool:
+    """Equality in constant time, whatever the two lengths are."""
+    digests = [
+        hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest() for text in (candidate, secret)
+    ]
+    return hmac.compare_digest(*digests)

@@ -1,17 +1,75 @@
-"""Request and response models: pydantic validates requests with them, and /openapi.json describes them."""
+"""The limits of a server, its requests and responses (described in /openapi.json), and its HTTP errors."""
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from fastapi import HTTPException
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from headstart.config import Section, parse
+from headstart.errors import ConfigError, HeadstartError, RunError
 
 
-def _without_surrogates(text: str) -> str:
-    """A text that UTF-8 can encode: JSON can escape half of a surrogate pair."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("holds half a character (a lone surrogate)") from None
-    return text
+class Limits(Section):
+    """The limits of one server."""
+
+    max_body_bytes: int = Field(2**20, ge=1024, description="bytes in the body of a request")
+    max_texts: int = Field(256, ge=1, description="texts in a request")
+    max_chars: int = Field(50_000, ge=16, description="characters in a text")
+    max_explained_tokens: int = Field(256, ge=4, description="tokens in a text that is explained")
+    max_attention_values: int = Field(1_000_000, ge=16, description="attention weights in a response")
+    max_new_tokens: int = Field(512, ge=1, description="tokens generated for a prompt")
+    max_streams: int = Field(8, ge=1, description="texts that one model generates at the same time")
+    max_queued_plans: int = Field(8, ge=1, description="plans that wait to be computed")
+    max_batch_tokens: int = Field(8192, ge=1, description="tokens in a batch")
+    max_queued_tokens: int = Field(262_144, ge=1024, description="tokens that wait for one model")
+    max_concurrent_requests: int = Field(512, ge=1, description="requests in flight")
+    max_connections: int = Field(768, ge=1, description="open connections")
+    request_timeout: float = Field(30.0, gt=0, description="seconds until a request is answered or refused")
+    client_timeout: float = Field(
+        10.0, gt=0, description="seconds for a client to send its request, or to accept part of a response"
+    )
+    shutdown_timeout: float = Field(
+        30.0, gt=0, description="seconds for requests in flight to finish when the server stops"
+    )
+
+
+def make_limits(settings: Mapping[str, Any]) -> Limits:
+    """The default limits, changed by the section `limits` of the settings."""
+    for section in settings:
+        if section != "limits":
+            raise ConfigError(f"a server has no setting {section!r}", hint="only limits.* apply here")
+    return parse(Limits, settings.get("limits", {}), "limits")
+
+
+def http_error(
+    status: int, problem: str, *, hint: str = "", retry_after: float | None = None
+) -> HTTPException:
+    """An HTTP error whose body is `{"error": problem, "hint": hint}`."""
+    headers = {}
+    if retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status in (408, 413, 415):  # the rest of the body is not worth waiting for
+        headers["Connection"] = "close"
+    return HTTPException(status, {"error": problem, "hint": hint}, headers)
+
+
+def busy_error(
+    problem: str, *, status: int = 503, hint: str = "try again in a moment", retry_after: float = 1
+) -> HTTPException:
+    """An HTTP error after which a client may try again."""
+    return http_error(status, problem, hint=hint, retry_after=retry_after)
+
+
+def as_http_error(error: HeadstartError) -> HTTPException:
+    """A problem with a run (409) or with a text or setting (422) as an HTTP error."""
+    return http_error(409 if isinstance(error, RunError) else 422, str(error), hint=error.hint)
+
+
+# --- requests and responses
 
 
 def _integral(value: Any) -> Any:
@@ -20,15 +78,16 @@ def _integral(value: Any) -> Any:
 
 
 INTEGRAL = BeforeValidator(_integral)
-Text = Annotated[str, AfterValidator(_without_surrogates)]
-Name = Annotated[str, Field(max_length=200), AfterValidator(_without_surrogates)]
+Name = Annotated[str, Field(max_length=200)]
 Ability = Literal["classify", "embed", "generate", "translate", "attention"]
 
 
 class RequestModel(BaseModel):
     """The body of a request: strict types, no unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 class ResponseModel(BaseModel):
@@ -46,7 +105,7 @@ class ModelRequest(RequestModel):
 class ClassifyRequest(ModelRequest):
     """Texts to classify."""
 
-    texts: list[Text] = Field(min_length=1, description="the texts; each is classified by itself")
+    texts: list[str] = Field(min_length=1, description="the texts; each is classified by itself")
     explain: bool = Field(False, description="also attribute the label to the tokens")
 
 
@@ -82,7 +141,7 @@ class ClassifyResponse(ResponseModel):
 class EmbedRequest(ModelRequest):
     """Texts to embed."""
 
-    texts: list[Text] = Field(min_length=1)
+    texts: list[str] = Field(min_length=1)
     pool: Literal["mean", "cls", "last"] = Field(
         "mean", description="pooling: mean over tokens, first token, or last token"
     )
@@ -100,7 +159,7 @@ class EmbedResponse(ResponseModel):
 class AttentionRequest(ModelRequest):
     """A text whose attention to return; layers and attention heads are counted from 1."""
 
-    text: Text
+    text: str
     layer: Annotated[int, Field(ge=1, le=1000), INTEGRAL] | None = None
     attention_head: Annotated[int, Field(ge=1, le=1000), INTEGRAL] | None = None
 
@@ -134,7 +193,7 @@ class AttentionResponse(AttentionMaps):
 class GenerateRequest(ModelRequest):
     """A prompt to continue."""
 
-    prompt: Text = ""
+    prompt: str = ""
     tokens: Annotated[int, Field(ge=1), INTEGRAL] | None = Field(
         None, description="maximum number of new tokens; default: 64, or the server's limit if that is lower"
     )
@@ -169,7 +228,7 @@ class GenerateResponse(ResponseModel):
 class TranslateRequest(ModelRequest):
     """Texts to translate."""
 
-    texts: list[Text] = Field(min_length=1)
+    texts: list[str] = Field(min_length=1)
     attention: bool = Field(False, description="also return the cross-attention of each new token")
 
 

@@ -18,8 +18,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headstart.config import TrainingConfig, parse
 from headstart.errors import ConfigError
-from headstart.serving.limits import Limits, make_limits
-from headstart.serving.state import AppState, Metrics
+from headstart.serving.registry import AppState, ModelRegistry
+from headstart.serving.schema import Limits, make_limits
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MIN_TOKEN_LENGTH = 16
@@ -53,9 +53,7 @@ def serve(
         )
     logger = make_logger(as_json=as_json, quiet=quiet)
     hosts = frozenset() if token is not None else frozenset([*LOOPBACK, host])
-    state = make_state(
-        runs, limits, logger, token=token, hosts=hosts, precision=precision, log_texts=log_texts
-    )
+    state = AppState(ModelRegistry(runs, limits, precision), logger, token, hosts, log_texts)
     listener = listen(host, port)  # a port in use is reported before models are loaded
     state.registry.load_all()
     if precision == "fast":
@@ -65,24 +63,6 @@ def serve(
     name = f"[{host}]" if ":" in host else host
     url = f"http://{name}:{listener.getsockname()[1]}"
     run_server(state, listener, lambda: on_ready(url))
-
-
-def make_state(
-    runs: Sequence[str],
-    limits: Limits,
-    logger: logging.Logger,
-    *,
-    token: str | None = None,
-    hosts: frozenset[str] = frozenset(),
-    precision: str | None = None,
-    log_texts: bool = False,
-) -> AppState:
-    """The state of a server for these runs, none of which is loaded yet."""
-    from headstart.serving.registry import ModelRegistry  # loads torch
-
-    metrics = Metrics()
-    registry = ModelRegistry(runs, limits, metrics, precision)
-    return AppState(registry, limits, metrics, logger, token, hosts, log_texts)
 
 
 def read_token(path: Path) -> str:
@@ -222,7 +202,7 @@ class LimitedProtocol(HttpToolsProtocol):
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._task = asyncio.current_task()
         try:
-            await self._wrapped_app(scope, receive, send)  # type: ignore[arg-type]
+            await self._wrapped_app(scope, receive, send)
         finally:
             self._task = None
 

@@ -1,6 +1,14 @@
-"""What the loop tells those who listen."""
+"""The events of a training run, and the logs that record them: a JSONL file and TensorBoard files."""
 
+import json
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.atomic_io import write_text, writing
+from headstart.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -55,3 +63,88 @@ class Note:
 
 
 Event = StepDone | Evaluated | Saved | Stage | Note
+OnEvent = Callable[[Event], None]
+
+
+def ignore_event(event: Event) -> None:
+    """A listener that does nothing."""
+
+
+def call_all(listeners: Sequence[OnEvent]) -> OnEvent:
+    """One listener that passes each event to several."""
+
+    def listen(event: Event) -> None:
+        for each in listeners:
+            each(event)
+
+    return listen
+
+
+SCALARS = ("loss", "accuracy", "learning_rate", "tokens_per_second", "padding")
+
+
+class RunLog:
+    """The run's JSONL log; a resume drops the entries after the step that was saved."""
+
+    def __init__(self, path: Path, from_step: int):
+        self.path = path
+        lines = []
+        if path.exists():
+            for line in path.read_text("utf-8", errors="replace").splitlines():
+                try:
+                    entry = json.loads(line)
+                except ValueError:  # the line that was being written when the run was killed
+                    continue
+                if entry.get("step", 0) <= from_step and from_step > 0:
+                    lines.append(line)
+        write_text(path, "".join(line + "\n" for line in lines))
+        with writing(path):
+            self._handle = open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def __call__(self, event: Event) -> None:
+        """Append an event."""
+        if isinstance(event, StepDone):
+            content = {"event": "step", **event.__dict__}
+        elif isinstance(event, Evaluated):
+            content = {"event": "evaluation", "step": event.step, "epoch": event.epoch, **event.values}
+        else:
+            return
+        with writing(self.path):
+            self._handle.write(json.dumps(content) + "\n")
+            self._handle.flush()
+
+    def sync(self) -> None:
+        """Make the log so far as durable as the checkpoint that is about to be written."""
+        with writing(self.path):
+            os.fsync(self._handle.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._handle.close()
+
+
+class TensorBoardLog:
+    """Writes the trainer's events to `path`; needs the extra `tensorboard`."""
+
+    def __init__(self, path: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "training.tensorboard is set, but the package tensorboard is not installed",
+                hint="pip install 'headstart[tensorboard]', or leave the setting out",
+            ) from None
+        self._writer: Any = SummaryWriter(str(path))
+
+    def __call__(self, event: Event) -> None:
+        """Write an event."""
+        if isinstance(event, StepDone):
+            for name in SCALARS:
+                self._writer.add_scalar(f"train/{name}", getattr(event, name), event.step)
+        elif isinstance(event, Evaluated):
+            for name, value in event.values.items():
+                self._writer.add_scalar(f"valid/{name}", value, event.step)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._writer.close()

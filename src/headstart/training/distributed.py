@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import (  # type: ignore[attr-defined]
-    PrefixStore,  # type: ignore[attr-defined]
+    PrefixStore,
     Store,
     rendezvous,
 )

@@ -1,10 +1,10 @@
-"""Weights averaged over training: judged and kept in place of the last step's (Izmailov et al., 2018)."""
+"""Averages of the weights over training, used in place of the last step's (Izmailov et al., 2018)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from headstart.config import TrainingConfig
 from headstart.models.model import Model
@@ -13,40 +13,36 @@ from headstart.models.model import Model
 class WeightAverage:
     """The average of a model's weights; empty until there is something to average.
 
-    `ema` moves towards the weights after every step and forgets what lies `average_epochs` epochs back. `last` is the
-    mean of the weights at the ends of the last `average_epochs` epochs; until then the weights stand for themselves.
+    `ema` is updated after every step and looks back about `averaging_epochs` epochs. `last_epochs` is the mean of the
+    weights at the ends of the last `averaging_epochs` epochs; before that the model's own weights are used.
     """
 
     def __init__(self, training: TrainingConfig):
         self.kind, self.epochs = training.weight_averaging, training.averaging_epochs
         self.tensors: dict[str, Tensor] = {}
 
-    @torch.no_grad()
-    def take(
-        self, model: Model, step: int, steps_in_epoch: int, is_epoch_end: bool, epochs_left: float, taken: int
+    def update(
+        self, model: Model, step: int, steps_in_epoch: int, is_epoch_end: bool, epochs_left: float, count: int
     ) -> int:
-        """Take the weights after `step` into the average; how many were taken with them, `taken` before."""
+        """Add the weights after `step` to the average of `count` weights; returns the new count."""
         if self.kind == "ema":
-            # Early on the average is short, or it would hold on to weights that know nothing.
+            # The average is short at first, or it would retain the weights of before training.
             decay = min(1 - 1 / max(1.0, self.epochs * steps_in_epoch), (1 + step) / (10 + step))
-            self._move(model, 1 - decay)
-            return taken + 1
-        if self.kind == "last_epochs" and is_epoch_end and epochs_left < self.epochs - 1e-9:
-            self._move(model, 1 / (taken + 1))
-            return taken + 1
-        return taken
-
-    def _move(self, model: Model, share: float) -> None:
-        """Make the weights `share` of the average."""
-        for name, weight in model.state_dict().items():
-            if name not in self.tensors:
-                self.tensors[name] = weight.detach().clone()
-            else:
-                self.tensors[name].lerp_(weight, share)
+            average = get_ema_multi_avg_fn(decay)
+        elif self.kind == "last_epochs" and is_epoch_end and epochs_left < self.epochs - 1e-9:
+            average = get_swa_multi_avg_fn()
+        else:
+            return count
+        weights = model.state_dict()
+        if self.tensors:
+            average(list(self.tensors.values()), [weights[name] for name in self.tensors], count)
+        else:
+            self.tensors = {name: weight.detach().clone() for name, weight in weights.items()}
+        return count + 1
 
     @contextmanager
-    def shown(self, model: Model) -> Iterator[None]:
-        """The average stands in the model; what stood there comes back bit for bit."""
+    def applied_to(self, model: Model) -> Iterator[None]:
+        """The model with averaged weights; its own are restored bit for bit."""
         if not self.tensors:
             yield
             return

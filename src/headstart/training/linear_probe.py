@@ -1,22 +1,24 @@
-"""The first stage of fine-tuning: a new head is trained on the frozen backbone's vectors (Kumar et al., 2022).
+"""Linear probing before fine-tuning: a new head is trained on the frozen backbone's vectors (Kumar et al., 2022).
 
 Every text is read once and its pooled vector is cached, so the stage costs a third of an epoch. Fine-tuning then starts
 from a head that knows the classes, and its first gradients do not distort the backbone.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstart.batch import EncodedExample
+from headstart.batch import Batch, EncodedExample
 from headstart.data.samplers import TextLoader
 from headstart.models.heads import ClassHead
 from headstart.models.model import Model
 from headstart.objectives.base import Objective, Vocabulary
-from headstart.training.runtime import Runtime, generator_for
+from headstart.training.distributed import ALONE
+from headstart.training.evaluate import compute_rows
+from headstart.training.runtime import Runtime
 
 MAX_TEXTS = 4_000  # more texts hardly change a linear head
 ITERATIONS = 100  # of L-BFGS
@@ -37,7 +39,7 @@ def fit_head(
     vectors = pooled_vectors(model, head, objective, sample, vocabulary, runtime)
     labels = torch.tensor([int(row.label or 0) for row in sample])
     weights, penalty = list(head.parameters()), WEIGHT_PENALTY / len(sample)
-    places = [weight.device for weight in weights]
+    device = weights[0].device
     head.cpu().eval()
     optimizer = torch.optim.LBFGS(
         weights, max_iter=ITERATIONS, history_size=10, line_search_fn="strong_wolfe"
@@ -52,7 +54,7 @@ def fit_head(
 
     optimizer.step(closure)
     optimizer.zero_grad(set_to_none=True)
-    head.to(places[0])
+    head.to(device)
 
 
 def pooled_vectors(
@@ -63,17 +65,13 @@ def pooled_vectors(
     vocabulary: Vocabulary,
     runtime: Runtime,
 ) -> Tensor:
-    """The vector that the head reads of each text (N, D), on the CPU in float32."""
+    """The vector that the head reads of each text (N, D), on the CPU in float32; every process computes all."""
     model.to(runtime.device).eval()
     loader = TextLoader(rows, runtime.eval_batch_tokens, shuffled=False, padding=runtime.eval_max_padding)
-    found: np.ndarray | None = None
-    for numbers in loader.batches(0):
-        batch = objective.collate(loader.fetch(numbers, 0), vocabulary, generator_for(0)).to(runtime.device)
-        with torch.no_grad(), runtime.autocast():
-            hidden = model.backbone(batch, head.places(batch.attention_mask))
-            vectors = head.pooled(hidden, batch, model.backbone).float().cpu().numpy()  # (B, D)
-        if found is None:
-            found = np.zeros((len(rows), vectors.shape[1]), dtype=np.float32)
-        found[numbers] = vectors
-    assert found is not None, "a dataset has training texts"
-    return torch.from_numpy(found)
+    alone = replace(runtime, processes=ALONE, is_sharded=False)
+
+    def pooled(batch: Batch) -> Tensor:
+        hidden = model.backbone(batch, head.places(batch.attention_mask))
+        return head.pooled(hidden, batch, model.backbone)
+
+    return torch.from_numpy(compute_rows(pooled, objective, loader, len(rows), vocabulary, alone))

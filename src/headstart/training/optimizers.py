@@ -1,6 +1,7 @@
-"""Optimisers: which weights change, how fast, and by which rule."""
+"""Optimizers: which weights are trained, at which learning rate, and by which rule (Adam, AdamW or Muon)."""
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,109 +9,202 @@ from torch import Tensor, nn
 
 from headstart.config import OptimizerConfig
 from headstart.models.model import Model
-from headstart.training.muon import Holder, Muon
+from headstart.training.parallel import SingleDevice
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of one iteration
+ITERATIONS = 5
+
+
+# --- Muon ---------------------------------------------------------------------------------------------------------
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """The nearest semi-orthogonal matrix to each of (N, rows, columns), roughly, by Newton-Schulz iterations."""
+    x = matrices.to(torch.bfloat16 if matrices.device.type == "cuda" else torch.float32)
+    is_tall = x.shape[-2] > x.shape[-1]
+    if is_tall:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(ITERATIONS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x.mT if is_tall else x).to(matrices.dtype)
+
+
+def split_joint(matrix: Tensor) -> list[Tensor]:
+    """A joint projection (query, key and value, say) as views of its square parts; another matrix as it is."""
+    rows, columns = matrix.shape
+    is_joint = rows % columns == 0 and rows // columns in (2, 3)
+    return list(matrix.split(columns, dim=0)) if is_joint else [matrix]
+
+
+def _step_size(learning_rate: float, shape: Sequence[int]) -> float:
+    """The factor that makes steps about as large as AdamW's, so that one learning rate serves both (Liu et al., 2025)."""
+    return learning_rate * 0.2 * max(shape) ** 0.5
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum orthogonalised, for the matrices of blocks (Jordan et al., 2024).
+
+    torch.optim.Muon always computes in bfloat16, which on a CPU takes longer than the training step itself, and treats a
+    joint query-key-value matrix as one. This one computes in float32 on a CPU, batches matrices of one shape, and splits
+    joint ones. Under FSDP2, `strategy` gathers matrices.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        strategy: SingleDevice | None = None,
+    ):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.strategy = strategy
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient."""
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            # Sharded matrices are updated one at a time, so that one alone is in memory as a whole.
+            for chunk in [weights] if self.strategy is None else [[weight] for weight in weights]:
+                if chunk:
+                    self._update(chunk, group["lr"], group["momentum"], group["weight_decay"])
+
+    def _update(
+        self, weights: list[nn.Parameter], learning_rate: float, momentum: float, weight_decay: float
+    ) -> None:
+        grads = [weight.grad for weight in weights if weight.grad is not None]
+        momenta = [self._momentum(weight) for weight in weights]
+        torch._foreach_lerp_(momenta, grads, 1 - momentum)
+        updates = torch._foreach_lerp(grads, momenta, momentum)  # Nesterov's momentum
+        torch._foreach_mul_(list[Tensor](weights), 1 - learning_rate * weight_decay)
+        if self.strategy is None:
+            self._apply_by_shape(weights, updates, learning_rate)
+            return
+        for weight, update in zip(weights, updates, strict=True):
+            parts = torch.stack(split_joint(self.strategy.matrix(update)))
+            change = orthogonalized(parts).flatten(0, 1) * _step_size(learning_rate, parts.shape[1:])
+            weight.sub_(self.strategy.part(change, weight))
+
+    @staticmethod
+    def _apply_by_shape(weights: list[nn.Parameter], updates: Sequence[Tensor], learning_rate: float) -> None:
+        """Subtract the orthogonalised updates, those of one shape together."""
+        by_shape: dict[tuple[int, ...], tuple[list[Tensor], list[Tensor]]] = {}
+        for weight, update in zip(weights, updates, strict=True):
+            for part, change in zip(split_joint(weight), split_joint(update), strict=True):
+                parts, changes = by_shape.setdefault(tuple(part.shape), ([], []))
+                parts.append(part)
+                changes.append(change)
+        for shape, (parts, changes) in by_shape.items():
+            orthogonal = orthogonalized(torch.stack(changes))
+            if orthogonal.device.type == "cuda":
+                orthogonal = (
+                    orthogonal.contiguous()
+                )  # the layout of the weights, so that one kernel serves all
+            torch._foreach_sub_(parts, orthogonal.unbind(0), alpha=_step_size(learning_rate, shape))
+
+    def _momentum(self, weight: nn.Parameter) -> Tensor:
+        state = self.state[weight]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(weight)
+        return state["momentum"]
+
+
+# --- All optimizers -----------------------------------------------------------------------------------------------
 
 
 class Optimizers:
-    """One or two torch optimisers that act as one; each group's rate is a share of the run's."""
+    """One or two torch optimizers that act as one; each group's learning rate is `lr_scale` times the run's."""
 
     def __init__(self, parts: list[torch.optim.Optimizer]):
         self.parts = parts
         for group in self.groups():
-            group["share"] = group["lr"]
+            group["lr_scale"] = group["lr"]
 
     def groups(self) -> list[dict[str, Any]]:
         """All parameter groups."""
         return [group for part in self.parts for group in part.param_groups]
 
-    def step(self, rate: float) -> None:
-        """Change the weights at learning rate `rate`, and forget the gradients."""
+    def step(self, learning_rate: float) -> None:
+        """Update the weights, and drop the gradients."""
         for group in self.groups():
-            group["lr"] = rate * group["share"]
+            group["lr"] = learning_rate * group["lr_scale"]
         for part in self.parts:
             part.step()
             part.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The memory of the optimisers as named tensors."""
-        found = {}
-        for number, part in enumerate(self.parts):
-            for index, state in part.state_dict()["state"].items():
-                for key, value in state.items():
-                    found[f"{number}.{index}.{key}"] = (
-                        value if isinstance(value, Tensor) else torch.tensor(value)
-                    )
-        return found
+        """The state of the optimizers as tensors by name."""
+        return {
+            f"{number}.{index}.{key}": torch.as_tensor(value)
+            for number, part in enumerate(self.parts)
+            for index, state in part.state_dict()["state"].items()
+            for key, value in state.items()
+        }
 
     def weight_of(self, name: str) -> Tensor:
-        """The weight that a named tensor of the memory belongs to."""
-        owner, index, _ = name.split(".", 2)
-        weights = [weight for group in self.parts[int(owner)].param_groups for weight in group["params"]]
+        """The weight that a named tensor of the state belongs to."""
+        number, index, _ = name.split(".", 2)
+        weights = [weight for group in self.parts[int(number)].param_groups for weight in group["params"]]
         return weights[int(index)]
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take up the memory that `tensors` gave."""
-        for number, part in enumerate(self.parts):
-            content = part.state_dict()
-            state: dict[int, dict[str, Tensor]] = {}
-            for name, value in tensors.items():
-                owner, index, key = name.split(".", 2)
-                if int(owner) == number:
-                    state.setdefault(int(index), {})[key] = value
-            content["state"] = state
-            part.load_state_dict(content)
+        """Restore the state that `tensors` returned."""
+        states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.parts]
+        for name, value in tensors.items():
+            number, index, key = name.split(".", 2)
+            states[int(number)].setdefault(int(index), {})[key] = value
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict({**part.state_dict(), "state": state})
 
 
-def _share(name: str, model: Model, config: OptimizerConfig) -> float:
-    """A weight's rate as a share of the top block's: less below, `head_scale` for heads."""
+def _layer_of(name: str, model: Model) -> int | None:
+    """The layer of a weight, counted from the embedding; None for heads."""
     if not name.startswith("backbone."):
-        return config.head_lr_multiplier
-    top = model.backbone.depth
-    depth = min(model.backbone.layer_of(name.removeprefix("backbone.")), top)
-    return config.layerwise_lr_decay ** (top - depth)
+        return None
+    return model.backbone.layer_of(name.removeprefix("backbone."))
 
 
-def _is_matrix_of_block(name: str, weight: nn.Parameter) -> bool:
-    return re.match(r"backbone\.(stack|encoder|decoder)\.blocks\.", name) is not None and weight.ndim == 2
+def make_optimizer(model: Model, config: OptimizerConfig, strategy: SingleDevice | None = None) -> Optimizers:
+    """The optimizer of the settings; vectors have no weight decay. Under FSDP2 Muon needs the `strategy`.
 
-
-def make_optimizer(model: Model, config: OptimizerConfig, holder: Holder | None = None) -> Optimizers:
-    """Groups of alike weights under the optimiser that the settings name; vectors are never decayed.
-
-    A `holder` says that the model's weights are parts of matrices.
+    The learning rate falls by `layerwise_lr_decay` from the top block down; heads have `head_lr_multiplier`.
     """
     plain: dict[tuple[float, float], list[nn.Parameter]] = {}
     matrices: dict[float, list[nn.Parameter]] = {}
+    top = model.backbone.depth
     for name, weight in model.named_parameters():
-        share = _share(name, model, config)
-        if config.name == "muon" and _is_matrix_of_block(name, weight):
-            matrices.setdefault(share, []).append(weight)
+        layer = _layer_of(name, model)
+        scale = config.head_lr_multiplier
+        if layer is not None:
+            scale = config.layerwise_lr_decay ** (top - min(layer, top))
+        is_in_block = re.match(r"backbone\.(stack|encoder|decoder)\.blocks\.", name) is not None
+        if config.name == "muon" and is_in_block and weight.ndim == 2:
+            matrices.setdefault(scale, []).append(weight)
         else:
             decay = config.weight_decay if weight.ndim >= 2 else 0.0
-            plain.setdefault((share, decay), []).append(weight)
+            plain.setdefault((scale, decay), []).append(weight)
     rule = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    groups = [{"params": held, "lr": share, "weight_decay": decay} for (share, decay), held in plain.items()]
+    groups = [{"params": each, "lr": scale, "weight_decay": decay} for (scale, decay), each in plain.items()]
     parts: list[torch.optim.Optimizer] = [
         rule(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
     ]
     if matrices:
-        muon = [{"params": held, "lr": share} for share, held in matrices.items()]
-        parts.append(Muon(muon, weight_decay=config.weight_decay, momentum=config.momentum, holder=holder))
+        muon = [{"params": each, "lr": scale} for scale, each in matrices.items()]
+        parts.append(
+            Muon(muon, momentum=config.momentum, weight_decay=config.weight_decay, strategy=strategy)
+        )
     return Optimizers(parts)
 
 
 def set_trainable_layers(model: Model, freeze: bool, unfreeze_every: float | None, epoch: float) -> None:
-    """Say which weights learn: all, heads alone, or heads and as many top blocks as `epoch` has thawed."""
-    top = model.backbone.depth
-    lowest = 0
-    if freeze:
-        lowest = top + 2
-    elif unfreeze_every is not None:
+    """Set which weights are trained: all, the heads, or the heads and the top blocks that are unfrozen by `epoch`."""
+    top, lowest = model.backbone.depth, 0
+    if unfreeze_every is not None:
         lowest = max(0, top + 1 - int(epoch / unfreeze_every))
     for name, weight in model.named_parameters():
-        depth = (
-            model.backbone.layer_of(name.removeprefix("backbone."))
-            if name.startswith("backbone.")
-            else top + 2
-        )
-        weight.requires_grad_(depth >= lowest)
+        layer = _layer_of(name, model)
+        weight.requires_grad_(layer is None or (not freeze and layer >= lowest))

@@ -1,7 +1,7 @@
-"""A model as each of several processes holds it: alone, a copy of the whole, or a part of every matrix.
+"""A model as one of several processes holds it: alone, as a full copy (DDP), or as a part of every matrix (FSDP2).
 
-DDP and FSDP2 watch a module's call, while an objective reads body and heads as it likes, so both are given a
-module whose call is the asking. Both take means of gradients over processes; the losses are scaled to sums.
+DDP and FSDP2 hook into a module's call, while an objective uses backbone and heads directly, so both wrap a module whose
+call is the objective's work. Both average gradients over processes; losses are scaled so that gradients are sums.
 """
 
 import warnings
@@ -17,67 +17,67 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headstart.batch import Batch
 from headstart.data.samplers import Loader
-from headstart.models.block import Block
 from headstart.models.model import Model
+from headstart.models.transformer import Block
 from headstart.objectives.base import Loss, Objective, Vocabulary
 from headstart.training.runtime import Runtime, generator_for
 
 
 @dataclass(frozen=True)
 class BatchShard:
-    """Rows of one batch of a step: the slice called `number` of `count` even ones."""
+    """Rows of one batch of a step: slice `number` of `count` even ones."""
 
     batch: int
     number: int = 0
     count: int = 1
 
-    def rows(self, whole: int) -> tuple[int, int]:
-        """The first row, and the one after the last, of a batch of `whole` rows."""
-        return whole * self.number // self.count, whole * (self.number + 1) // self.count
+    def rows(self, total: int) -> tuple[int, int]:
+        """The first row, and the one after the last, of a batch of `total` rows."""
+        return total * self.number // self.count, total * (self.number + 1) // self.count
 
 
 def batch_shards(batches: int, rank: int, count: int) -> list[BatchShard]:
-    """The shares of one process in a step of so many batches; all processes have equally many.
+    """The shards of one process in a step of so many batches; all processes have the same number.
 
-    Whole batches go round as long as there is one for each process; those that are left are cut.
+    Each process gets whole batches as long as there is one for each; the rest are cut into rows.
     """
     whole = batches // count * count
-    shard = [BatchShard(at + rank) for at in range(0, whole, count)]
-    return shard + [BatchShard(at, rank, count) for at in range(whole, batches)]
+    shards = [BatchShard(at + rank) for at in range(0, whole, count)]
+    return shards + [BatchShard(at, rank, count) for at in range(whole, batches)]
 
 
 def collate_shard(
-    share: BatchShard,
-    numbers: Sequence[np.ndarray],
+    shard: BatchShard,
+    batches: Sequence[np.ndarray],
     epoch: int,
     objective: Objective,
     loader: Loader,
     vocabulary: Vocabulary,
-    chance: tuple[int, ...],
+    seeds: tuple[int, ...],
 ) -> Batch:
-    """The share's rows as a batch, asked what they would be asked among all rows; idle where it has none.
+    """The shard's rows as a batch, with the labels that they have among all rows; a dummy where it has no rows.
 
-    `numbers` are the rows of each batch of the step, and `chance` decides the questions.
+    `batches` are the row numbers of each batch of the step, and `seeds` decide the labels.
     """
-    own = numbers[share.batch]
-    rng = generator_for(*chance, *((share.batch,) if share.batch else ()))
-    start, stop = share.rows(len(own))
+    rows = batches[shard.batch]
+    rng = generator_for(*seeds, *((shard.batch,) if shard.batch else ()))
+    start, stop = shard.rows(len(rows))
     is_dummy = start == stop
     if is_dummy:
         start, stop = 0, 1
-    if share.count > 1 and objective.is_rowwise:
-        batch = objective.collate(loader.fetch(own[start:stop], epoch), vocabulary, rng)
+    if shard.count > 1 and objective.is_rowwise:
+        batch = objective.collate(loader.fetch(rows[start:stop], epoch), vocabulary, rng)
     else:
-        batch = objective.collate(loader.fetch(own, epoch), vocabulary, rng)
-        batch = batch if share.count == 1 else batch.rows(start, stop)
+        batch = objective.collate(loader.fetch(rows, epoch), vocabulary, rng)
+        batch = batch if shard.count == 1 else batch.rows(start, stop)
     return replace(batch, is_dummy=True) if is_dummy else batch
 
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
 class SingleDevice:
-    """The whole model in one process, which shares it with nobody."""
+    """The whole model in one process."""
 
     scale = 1.0  # of a loss, so that gradients over all processes are sums
 
@@ -85,26 +85,26 @@ class SingleDevice:
         self.model, self.runtime = model.to(runtime.device), runtime
 
     def refresh(self) -> None:
-        """Take note of which weights learn, before a step."""
+        """Note which weights are trained, before a step."""
 
     def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
-        """The marks of each head on this process's rows; gradients are exchanged on the way back of the last batch."""
+        """The loss of each head on this process's rows; gradients are exchanged in the backward pass of the last batch."""
         return objective.losses(self.model, batch)
 
-    def read(self, work: Callable[[Model], Found]) -> Found:
-        """What `work` finds in the model outside of a step."""
+    def read(self, work: Callable[[Model], T]) -> T:
+        """What `work` returns for the model outside of a step."""
         return work(self.model)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of the model or its optimiser as one process alone would have them."""
+        """Tensors of the model or its optimizer, unsharded."""
         return dict(tensors)
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """This process's part of a whole tensor that belongs to the weight `like`."""
+        """This process's part of an unsharded tensor that belongs to the weight `like`."""
         return tensor
 
     def matrix(self, tensor: Tensor) -> Tensor:
-        """The whole matrix of which this process holds a part."""
+        """The unsharded matrix of which this process holds a part."""
         return tensor
 
 
@@ -116,76 +116,61 @@ class CallModule(nn.Module):
         self.model = model
 
     def forward(self, work: Callable[[Model], Any]) -> Any:
-        """What the work finds."""
+        """What `work` returns for the model."""
         return work(self.model)
 
 
 class DDPStrategy(SingleDevice):
-    """The whole model in each process; gradients are added up while the way back is still under way (DDP)."""
+    """The whole model in each process; gradients are summed during the backward pass (DDP)."""
 
     def __init__(self, model: Model, runtime: Runtime):
         super().__init__(model, runtime)
         self.scale = float(runtime.processes.count)
-        self._asked = CallModule(model)
-        self._copies: DistributedDataParallel | None = None
-        self._learning: list[nn.Parameter] | None = None
+        self._call = CallModule(model)
+        self._ddp: DistributedDataParallel | None = None
+        self._trained: list[nn.Parameter] = []
 
     def refresh(self) -> None:
-        """Take note of which weights learn; DDP asks once, so a change needs a new one."""
-        learning = [weight for weight in self.model.parameters() if weight.requires_grad]
-        if self._learning is None or len(learning) != len(self._learning):
-            self._copies, self._learning = None, learning
+        """Note which weights are trained; DDP looks once, so a change needs a new one."""
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        if len(trained) != len(self._trained):
+            self._ddp, self._trained = None, trained
 
     def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
-        """The marks of each head on this process's rows; gradients stay here until the last batch."""
-        if self._copies is None:
-            self._copies = self._wrap(objective, batch)
-        with nullcontext() if is_last else self._copies.no_sync():
-            return self._copies(lambda model: objective.losses(model, batch))
+        """The loss of each head on this process's rows; gradients are not exchanged before the last batch."""
+        if self._ddp is None:
+            self._ddp = self._wrap(objective, batch)
+        with nullcontext() if is_last else self._ddp.no_sync():
+            return self._ddp(lambda model: objective.losses(model, batch))
 
     def _wrap(self, objective: Objective, batch: Batch) -> DistributedDataParallel:
-        """DDP, told whether some weights have no part in the answers (a pooler, say): looking each time costs time."""
+        """DDP, told whether some weights (a pooler, say) do not affect the losses: to search at each step takes time."""
         with torch.random.fork_rng([self.runtime.device] if self.runtime.device.type == "cuda" else []):
-            used = _reached(objective.losses(self.model, batch))
-        unused = float(any(id(weight) not in used for weight in self._learning or []))
+            totals = [loss.total for loss in objective.losses(self.model, batch).values()]
+        grads = torch.autograd.grad(sum(totals[1:], totals[0]), self._trained, allow_unused=True)
+        unused = float(any(grad is None for grad in grads))
         some_unused = bool(self.runtime.processes.all_reduce({"unused": unused})["unused"])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every torch that will do
+            warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every supported torch
             return DistributedDataParallel(
-                self._asked,
+                self._call,
                 find_unused_parameters=some_unused,
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,
             )
 
 
-def _reached(losses: Mapping[str, Loss]) -> set[int]:
-    """The ids of all weights that some loss depends on."""
-    found: set[int] = set()
-    seen: set[Any] = set()
-    ahead: list[Any] = [loss.total.grad_fn for loss in losses.values()]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        ahead += [following for following, _ in node.next_functions]
-    return found
-
-
 def make_strategy(model: Model, runtime: Runtime) -> SingleDevice:
-    """The model on its device, as one of the run's processes holds it."""
+    """The model on its device, as this process holds it."""
     if runtime.is_sharded:
         return FSDPStrategy(model, runtime)
     return SingleDevice(model, runtime) if runtime.processes.is_alone else DDPStrategy(model, runtime)
 
 
 class FSDPStrategy(SingleDevice):
-    """A part of every matrix in each process; a block's matrices come together when it is read (FSDP2).
+    """A part of every matrix in each process; a block's matrices are gathered when it is computed (FSDP2).
 
-    Gradients are added up at every batch: to hold whole ones until the last would undo what is saved.
+    Gradients are summed at every batch: to hold unsharded ones until the last would cost the memory that is saved.
     """
 
     def __init__(self, model: Model, runtime: Runtime):
@@ -196,7 +181,7 @@ class FSDPStrategy(SingleDevice):
         self._dtensor, self._distribute = DTensor, distribute_tensor
         self.model, self.runtime = model, runtime
         self.scale = float(runtime.processes.count)
-        # Matrices travel in autocast's precision; gradients are summed in float32.
+        # Matrices are gathered in autocast's precision; gradients are summed in float32.
         policy = MixedPrecisionPolicy()
         if runtime.precision != torch.float32:
             policy = MixedPrecisionPolicy(runtime.precision, torch.float32, cast_forward_inputs=False)
@@ -208,27 +193,27 @@ class FSDPStrategy(SingleDevice):
         model.to(runtime.device)  # buffers
 
     def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
-        """The marks of each head on this process's rows."""
+        """The loss of each head on this process's rows."""
         return self._root(lambda model: objective.losses(model, batch))
 
-    def read(self, work: Callable[[Model], Found]) -> Found:
-        """What `work` finds; what belongs to no block is whole meanwhile, and blocks see to themselves."""
+    def read(self, work: Callable[[Model], T]) -> T:
+        """What `work` returns; weights outside of blocks are gathered meanwhile, and each block gathers its own."""
         with torch.no_grad():
             found = self._root(work)
         self._root.reshard()
         return found
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gathered one by one; only the main process keeps them."""
-        kept = {}
+        """Gathered one by one; only the main process retains them."""
+        unsharded = {}
         for name, tensor in tensors.items():
             full = tensor.full_tensor().cpu() if isinstance(tensor, self._dtensor) else tensor
             if self.runtime.processes.is_main:
-                kept[name] = full
-        return kept
+                unsharded[name] = full
+        return unsharded
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """Cut out of the whole, which every process has in hand."""
+        """Cut out of the unsharded tensor, which every process has."""
         if not isinstance(like, self._dtensor) or tensor.shape != like.shape:
             return tensor
         return self._distribute(

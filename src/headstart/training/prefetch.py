@@ -1,4 +1,7 @@
-"""Steps made ahead in another thread, so that a GPU never waits for its next batch."""
+"""Batches prepared ahead in another thread, so that a GPU never waits for its next one.
+
+torch's DataLoader would need another process, which could not share the mapped corpus and its caches.
+"""
 
 from collections.abc import Iterator
 from queue import Queue
@@ -6,20 +9,20 @@ from threading import Event, Thread
 
 from headstart.batch import Batch
 
-AHEAD = 4  # steps that are ready at most
+QUEUE_SIZE = 4  # steps that are ready at most
 
 
-def prefetch(steps: Iterator[list[Batch]], is_pinned: bool) -> Iterator[list[Batch]]:
-    """The same steps, counted, and where asked in page-locked memory, from which a GPU copies while it computes."""
-    queue: Queue[list[Batch] | BaseException | None] = Queue(maxsize=AHEAD)
+def prefetch(steps: Iterator[list[Batch]], pin_memory: bool) -> Iterator[list[Batch]]:
+    """The same steps with their tokens counted, on demand in page-locked memory."""
+    queue: Queue[list[Batch] | BaseException | None] = Queue(maxsize=QUEUE_SIZE)
     abandoned = Event()
 
     def fill() -> None:
         try:
             for parts in steps:
-                ready = [part.pin_memory() if is_pinned else part for part in parts]
+                ready = [part.pin_memory() if pin_memory else part for part in parts]
                 for part in ready:
-                    _ = part.num_tokens, part.label_counts  # counted here, so that the step finds them known
+                    _ = part.num_tokens, part.label_counts  # cached, so that the step does not count
                 queue.put(ready)
                 if abandoned.is_set():
                     return
@@ -36,7 +39,7 @@ def prefetch(steps: Iterator[list[Batch]], is_pinned: bool) -> Iterator[list[Bat
             yield found
     finally:
         abandoned.set()
-        while worker.is_alive():  # let it finish: a thread cut off inside torch takes the process with it
+        while worker.is_alive():  # a thread that is cut off inside torch would end the process
             while not queue.empty():
                 queue.get_nowait()
             worker.join(0.01)

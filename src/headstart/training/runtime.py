@@ -1,10 +1,10 @@
-"""The machine under a run: device, precision, chance and the wish to stop."""
+"""The machine that a run uses: device, precision, random seeds, and signals to stop."""
 
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,46 +15,46 @@ import torch
 from headstart.config import TrainingConfig
 from headstart.errors import ConfigError
 from headstart.training.distributed import ALONE, Processes
-from headstart.training.launch import rank_info
+from headstart.training.launch import rank_info, require_single_process
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where a run computes, how exactly, and with whom."""
+    """Device, precision and processes of a run."""
 
     device: torch.device
     precision: torch.dtype
     processes: Processes = ALONE
     is_sharded: bool = False
 
-    def autocast(self) -> AbstractContextManager:
+    def autocast(self) -> AbstractContextManager[object]:
         """The context in which forward passes run."""
         if self.precision == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, self.precision)
 
-    def inference_mode(self) -> AbstractContextManager:
-        """The context in which nothing is learnt; what FSDP2 gathers there is used again where something is."""
+    def inference_mode(self) -> AbstractContextManager[object]:
+        """The context of evaluations; under FSDP2 training uses what they gather, so tensors stay ordinary ones."""
         return torch.no_grad() if self.is_sharded else torch.inference_mode()
 
     @property
     def eval_batch_tokens(self) -> int:
-        """Tokens read together, padding included, when nothing is learnt: what a CPU's cache holds, or a GPU wants."""
+        """Tokens of a forward pass in evaluations, padding included: as many as suit a CPU's cache, or a GPU."""
         return 1024 if self.device.type == "cpu" else 16384
 
     @property
     def eval_max_padding(self) -> int | None:
-        """Padding from which texts are read apart when nothing is learnt: a CPU pays for each token, a GPU for each call."""
+        """Most padding of a text in evaluations: on a CPU each token costs time, on a GPU each forward pass."""
         return 32 if self.device.type == "cpu" else None
 
     def shard(self, count: int) -> list[tuple[int, bool]]:
-        """Which of `count` pieces of work are this process's, each once over all, and whether it is theirs to count.
+        """Which of `count` items this process computes, and whether each is its own, so that all count once.
 
-        Where a model is sharded all must read it equally often, so some read a piece that is another's.
+        A sharded model needs the same number of forward passes in each process, so some repeat the first item.
         """
-        rank, others = self.processes.rank, self.processes.count
-        own = [(number, True) for number in range(rank, count, others)]
-        rounds = -(-count // others) if self.is_sharded else len(own)
+        rank, processes = self.processes.rank, self.processes.count
+        own = [(number, True) for number in range(rank, count, processes)]
+        rounds = -(-count // processes) if self.is_sharded else len(own)
         return own + [(0, False)] * (rounds - len(own))
 
     def describe(self) -> str:
@@ -69,21 +69,15 @@ class Runtime:
 
 
 def start_runtime(config: TrainingConfig, processes: Processes | None = None) -> Runtime:
-    """The device and precision that the settings ask for, or an error when this machine has them not.
+    """The device and precision of the settings, or an error when this machine does not have them.
 
-    Without `processes` the work is for one alone.
+    Without `processes` this must be a single process.
     """
     if processes is None:
-        if rank_info().count > 1:
-            error = ConfigError(
-                "this runs in one process; only pretrain, finetune and resume run in many",
-                hint="give the command without torchrun",
-            )
-            error.is_shared = True
-            raise error
+        require_single_process("this command")
         processes = ALONE
     if config.deterministic:
-        _repeat_exactly()
+        _use_deterministic_algorithms()
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -104,23 +98,23 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
         precision = getattr(torch, config.precision)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-        # It builds a plan for every new shape, tens of milliseconds each: good for batches of one shape alone.
+        # It plans for tens of milliseconds at every new shape: good for batches of one shape only.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return Runtime(device, precision, processes, config.fsdp and not processes.is_alone)
 
 
-def _repeat_exactly() -> None:
-    """Make torch add numbers up in one order, for the rest of the program."""
+def _use_deterministic_algorithms() -> None:
+    """Make torch sum numbers in one order, for the rest of the program."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)
-    torch.backends.cuda.enable_mem_efficient_sdp(False)  # these two go their own way on the way back
+    torch.backends.cuda.enable_mem_efficient_sdp(False)  # their backward passes are not deterministic
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @contextmanager
 def cudnn_attention() -> Iterator[None]:
-    """While all batches have one shape: attention by cuDNN too, unless numbers must come out the same bits."""
+    """While this lasts, attention may use cuDNN, for batches of one shape; never in deterministic runs."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(not torch.are_deterministic_algorithms_enabled())
     try:
@@ -130,19 +124,19 @@ def cudnn_attention() -> Iterator[None]:
 
 
 def _own_gpu(processes: Processes) -> str:
-    """The GPU that is this process's among those of its machine."""
-    place, most = processes.info, torch.cuda.device_count()
-    if place.local_count > most:
+    """The name of this process's GPU."""
+    info, available = processes.info, torch.cuda.device_count()
+    if info.local_count > available:
         raise ConfigError(
-            f"{place.local_count} processes on one machine need as many GPUs, and this one has {most}",
-            hint=f"start {most} processes, or set training.device=cpu",
+            f"{info.local_count} processes on one machine need as many GPUs, and this one has {available}",
+            hint=f"start {available} processes, or set training.device=cpu",
         )
-    torch.cuda.set_device(place.local_rank)
-    return f"cuda:{place.local_rank}"
+    torch.cuda.set_device(info.local_rank)
+    return f"cuda:{info.local_rank}"
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether a device multiplies bfloat16 itself, so that it is faster than float32 there."""
+    """Whether the device has bfloat16 arithmetic, which is faster than float32 then."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and (
@@ -151,7 +145,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def seed_for(*numbers: int) -> int:
-    """One seed from several numbers: the same for the same numbers, for ever, on every machine."""
+    """One seed from several numbers, the same on every machine and in every version."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
         state = ((state ^ number) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -160,29 +154,27 @@ def seed_for(*numbers: int) -> int:
 
 
 def seed_everything(*numbers: int) -> None:
-    """Make torch's chance a function of these numbers.
-
-    As torch.manual_seed does, but at every step: so devices that are not there are not asked, which takes it long.
-    """
+    """Seed torch from these numbers, on the devices that are there: torch.manual_seed takes too long for every step."""
     seed = seed_for(*numbers)
     torch.default_generator.manual_seed(seed)
-    for seed_device in _device_seeds():
-        seed_device(seed)
+    if _has_device("cuda"):
+        torch.cuda.manual_seed_all(seed)
+    if _has_device("mps"):
+        torch.mps.manual_seed(seed)
 
 
 @cache
-def _device_seeds() -> list[Callable[[int], object]]:
-    found: list[Callable[[int], object]] = [torch.cuda.manual_seed_all] if torch.cuda.is_available() else []
-    return found + ([torch.mps.manual_seed] if torch.backends.mps.is_available() else [])
+def _has_device(name: str) -> bool:
+    return torch.cuda.is_available() if name == "cuda" else torch.backends.mps.is_available()
 
 
 def generator_for(*numbers: int) -> torch.Generator:
-    """A generator of its own that is a function of these numbers."""
+    """A random generator seeded from these numbers."""
     return torch.Generator().manual_seed(seed_for(*numbers))
 
 
 class StopSignal:
-    """Whether somebody asked the run to stop."""
+    """Whether a signal told the run to stop, and which."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -193,34 +185,36 @@ class StopSignal:
 
 @contextmanager
 def graceful_shutdown() -> Iterator[StopSignal]:
-    """Turn the first SIGINT or SIGTERM into a wish that the loop answers; a second one stops at once.
+    """Record the first SIGINT or SIGTERM for the training loop; a second one stops at once.
 
-    Under torchrun, which sends one more of its own, only its patience ends the wait.
+    torchrun sends a second one itself, so under torchrun every signal is only recorded, and torchrun's timeout ends a
+    run that does not stop.
     """
-    wish = StopSignal()
-    before: dict[int, Any] = {}
+    stop = StopSignal()
+    handlers: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
     def on_signal(number: int, frame: object) -> None:
-        wish.signal = number
-        for kept, handler in before.items() if not rank_info().is_launched else ():
-            signal.signal(kept, handler)
+        stop.signal = number
+        if not rank_info().is_launched:
+            restore()
 
-    try:
+    with suppress(ValueError):  # signals are the main thread's alone
         for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, on_signal)
-    except ValueError:  # not the main thread: signals are somebody else's
-        pass
+            handlers[number] = signal.signal(number, on_signal)
     try:
-        yield wish
+        yield stop
     finally:
-        for kept, handler in before.items():
-            signal.signal(kept, handler)
+        restore()
 
 
 def peak_memory() -> int:
-    """Bytes of memory this process has used at most.
+    """The most bytes of memory that this process has used.
 
-    Linux tells it of the program alone in /proc; `getrusage` would count what the parent held when it started us.
+    Linux has it in /proc for the program alone; `getrusage` would count the parent's memory at our start.
     """
     try:
         lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()

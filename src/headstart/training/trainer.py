@@ -1,8 +1,8 @@
-"""The one training loop: pretraining, fine-tuning and translation differ only in what they hand to it.
+"""The training loop: pretraining, fine-tuning and translation differ only in what they pass to it.
 
-Chance at a step is a function of seed and step alone, and the order of rows one of seed and epoch, so a
-run that is taken up at a step goes on as if it had never stopped. A step is the same for any number of
-processes: each reads its share of the rows, and sums over all of them are what counts.
+The random draws of a step are a function of seed and step, and the order of rows is one of seed and epoch, so a resumed run
+continues as if it had never stopped. A step is the same for any number of processes: each reads its share of the rows, and
+losses and counts are summed over all of them.
 """
 
 import math
@@ -23,7 +23,7 @@ from headstart.errors import Diverged, Stopped
 from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective, Vocabulary
 from headstart.training.callbacks import Evaluated, Event, Saved, StepDone
-from headstart.training.compile import Compiled, should_compile
+from headstart.training.compile import CompiledSteps, should_compile
 from headstart.training.ema import WeightAverage
 from headstart.training.lr_schedule import lr_factor
 from headstart.training.optimizers import make_optimizer, set_trainable_layers
@@ -31,127 +31,84 @@ from headstart.training.parallel import batch_shards, collate_shard, make_strate
 from headstart.training.prefetch import prefetch
 from headstart.training.runtime import Runtime, StopSignal, cudnn_attention, seed_everything
 
-TOLD_EVERY = 10  # steps between two StepDone events
-PARTS = ("model", "optimizer", "best", "average")  # of a checkpoint; the last two only where there are some
-
-
-def nested(sums: Mapping[str, float]) -> dict[str, Any]:
-    """Sums since the last telling, as they are kept in a checkpoint."""
-    totals: dict[str, list[float]] = {}
-    for name in sums:
-        if name.startswith("total "):
-            head = name.removeprefix("total ")
-            totals[head] = [sums[name], round(sums[f"counted {head}"]), round(sums[f"correct {head}"])]
-    return {"totals": totals, "tokens": round(sums["read"]), "computed": round(sums["computed"])}
+REPORT_STEPS = 10  # between two StepDone events
+PARTS = ("model", "optimizer", "best", "average")  # of a checkpoint; the last two only where they exist
 
 
 class Meters:
-    """Sums since the last telling, of this process."""
+    """Sums since the last report, of this process."""
 
     def __init__(self) -> None:
-        self.by_head: dict[str, float] = {}
-        self.last_seconds = 0.0
-        self._clear()
+        self.sums: dict[str, Any] = {}  # numbers, and tensors on the device
 
-    def _clear(self) -> None:
-        self.totals: dict[str, list[Any]] = {}
-        self.tokens = self.computed = 0
-
-    def add(self, losses: dict[str, Any], part: Batch) -> None:
-        """Count what one batch gave."""
+    def add(self, losses: Mapping[str, Loss], batch: Batch) -> None:
+        """Add what one batch gave."""
         for name, loss in losses.items():
-            total, count, correct = self.totals.get(name, [0.0, 0, 0])
-            self.totals[name] = [
-                total + loss.total.detach().float(),
-                count + loss.count,
-                correct + loss.correct.detach(),
-            ]
-        self.tokens += part.num_tokens
-        self.computed += part.num_positions
+            self._add(f"loss {name}", loss.total.detach().float())
+            self._add(f"count {name}", loss.count)
+            self._add(f"correct {name}", loss.correct.detach())
+        self._add("tokens", batch.num_tokens)
+        self._add("positions", batch.num_positions)
 
-    def sums(self) -> dict[str, float]:
-        """All of them by name."""
-        found: dict[str, float] = {"read": self.tokens, "computed": self.computed}
-        for name, (total, count, right) in self.totals.items():
-            found |= {f"total {name}": float(total), f"counted {name}": count, f"correct {name}": int(right)}
-        return found
+    def _add(self, name: str, value: Any) -> None:
+        self.sums[name] = self.sums.get(name, 0) + value
 
-    def load(self, content: dict[str, Any], seconds: float) -> None:
-        """Go on from what `nested` gave, also by way of a file, where a sum that is not finite is None."""
-        self.last_seconds = seconds
-        if content:
-            self.totals = {
-                name: [math.nan if value is None else value for value in sums]
-                for name, sums in content["totals"].items()
-            }
-            self.tokens, self.computed = content["tokens"], content["computed"]
-
-    def finish(self, seconds: float, sums: Mapping[str, float]) -> dict[str, float]:
-        """Means of sums over all processes."""
-        whole = nested(sums)
-        totals = whole["totals"].items()
-        self.by_head = {name: total / max(1, count) for name, (total, count, _) in totals if count}
-        found = {
-            "loss": sum(self.by_head.values()),
-            "accuracy": sum(right for _, (_, _, right) in totals) / max(1, sum(row[1] for _, row in totals)),
-            "tokens_per_second": whole["tokens"] / max(1e-9, seconds - self.last_seconds),
-            "padding": 1 - whole["tokens"] / max(1, whole["computed"]),
-        }
-        self.last_seconds = seconds
-        self._clear()
-        return found
+    def values(self) -> dict[str, float]:
+        """All sums as numbers."""
+        return {name: float(value) for name, value in self.sums.items()}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Marks on the validation part; the higher `rank`, the better the model."""
+    """Metrics on the validation part; the higher `objective_value`, the better the model."""
 
     values: dict[str, float]
-    rank: float
+    objective_value: float
 
 
 @dataclass
 class State:
-    """Where a run stands."""
+    """How far a run has come."""
 
     step: int = 0
     epoch: int = 0
     batch: int = 0  # batches of the epoch already read
     tokens: int = 0
     seconds: float = 0.0
-    evaluated_at: int = -1  # the step of the last evaluation
+    evaluated_step: int = -1  # the step of the last evaluation
     evaluated_progress: float = 0.0  # and the progress there
-    best_value: float = -math.inf
+    best_value: float | None = None
     best_step: int = -1
-    averaged: int = 0  # weights that the average was made of
+    num_averaged: int = 0  # weights in the weight average
     curve: list[dict[str, float]] = field(default_factory=list)
-    since: dict[str, Any] = field(default_factory=dict)  # sums since the last telling
+    meters: dict[str, float] = field(default_factory=dict)  # sums since the last report
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; infinity is kept as None."""
-        content = asdict(self)
-        content["best_value"] = None if math.isinf(self.best_value) else self.best_value
-        return content
+        """JSON-able."""
+        return asdict(self)
 
     @staticmethod
     def from_dict(content: dict[str, Any]) -> "State":
-        """What `to_dict` gave, also by way of a file, where what is not finite is None."""
-        best = content["best_value"]
-        curve = [{name: math.nan if v is None else v for name, v in p.items()} for p in content["curve"]]
-        return State(**{**content, "best_value": -math.inf if best is None else best, "curve": curve})
+        """The state that `to_dict` returned; a file holds None for a number that is not finite."""
+
+        def finite_or_nan(numbers: dict[str, float | None]) -> dict[str, float]:
+            return {name: math.nan if value is None else value for name, value in numbers.items()}
+
+        curve = [finite_or_nan(point) for point in content["curve"]]
+        return State(**{**content, "curve": curve, "meters": finite_or_nan(content["meters"])})
 
 
-def sum_of_means(losses: Mapping[str, Loss], whole: Mapping[str, int]) -> Tensor:
-    """What is learnt from: each head's mean over the whole step's answers, by its weight."""
+def weighted_mean(losses: Mapping[str, Loss], label_counts: Mapping[str, int]) -> Tensor:
+    """The loss that is optimised: the sum over heads of the weighted mean over the labels of the whole step."""
     means = [
-        (loss.total if loss.weight == 1 else loss.weight * loss.total) / max(1, whole[name])
+        (loss.total if loss.weight == 1 else loss.weight * loss.total) / max(1, label_counts[name])
         for name, loss in losses.items()
     ]
     return sum(means[1:], means[0])
 
 
 class Trainer:
-    """A model, what is asked of it, and the state between steps."""
+    """A model, its objective and data, and the state between steps."""
 
     def __init__(
         self,
@@ -166,27 +123,30 @@ class Trainer:
         stop: StopSignal | None = None,
         may_select_initial: bool = True,
     ):
-        self.may_select_initial = (
-            may_select_initial  # False: the weights before the first step are never the best
-        )
+        """`may_select_initial` = False: the weights before the first step are never the best."""
+        training = config.training
         self.model, self.objective, self.loader, self.vocabulary = model, objective, loader, vocabulary
         self.config, self.runtime, self.evaluate, self.on_event = config, runtime, evaluate, on_event
         self.stop = stop if stop is not None else StopSignal()
-        set_trainable_layers(
-            model, config.training.freeze_backbone, config.training.gradual_unfreezing_epochs, 0
-        )
+        self.may_select_initial = may_select_initial
+        set_trainable_layers(model, training.freeze_backbone, training.gradual_unfreezing_epochs, 0)
         self.strategy = make_strategy(model, runtime)
         self.optimizer = make_optimizer(
             model, config.optimizer, self.strategy if runtime.is_sharded else None
         )
         self.state = State()
         self.best: dict[str, Tensor] | None = None
-        self.average = WeightAverage(config.training)
+        self.average = WeightAverage(training)
         self.total_steps = self._total_steps()
-        self._since = Meters()
-        self._thawed_at = 0  # the epoch for which it was last said which weights learn
-        has_long_run = should_compile(config, model, objective, runtime, self.total_steps)
-        self.compiled = Compiled(model, objective) if has_long_run else None
+        self.compiled: CompiledSteps | None = None
+        if should_compile(config, model, objective, runtime, self.total_steps):
+            self.compiled = CompiledSteps(model, objective)
+        self._meters = Meters()
+        self._unfrozen_epoch = 0  # the epoch for which trainable layers were last set
+        self._start = self._last_save = time.monotonic()
+        self._last_report = 0.0  # in seconds of the run
+
+    # --- Budget -----------------------------------------------------------------------------------------------------
 
     def _total_steps(self) -> int | None:
         training = self.config.training
@@ -199,12 +159,12 @@ class Trainer:
         return max(1, steps + (math.ceil(rest * self.steps_in(whole)) if rest else 0))
 
     def steps_in(self, epoch: int) -> int:
-        """Steps in an epoch; the last may gather fewer batches than the others."""
+        """Steps in an epoch; the last may accumulate fewer batches than the others."""
         return math.ceil(self.loader.count(epoch) / self.config.training.gradient_accumulation_steps)
 
     @property
     def progress(self) -> float:
-        """The share of the budget that is spent."""
+        """The fraction of the budget that is spent."""
         training, state = self.config.training, self.state
         if self.total_steps is not None:
             return state.step / self.total_steps
@@ -213,165 +173,139 @@ class Trainer:
         assert training.max_minutes is not None, "the workflow sets a budget"
         return state.seconds / (60 * training.max_minutes)
 
+    @property
+    def epochs_done(self) -> float:
+        """Epochs read so far, with the part of the current one."""
+        if not self.state.batch:  # the next epoch may have no batches
+            return float(self.state.epoch)
+        return self.state.epoch + self.state.batch / max(1, self.loader.count(self.state.epoch))
+
+    # --- The loop ---------------------------------------------------------------------------------------------------
+
     def run(self, save: Callable[[], None] = lambda: None) -> None:
         """Train until the budget is spent; `save` is called when it is time, and before stopping early."""
-        with self.attending():
-            self._run(save)
+        self._last_save = time.monotonic()
+        self._start, self._last_report = self._last_save - self.state.seconds, self.state.seconds
+        self._meters.sums = dict(self.state.meters) if self.runtime.processes.is_main else {}
+        with self.attention_kernels():
+            self.evaluate_if_due()
+            while self.progress < 1:
+                for parts in self.batches():
+                    self.step(parts)
+                    self._read_clock()
+                    is_done = self.progress >= 1
+                    if is_done or self.state.step == 1 or self.state.step % REPORT_STEPS == 0:
+                        self._report()
+                    self._update_average(is_done)
+                    self.evaluate_if_due()
+                    self._read_clock()
+                    self._save_if_due(save, is_done)
+                    if is_done or self.state.batch == 0:
+                        break
 
-    def attending(self) -> AbstractContextManager[None]:
-        """While this lasts, attention is computed as suits the shapes of its batches."""
+    def attention_kernels(self) -> AbstractContextManager[None]:
+        """While this lasts, attention uses the kernels that suit the shapes of the batches."""
         return cudnn_attention() if self.objective.reads == "blocks" else nullcontext()
 
-    def _run(self, save: Callable[[], None]) -> None:
-        self._start = time.monotonic() - self.state.seconds
-        self._saved_at = time.monotonic()
-        self._since.load(self.state.since if self.runtime.processes.is_main else {}, self.state.seconds)
-        training = self.config.training
-        self._evaluate_if_due()
-        while self.progress < 1:
-            for parts in self._steps():
-                self._step(parts)
-                self._look()
-                done = self.progress >= 1
-                self._tell(done)
-                self._turn_epoch()
-                self._take_average(done)
-                self._evaluate_if_due()
-                self._look()
-                is_time = training.save_steps is not None and self.state.step % training.save_steps == 0
-                if (is_time or self._seen["late"] or self._seen["stop"]) and not (
-                    done and not self._seen["stop"]
-                ):
-                    self.state.since = nested(self.runtime.processes.all_reduce(self._since.sums()))
-                    save()
-                    self._saved_at = time.monotonic()
-                    self.on_event(Saved(self.state.step))
-                if self._seen["stop"]:
-                    raise Stopped(self.stop.signal or signal.SIGTERM)
-                if done or self.state.batch == 0:
-                    break
+    def batches(self) -> Iterator[list[Batch]]:
+        """The batches of each remaining step of the epoch; with a GPU another thread prepares them."""
+        device, steps = self.runtime.device.type, self._collated()
+        return steps if device == "cpu" else prefetch(steps, pin_memory=device == "cuda")
 
-    def _moment(self) -> dict[str, float]:
-        """What this process's clock and signals say; the main one's clock is everybody's."""
-        now, minutes = time.monotonic(), self.config.training.save_minutes
-        is_main = self.runtime.processes.is_main
-        is_late = minutes is not None and now - self._saved_at >= 60 * minutes
-        return {
-            "seconds": (now - self._start) if is_main else 0.0,
-            "late": float(is_late and is_main),
-            "stop": float(bool(self.stop)),
-        }
-
-    def _look(self) -> None:
-        """Note the time and the wish to stop: as they are, or as all processes agreed at the step's beginning."""
-        if self.runtime.processes.is_alone:
-            self._seen = self._moment()
-        self.state.seconds = self._seen["seconds"]
-
-    def _steps(self) -> Iterator[list[Batch]]:
-        """The rest of the current epoch, a step at a time; made in another thread when a GPU waits."""
-        device, steps = self.runtime.device.type, self._make_steps()
-        return steps if device == "cpu" else prefetch(steps, is_pinned=device == "cuda")
-
-    def _make_steps(self) -> Iterator[list[Batch]]:
+    def _collated(self) -> Iterator[list[Batch]]:
         epoch, start, step = self.state.epoch, self.state.batch, self.state.step
-        seed, gathered = self.config.training.seed, self.config.training.gradient_accumulation_steps
-        batches, processes = self.loader.batches(epoch), self.runtime.processes
-        for at in range(start, len(batches), gathered):
-            numbers = batches[at : at + gathered]
+        training, processes, order = self.config.training, self.runtime.processes, self.loader.batches(epoch)
+        for at in range(start, len(order), training.gradient_accumulation_steps):
+            rows = order[at : at + training.gradient_accumulation_steps]
+            seeds = (training.seed, step, 1)
             yield [
-                collate_shard(
-                    share, numbers, epoch, self.objective, self.loader, self.vocabulary, (seed, step, 1)
-                )
-                for share in batch_shards(len(numbers), processes.rank, processes.count)
+                collate_shard(shard, rows, epoch, self.objective, self.loader, self.vocabulary, seeds)
+                for shard in batch_shards(len(rows), processes.rank, processes.count)
             ]
             step += 1
 
-    def _step(self, parts: list[Batch]) -> None:
-        """One change of the weights, by gradients of the mean over all parts together."""
-        training, state = self.config.training, self.state
-        self._set_to_learn()
-        seed_everything(training.seed, state.step, 2, *self.runtime.processes.seed_offset)
-        whole = self._agree(parts)
-        for part in parts:  # one graph alive at a time
-            moved = part.to(self.runtime.device)
-            reading = nullcontext() if self.compiled is None else self.compiled.reading(moved)
-            with reading, self.runtime.autocast():
-                losses = self.strategy.losses(self.objective, moved, is_last=part is parts[-1])
-            mean = sum_of_means(losses, whole)
-            if not self.runtime.processes.is_alone:
-                mean = mean * (0.0 if part.is_dummy else self.strategy.scale)
-            mean.backward()
+    def step(self, parts: list[Batch]) -> None:
+        """One update of the weights, by the gradients of the mean loss over all parts together."""
+        config, state, processes = self.config, self.state, self.runtime.processes
+        self._set_train_mode()
+        seed_everything(config.training.seed, state.step, 2, *processes.seed_offset)
+        label_counts = self._sum_label_counts(parts)
+        for part in parts:  # one graph in memory at a time
+            batch = part.to(self.runtime.device)
+            with (
+                nullcontext() if self.compiled is None else self.compiled.installed_for(batch),
+                self.runtime.autocast(),
+            ):
+                losses = self.strategy.losses(self.objective, batch, is_last=part is parts[-1])
+            loss = weighted_mean(losses, label_counts)
+            if not processes.is_alone:
+                loss = loss * (0.0 if part.is_dummy else self.strategy.scale)
+            loss.backward()
             if not part.is_dummy:
-                self._since.add(losses, part)
-        learning = [weight for weight in self.model.parameters() if weight.grad is not None]
-        if self.config.optimizer.max_grad_norm:
-            torch.nn.utils.clip_grad_norm_(learning, self.config.optimizer.max_grad_norm)
-        share = lr_factor(self.progress, self.config.lr_schedule, state.step)
-        self.rate = self.config.optimizer.learning_rate * share
-        self.optimizer.step(self.rate)
+                self._meters.add(losses, part)
+        if config.optimizer.max_grad_norm:
+            weights = [weight for weight in self.model.parameters() if weight.grad is not None]
+            torch.nn.utils.clip_grad_norm_(weights, config.optimizer.max_grad_norm)
+        factor = lr_factor(self.progress, config.lr_schedule, state.step)
+        self.learning_rate = config.optimizer.learning_rate * factor
+        self.optimizer.step(self.learning_rate)
         state.step += 1
-        state.batch = min(state.batch + training.gradient_accumulation_steps, self.loader.count(state.epoch))
+        state.batch += config.training.gradient_accumulation_steps
+        if state.batch >= self.loader.count(state.epoch):
+            state.epoch, state.batch = state.epoch + 1, 0
 
-    def _set_to_learn(self) -> None:
-        """What evaluations have changed is undone; what has not changed since the last step costs no time."""
+    def _set_train_mode(self) -> None:
+        """Undo what evaluations changed, and unfreeze layers at the beginning of an epoch."""
         training, epoch = self.config.training, self.state.epoch
-        if training.gradual_unfreezing_epochs is not None and epoch != self._thawed_at:
+        if training.gradual_unfreezing_epochs is not None and epoch != self._unfrozen_epoch:
             set_trainable_layers(
                 self.model, training.freeze_backbone, training.gradual_unfreezing_epochs, epoch
             )
-            self._thawed_at = epoch
+            self._unfrozen_epoch = epoch
         self.strategy.refresh()
         if not self.model.training or (training.freeze_backbone and self.model.backbone.training):
             self.model.train()
             if training.freeze_backbone:
                 self.model.backbone.eval()
 
-    def _agree(self, parts: list[Batch]) -> dict[str, int]:
-        """How many answers of each kind the step has, over all processes; what else they must agree on goes along."""
-        own: dict[str, float] = {}
+    def _sum_label_counts(self, parts: list[Batch]) -> dict[str, int]:
+        """The labels of each head in this step over all processes, which agree on clock and signals at the same time."""
+        own: dict[str, float] = {"tokens": sum(0 if part.is_dummy else part.num_tokens for part in parts)}
         for part in parts:
             for name, count in part.label_counts.items():
                 own[f"count {name}"] = own.get(f"count {name}", 0) + count
-            own["tokens"] = own.get("tokens", 0) + (0 if part.is_dummy else part.num_tokens)
-        if self.runtime.processes.is_alone:
-            found = own
-        else:
-            found = self._seen = self.runtime.processes.all_reduce({**own, **self._moment()})
-        self.state.tokens += round(found["tokens"])
+        if not self.runtime.processes.is_alone:
+            own = self._clock = self.runtime.processes.all_reduce({**own, **self._read_own_clock()})
+        self.state.tokens += round(own["tokens"])
+        return {name.removeprefix("count "): round(own[name]) for name in own if name.startswith("count ")}
+
+    def _read_own_clock(self) -> dict[str, float]:
+        """What this process's clock and signals say; the main process's clock counts for all."""
+        now, minutes = time.monotonic(), self.config.training.save_minutes
+        is_main = self.runtime.processes.is_main
+        is_late = minutes is not None and now - self._last_save >= 60 * minutes
         return {
-            name.removeprefix("count "): round(found[name]) for name in found if name.startswith("count ")
+            "seconds": (now - self._start) if is_main else 0.0,
+            "late": float(is_late and is_main),
+            "stop": float(bool(self.stop)),
         }
 
-    def _turn_epoch(self) -> None:
-        if self.state.batch >= self.loader.count(self.state.epoch):
-            self.state.epoch, self.state.batch = self.state.epoch + 1, 0
+    def _read_clock(self) -> None:
+        """Update time and signals; several processes agreed on them at the beginning of the step."""
+        if self.runtime.processes.is_alone:
+            self._clock = self._read_own_clock()
+        self.state.seconds = self._clock["seconds"]
 
-    def _take_average(self, done: bool) -> None:
-        if self.average.kind == "none":
-            return
-        state, steps = self.state, self.steps_in(0)
-        left = (self.total_steps - state.step) / steps if self.total_steps is not None else 0.0
-        if self.config.training.max_epochs is not None:
-            left = self.config.training.max_epochs - self.epochs_done
-        is_end = done or state.batch == 0
-        state.averaged = self.average.take(self.model, state.step, steps, is_end, left, state.averaged)
+    # --- After a step -----------------------------------------------------------------------------------------------
 
-    @property
-    def epochs_done(self) -> float:
-        """Epochs read so far, with the part of the current one."""
-        if not self.state.batch:  # an epoch that may never be read is not counted
-            return float(self.state.epoch)
-        return self.state.epoch + self.state.batch / max(1, self.loader.count(self.state.epoch))
-
-    def _tell(self, done: bool) -> None:
-        state = self.state
-        if not (done or state.step == 1 or state.step % TOLD_EVERY == 0):
-            return
-        found = self._since.finish(state.seconds, self.runtime.processes.all_reduce(self._since.sums()))
-        if not math.isfinite(found["loss"]):
+    def _report(self) -> None:
+        state, sums = self.state, self.runtime.processes.all_reduce(self._meters.values())
+        heads = [name.removeprefix("count ") for name in sums if name.startswith("count ") and sums[name]]
+        losses = {head: sums[f"loss {head}"] / sums[f"count {head}"] for head in heads}
+        loss, count = sum(losses.values()), sum(sums[f"count {head}"] for head in heads)
+        if not math.isfinite(loss):
             error = Diverged(
-                f"the loss is {found['loss']} at step {state.step}: training has diverged",
+                f"the loss is {loss} at step {state.step}: training has diverged",
                 hint="lower --set optimizer.learning_rate, or raise lr_schedule.warmup_ratio",
             )
             error.is_shared = True
@@ -382,21 +316,45 @@ class Trainer:
                 step=state.step,
                 epoch=self.epochs_done,
                 progress=min(1.0, progress),
-                loss=found["loss"],
-                accuracy=found["accuracy"],
-                learning_rate=self.rate,
+                loss=loss,
+                accuracy=sum(sums[f"correct {head}"] for head in heads) / max(1, count),
+                learning_rate=self.learning_rate,
                 tokens=state.tokens,
-                tokens_per_second=found["tokens_per_second"],
-                padding=found["padding"],
+                tokens_per_second=sums["tokens"] / max(1e-9, state.seconds - self._last_report),
+                padding=1 - sums["tokens"] / max(1, sums["positions"]),
                 seconds=state.seconds,
                 seconds_left=max(0.0, state.seconds / max(progress, 1e-9) * (1 - progress)),
-                losses=self._since.by_head,
+                losses=losses,
             )
         )
+        self._meters.sums, self._last_report = {}, state.seconds
 
-    def _is_due(self) -> bool:
+    def _update_average(self, is_done: bool) -> None:
+        if self.average.kind == "none":
+            return
+        state, steps, epochs = self.state, self.steps_in(0), self.config.training.max_epochs
+        left = (self.total_steps - state.step) / steps if self.total_steps is not None else 0.0
+        if epochs is not None:
+            left = epochs - self.epochs_done
+        is_end = is_done or state.batch == 0
+        state.num_averaged = self.average.update(
+            self.model, state.step, steps, is_end, left, state.num_averaged
+        )
+
+    def _save_if_due(self, save: Callable[[], None], is_done: bool) -> None:
+        steps, is_stopped = self.config.training.save_steps, bool(self._clock["stop"])
+        is_due = bool(self._clock["late"]) or (steps is not None and self.state.step % steps == 0)
+        if is_stopped or (is_due and not is_done):
+            self.state.meters = self.runtime.processes.all_reduce(self._meters.values())
+            save()
+            self._last_save = time.monotonic()
+            self.on_event(Saved(self.state.step))
+        if is_stopped:
+            raise Stopped(self.stop.signal or signal.SIGTERM)
+
+    def _is_evaluation_due(self) -> bool:
         state, training = self.state, self.config.training
-        if state.evaluated_at == state.step:
+        if state.evaluated_step == state.step:
             return False
         if state.step == 0 or self.progress >= 1:
             return True
@@ -404,33 +362,32 @@ class Trainer:
             return state.step % training.eval_steps == 0
         if (
             self.objective.reads == "blocks"
-        ):  # an epoch over a corpus can be the whole run: mark every tenth of it
+        ):  # one epoch of a corpus can be the whole run: at every tenth of it
             return int(10 * self.progress) > int(10 * state.evaluated_progress)
         return state.batch == 0
 
-    def _evaluate_if_due(self) -> None:
-        if self.evaluate is None or not self._is_due():
+    def evaluate_if_due(self) -> None:
+        """Evaluate the model, with averaged weights if there are some, and retain the best weights."""
+        if self.evaluate is None or not self._is_evaluation_due():
             return
         self.model.eval()
-        with self.average.shown(self.model):
-            self._mark(self.strategy.read(self.evaluate))
+        with self.average.applied_to(self.model):
+            found = self.strategy.read(self.evaluate)
+            state = self.state
+            state.evaluated_step, state.evaluated_progress = state.step, self.progress
+            best = -math.inf if state.best_value is None else state.best_value
+            is_best = found.objective_value > best and (state.step > 0 or self.may_select_initial)
+            if is_best:
+                state.best_value, state.best_step = found.objective_value, state.step
+                if self.config.training.checkpoint_selection == "best":
+                    self.best = {name: w.detach().clone() for name, w in self.model.state_dict().items()}
+            state.curve.append({"epoch": round(self.epochs_done, 4), "step": state.step, **found.values})
+            self.on_event(Evaluated(state.step, self.epochs_done, found.values, is_best))
 
-    def _mark(self, found: Evaluation) -> None:
-        """Write down the marks of the weights that stand in the model, and keep those if they are the best."""
-        state = self.state
-        state.evaluated_at, state.evaluated_progress = state.step, self.progress
-        is_best = found.rank > state.best_value and (state.step > 0 or self.may_select_initial)
-        if is_best:
-            state.best_value, state.best_step = found.rank, state.step
-            if self.config.training.checkpoint_selection == "best":
-                self.best = {
-                    name: weight.detach().clone() for name, weight in self.model.state_dict().items()
-                }
-        state.curve.append({"epoch": round(self.epochs_done, 4), "step": state.step, **found.values})
-        self.on_event(Evaluated(state.step, self.epochs_done, found.values, is_best))
+    # --- The result, and checkpoints --------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Put the weights to keep into the model: the best on validation, or the last, averaged if that was asked."""
+        """Load the final weights into the model: the best on validation, or the last ones or their average."""
         if self.config.training.checkpoint_selection == "best" and self.best is not None:
             self.model.load_state_dict(self.best)
         elif self.average.tensors:
@@ -438,7 +395,7 @@ class Trainer:
         self.model.eval()
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
-        """All tensors that a resume needs, whole; with the main process alone where the model is sharded."""
+        """All tensors that a resume needs, unsharded; of a sharded model the main process alone returns them."""
         found = {"model": self.model.state_dict(), "optimizer": self.optimizer.tensors()}
         if self.best is not None:
             found["best"] = self.best
@@ -447,22 +404,21 @@ class Trainer:
         return {name: self.strategy.whole(tensors) for name, tensors in found.items()}
 
     def load(self, parts: Mapping[str, Mapping[str, Tensor]] | None, state: dict[str, Any]) -> None:
-        """Take up what `parts` and the state gave; the main process has them, and hands them on."""
+        """Restore what `parts` and the state's `to_dict` returned; the main process alone passes parts."""
         processes, weights = self.runtime.processes, self.model.state_dict()
-        there = processes.all_reduce({name: float(name in (parts or {})) for name in PARTS})
-        for name in (name for name in PARTS if there[name]):
-            found = {}
+        for name in processes.broadcast(lambda: [part for part in PARTS if part in (parts or {})]):
+            tensors = {}
             for key, tensor in processes.broadcast_tensors(None if parts is None else parts[name]):
                 like = self.optimizer.weight_of(key) if name == "optimizer" else weights[key]
-                found[key] = self.strategy.part(tensor, like)
+                tensors[key] = self.strategy.part(tensor, like)
             if name == "model":
-                self.model.load_state_dict(found)
+                self.model.load_state_dict(tensors)
             elif name == "optimizer":
-                self.optimizer.load(found)
+                self.optimizer.load(tensors)
             else:
-                kept = {key: tensor.to(self.runtime.device) for key, tensor in found.items()}
+                tensors = {key: tensor.to(self.runtime.device) for key, tensor in tensors.items()}
                 if name == "best":
-                    self.best = kept
+                    self.best = tensors
                 else:
-                    self.average.tensors = kept
+                    self.average.tensors = tensors
         self.state = State.from_dict(state)

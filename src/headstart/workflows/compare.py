@@ -1,7 +1,7 @@
-"""What the pretraining bought: classical, scratch, frozen and fine-tuned arms at equal budget over several seeds.
+"""What the pretraining is worth: classical, scratch, frozen and fine-tuned arms at equal budget over several seeds.
 
-Every trained model is written down as soon as it is done, and the one under way keeps its training state as any run
-does, so a comparison that dies goes on where it was.
+The result of every trained model is written when it is finished, and the current one has checkpoints as any run has, so
+a comparison that was stopped can be resumed.
 """
 
 import json
@@ -10,51 +10,61 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from headstart.atomic_io import content_hash, write_json
-from headstart.config import RunConfig, merge
-from headstart.data.augmentation import check_dropout
+from headstart.config import BUDGETS, RunConfig, merge, resolve
+from headstart.data.augmentation import check_bpe_dropout
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import without_apart
+from headstart.data.decontamination import exclude_evaluation_texts
+from headstart.data.documents import open_documents
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives import make_objective
-from headstart.results import Comparison, SeedResult, Transfer, comparison_from
-from headstart.training.callbacks import Event, Stage
+from headstart.planning.flops import count_flops
+from headstart.planning.workload import make_workload
+from headstart.results import ArmKind, Comparison, TransferReport, comparison_from
+from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import graceful_shutdown
-from headstart.workflows.arms import (
-    Encoder,
-    Fit,
-    Part,
-    ensemble,
-    fold_parts,
-    join,
-    labels_in,
-    read_fit,
-    train_fit,
-    whole_part,
-    write_fit,
+from headstart.workflows.compare_analysis import (
+    FROZEN_RATE,
+    ComparisonInputs,
+    Experiment,
+    Results,
+    analyze,
+    write_comparison,
 )
-from headstart.workflows.conclude import ARMS, FROZEN_RATE, OPTIONAL_ARMS, Plan, conclude, write_comparison
-from headstart.workflows.finetune import finetune_config, uses_recommendation
-from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.labelled import data_fingerprint
-from headstart.workflows.notes import notes_after, notes_before
+from headstart.workflows.compare_cells import (
+    CellResult,
+    TextEncoder,
+    Variant,
+    combine_folds,
+    ensemble,
+    make_folds,
+    train_cell,
+)
+from headstart.workflows.finetune import choose_tokenizer, data_fingerprint
+from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config, uses_recommendation
+from headstart.workflows.pretrain import pretrain
 from headstart.workflows.run_dir import RunDir, absolute_paths, command_line, with_absolute_paths
-from headstart.workflows.tokenizers import choose_tokenizer
+from headstart.workflows.tokenize_corpus import learn_tokenizer
+
+ARMS: tuple[ArmKind, ...] = ("classical", "scratch", "frozen", "fine-tuned")
+OPTIONAL_ARMS: tuple[ArmKind, ...] = ("ensemble",)
+FROZEN = {"training": {"freeze_backbone": True, "reinit_top_layers": 0, "gradual_unfreezing_epochs": None}}
+DEFAULT_TOKENS = 5_000_000  # that the first objective reads, when no budget is given
+OnEvent = Callable[[Event], None]
+Settings = Mapping[str, Any]
 
 
 def compare(
     data: str,
-    bases: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
+    bases: Sequence[str] | Mapping[str, Settings] = (),
     out: str | Path = "runs/compare",
     *,
     seeds: int = 3,
@@ -63,44 +73,68 @@ def compare(
     folds: int | None = None,
     arms: Sequence[str] = ARMS,
     preset: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    mark: float | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    settings: Settings | None = None,
+    target_accuracy: float | None = None,
+    on_event: OnEvent = lambda event: None,
 ) -> Comparison:
     """Train every arm with every seed at every label budget, and report what differs beyond chance.
 
     With `folds`, train and valid are put together and every text is held out once; test is not read. `bases` may map
-    each base to settings of its own, which override the common ones. A base with such settings gets no arm from
-    scratch and is tested against those of the others.
+    each base to settings of its own, which override the common ones. A base with such settings is an extra model: it
+    has no arm from scratch and is tested against those of the others.
     """
     require_single_process("a comparison")
-    known = (*ARMS, *OPTIONAL_ARMS)
     for name in arms:
-        if name not in known:
-            raise ConfigError(f"no arm is called {name!r}", hint=nearest(name, known))
+        if name not in (*ARMS, *OPTIONAL_ARMS):
+            raise ConfigError(f"no arm is called {name!r}", hint=nearest(name, (*ARMS, *OPTIONAL_ARMS)))
     if seeds < 1:
-        raise ConfigError(f"{seeds} seeds train nothing", hint="--seeds 3 or more tells luck from difference")
+        raise ConfigError(
+            f"{seeds} seeds train nothing", hint="--seeds 3 or more separates luck from difference"
+        )
     own = bases if isinstance(bases, Mapping) else {}
-    inputs = {
-        "data": absolute_paths([data])[0],
-        "bases": absolute_paths(list(bases)),
-        "names": _names(list(bases)),
-        "own_settings": [dict(own.get(base, {})) for base in bases],
-        "seeds": list(range(first_seed, first_seed + seeds)),
-        "labels": sorted(set(labels)) if labels else None,
-        "folds": folds,
-        "arms": list(arms),
-        "preset": preset,
-        "settings": _with_whole_paths(json.loads(json.dumps(dict(settings or {})))),
-        "mark": mark,
-        "command": command_line(),
-    }
+    given = with_absolute_paths(json.loads(json.dumps(dict(settings or {}))))
+    if (tokenizer := given.get("tokenizer", {}).get("type")) is not None:
+        given["tokenizer"]["type"] = absolute_paths([tokenizer])[0]
+    inputs = ComparisonInputs(
+        data=absolute_paths([data])[0],
+        bases=absolute_paths(list(bases)),
+        names=_short_names(list(bases)),
+        own_settings=[dict(own.get(base, {})) for base in bases],
+        seeds=list(range(first_seed, first_seed + seeds)),
+        labels=sorted(set(labels)) if labels else None,
+        folds=folds,
+        arms=list(arms),
+        preset=preset,
+        settings=given,
+        target_accuracy=target_accuracy,
+        command=command_line(),
+    )
     with RunDir.create(Path(out)) as folder:
-        return _run(folder.path, inputs, on_event)
+        return _run_comparison(folder.path, inputs, on_event)
 
 
-def _names(bases: Sequence[str]) -> list[str]:
-    """A short name for each base, as much of its path as tells it from the others."""
+def is_comparison(path: Path) -> bool:
+    """Whether a folder holds a comparison."""
+    return (path / "compare.json").is_file()
+
+
+def resume_compare(path: Path, on_event: OnEvent) -> Comparison | None:
+    """Resume a comparison; None when it was finished before."""
+    require_single_process("a comparison")
+    if (path / "report.html").exists():
+        return None
+    with RunDir(path):
+        content = json.loads((path / "compare.json").read_text("utf-8"))
+        return _run_comparison(path, ComparisonInputs(**content["inputs"]), on_event)
+
+
+def read_comparison(path: Path) -> Comparison:
+    """The result of a finished comparison."""
+    return comparison_from(json.loads((path / "comparison.json").read_text("utf-8")))
+
+
+def _short_names(bases: Sequence[str]) -> list[str]:
+    """A short name for each base, as much of its path as is needed to distinguish it from the others."""
     paths = [Path(base).resolve() if Path(base).exists() else Path(base) for base in bases]
     for depth in range(1, 1 + max((len(path.parts) for path in paths), default=1)):
         names = ["/".join(path.parts[-depth:]) for path in paths]
@@ -109,240 +143,256 @@ def _names(bases: Sequence[str]) -> list[str]:
     raise ConfigError("one base is given twice", hint="name each --base once")
 
 
-def _with_whole_paths(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings in which a tokenizer and other sets are found from any folder."""
-    kind = settings.get("tokenizer", {}).get("type")
-    if kind is not None:
-        settings["tokenizer"]["type"] = absolute_paths([kind])[0]
-    return with_absolute_paths(settings)
-
-
-def is_comparison(path: Path) -> bool:
-    """Whether a folder holds a comparison."""
-    return (path / "compare.json").is_file()
-
-
-def resume_compare(path: Path, on_event: Callable[[Event], None]) -> Comparison | None:
-    """Go on with a comparison; None when it was finished before."""
-    require_single_process("a comparison")
-    if (path / "report.html").exists():
-        return None
-    with RunDir(path):
-        return _run(path, json.loads((path / "compare.json").read_text("utf-8"))["inputs"], on_event)
-
-
-def read_comparison(path: Path) -> Comparison:
-    """What a finished comparison found."""
-    return comparison_from(json.loads((path / "comparison.json").read_text("utf-8")))
-
-
-def _run(out: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Comparison:
+def _run_comparison(out: Path, inputs: ComparisonInputs, on_event: OnEvent) -> Comparison:
     started = time.time()
     bases = [
-        replace(load_model(path), name=name)
-        for path, name in zip(inputs["bases"], inputs["names"], strict=True)
+        replace(load_model(path), name=name) for path, name in zip(inputs.bases, inputs.names, strict=True)
     ]
-    first, _ = finetune_config(bases[0] if bases else None, inputs["preset"], inputs["settings"])
-    folds = inputs.get("folds")
-    whole = load_dataset(inputs["data"], first.data, with_test=folds is None)
-    if first.data.exclude_eval_texts_of:
-        whole = without_apart(whole, first.data.exclude_eval_texts_of)
-    parts, judged = fold_parts(whole, folds) if folds is not None else (whole_part(whole), whole)
-    most = labels_in(parts)
-    budgets = inputs["labels"] or [first.data.train_size or most]
-    for seed in (inputs["seeds"][0], inputs["seeds"][-1]):
-        first.with_({"training": {"seed": seed}})
-    for budget in budgets:  # a budget that the data cannot meet is told before anything is trained
-        if budget != most:
-            balanced_subset(parts[0].dataset, budget, inputs["seeds"][0])
-    largest = parts[0].dataset if max(budgets) == most else balanced_subset(parts[0].dataset, max(budgets), 0)
-    plans = _plans(bases, inputs, judged, largest, parts[0].scored, on_event)
-    _check(plans, inputs, budgets, most)
-    for plan in plans:
-        if plan.kind != "classical":
-            check_dropout(plan.tokenizer, parts[0].dataset.texts("train"), plan.config.training)
-    notes = [*judged.notes, *notes_before(parts, plans, inputs)]
-    _begin(out, inputs, whole, [content_hash(trained.info.to_dict()) for trained in bases])
-    results, transfers = _train_all(out, inputs, plans, parts, budgets, most, on_event)
-    notes += notes_after(plans, results)
-    scored = parts[0].scored if folds is None else f"{folds} folds"
-    examples = [example for part in parts for example in part.examples]
-    truth = np.concatenate([part.dataset.targets(part.scored) for part in parts])
-    comparison = conclude(
-        inputs, whole, examples, truth, scored, budgets, plans, results, transfers, notes, started
-    )
+    experiment = _plan_experiment(inputs, bases, on_event)
+    _write_inputs(out, experiment, bases)
+    results, transfers = _train_all(out, experiment, on_event)
+    comparison = analyze(experiment, results, transfers, started)
     write_comparison(out, comparison)
     return comparison
 
 
-def _check(plans: list[Plan], inputs: dict[str, Any], budgets: list[int], most: int) -> None:
-    if not plans:
+def _plan_experiment(inputs: ComparisonInputs, bases: list[LoadedModel], on_event: OnEvent) -> Experiment:
+    """Everything to train, checked before the first model is trained."""
+    config, _ = finetune_config(bases[0] if bases else None, inputs.preset, inputs.settings)
+    dataset = load_dataset(inputs.data, config.data, with_test=inputs.folds is None)
+    if config.data.exclude_eval_texts_of:
+        dataset = exclude_evaluation_texts(dataset, config.data.exclude_eval_texts_of)
+    folds, scored = make_folds(dataset, inputs.folds)
+    all_labels = min(len(fold.dataset.train) for fold in folds)
+    budgets = inputs.labels or [config.data.train_size or all_labels]
+    for seed in (inputs.seeds[0], inputs.seeds[-1]):
+        config.with_({"training": {"seed": seed}})
+    for budget in budgets:
+        if budget != all_labels:
+            balanced_subset(folds[0].dataset, budget, inputs.seeds[0])
+    largest = folds[0].dataset
+    if max(budgets) != all_labels:
+        largest = balanced_subset(largest, max(budgets), 0)
+    variants = _make_variants(bases, inputs, scored, largest, folds[0].split, on_event)
+    if not variants:
         raise ConfigError(
             "there is nothing to train: these arms need a base", hint="add --base RUN, or other --arms"
         )
-    if "ensemble" not in inputs["arms"]:
-        return
-    if len(inputs["seeds"]) < 2 or not any(plan.kind == "ensemble" for plan in plans):
+    has_ensemble = any(variant.kind == "ensemble" for variant in variants)
+    if "ensemble" in inputs.arms and (len(inputs.seeds) < 2 or not has_ensemble):
         raise ConfigError(
             "an ensemble is of the seeds of a fine-tuned base",
             hint="add --base RUN and the arm fine-tuned, with two seeds or more",
         )
-    if any(budget != most for budget in budgets):
+    if has_ensemble and any(budget != all_labels for budget in budgets):
         raise ConfigError(
             "each seed draws its own labels, so their ensemble would learn from more than the budget",
             hint="leave out --train-size, or the arm ensemble",
         )
+    for variant in variants:
+        if variant.kind != "classical":
+            check_bpe_dropout(variant.tokenizer, folds[0].dataset.texts("train"), variant.config.training)
+    return Experiment(inputs, dataset, folds, all_labels, budgets, variants, scored.notes)
 
 
-def _train_all(
-    out: Path,
-    inputs: dict[str, Any],
-    plans: list[Plan],
-    parts: list[Part],
-    budgets: list[int],
-    most: int,
-    on_event: Callable[[Event], None],
-) -> tuple[dict[tuple[str, int], list[SeedResult]], dict[str, Transfer | None]]:
-    """Every arm's results by name and budget, and what each carried over; what is on disk is not trained again."""
-    first_seed = inputs["seeds"][0]
-    jobs = [
-        (plan, budget, seed, number)
-        for budget in budgets
-        for seed in inputs["seeds"]
-        for plan in plans
-        if plan.kind != "ensemble"
-        and not (plan.kind == "classical" and seed != first_seed and budget == most)
-        for number in range(len(parts))
-    ]
-    encoder, state = Encoder(), RunDir(out).checkpoints
-    fits: dict[tuple[str, int, int], list[Fit]] = {}
-    transfers: dict[str, Transfer | None] = {}
-    try:
-        with graceful_shutdown() as stop:
-            for done, (plan, budget, seed, number) in enumerate(jobs):
-                fold = f", fold {number + 1}" if len(parts) > 1 else ""
-                on_event(Stage(f"{plan.name}, {budget} labels{fold}, seed {seed}", done, len(jobs)))
-                name = f"{_slug(plan.name)}-{budget}-{seed}" + (f"-{number}" if len(parts) > 1 else "")
-                path = out / "arms" / f"{name}.json"
-                fit = read_fit(path)
-                if fit is None:
-                    own = None if budget == most else budget
-                    fit = train_fit(plan, parts[number], own, seed, encoder, stop, on_event, state)
-                    write_fit(path, fit)
-                    shutil.rmtree(state, ignore_errors=True)
-                    if stop:
-                        raise Stopped(stop.signal or 0)
-                fits.setdefault((plan.name, budget, seed), []).append(fit)
-                transfers[plan.name] = fit.transfer
-    except Stopped as stopped:
-        stopped.again = f"headstart resume {shlex.quote(str(out))}"
-        raise
-    shutil.rmtree(state, ignore_errors=True)  # of a last fit that was written down before the comparison died
-    for plan in plans:
-        for budget in budgets if plan.kind == "ensemble" else []:
-            members = [fits[plan.members, budget, seed] for seed in inputs["seeds"]]
-            fits[plan.name, budget, first_seed] = [ensemble(models) for models in zip(*members, strict=True)]
-    results: dict[tuple[str, int], list[SeedResult]] = {}
-    for (name, budget, seed), models in fits.items():
-        results.setdefault((name, budget), []).append(join(models, parts, seed))
-    return results, transfers
-
-
-def _begin(out: Path, inputs: dict[str, Any], whole: Dataset, bases: list[str]) -> None:
-    """Write down what is compared, or check that a comparison taken up again reads the same data and bases."""
-    path, marks = out / "compare.json", {"fingerprint": data_fingerprint(whole), "bases": bases}
-    if path.exists():
-        known = json.loads(path.read_text("utf-8"))
-        for name, what in (("fingerprint", "data"), ("bases", "bases")):
-            if known[name] != marks[name]:
-                raise RunError(
-                    f"the {what} of {out} changed since the comparison began", hint="put the old back"
-                )
-    write_json(path, {"inputs": inputs, **marks})
-
-
-def _plans(
+def _make_variants(
     bases: list[LoadedModel],
-    inputs: dict[str, Any],
-    judged: Dataset,
+    inputs: ComparisonInputs,
+    scored: Dataset,
     largest: Dataset,
-    scored: str,
-    on_event: Callable[[Event], None],
-) -> list[Plan]:
-    """The arms, in the order of the report; their settings are those for the `largest` number of labels."""
-    extra = {"training": {"checkpoint_selection": "last"}} if scored == "valid" else {}
-    settings = merge(extra, inputs["settings"])
-    frozen = {
-        "training": {"freeze_backbone": True, "reinit_top_layers": 0, "gradual_unfreezing_epochs": None}
-    }
-    plans: list[Plan] = []
-    twins: dict[tuple[str, str], str] = {}
-    starts: list[tuple[LoadedModel | None, Mapping[str, Any]]] = list(
-        zip(bases, inputs["own_settings"], strict=True)
-    )
+    split: str,
+    on_event: OnEvent,
+) -> list[Variant]:
+    """The variants, in the order of the report; their settings are those for the `largest` label budget."""
+    last: Settings = {"training": {"checkpoint_selection": "last"}} if split == "valid" else {}
+    shared, preset = merge(last, inputs.settings), inputs.preset
+    starts: list[tuple[LoadedModel | None, Settings]] = list(zip(bases, inputs.own_settings, strict=True))
     if all(own for _, own in starts):
         starts = [(None, {}), *starts]
-    for trained, own in starts:
-        wanted = merge(settings, own)
-        draft, _ = finetune_config(trained, inputs["preset"], wanted)
-        tokenizer = choose_tokenizer(draft, judged, trained, on_event)
+    variants: list[Variant] = []
+    controls: dict[tuple[str, str], str] = {}  # by model and tokenizer
+    for base, own in starts:
+        settings = merge(shared, own)
+        tokenizer = choose_tokenizer(finetune_config(base, preset, settings)[0], scored, base, on_event)
         facts = DatasetFacts.of(largest, tokenizer)
-        control = _configuring(trained, inputs["preset"], settings, is_control=True)
-        tuned = _configuring(trained, inputs["preset"], wanted)
-        usual, config = control(facts), tuned(facts)
-        asked, objective = make_objective(usual.objective), make_objective(config.objective)
-        is_recommended = trained is not None and uses_recommendation(
-            trained, facts, config, objective, wanted
-        )
-        if not plans and "classical" in inputs["arms"]:
-            plans.append(Plan("classical", "classical", usual, asked, tokenizer))
-        twin = (usual.model.model_dump_json(), tokenizer.fingerprint)
-        if "scratch" in inputs["arms"] and twin not in twins and not own:
-            name = "scratch" if not twins or trained is None else f"scratch like {trained.name}"
-            plans.append(Plan(name, "scratch", usual, asked, tokenizer, configure=control))
-            twins[twin] = name
-        if trained is None:
+        scratch = _configure(base, preset, shared, is_control=True)
+        frozen = _configure(base, preset, merge(settings, FROZEN), rate=FROZEN_RATE)
+        tuned = _configure(base, preset, settings)
+        shape = (scratch(facts).model.model_dump_json(), tokenizer.fingerprint)
+        if not variants and "classical" in inputs.arms:
+            variants.append(Variant("classical", "classical", None, tokenizer, scratch(facts), scratch))
+        if "scratch" in inputs.arms and shape not in controls and not own:
+            name = "scratch" if not controls or base is None else f"scratch like {base.name}"
+            variants.append(Variant(name, "scratch", None, tokenizer, scratch(facts), scratch))
+            controls[shape] = name
+        if base is None:
             continue
-        rest = (objective, tokenizer, trained, trained.name, "" if own else twins.get(twin, ""))
-        if "frozen" in inputs["arms"]:
-            still = _configuring(trained, inputs["preset"], merge(wanted, frozen), rate=FROZEN_RATE)
-            plans.append(
-                Plan(
-                    f"{trained.name} frozen",
-                    "frozen",
-                    still(facts),
-                    *rest,
-                    is_recommended=is_recommended,
-                    configure=still,
+        config = tuned(facts)
+        is_recommended = uses_recommendation(base, facts, config, make_objective(config.objective), settings)
+        control = "" if own else controls.get(shape, "")
+        kinds: list[tuple[ArmKind, Callable[[DatasetFacts], RunConfig]]] = [
+            ("frozen", frozen),
+            ("fine-tuned", tuned),
+        ]
+        for kind, configure in kinds:
+            if kind in inputs.arms:
+                name = f"{base.name} {kind}"
+                variants.append(
+                    Variant(
+                        name, kind, base, tokenizer, configure(facts), configure, control, "", is_recommended
+                    )
                 )
-            )
-        if "fine-tuned" in inputs["arms"]:
-            name = f"{trained.name} fine-tuned"
-            plans.append(
-                Plan(name, "fine-tuned", config, *rest, is_recommended=is_recommended, configure=tuned)
-            )
-            if "ensemble" in inputs["arms"]:
-                of_seeds = (objective, tokenizer, trained, trained.name, name, name)
-                plans.append(Plan(f"{trained.name} ensemble", "ensemble", config, *of_seeds))
-    return plans
+        if "ensemble" in inputs.arms and "fine-tuned" in inputs.arms:
+            name, members = f"{base.name} ensemble", f"{base.name} fine-tuned"
+            variants.append(Variant(name, "ensemble", base, tokenizer, config, tuned, members, members))
+    return variants
 
 
-def _configuring(
-    trained: LoadedModel | None,
+def _configure(
+    base: LoadedModel | None,
     preset: str | None,
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
     is_control: bool = False,
     rate: float = 1.0,
 ) -> Callable[[DatasetFacts], RunConfig]:
-    """An arm's settings as a function of its dataset; `rate` multiplies the learning rate."""
+    """The settings of a variant as a function of its dataset; `rate` multiplies the learning rate."""
 
     def configure(facts: DatasetFacts) -> RunConfig:
-        config, _ = finetune_config(trained, preset, settings, data=facts, is_control=is_control)
+        config, _ = finetune_config(base, preset, settings, data=facts, is_control=is_control)
         return config.with_({"optimizer": {"learning_rate": config.optimizer.learning_rate * rate}})
 
     return configure
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name) + "-" + content_hash(name)[:6]
+def _write_inputs(out: Path, experiment: Experiment, bases: list[LoadedModel]) -> None:
+    """Write compare.json, or check that a resumed comparison reads the same data and bases."""
+    path = out / "compare.json"
+    found = {
+        "fingerprint": data_fingerprint(experiment.dataset),
+        "bases": [content_hash(base.info.to_dict()) for base in bases],
+    }
+    if path.exists():
+        known = json.loads(path.read_text("utf-8"))
+        for name, what in (("fingerprint", "data"), ("bases", "bases")):
+            if known[name] != found[name]:
+                raise RunError(
+                    f"the {what} of {out} changed since the comparison started",
+                    hint=f"restore the old {what}, or choose another --out",
+                )
+    write_json(path, {"inputs": asdict(experiment.inputs), **found})
+
+
+def _train_all(
+    out: Path, experiment: Experiment, on_event: OnEvent
+) -> tuple[Results, dict[str, TransferReport | None]]:
+    """The results of every variant by name and budget, and its transferred weights; what is on disk is not trained again."""
+    seeds, folds, all_labels = experiment.inputs.seeds, experiment.folds, experiment.all_labels
+    cells = [
+        (variant, budget, seed, number)
+        for budget in experiment.budgets
+        for seed in seeds
+        for variant in experiment.variants
+        if variant.kind != "ensemble"
+        and not (variant.kind == "classical" and seed != seeds[0] and budget == all_labels)
+        for number in range(len(folds))
+    ]
+    encoder, checkpoints = TextEncoder(), RunDir(out).checkpoints
+    models: dict[tuple[str, int, int], list[CellResult]] = {}
+    transfers: dict[str, TransferReport | None] = {}
+    try:
+        with graceful_shutdown() as stop:
+            for done, (variant, budget, seed, number) in enumerate(cells):
+                fold = f", fold {number + 1}" if len(folds) > 1 else ""
+                on_event(Stage(f"{variant.name}, {budget} labels{fold}, seed {seed}", done, len(cells)))
+                slug = re.sub(r"[^\w.-]+", "-", variant.name) + "-" + content_hash(variant.name)[:6]
+                name = f"{slug}-{budget}-{seed}" + (f"-{number}" if len(folds) > 1 else "")
+                path = out / "arms" / f"{name}.json"
+                cell = CellResult.load(path)
+                if cell is None:
+                    labels = None if budget == all_labels else budget
+                    cell = train_cell(
+                        variant, folds[number], labels, seed, encoder, checkpoints, stop, on_event
+                    )
+                    cell.save(path)
+                    shutil.rmtree(checkpoints, ignore_errors=True)
+                    if stop:
+                        raise Stopped(stop.signal or 0)
+                models.setdefault((variant.name, budget, seed), []).append(cell)
+                transfers[variant.name] = cell.transfer
+    except Stopped as stopped:
+        stopped.again = f"headstart resume {shlex.quote(str(out))}"
+        raise
+    shutil.rmtree(
+        checkpoints, ignore_errors=True
+    )  # of a last cell that was saved before the comparison was killed
+    for variant in experiment.variants:
+        for budget in experiment.budgets if variant.kind == "ensemble" else []:
+            members = [models[variant.members, budget, seed] for seed in seeds]
+            models[variant.name, budget, seeds[0]] = [ensemble(same) for same in zip(*members, strict=True)]
+    results: Results = {}
+    for (name, budget, seed), by_fold in models.items():
+        results.setdefault((name, budget), []).append(combine_folds(by_fold, folds, seed))
+    return results, transfers
+
+
+def compare_objectives(
+    data: str,
+    corpora: Sequence[str],
+    objectives: Sequence[str],
+    out: str | Path,
+    *,
+    preset: str = "tiny",
+    tokens: int = DEFAULT_TOKENS,
+    settings: Settings | None = None,
+    pretraining: Settings | None = None,
+    on_event: OnEvent = lambda event: None,
+    **comparing: Any,
+) -> Comparison:
+    """Pretrain a base with each objective on the same corpus at equal operations, and compare how they transfer.
+
+    The first objective reads `tokens` tokens; each other as many as cost the same. `settings` are those of fine-tuning,
+    `pretraining` those of the bases. Called again after a stop, it resumes.
+    """
+    from headstart.workflows.resume import resume
+
+    folder, shared = Path(out), dict(pretraining or {})
+    if len(set(objectives)) < 2:
+        raise ConfigError("a comparison needs two objectives", hint="--objectives causal-lm,masked-lm")
+    if any(name in shared.get("training", {}) for name in BUDGETS):
+        raise ConfigError("each objective's budget follows from --tokens", hint="leave the other budgets out")
+
+    def base_settings(objective: str, **more: Settings) -> dict[str, Any]:
+        own: dict[str, Settings] = {"objective": {"name": objective}, **more}
+        return {key: {**shared.get(key, {}), **own.get(key, {})} for key in {**shared, **own}}
+
+    costs = {}
+    for name in objectives:
+        config = resolve("pretrain", preset, base_settings(name))
+        costs[name] = count_flops(make_workload(config, "cpu", "float32")).training
+    budgets = {name: round(costs[objectives[0]] * tokens / cost) for name, cost in costs.items()}
+    tokenizer = folder / "tokenizer"
+    if not (tokenizer / "tokenizer.json").exists():  # one for all bases, so that only the objective differs
+        config = resolve("pretrain", preset, shared)
+        texts = [open_documents(corpus, config.data) for corpus in corpora]
+        learn_tokenizer(config.tokenizer, texts, on_event).save(tokenizer)
+    bases = {name: folder / "bases" / name for name in budgets}
+    try:
+        for name, budget in budgets.items():
+            on_event(Note(f"{name}: {budget:,} tokens for the operations of {tokens:,} of {objectives[0]}"))
+            if (bases[name] / "run.json").exists():
+                resume(bases[name], on_event)
+                continue
+            own = base_settings(
+                name, training={"max_tokens": budget}, tokenizer={"type": str(tokenizer.resolve())}
+            )
+            pretrain(corpora, bases[name], preset=preset, settings=own, on_event=on_event)
+        write_json(folder / "objectives.json", {"tokens": budgets})
+        compared = folder / "compare"
+        if is_comparison(compared):
+            return resume_compare(compared, on_event) or read_comparison(compared)
+        paths = [str(base) for base in bases.values()]
+        return compare(data, paths, compared, settings=settings, on_event=on_event, **comparing)
+    except Stopped as stopped:
+        stopped.again = command_line()  # which makes the bases that are left, and the comparison
+        raise

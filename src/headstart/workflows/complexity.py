@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from headstart.config import ModelConfig, TrainingConfig
-from headstart.models.attention import Attention
+from headstart.models.transformer import Attention
 from headstart.planning.complexity import KERNEL, KINDS, Complexity, Point, summarise
 from headstart.training.runtime import start_runtime
 

@@ -111,12 +111,10 @@ def import_model(folder: str | Path, out: str | Path) -> Imported:
 
     def fill(target: Path) -> None:
         run = RunDir(target)
-        model.tokenizer.save(target)
-        run.write_fingerprints([np.zeros(0, np.uint64)])
         save_weights(target / "model.safetensors", model.weights)
         write_json(target / "result.json", result)
         write_text(target / "report.html", render_run(path.name, result, info.config.model_dump(), ""))
-        run.write_info(info)
+        run.write_start(info, (model.tokenizer, None), [np.zeros(0, np.uint64)])
 
     write_folder(path, fill)
     return Imported(

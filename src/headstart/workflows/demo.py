@@ -18,7 +18,7 @@ from headstart.pretrained import shipped_bases
 from headstart.results import Comparison
 from headstart.training.callbacks import Event, Note
 from headstart.workflows.compare import compare, read_comparison, resume_compare
-from headstart.workflows.finetune import finetune_config
+from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from headstart.workflows.run_dir import absolute_paths

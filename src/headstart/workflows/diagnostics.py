@@ -1,6 +1,7 @@
 """What a finished classifier says of itself: its TF-IDF baseline, and whether it is worse than that or under-trained."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import binomtest
@@ -8,7 +9,7 @@ from scipy.stats import binomtest
 from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.errors import DataError
 from headstart.evaluation.metrics import METRICS, score
 from headstart.models.model import Model
@@ -16,8 +17,10 @@ from headstart.objectives.base import Objective
 from headstart.results import Score
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import Runtime
-from headstart.workflows.labelled import Task
 from headstart.workflows.run_dir import SCRATCH
+
+if TYPE_CHECKING:
+    from headstart.workflows.finetune import Task
 
 BASELINE_TEXTS = 50_000  # the baseline learns from at most as many, so that it stays cheap beside the network
 TEXTS_PER_CLASS = 20  # training texts of a class that the check for under-training reads at most
@@ -43,7 +46,7 @@ def train_baseline(dataset: Dataset, seed: int) -> Baseline | None:
     except DataError:
         return None
     found = model.predict_probabilities(dataset.texts("valid"))
-    seen = seen_before(dataset.hashes("valid"), np.unique(dataset.hashes("train")))
+    seen = is_contaminated(dataset.hashes("valid"), np.unique(dataset.hashes("train")))
     return Baseline(model, score(np.array(dataset.targets("valid")), found, dataset.classes, seen, "valid"))
 
 
@@ -82,7 +85,7 @@ def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> l
 
 
 def warn_of_undertraining(
-    model: Model, objective: Objective, task: Task, config: RunConfig, runtime: Runtime
+    model: Model, objective: Objective, task: "Task", config: RunConfig, runtime: Runtime
 ) -> list[str]:
     """Warnings where the model has hardly learnt its own training texts."""
     chosen = _sample(np.array(task.dataset.targets("train")))

@@ -9,7 +9,7 @@ import numpy as np
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset
 from headstart.data.datasets import load_for_scoring
-from headstart.data.decontamination import seen_before
+from headstart.data.decontamination import is_contaminated
 from headstart.data.documents import open_for_scoring
 from headstart.data.parallel import ParallelText, load_pairs_for_scoring, load_parallel
 from headstart.data.token_stream import join
@@ -20,10 +20,9 @@ from headstart.inference.classify import Classifier, load_ensemble, mean_probabi
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.results import LanguageScore, Score, TranslationScore, TranslationTest
 from headstart.training.runtime import Runtime, start_runtime
-from headstart.workflows.prepare import prepare_documents
+from headstart.workflows.finetune_seq2seq import TranslationTask, encode_pairs, score_translator
 from headstart.workflows.pretrain import score_language
-from headstart.workflows.translate import mark_translations
-from headstart.workflows.translation_task import TranslationTask, encode_pairs
+from headstart.workflows.tokenize_corpus import prepare_documents
 
 BEAM = 5  # default width of the beam search that evaluates a translator
 TESTED = ("bleu", "chrf")  # metrics of the significance tests between two translators
@@ -91,7 +90,7 @@ def _evaluate_classifiers(
         )
     dataset = Dataset(name=data, splits={split: examples}, classes=classes)
     probabilities = mean_probabilities([Classifier(member, settings) for member in members], examples)
-    was_seen = seen_before(
+    was_seen = is_contaminated(
         dataset.hashes(split), np.concatenate([member.train_fingerprints for member in members])
     )
     found = score(np.array(dataset.targets(split)), probabilities, classes, was_seen, split)
@@ -104,7 +103,7 @@ def _evaluate_language_model(loaded: LoadedModel, data: str, config: RunConfig) 
     stream = join([corpus.train, corpus.valid])
     if len(stream) <= loaded.objective.lookahead:
         raise DataError(f"{data} holds almost no text", hint="give more or longer documents")
-    leaked = int(seen_before(corpus.hashes(), loaded.train_fingerprints).sum())
+    leaked = int(is_contaminated(corpus.hashes(), loaded.train_fingerprints).sum())
     model = loaded.model().to(runtime.device)
     found = score_language(model, loaded.objective, stream, config, loaded.tokenizer, runtime, leaked)
     return replace(found, skipped=sum(corpus.skips.values()))
@@ -160,7 +159,7 @@ def _encode_split(loaded: LoadedModel, text: ParallelText, config: RunConfig) ->
     tokenizers = loaded.tokenizer, loaded.source_tokenizer
     length, keep = config.training.max_length, config.data.truncation_side
     rows = {name: encode_pairs(pairs, tokenizers, length, keep) for name, pairs in text.splits.items()}
-    return TranslationTask(text, *tokenizers, rows)
+    return TranslationTask(*tokenizers, text, rows)
 
 
 def _split(task: TranslationTask) -> str:
@@ -171,7 +170,7 @@ def _score_task(
     loaded: LoadedModel, task: TranslationTask, runtime: Runtime, beam: int
 ) -> tuple[TranslationScore, list[str]]:
     model, split = loaded.model().to(runtime.device), _split(task)
-    found, texts = mark_translations(
+    found, texts = score_translator(
         model, loaded.objective, task, split, runtime, loaded.train_fingerprints, beam=beam
     )
     return replace(found, skipped=len(task.text.skips)), texts

@@ -1,83 +1,64 @@
-"""A base trained on a few labels, under a new head or its own; or its twin from scratch."""
+"""Fine-tuning a classifier: a base under a new head or its own, or the same model from scratch."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
+import numpy as np
 
 from headstart.atomic_io import content_hash
-from headstart.config import BUDGETS, RunConfig, load_preset, resolve
-from headstart.data.augmentation import check_dropout
+from headstart.batch import EncodedExample
+from headstart.config import ModelConfig, RunConfig
+from headstart.data.augmentation import check_bpe_dropout, training_loader
 from headstart.data.dataset import Dataset
+from headstart.data.datasets import load_dataset
+from headstart.data.decontamination import exclude_evaluation_texts, is_contaminated
 from headstart.data.documents import Corpora
-from headstart.errors import ConfigError, RunError
-from headstart.inference.loaded_model import Classifier, LoadedModel, RunInfo, load_model
-from headstart.models.model import count_parameters
-from headstart.objectives import make_objective
+from headstart.data.splits import balanced_subset
+from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
+from headstart.errors import ConfigError
+from headstart.evaluation.metrics import METRICS, score
+from headstart.inference.classify import encode_rows
+from headstart.inference.loaded_model import Classifier, LoadedModel, Tokenizers, load_model
+from headstart.models.heads import ClassHead
+from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
-from headstart.results import Score, Transfer, plain, with_nan
-from headstart.training.callbacks import Event, Note, Stage
+from headstart.results import Score, TransferReport, with_nan
+from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
 from headstart.training.distributed import init_processes
-from headstart.training.runtime import Runtime, graceful_shutdown, start_runtime
-from headstart.workflows.classifier import (
-    keeps_head,
-    make_classifier,
-    make_trainer,
-    misfit,
-    score_rows,
-)
+from headstart.training.evaluate import eval_subset, predict_probabilities
+from headstart.training.linear_probe import fit_head
+from headstart.training.runtime import Runtime, StopSignal, seed_everything, start_runtime
+from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.diagnostics import (
-    Baseline,
     explain_difference,
     is_better,
     train_baseline,
     warn_of_baseline,
     warn_of_undertraining,
 )
+from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import (
-    REFERENCE,
+    HEAD,
     DatasetFacts,
-    HeadStart,
-    describe,
-    finetune_defaults,
-    fits_recommendation,
-    has_own_budget,
+    can_reuse_head,
+    explain_settings,
+    finetune_config,
+    why_new_head,
 )
-from headstart.workflows.labelled import Task, data_fingerprint, load_labelled, make_task
-from headstart.workflows.plan import announce
-from headstart.workflows.pretrain import fit_length
-from headstart.workflows.run_dir import (
-    SCRATCH,
-    RunDir,
-    absolute_paths,
-    base_of,
-    broadcast_tokenizer,
-    collect_provenance,
-    main_only,
-    start_run,
-    with_absolute_paths,
-)
-from headstart.workflows.teaching import Teaching, make_teaching, teaching_of
-from headstart.workflows.tokenizers import check_tokenizer, choose_tokenizer
+from headstart.workflows.run_dir import SCRATCH, absolute_paths, with_absolute_paths
+from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 if TYPE_CHECKING:
-    from headstart.workflows.translate import FinishedTranslator
+    from headstart.workflows.finetune_seq2seq import FinishedTranslator
 
 
-@dataclass(frozen=True)
-class Finetuned:
-    """A finished classifier and its marks on the validation part."""
+@dataclass(frozen=True, kw_only=True)
+class Finetuned(FinishedRun):
+    """A finished classifier and its validation score."""
 
-    path: Path
     score: Score
-    curve: list[dict[str, float]]
-    best_epoch: float
-    transfer: Transfer | None
-    parameters: int
-    seconds: float
     baseline: Score | None = None  # of TF-IDF + linear SVM, trained on the same texts
     comparison: str = ""  # whether the validation texts can tell the two apart
     warnings: list[str] = field(default_factory=list)
@@ -94,69 +75,46 @@ def finetune(
     unlabelled: Corpora | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> "Finetuned | FinishedTranslator":
-    """Train a classifier on DATA, from BASE (a run folder or a shipped base's name) or from `scratch`.
+    """Train a classifier on DATA, from BASE (a run directory or a shipped base's name) or from `scratch`.
 
-    With a `pair` of languages ("en-de") DATA holds texts and their translations, and a translator is trained.
-    A `teacher` (a run, or "RUN1,RUN2") is a classifier whose answers count beside the labels; it also labels the
-    texts of the `unlabelled` corpora. Under torchrun all its processes train one model together.
+    With a `pair` of languages ("en-de") DATA holds texts and their translations, and a translator is trained. A
+    `teacher` (a run, or "RUN1,RUN2") is a classifier to distil from; it also labels the texts of the `unlabelled`
+    corpora. Under torchrun all processes train one model together.
     """
     if pair is not None:
-        from headstart.workflows.translate import train_translator
+        from headstart.workflows.finetune_seq2seq import finetune_seq2seq
 
         if teacher is not None or unlabelled:
-            raise ConfigError("translators have no teachers here", hint="leave --distill-from or --pair out")
-        return train_translator(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
+            raise ConfigError("translators cannot be distilled", hint="leave --distill-from or --pair out")
+        return finetune_seq2seq(base, data, pair, out, preset=preset, settings=settings, on_event=on_event)
     with init_processes() as processes:
-        listen = main_only(processes, on_event)
+        listen = on_event if processes.is_main else ignore_event
         with processes.raise_on_all():
-            trained = None if base == SCRATCH else load_model(base)
+            loaded = None if base == SCRATCH else load_model(base)
             given = with_absolute_paths(settings)
-            # A wrong setting is refused before the data is read, and what was read then decides the defaults.
-            draft, objective = finetune_config(trained, preset, given)
-            teaching = make_teaching(teacher, unlabelled)
-            source = LabelledData.load(data, draft, objective, teaching, listen)
-            whose = trained or teaching
+            # A wrong setting is refused before the data is read; the data then decides the defaults.
+            draft, objective = finetune_config(loaded, preset, given)
+            distillation = DistillationSetup.load(teacher, unlabelled)
+            source = LabelledData.load(data, draft, objective, distillation, listen)
+            owner = loaded or distillation
             facts = DatasetFacts.of(
-                source.dataset, None if whose is None else whose.tokenizer, len(source.pseudo_labelled)
+                source.dataset, None if owner is None else owner.tokenizer, len(source.pseudo_labelled)
             )
-            config, objective = finetune_config(trained, preset, given, data=facts)
-            if trained is None and config.training.reinit_top_layers:
+            config, objective = finetune_config(loaded, preset, given, data=facts)
+            if loaded is None and config.training.reinit_top_layers:
                 raise ConfigError(
-                    "from scratch every block starts fresh", hint="leave training.reinit_top_layers out"
+                    "from scratch every block is new", hint="leave training.reinit_top_layers out"
                 )
             runtime = start_runtime(config.training, processes)
         inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
-        inputs |= teaching.inputs() if teaching is not None else {}
-        with start_run(Path(out), config, inputs, runtime, trained) as (folder, known):
-            if known is not None:
-                return resume_finetune(folder, known, runtime, listen)
-            for line in _explain_settings(trained, facts, config, objective, given):
-                listen(Note(line))
-            return _run(folder, config, objective, inputs, trained, teaching, runtime, None, listen, source)
+        inputs |= {} if distillation is None else distillation.inputs()
+        job = FinetuneJob(config, inputs, runtime, listen, loaded, distillation, source)
+        return job.start(Path(out), list(explain_settings(loaded, facts, config, objective, given)))
 
 
-def resume_finetune(
-    folder: RunDir, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
-) -> Finetuned:
-    """Go on with an unfinished run; the folder is held by the caller."""
-    if info.status == "finished":
-        return read_finetuned(folder)
-    trained = base_of(folder, info)
-    with runtime.processes.raise_on_all():
-        teaching = teaching_of(info.inputs)
-    objective = make_objective(info.config.objective)
-    return _run(folder, info.config, objective, info.inputs, trained, teaching, runtime, info, on_event)
-
-
-def read_finetuned(folder: RunDir) -> Finetuned:
-    """What a finished run found."""
-    result = folder.result()
-    names = [name for name in Finetuned.__dataclass_fields__ if name in result]
-    return TypeAdapter(Finetuned).validate_python(
-        {name: with_nan(result[name], name) for name in names} | {"path": folder.path}
-    )
+# --- The data -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -171,12 +129,13 @@ class LabelledData:
         data: str,
         config: RunConfig,
         objective: Objective,
-        teaching: Teaching | None,
-        on_event: Callable[[Event], None],
+        distillation: DistillationSetup | None,
+        on_event: OnEvent,
     ) -> "LabelledData":
-        """Read what the settings ask for."""
+        """Read what the settings name."""
         dataset = load_labelled(data, config, on_event=on_event)
-        return LabelledData(dataset, [] if teaching is None else teaching.texts(dataset, objective, config))
+        texts = [] if distillation is None else distillation.texts(dataset, objective, config)
+        return LabelledData(dataset, texts)
 
     @property
     def fingerprint(self) -> str:
@@ -185,256 +144,264 @@ class LabelledData:
         return content_hash([own, self.pseudo_labelled]) if self.pseudo_labelled else own
 
 
-def uses_recommendation(
-    trained: LoadedModel,
-    facts: DatasetFacts,
+@dataclass(frozen=True)
+class Task:
+    """Labelled texts as tokens, split by split."""
+
+    dataset: Dataset
+    tokenizer: Tokenizer
+    rows: dict[str, list[EncodedExample]]
+
+    @property
+    def classes(self) -> list[str]:
+        """The labels in the order of their indices."""
+        return self.dataset.classes
+
+
+def load_labelled(
+    data: str,
     config: RunConfig,
-    objective: Objective,
-    given: Mapping[str, Any],
-) -> bool:
-    """Whether a run uses the settings that its base recommends, or those of them that the user does not set."""
-    recommended = trained.info.finetune_defaults
-    alike = not trained.info.classes or keeps_head(config, objective, facts.classes, trained)
-    is_left = any(set(content) - set(given.get(section, {})) for section, content in recommended.items())
-    return is_left and fits_recommendation(recommended, facts, alike)
-
-
-def _explain_settings(
-    trained: LoadedModel | None,
-    facts: DatasetFacts,
-    config: RunConfig,
-    objective: Objective,
-    given: Mapping[str, Any],
-) -> Iterator[str]:
-    """Which settings were chosen, and from what."""
-    words = describe(config, given)
-    if trained is not None and uses_recommendation(trained, facts, config, objective, given):
-        yield f"settings recommended by {trained.name}: {words}"
-    elif not has_own_budget(config.preset) and words:
-        yield (
-            f"settings for {facts.texts:,} texts in {len(facts.classes)} classes, "
-            f"{facts.mean_tokens:.0f} tokens a text: {words}"
-        )
-
-
-def finetune_config(
-    trained: LoadedModel | None,
-    preset: str | None,
-    settings: Mapping[str, Any],
     *,
-    data: DatasetFacts | None = None,
-    is_control: bool = False,
-) -> tuple[RunConfig, Objective]:
-    """The run's settings; a base brings its own body and tokenizer, of which only dropout may be changed.
+    with_test: bool = False,
+    on_event: OnEvent = ignore_event,
+) -> Dataset:
+    """The labelled splits, with the training subset of `data.train_size` texts; skipped rows are reported."""
+    dataset = load_dataset(data, config.data, with_test=with_test)
+    if dataset.skips:
+        first = dataset.skips[0]
+        on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
+    if config.data.exclude_eval_texts_of:
+        dataset = exclude_evaluation_texts(dataset, config.data.exclude_eval_texts_of)
+    if config.data.train_size is not None:
+        dataset = balanced_subset(dataset, config.data.train_size, config.training.seed)
+    for note in dataset.notes:
+        on_event(Note(note))
+    return dataset
 
-    A pooler may be added: it starts fresh, as a head does. Defaults follow the `data` (a reference set until it is
-    read). A base's recommendation goes over them where it fits the data. A control has the base's shape and random
-    weights.
+
+def data_fingerprint(dataset: Dataset) -> str:
+    """A hash of every text and label that a run learns from or is evaluated on."""
+    return content_hash(
+        {name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()}
+    )
+
+
+def choose_tokenizer(
+    config: RunConfig, dataset: Dataset, base: LoadedModel | None, on_event: OnEvent
+) -> Tokenizer:
+    """The base's tokenizer; from scratch the one that the settings name, trained on the training texts."""
+    if base is not None:
+        return base.tokenizer
+    on_event(Stage(f"tokenizer: {config.tokenizer.type}"))
+    unlabelled = [example.text for example in dataset.unlabelled]
+    return resolve_tokenizer(config.tokenizer, lambda: [*dataset.texts("train"), *unlabelled])
+
+
+def make_task(
+    dataset: Dataset, tokenizer: Tokenizer, config: RunConfig, on_event: OnEvent = lambda event: None
+) -> Task:
+    """Every split as tokens."""
+    on_event(Stage("tokenising the labelled texts"))
+    rows = {
+        name: encode_rows(
+            tokenizer, examples, dataset.classes, config.training.max_length, config.data.truncation_side
+        )
+        for name, examples in dataset.splits.items()
+    }
+    return Task(dataset, tokenizer, rows)
+
+
+# --- The model ------------------------------------------------------------------------------------------------------
+
+
+def make_classifier(
+    config: RunConfig, objective: Objective, task: Task, base: LoadedModel | None, runtime: Runtime
+) -> tuple[Model, TransferReport | None]:
+    """A classifier with the base's backbone, and an account of every weight; all weights are random without a base.
+
+    The base's head is reused where `can_reuse_head` says so. With `training.linear_probe` a new head on a base is
+    trained on the frozen backbone first.
     """
-    name = preset or ("tiny" if trained is None else trained.info.config.preset)
-    over: Mapping[str, Any] = settings
-    recommended: Mapping[str, Mapping[str, Any]] = {}
-    if trained is not None:
-        recommended = {} if is_control else trained.info.finetune_defaults
-        over = _over_base(trained, name, recommended, settings)
-    try:
-        config = resolve("finetune", name, recommended, over)
-    except ConfigError:  # the user's settings win where the two exclude each other
-        recommended = {section: content for section, content in recommended.items() if section != "training"}
-        config = resolve("finetune", name, recommended, over)
-    objective = make_objective(config.objective)
-    _check_objective(objective)
-    facts = data or REFERENCE
-    classes = facts.classes if data is not None or trained is None else trained.info.classes
-    settled = config.with_({"model": objective.resolve_backbone(config.model).model_dump()})
-    reused = not is_control and keeps_head(settled, objective, classes, trained)
-    alike = reused or (trained is not None and not trained.info.classes)
-    if trained is not None and data is not None and not fits_recommendation(recommended, data, alike):
-        recommended = {}
-        over = _over_base(trained, name, recommended, settings)
-    defaults: dict[str, Any] = {}
-    if not has_own_budget(name):
-        start: HeadStart = (
-            "scratch" if trained is None or is_control else "reused-head" if reused else "new-head"
-        )
-        defaults = finetune_defaults(facts, settled.model, start)
-        fixed = {**recommended.get("training", {}), **settings.get("training", {})}
-        if any(key in fixed for key in (*BUDGETS, "eval_subset_size")):
-            defaults["training"]["eval_steps"] = None  # its spacing is for the rule's own budget
-    config = resolve("finetune", name, recommended, over, defaults=defaults)
-    objective = make_objective(config.objective)
-    config = config.with_({"model": objective.resolve_backbone(config.model).model_dump()})
-    _check_reset(config)
-    return fit_length(config, settings), objective
+    seed_everything(config.training.seed, 0, 3)
+    heads = objective.heads(config.model, task.tokenizer.size, len(task.classes))
+    if base is None:
+        return build_model(config.model, task.tokenizer.size, heads), None
+    if can_reuse_head(config, objective, task.classes, base):
+        model = build_model(config.model, task.tokenizer.size, heads)
+        weights = reordered(base.weights, HEAD, base.info.classes, task.classes)
+        return model, transfer(weights, model, with_base_heads=True)
+    model, moved = swap_heads(base, heads, config.model, reset_layers=config.training.reinit_top_layers)
+    head = model.heads[HEAD]
+    if config.training.linear_probe and isinstance(head, ClassHead):
+        fit_head(model, head, objective, task.rows["train"], task.tokenizer, runtime)
+    return model, moved
 
 
-def _check_reset(config: RunConfig) -> None:
-    """Refuse more fresh blocks than there are."""
-    if config.training.reinit_top_layers > config.model.num_layers:
-        raise ConfigError(
-            f"training.reinit_top_layers {config.training.reinit_top_layers} is more than the {config.model.num_layers} blocks there are",
-            hint=f"set it to {config.model.num_layers} or less; one or two is usual",
-        )
+def swap_heads(
+    base: LoadedModel,
+    heads: Mapping[str, HeadSpec],
+    config: ModelConfig | None = None,
+    *,
+    reset_layers: int = 0,
+) -> tuple[Model, TransferReport]:
+    """A new model with the base's backbone under new heads, and an account of every weight.
+
+    `config` changes settings that shape no weight, such as dropout. The top `reset_layers` layers are reinitialized.
+    """
+    model = build_model(config or base.info.config.model, base.tokenizer.size, heads)
+    return model, transfer(base.weights, model, reset_layers=reset_layers)
 
 
-def _over_base(
-    trained: LoadedModel,
-    preset: str,
-    recommended: Mapping[str, Mapping[str, Any]],
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The user's settings with the base's body and tokenizer, once all that is asked of them fits."""
-    own = trained.info.config
-    if settings.get("tokenizer", {}).get("type") is not None:
-        check_tokenizer(trained, settings["tokenizer"]["type"])
-    usual = load_preset(preset).get("finetune", {}).get("model", {})
-    wanted = {**usual, **recommended.get("model", {}), **settings.get("model", {})}
-    for key, value in wanted.items():
-        is_free = "dropout" in key or (key == "pooler" and value is True)
-        if value != "auto" and not is_free and getattr(own.model, key, value) != value:
-            raise ConfigError(
-                f"model.{key} of {trained.name} is {getattr(own.model, key)}, not {value}",
-                hint="a base's shape is fixed; fine-tune from scratch to change it",
-            )
-    body = {**own.model.model_dump(), **{key: value for key, value in wanted.items() if value != "auto"}}
-    return {**settings, "model": body, "tokenizer": own.tokenizer.model_dump()}
-
-
-def _check_objective(objective: Objective) -> None:
-    """Refuse an objective that learns from no labels."""
-    if objective.reads == "translations":
-        raise ConfigError(
-            f"{objective.name} needs to know the languages of DATA",
-            hint="add --pair SOURCE-TARGET, such as en-de",
-        )
-    if objective.reads != "texts":
-        raise ConfigError(
-            f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`"
-        )
-
-
-def _run(
-    folder: RunDir,
-    config: RunConfig,
+def make_trainer(
+    model: Model,
     objective: Objective,
-    inputs: dict[str, Any],
-    trained: LoadedModel | None,
-    teaching: Teaching | None,
-    runtime: Runtime,
-    known: RunInfo | None,
-    on_event: Callable[[Event], None],
-    source: LabelledData | None = None,
-) -> Finetuned:
-    started, processes = time.time(), runtime.processes
-    with processes.raise_on_all():
-        source = source or LabelledData.load(inputs["data"], config, objective, teaching, on_event)
-        dataset, fingerprint = source.dataset, source.fingerprint
-    processes.assert_equal({"labelled texts": fingerprint}, "data")
-    if known is not None:
-        tokenizer = folder.tokenizer(known)
-        with processes.raise_on_all():
-            if known.inputs["fingerprint"] != fingerprint:
-                raise RunError(
-                    f"the data of {folder.path} has changed since the run began", hint="put the old rows back"
-                )
-    elif trained is None and teaching is not None:
-        tokenizer = teaching.tokenizer
-    else:
-        tokenizer = broadcast_tokenizer(
-            processes, lambda: choose_tokenizer(config, dataset, trained, on_event)
-        )
-    if teaching is not None:
-        dataset = teaching.add(dataset, source.pseudo_labelled, tokenizer, config, runtime, on_event)
-    with processes.raise_on_all():
-        check_dropout(tokenizer, dataset.texts("train"), config.training)
-    task = make_task(dataset, tokenizer, config, on_event)
-    tokens = sum(len(row.tokens) for row in task.rows["train"])
-    with processes.raise_on_all():
-        announce(config, runtime, tokenizer.size, len(task.classes), tokens, on_event)
-    model, moved = make_classifier(config, objective, task, trained, runtime)
-    inputs = {**inputs, "fingerprint": fingerprint}
-    info = known or _begin(folder, config, inputs, task, trained, teaching, moved, runtime)
-    processes.start(runtime.device, config.training.ddp_timeout_minutes)
-    if moved is not None:
-        on_event(Note(f"from {inputs['base']}: {moved.summary()}"))
-        if why := misfit(config, objective, task.classes, trained):
-            on_event(Note(why))
-    on_event(Note(f"{count_parameters(model):,} parameters; {len(dataset.train):,} texts to learn from"))
-    asked = objective if teaching is None else teaching.objective(objective, config, runtime)
-    with graceful_shutdown() as stop:
-        is_new = info.transfer is None or not Transfer(**info.transfer).kept_head
-        trainer = make_trainer(model, asked, task, config, runtime, on_event, stop, is_head_new=is_new)
-        folder.train(trainer, known is not None, on_event)
-    seen = folder.fingerprints()
-    marks = trainer.strategy.read(
-        lambda model: score_rows(model, objective, task, "valid", config, runtime, seen)
-    )
-    best = next(
-        (p["epoch"] for p in trainer.state.curve if p["step"] == trainer.state.best_step), trainer.epochs_done
-    )
-    carried = Transfer(**info.transfer) if info.transfer else None
-    warnings = trainer.strategy.read(
-        lambda model: warn_of_undertraining(model, objective, task, config, runtime)
-    )
-    baseline: Baseline | None = None
-    comparison = ""
-    with processes.raise_on_all():
-        if processes.is_main:
-            on_event(Stage("training the TF-IDF baseline"))
-            baseline = train_baseline(source.dataset, config.training.seed)
-    if baseline is not None:
-        comparison = explain_difference(marks, baseline.score)
-        warnings = [*warn_of_baseline(marks, baseline.score, inputs["base"], inputs["data"]), *warnings]
-        if config.training.keep_winner and not is_better(marks, baseline.score):
-            baseline.model.save(folder.path)
-            info, marks = replace(info, classifier="tfidf"), baseline.score
-    finished = Finetuned(
-        path=folder.path,
-        score=marks,
-        baseline=None if baseline is None else baseline.score,
-        comparison=comparison,
-        warnings=warnings,
-        classifier=info.classifier,
-        curve=trainer.state.curve,
-        best_epoch=best if config.training.checkpoint_selection == "best" else trainer.epochs_done,
-        transfer=carried,
-        parameters=count_parameters(model),
-        seconds=trainer.state.seconds,
-    )
-    provenance = plain(
-        collect_provenance(runtime, [config.training.seed], started, info.provenance["command"])
-    )
-    folder.finish(
-        info, trainer, {**plain(finished), "path": "", "steps": trainer.state.step, "provenance": provenance}
-    )
-    return finished
-
-
-def _begin(
-    folder: RunDir,
-    config: RunConfig,
-    inputs: dict[str, Any],
     task: Task,
-    trained: LoadedModel | None,
-    teaching: Teaching | None,
-    moved: Transfer | None,
+    config: RunConfig,
     runtime: Runtime,
-) -> RunInfo:
-    """Write all that a resume needs, run.json last: from then on the run can be taken up."""
-    info = RunInfo(
-        config=config,
-        status="running",
-        vocab_size=task.tokenizer.size,
-        classes=task.classes,
-        tokenizer_fingerprint=task.tokenizer.fingerprint,
-        inputs=inputs,
-        provenance=plain(collect_provenance(runtime, [config.training.seed])),
-        transfer=plain(moved) if moved is not None else None,
+    on_event: OnEvent = ignore_event,
+    stop: StopSignal | None = None,
+    *,
+    is_head_new: bool = False,
+) -> Trainer:
+    """A trainer over the task's training rows, evaluated on the validation rows.
+
+    With a new head the weights before the first step are never the best ones.
+    """
+    training, data = config.training, config.data
+    loader = training_loader(task.rows["train"], task.dataset.texts("train"), task.tokenizer, training, data)
+    chosen = eval_subset(len(task.rows["valid"]), training.eval_subset_size)
+    truth = np.array(task.dataset.targets("valid"))[chosen]
+    rows = [task.rows["valid"][index] for index in chosen]
+
+    def evaluate(model: Model) -> Evaluation:
+        found = predict_probabilities(
+            model, objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens
+        )
+        values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
+        return Evaluation(values, objective_value=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
+
+    may_select_initial = not is_head_new
+    return Trainer(
+        model,
+        objective,
+        loader,
+        task.tokenizer,
+        config,
+        runtime,
+        evaluate,
+        on_event,
+        stop,
+        may_select_initial,
     )
-    seen = [task.dataset.hashes("train"), *(each.train_fingerprints for each in (trained, teaching) if each)]
-    with runtime.processes.raise_on_all():
-        if runtime.processes.is_main:
-            task.tokenizer.save(folder.path)
-            folder.write_fingerprints(seen)
-            folder.write_info(info)
-    return info
+
+
+def score_rows(
+    model: Model,
+    objective: Objective,
+    task: Task,
+    split: str,
+    config: RunConfig,
+    runtime: Runtime,
+    train_fingerprints: np.ndarray,
+) -> Score:
+    """The score on one split; its leak-free part leaves out texts with these fingerprints."""
+    probabilities = predict_probabilities(
+        model, objective, task.rows[split], task.tokenizer, runtime, runtime.eval_batch_tokens
+    )
+    was_seen = is_contaminated(task.dataset.hashes(split), train_fingerprints)
+    return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)
+
+
+# --- The job --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FinetuneJob(TrainingJob[Task, Finetuned]):
+    """Fine-tuning a classifier."""
+
+    source: LabelledData | None = None
+    result_type = Finetuned
+
+    def read_data(self) -> str:
+        """The labelled texts, unless they were read for the settings."""
+        with self.processes.raise_on_all():
+            if self.source is None:
+                self.source = LabelledData.load(
+                    self.inputs["data"], self.config, self.objective, self.distillation, self.on_event
+                )
+            return self.source.fingerprint
+
+    def train_tokenizers(self) -> Tokenizers:
+        """One tokenizer, trained on the training texts."""
+        return choose_tokenizer(self.config, self._labelled.dataset, None, self.on_event), None
+
+    @property
+    def _labelled(self) -> LabelledData:
+        assert self.source is not None, "read_data comes first"
+        return self.source
+
+    def encode_data(self, tokenizers: Tokenizers) -> TrainingData[Task]:
+        """The texts as tokens, with those that the teachers label."""
+        tokenizer, dataset = tokenizers[0], self._labelled.dataset
+        if self.distillation is not None:
+            dataset = self.distillation.add(
+                dataset, self._labelled.pseudo_labelled, tokenizer, self.config, self.runtime, self.on_event
+            )
+        with self.processes.raise_on_all():
+            check_bpe_dropout(tokenizer, dataset.texts("train"), self.config.training)
+        task = make_task(dataset, tokenizer, self.config, self.on_event)
+        tokens = sum(len(row.tokens) for row in task.rows["train"])
+        summary = f"{len(dataset.train):,} texts to learn from"
+        hashes = [dataset.hashes("train")]
+        return TrainingData(task, tokenizer, tokens, hashes, summary, dataset.classes)
+
+    def build_model(self, data: Task) -> tuple[Model, TransferReport | None]:
+        """A classifier with the base's weights."""
+        model, transfer = make_classifier(self.config, self.objective, data, self.base, self.runtime)
+        if why := why_new_head(self.config, self.objective, data.classes, self.base):
+            self.on_event(Note(why))
+        return model, transfer
+
+    def make_trainer(
+        self,
+        model: Model,
+        objective: Objective,
+        data: Task,
+        transfer: TransferReport | None,
+        stop: StopSignal,
+    ) -> Trainer:
+        """The trainer of a classifier."""
+        is_new = transfer is None or not transfer.reused_head
+        return make_trainer(
+            model, objective, data, self.config, self.runtime, self.on_event, stop, is_head_new=is_new
+        )
+
+    def summarize(self, run: FinishedRun, trainer: Trainer, data: Task, seen: np.ndarray) -> Finetuned:
+        """The score of the network or of the baseline, whichever the run answers with."""
+        config, objective, runtime, read = self.config, self.objective, self.runtime, trainer.strategy.read
+        network = read(lambda model: score_rows(model, objective, data, "valid", config, runtime, seen))
+        warnings = read(lambda model: warn_of_undertraining(model, objective, data, config, runtime))
+        with self.processes.raise_on_all():
+            baseline = None
+            if self.processes.is_main:
+                self.on_event(Stage("training the TF-IDF baseline"))
+                baseline = train_baseline(self._labelled.dataset, config.training.seed)
+        if baseline is None:
+            return Finetuned(**vars(run), score=network, warnings=warnings)
+        wins = config.training.keep_winner and not is_better(network, baseline.score)
+        if wins:
+            baseline.model.save(run.path)
+        worse = warn_of_baseline(network, baseline.score, self.inputs["base"], self.inputs["data"])
+        return Finetuned(
+            **vars(run),
+            score=baseline.score if wins else network,
+            baseline=baseline.score,
+            comparison=explain_difference(network, baseline.score),
+            warnings=[*worse, *warnings],
+            classifier="tfidf" if wins else "network",
+        )
+
+    @staticmethod
+    def restore(content: dict[str, Any]) -> dict[str, Any]:
+        """A result with NaN where JSON has null."""
+        return {name: None if value is None else with_nan(value, name) for name, value in content.items()}

@@ -1,20 +1,27 @@
-"""Fine-tuning settings that follow the data: a rule over what is known before training starts.
+"""The settings of a fine-tuning run, with defaults that follow the data.
 
-The rule fills in what neither the user, the preset nor the base's own recommendation sets. It knows the number of
-training texts and classes, their length in tokens, the size of the model, and how the head starts. A preset that sets
-a fine-tuning budget (`lab`, `bert`) is a complete recipe, and the rule stays out. Evidence for every constant:
+A rule sets what neither the user, the preset nor the base's own recommendation sets. It knows the number of training
+texts and classes, their length in tokens, the size of the model, and how the head starts. A preset that sets a
+fine-tuning budget (`lab`, `bert`) is a complete recipe, and the rule does not apply. Evidence for every constant:
 benchmarks/results/finetune-defaults.md.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headstart.config import BUDGETS, ModelConfig, RunConfig, load_preset
+from headstart.config import BUDGETS, ModelConfig, RunConfig, load_preset, resolve
 from headstart.data.dataset import Dataset
 from headstart.data.tokenizer import Tokenizer
+from headstart.errors import ConfigError
+from headstart.inference.loaded_model import LoadedModel
+from headstart.models.model import HeadSpec
+from headstart.objectives import make_objective
+from headstart.objectives.base import Objective
+from headstart.objectives.classification import HEAD_SETTINGS
 
+HEAD = "class"  # name of a classifier's head
 HeadStart = Literal["reused-head", "new-head", "scratch"]
 
 MAX_LENGTH = 512  # tokens read of a text at most, where the model has positions for them
@@ -32,15 +39,15 @@ LEARNING_RATE = (
     4e-4  # of 4 pretrained layers 256 wide; falls with the square of the width and the root of the depth
 )
 SCRATCH_LEARNING_RATE = 5e-4  # of a model 256 wide with random weights; falls with the width
-# A reused head already knows the classes: more or faster training makes it forget what the base learnt of them.
+# A reused head already knows the classes: more or faster training makes it forget them.
 REUSED_HEAD_EPOCHS, REUSED_HEAD_MIN_STEPS, REUSED_HEAD_RATE = 3, 10, 0.125
-TOKENS_PER_WORD = 1.3  # of a tokenizer that is yet to be trained
+TOKENS_PER_WORD = 1.3  # of a tokenizer that is not trained yet
 SAMPLE = 2_000  # texts that are tokenized to estimate the mean length
 
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """What the rule knows of a labelled training set."""
+    """What the rule knows about a labelled training set."""
 
     texts: int
     classes: tuple[str, ...]
@@ -61,7 +68,7 @@ class DatasetFacts:
         return DatasetFacts(len(texts) + extra_texts, tuple(dataset.classes), mean, valid)
 
 
-REFERENCE = DatasetFacts(1600, ("negative", "positive"), 128.0)  # stands in until the data is read
+REFERENCE = DatasetFacts(1600, ("negative", "positive"), 128.0)  # until the data is read
 
 
 def finetune_defaults(data: DatasetFacts, model: ModelConfig, start: HeadStart) -> dict[str, dict[str, Any]]:
@@ -98,7 +105,7 @@ def _epochs(data: DatasetFacts, batch_size: int, length: int, start: HeadStart) 
 
 
 def _steps_between_evaluations(data: DatasetFacts, epochs: int, batch_size: int) -> int | None:
-    """Steps between evaluations where one after each epoch would cost too much beside training; else None.
+    """Steps between evaluations where one after each epoch would cost too much; else None.
 
     A forward pass costs a third of a training step.
     """
@@ -112,7 +119,7 @@ def _steps_between_evaluations(data: DatasetFacts, epochs: int, batch_size: int)
 
 
 def _learning_rate(model: ModelConfig, start: HeadStart) -> float:
-    """The peak learning rate: wide models bear less, and one whose head already knows the classes needs less."""
+    """The peak learning rate: lower for wide models and for a head that already knows the classes."""
     if start == "scratch":
         rate = SCRATCH_LEARNING_RATE * 256 / model.hidden_size
     else:
@@ -122,7 +129,7 @@ def _learning_rate(model: ModelConfig, start: HeadStart) -> float:
 
 
 def has_own_budget(preset: str) -> bool:
-    """Whether a preset sets a fine-tuning budget, and so is a complete recipe."""
+    """Whether a preset sets a fine-tuning budget and is a complete recipe."""
     training = load_preset(preset).get("finetune", {}).get("training", {})
     return any(name in training for name in BUDGETS)
 
@@ -140,7 +147,7 @@ def fits_recommendation(
 
 
 def describe(config: RunConfig, given: Mapping[str, Any]) -> str:
-    """The chosen settings in one line, without those that the user gave."""
+    """The chosen settings in one line, without those that the user set."""
     training, is_pretraining = config.training, config.job == "pretrain"
     chosen = {
         ("training", "max_epochs"): None
@@ -159,3 +166,175 @@ def describe(config: RunConfig, given: Mapping[str, Any]) -> str:
     return ", ".join(
         words for (section, key), words in chosen.items() if words and key not in given.get(section, {})
     )
+
+
+def explain_settings(
+    base: LoadedModel | None,
+    facts: DatasetFacts,
+    config: RunConfig,
+    objective: Objective,
+    given: Mapping[str, Any],
+) -> Iterator[str]:
+    """Which settings were chosen, and why."""
+    words = describe(config, given)
+    if base is not None and uses_recommendation(base, facts, config, objective, given):
+        yield f"settings recommended by {base.name}: {words}"
+    elif not has_own_budget(config.preset) and words:
+        yield (
+            f"settings for {facts.texts:,} texts in {len(facts.classes)} classes, "
+            f"{facts.mean_tokens:.0f} tokens a text: {words}"
+        )
+
+
+# --- The settings of a run ------------------------------------------------------------------------------------------
+
+
+def finetune_config(
+    base: LoadedModel | None,
+    preset: str | None,
+    settings: Mapping[str, Any],
+    *,
+    data: DatasetFacts | None = None,
+    is_control: bool = False,
+) -> tuple[RunConfig, Objective]:
+    """The settings of a run and its objective. A base brings its own body and tokenizer; only dropout may change.
+
+    A pooler may be added, with new weights. Defaults follow the `data` (a reference set until it is read). A base's
+    recommendation overrides them where it fits the data. A control has the base's shape and random weights.
+    """
+    name = preset or ("tiny" if base is None else base.info.config.preset)
+    recommended: Mapping[str, Any] = {} if base is None or is_control else base.info.finetune_defaults
+    try:
+        config, objective = _resolve(base, name, recommended, settings)
+    except ConfigError:  # the user's settings win over a recommendation that excludes them
+        recommended = {section: content for section, content in recommended.items() if section != "training"}
+        config, objective = _resolve(base, name, recommended, settings)
+    facts = data or REFERENCE
+    classes = facts.classes if data is not None or base is None else base.info.classes
+    reuses_head = not is_control and can_reuse_head(config, objective, classes, base)
+    is_alike = reuses_head or (base is not None and not base.info.classes)
+    if data is not None and not fits_recommendation(recommended, data, is_alike):
+        recommended = {}
+    defaults: dict[str, Any] = {}
+    if not has_own_budget(name):
+        start: HeadStart = "new-head"
+        if base is None or is_control:
+            start = "scratch"
+        elif reuses_head:
+            start = "reused-head"
+        defaults = finetune_defaults(facts, config.model, start)
+        fixed = {**recommended.get("training", {}), **settings.get("training", {})}
+        if any(key in fixed for key in (*BUDGETS, "eval_subset_size")):
+            defaults["training"]["eval_steps"] = None  # its spacing is for the rule's own budget
+    config, objective = _resolve(base, name, recommended, settings, defaults)
+    if config.training.reinit_top_layers > config.model.num_layers:
+        raise ConfigError(
+            f"training.reinit_top_layers {config.training.reinit_top_layers} is more than the {config.model.num_layers} blocks there are",
+            hint=f"set it to {config.model.num_layers} or less; one or two is usual",
+        )
+    return fit_length(config, settings), objective
+
+
+def _resolve(
+    base: LoadedModel | None,
+    preset: str,
+    recommended: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> tuple[RunConfig, Objective]:
+    if base is not None:
+        base.check_tokenizer(settings.get("tokenizer", {}).get("type"))
+        usual = load_preset(preset).get("finetune", {}).get("model", {})
+        body = base.change_model(
+            {**usual, **recommended.get("model", {}), **settings.get("model", {})},
+            lambda key, value: "dropout" in key or (key == "pooler" and value is True),
+        )
+        settings = {**settings, "model": body, "tokenizer": base.info.config.tokenizer.model_dump()}
+    config = resolve("finetune", preset, recommended, settings, defaults=defaults)
+    objective = make_objective(config.objective)
+    if objective.reads == "translations":
+        raise ConfigError(
+            f"{objective.name} needs to know the languages of DATA",
+            hint="add --pair SOURCE-TARGET, such as en-de",
+        )
+    if objective.reads != "texts":
+        raise ConfigError(
+            f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`"
+        )
+    return with_backbone(config, objective), objective
+
+
+def with_backbone(config: RunConfig, objective: Objective) -> RunConfig:
+    """The settings with a kind of body that the objective can train."""
+    return config.with_({"model": objective.resolve_backbone(config.model).model_dump()})
+
+
+def fit_length(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The settings with a text length that the body has positions for; a length that the user sets is never cut."""
+    most = config.model.max_position_embeddings
+    if config.training.max_length <= most:
+        return config
+    if "max_length" in settings.get("training", {}):
+        raise ConfigError(
+            f"training.max_length {config.training.max_length} is over model.max_position_embeddings {most}",
+            hint=f"set training.max_length={most}, or a larger model.max_position_embeddings when training from scratch",
+        )
+    return config.with_({"training": {"max_length": most}})
+
+
+def uses_recommendation(
+    base: LoadedModel, facts: DatasetFacts, config: RunConfig, objective: Objective, given: Mapping[str, Any]
+) -> bool:
+    """Whether a run uses the settings that its base recommends, or those of them that the user does not set."""
+    recommended = base.info.finetune_defaults
+    is_alike = not base.info.classes or can_reuse_head(config, objective, facts.classes, base)
+    is_left = any(set(content) - set(given.get(section, {})) for section, content in recommended.items())
+    return is_left and fits_recommendation(recommended, facts, is_alike)
+
+
+# --- The head -------------------------------------------------------------------------------------------------------
+
+
+def can_reuse_head(
+    config: RunConfig, objective: Objective, classes: Sequence[str], base: LoadedModel | None
+) -> bool:
+    """Whether a run reuses its base's head: the head has these classes and the shape that the run needs.
+
+    Above reinitialized layers the head is new as well.
+    """
+    training, own = config.training, _base_head(classes, base)
+    may_reuse = training.head_init == "reuse" and not training.reinit_top_layers
+    return may_reuse and own is not None and _shape(own) == _shape(_new_head(config, objective, classes))
+
+
+def why_new_head(
+    config: RunConfig, objective: Objective, classes: Sequence[str], base: LoadedModel | None
+) -> str:
+    """Why a base's head for these very classes is not reused; empty if it is reused or there is none."""
+    training, own = config.training, _base_head(classes, base)
+    if own is None or training.head_init != "reuse" or can_reuse_head(config, objective, classes, base):
+        return ""
+    if training.reinit_top_layers:
+        return "the base's head has the same classes; it is new because the layers below it are reinitialized"
+    new = _shape(_new_head(config, objective, classes))
+    wanted = " ".join(
+        f"--set objective.{HEAD_SETTINGS[key]}={value}"
+        for key, value in _shape(own).items()
+        if new[key] != value
+    )
+    return f"the base's head has the same classes but another shape, so the head is new; {wanted} reuses it"
+
+
+def _base_head(classes: Sequence[str], base: LoadedModel | None) -> HeadSpec | None:
+    """The base's head if it has these classes, in any order."""
+    is_same = base is not None and sorted(base.info.classes) == sorted(classes)
+    return base.specs.get(HEAD) if base is not None and is_same else None
+
+
+def _new_head(config: RunConfig, objective: Objective, classes: Sequence[str]) -> HeadSpec:
+    return objective.heads(config.model, 0, len(classes))[HEAD]
+
+
+def _shape(head: HeadSpec) -> dict[str, Any]:
+    """The settings that a head's weights depend on: all but dropout."""
+    return {key: value for key, value in head.settings.items() if key != "dropout"}

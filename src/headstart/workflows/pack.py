@@ -13,7 +13,7 @@ from torch import Tensor
 from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
 from headstart.config import DataConfig, load_toml, parse
 from headstart.data.datasets import SOURCES
-from headstart.data.decontamination import apart_hashes, shortened
+from headstart.data.decontamination import evaluation_hashes, pack_fingerprints
 from headstart.data.documents import MixtureComponent
 from headstart.data.token_stream import join
 from headstart.data.tokenizer import Tokenizer
@@ -32,15 +32,13 @@ from headstart.quantization import FORMS, as_stored, store_weights, stored_bytes
 from headstart.reports.pages import render_model_card
 from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.runtime import start_runtime
-from headstart.workflows.classifier import score_rows
 from headstart.workflows.evaluate import evaluate_loaded, evaluate_on_own_valid, evaluate_translator
 from headstart.workflows.facts import Facts
-from headstart.workflows.labelled import load_labelled, make_task
-from headstart.workflows.mix import without_repeats
-from headstart.workflows.prepare import prepare_documents
-from headstart.workflows.pretrain import score_language
+from headstart.workflows.finetune import load_labelled, make_task, score_rows
+from headstart.workflows.pretrain import score_language, without_repeats
 from headstart.workflows.run_dir import SCRATCH
 from headstart.workflows.search import to_toml
+from headstart.workflows.tokenize_corpus import prepare_documents
 
 FORMAT = 1
 LARGE = 64 * 2**10  # bytes from which a tokenizer's file is compressed
@@ -106,7 +104,7 @@ def pack(
         _write_tokenizer(beside, trained.tokenizer, TOKENIZER)
         if trained.own_source_tokenizer is not None:
             _write_tokenizer(beside, trained.own_source_tokenizer, SOURCE_TOKENIZER)
-        write_bytes(beside / PACKED_FINGERPRINTS, shortened(trained.train_fingerprints))
+        write_bytes(beside / PACKED_FINGERPRINTS, pack_fingerprints(trained.train_fingerprints))
         write_json(beside / "run.json", _without_places(trained).to_dict())
         shape = {**about["shape"], "weights on disk": f"{stored_bytes(beside) / 2**20:.1f} MiB"}
         write_text(beside / "card.md", render_model_card({**about, "shape": shape}))
@@ -178,7 +176,7 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
         parts = [
             prepare_documents(each.open(config.data), trained.tokenizer, lambda event: None) for each in mix
         ]
-        never = apart_hashes(config.data.exclude_eval_texts_of)
+        never = evaluation_hashes(config.data.exclude_eval_texts_of)
         valid = join(part.valid for part in without_repeats(parts, config.data, never, lambda event: None))
     except (DataError, KeyError) as error:
         raise RunError(

@@ -20,13 +20,13 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.attention import TRANSLATOR_TYPES, AttentionMaps, attention_maps, translation_maps
 from headstart.evaluation.head_ablation import GroupedLoss, HeadAblation, measure_head_ablation
-from headstart.generation.beam import Beam
+from headstart.generation.beam_search import Beam
 from headstart.inference.classify import encode_rows
 from headstart.inference.embed import plain_batch
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
 from headstart.inference.translate import write_translations
-from headstart.models.embedding import Embedding
 from headstart.models.model import Model
+from headstart.models.transformer import Embedding
 from headstart.plots.heatmaps import draw_attention, draw_head_ablation
 from headstart.plots.masks import Mask, all_masks, draw_masks
 from headstart.plots.positions import PositionMap, draw_positions, model_map, sinusoidal_map

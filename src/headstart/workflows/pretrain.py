@@ -1,66 +1,62 @@
-"""Raw text to a base: tokenizer, shards, language-model training."""
+"""Pretraining a language model on raw text, from random weights or from a base."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
-from headstart.config import RunConfig, resolve
-from headstart.data.decontamination import apart_hashes
-from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.atomic_io import content_hash
+from headstart.config import BUDGETS, DataConfig, ModelConfig, RunConfig, load_preset, resolve
+from headstart.data.decontamination import evaluation_hashes
+from headstart.data.documents import Corpora, Documents, MixtureComponent, parse_mixture
 from headstart.data.nsp_pairs import PairLoader
-from headstart.data.samplers import BlockLoader
+from headstart.data.samplers import BlockLoader, Loader, MixedLoader
 from headstart.data.token_cache import Corpus
-from headstart.data.token_stream import TokenStream, join
+from headstart.data.token_stream import TokenStream, exclude_documents, join
 from headstart.data.tokenizer import Tokenizer
-from headstart.errors import ConfigError, DataError, RunError
-from headstart.inference.loaded_model import LoadedModel, RunInfo, load_model
-from headstart.models.model import Model, build_model, count_parameters, transfer
+from headstart.errors import ConfigError, DataError
+from headstart.inference.loaded_model import LoadedModel, Tokenizers, load_model
+from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.objectives.masked_lm import MaskedLM
-from headstart.results import LanguageScore, Transfer, plain
-from headstart.training.callbacks import Event, Note
-from headstart.training.distributed import init_processes
+from headstart.results import LanguageScore, TransferReport
+from headstart.training.callbacks import Note, OnEvent, ignore_event
+from headstart.training.distributed import Processes, init_processes
 from headstart.training.evaluate import loss_sums
-from headstart.training.runtime import Runtime, graceful_shutdown, seed_everything, start_runtime
+from headstart.training.runtime import Runtime, StopSignal, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
-from headstart.workflows.continued import (
-    adaptation_defaults,
-    continued_settings,
-    count_tokens,
-    taught_settings,
-)
-from headstart.workflows.finetune_defaults import describe
-from headstart.workflows.mix import make_mixed_loader, same_text, tokens_a_pass, without_repeats
-from headstart.workflows.plan import announce
-from headstart.workflows.prepare import learn_tokenizer, prepare_documents, prepare_documents_share
-from headstart.workflows.run_dir import (
-    RunDir,
-    absolute_paths,
-    base_of,
-    broadcast_tokenizer,
-    collect_provenance,
-    main_only,
-    start_run,
-    with_absolute_paths,
-)
-from headstart.workflows.teaching import Teaching, make_teaching, teaching_of
+from headstart.workflows.distill import DistillationSetup
+from headstart.workflows.finetune_defaults import describe, fit_length, with_backbone
+from headstart.workflows.run_dir import absolute_paths, with_absolute_paths
+from headstart.workflows.tokenize_corpus import learn_tokenizer, prepare_documents, prepare_documents_share
+from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
-MARKED_BATCHES = 50  # of the held-out part, at each look during training
+EVALUATION_BATCHES = 50  # of the held-out part, at each evaluation during training
+
+# Continued pretraining: a preset's settings are made for corpora of many millions of tokens; on a small one they are a
+# handful of steps. Evidence: benchmarks/results/finetune-defaults.md.
+SMALL_CORPUS = 5_000_000  # tokens of a corpus that counts as small, at most
+COUNTED = 30_000_000  # characters from which a corpus counts as large without counting the rest
+SAMPLE = 500  # documents that are tokenized to estimate tokens per character
+TOKENS_READ = 2_000_000  # of an adaptation, repeats counted
+MIN_EPOCHS, MAX_EPOCHS = 3, 40
+BLOCK_SIZE, BATCH_TOKENS = 128, 4096
+MIN_STEPS = 100
+LEARNING_RATE = 5e-4  # of a model 256 wide; falls with the square of the width
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """A finished base and how well it predicts held-out text (None when the corpus is too small to hold any out)."""
+@dataclass(frozen=True, kw_only=True)
+class Pretrained(FinishedRun):
+    """A finished base and its score on held-out text (None when the corpus is too small to hold any out)."""
 
-    path: Path
     score: LanguageScore | None
-    parameters: int
-    tokens: int
-    seconds: float
 
 
 def pretrain(
@@ -73,72 +69,73 @@ def pretrain(
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     adapts: bool = True,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> Pretrained:
-    """Train a base on raw text; `settings` are nested by section and go over the preset's (`tiny` by default).
+    """Train a base on raw text; `settings` are nested by section and override the preset's (`tiny` by default).
 
     Corpora are names, "NAME=WEIGHT", or names with their weights: how many times a text is read for each pass over
-    one of weight 1. A new tokenizer is learnt from them, or from the `tokenizer_corpora`. From a `base` (a run, or a
-    shipped base's name) training goes on with its tokenizer, weights and shape. A `teacher` is another base, with the
-    same tokenizer, whose answers count beside the true ones. From a base, with no preset named, the settings for a small
-    corpus follow its size unless `adapts` is False. Under torchrun all processes train one base together.
+    one of weight 1. A new tokenizer is trained on them, or on the `tokenizer_corpora`. From a `base` (a run, or a
+    shipped base's name) training continues with its tokenizer, weights and shape. A `teacher` is another base with the
+    same tokenizer to distil from. From a base, with no preset named, the settings for a small corpus follow its size
+    unless `adapts` is False. Under torchrun all processes train one base together.
     """
     with init_processes() as processes:
         with processes.raise_on_all():
             mix = parse_mixture(corpora)
-            trained = None if base is None else load_model(base)
-            teaching = make_teaching(teacher)
+            loaded = None if base is None else load_model(base)
+            distillation = DistillationSetup.load(teacher)
             given = with_absolute_paths(settings)
-            config, objective = pretrain_config(preset, given, trained, teaching)
+            config, _ = pretrain_config(preset, given, loaded, distillation)
             tokens = None
-            if adapts and trained is not None and preset is None:
-                tokens = count_tokens(mix, config.data, trained.tokenizer)
+            if adapts and loaded is not None and preset is None:
+                tokens = count_tokens(mix, config.data, loaded.tokenizer)
             if tokens is not None:
-                config, objective = pretrain_config(preset, given, trained, teaching, tokens)
+                config, _ = pretrain_config(preset, given, loaded, distillation, tokens)
             runtime = start_runtime(config.training, processes)
         inputs = pretrain_inputs(mix, base, parse_mixture(tokenizer_corpora or []))
-        inputs |= {} if teaching is None else teaching.inputs()
-        with start_run(Path(out), config, inputs, runtime, trained) as (folder, known):
-            if known is not None and known.status == "finished":
-                return read_pretrained(folder)
-            listen = main_only(processes, on_event)
-            if known is None and tokens is not None and (words := describe(config, given)):
-                listen(Note(f"settings to adapt {base} to about {tokens:,} tokens: {words}"))
-            return _run(folder, config, inputs, objective, trained, teaching, runtime, known, listen)
+        inputs |= {} if distillation is None else distillation.inputs()
+        words = "" if tokens is None else describe(config, given)
+        notes = [f"settings to adapt {base} to about {tokens:,} tokens: {words}"] if words else []
+        return PretrainJob(config, inputs, runtime, on_event, loaded, distillation).start(Path(out), notes)
 
 
 def pretrain_inputs(
-    mix: Sequence[MixtureComponent], base: str | None, split_by: Sequence[MixtureComponent]
+    mix: Sequence[MixtureComponent], base: str | None, tokenizer_corpora: Sequence[MixtureComponent]
 ) -> dict[str, Any]:
-    """What run.json keeps of what a run is given; `split_by` is what a new tokenizer is learnt from, if not the mix."""
+    """The inputs in run.json; `tokenizer_corpora` are what a new tokenizer is trained on, if not the mix."""
     given: dict[str, Any] = {
         "corpora": [each.absolute().corpus for each in mix],
         "mix": [each.absolute().to_dict() for each in mix],
     }
-    if split_by:
-        given["tokenizer_corpora"] = [each.absolute().to_dict() for each in split_by]
+    if tokenizer_corpora:
+        given["tokenizer_corpora"] = [each.absolute().to_dict() for each in tokenizer_corpora]
     return given if base is None else {**given, "base": absolute_paths([base])[0]}
+
+
+# --- The settings ---------------------------------------------------------------------------------------------------
 
 
 def pretrain_config(
     preset: str | None,
     settings: Mapping[str, Any],
-    trained: LoadedModel | None = None,
-    teaching: Teaching | None = None,
+    base: LoadedModel | None = None,
+    distillation: DistillationSetup | None = None,
     adapts_to: int | None = None,
 ) -> tuple[RunConfig, Objective]:
-    """The run's settings and its objective, which must be able to train a base.
+    """The settings of a run and its objective, which must be able to train a base.
 
     A base that adapts to a small corpus of `adapts_to` tokens gets settings for that instead of the preset's.
     """
     defaults: Mapping[str, Any] = {}
-    if trained is not None:
+    name = preset or ("tiny" if base is None else base.info.config.preset)
+    if base is not None:
         if adapts_to is not None:
-            defaults = adaptation_defaults(adapts_to, trained.info.config.model)
-        preset, settings = continued_settings(trained, preset, settings)
-    elif teaching is not None:
-        settings = taught_settings(teaching.teachers[0], settings)
-    config = resolve("pretrain", preset or "tiny", defaults, settings)
+            defaults = adaptation_defaults(adapts_to, base.info.config.model)
+        settings = {**settings, "model": _base_model_settings(base, preset, settings)}
+    owner = base or (distillation.teachers[0] if distillation is not None else None)
+    if owner is not None:
+        settings = {**settings, "tokenizer": _fixed_tokenizer(owner, settings.get("tokenizer", {}))}
+    config = resolve("pretrain", name, defaults, settings)
     objective = make_objective(config.objective)
     if objective.reads == "texts":
         raise ConfigError(
@@ -150,190 +147,155 @@ def pretrain_config(
             f"{objective.name} needs translations, so it cannot pretrain",
             hint="`headstart finetune scratch DATA --pair en-de` learns from them",
         )
-    if config.training.freeze_backbone or config.training.gradual_unfreezing_epochs is not None:
-        raise ConfigError(
-            "a base has nothing to freeze before it is trained", hint="leave training.freeze_backbone out"
-        )
-    for name in ("reinit_top_layers", "bpe_dropout", "token_cutoff"):
-        if getattr(config.training, name):
-            raise ConfigError(f"training.{name} is for fine-tuning", hint="leave it out when you pretrain")
-    return fit_length(
-        config.with_({"model": objective.resolve_backbone(config.model).model_dump()}), settings
-    ), objective
-
-
-def resume_pretrain(
-    folder: RunDir, info: RunInfo, runtime: Runtime, on_event: Callable[[Event], None]
-) -> Pretrained:
-    """Go on with an unfinished run; the folder is held by the caller."""
-    trained = base_of(folder, info)
-    with runtime.processes.raise_on_all():
-        teaching = teaching_of(info.inputs)
-    objective = make_objective(info.config.objective)
-    return _run(folder, info.config, info.inputs, objective, trained, teaching, runtime, info, on_event)
-
-
-def read_pretrained(folder: RunDir) -> Pretrained:
-    """What a finished run found."""
-    result = folder.result()
-    score = None if result["score"] is None else LanguageScore(**result["score"])
-    return Pretrained(folder.path, score, result["parameters"], result["tokens"], result["seconds"])
-
-
-def fit_length(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The settings with a text length that the body has positions for; one that was asked for is not cut silently."""
-    most = config.model.max_position_embeddings
-    if config.training.max_length <= most:
-        return config
-    if "max_length" in settings.get("training", {}):
-        raise ConfigError(
-            f"training.max_length {config.training.max_length} is over model.max_position_embeddings {most}",
-            hint=f"set training.max_length={most}, or a larger model.max_position_embeddings when training from scratch",
-        )
-    return config.with_({"training": {"max_length": most}})
-
-
-def _run(
-    folder: RunDir,
-    config: RunConfig,
-    inputs: dict[str, Any],
-    objective: Objective,
-    trained: LoadedModel | None,
-    teaching: Teaching | None,
-    runtime: Runtime,
-    known: RunInfo | None,
-    on_event: Callable[[Event], None],
-) -> Pretrained:
-    started, processes = time.time(), runtime.processes
-    mix = [
-        MixtureComponent(**each)
-        for each in inputs.get("mix", [{"corpus": name} for name in inputs["corpora"]])
-    ]
-    with processes.raise_on_all():
-        documents = [each.open(config.data) for each in mix]
-        never = apart_hashes(config.data.exclude_eval_texts_of)
-    for note in (note for each in documents for note in each.notes):
-        on_event(Note(note))
-    fingerprints = same_text(documents, processes)
-    with processes.raise_on_all():
-        if known is not None and known.inputs["fingerprints"] != fingerprints:
-            raise RunError(
-                f"the corpus of {folder.path} has changed since the run began", hint="put the old text back"
-            )
-    if known is not None:
-        tokenizer = folder.tokenizer(known)
-    elif whose := trained or teaching:
-        tokenizer = whose.tokenizer
-    else:
-        others = [MixtureComponent(**each).open(config.data) for each in inputs.get("tokenizer_corpora", [])]
-        tokenizer = broadcast_tokenizer(
-            processes, lambda: learn_tokenizer(config.tokenizer, others or documents, on_event, never)
-        )
-    with processes.raise_on_all():
-        if teaching is not None:
-            teaching.check(objective, config)
-            teaching.check_student(tokenizer)
-        if isinstance(objective, MaskedLM) and tokenizer.mask is None:
-            raise ConfigError(
-                f"this tokenizer has no mask token, so {objective.name} cannot hide anything",
-                hint="use causal-lm",
-            )
-    if not processes.is_alone:
-        with processes.raise_on_all():
-            for each in documents:
-                prepare_documents_share(each, tokenizer, processes.rank, processes.count, on_event)
-    parts = processes.main_first(lambda: [prepare_documents(each, tokenizer, on_event) for each in documents])
-    parts = without_repeats(parts, config.data, never, on_event)
-    weights = [each.weight for each in mix]
-    train = join([part.train for part in parts])
-    valid = join([part.valid for part in parts])
-    with processes.raise_on_all():
-        _check_size(train, config)
-        announce(config, runtime, tokenizer.size, 0, tokens_a_pass(parts, weights), on_event)
-        loader = make_mixed_loader(
-            parts, weights, lambda stream: make_loader(stream, config, objective, tokenizer)
-        )
-    seed_everything(config.training.seed, 0, 3)
-    model = build_model(config.model, tokenizer.size, objective.heads(config.model, tokenizer.size, 0))
-    moved = None if trained is None else transfer(trained.weights, model, with_base_heads=True)
-    inputs = {**inputs, "fingerprints": fingerprints}
-    info = known or _begin(folder, config, inputs, tokenizer, parts, trained, teaching, moved, runtime)
-    processes.start(runtime.device, config.training.ddp_timeout_minutes)
-    if moved is not None:
-        on_event(Note(f"from {inputs['base']}: {moved.summary()}"))
-    marks = valid_marks(valid, config, objective, tokenizer, runtime)
-    on_event(
-        Note(
-            f"{count_parameters(model):,} parameters; {tokens_a_pass(parts, weights):,} tokens to read,"
-            f" {len(valid):,} held out"
-        )
-    )
-    asked = objective if teaching is None else teaching.objective(objective, config, runtime)
-    with graceful_shutdown() as stop:
-        trainer = Trainer(model, asked, loader, tokenizer, config, runtime, marks, on_event, stop)
-        folder.train(trainer, known is not None, on_event)
-    score = None
-    if marks is not None:
-        score = trainer.strategy.read(
-            lambda model: score_language(model, objective, valid, config, tokenizer, runtime, leaked=0)
-        )
-    finished = Pretrained(
-        folder.path, score, count_parameters(model), trainer.state.tokens, trainer.state.seconds
-    )
-    provenance = plain(
-        collect_provenance(runtime, [config.training.seed], started, info.provenance["command"])
-    )
-    result = {
-        **asdict(finished),
-        "path": "",
-        "steps": trainer.state.step,
-        "curve": trainer.state.curve,
-        "provenance": provenance,
-    }
-    folder.finish(info, trainer, result)
-    return finished
-
-
-def _begin(
-    folder: RunDir,
-    config: RunConfig,
-    inputs: dict[str, Any],
-    tokenizer: Tokenizer,
-    parts: list[Corpus],
-    trained: LoadedModel | None,
-    teaching: Teaching | None,
-    moved: Transfer | None,
-    runtime: Runtime,
-) -> RunInfo:
-    """Write all that a resume needs, run.json last: from then on the run can be taken up."""
-    info = RunInfo(
-        config=config,
-        status="running",
-        vocab_size=tokenizer.size,
-        classes=[],
-        tokenizer_fingerprint=tokenizer.fingerprint,
-        inputs=inputs,
-        provenance=plain(collect_provenance(runtime, [config.training.seed])),
-        transfer=None if moved is None else plain(moved),
-    )
-    seen = [part.hashes() for part in parts] + [
-        each.train_fingerprints for each in (trained, teaching) if each
-    ]
-    with runtime.processes.raise_on_all():
-        if runtime.processes.is_main:
-            tokenizer.save(folder.path)
-            folder.write_fingerprints(seen)
-            folder.write_info(info)
-    return info
-
-
-def _check_size(train: TokenStream, config: RunConfig) -> None:
-    if len(train) < 3:
-        raise DataError("the corpus holds almost no text", hint="give more or longer documents")
-    if config.training.max_epochs is None and not any(
-        getattr(config.training, name) for name in ("max_steps", "max_tokens", "max_minutes")
+    for key in (
+        "freeze_backbone",
+        "gradual_unfreezing_epochs",
+        "reinit_top_layers",
+        "bpe_dropout",
+        "token_cutoff",
     ):
-        raise ConfigError("no budget is given", hint="add --minutes, --steps, --tokens or --epochs")
+        if getattr(config.training, key):
+            raise ConfigError(f"training.{key} is for fine-tuning", hint="leave it out when you pretrain")
+    return fit_length(with_backbone(config, objective), settings), objective
+
+
+def _base_model_settings(
+    base: LoadedModel, preset: str | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The body of a base, with the dropout that the user sets."""
+    own = base.info.config
+    raw = load_preset(preset or own.preset)
+    wanted = {
+        **(raw.get("model", {}) if preset else {}),
+        **raw.get("pretrain", {}).get("model", {}),
+        **settings.get("model", {}),
+    }
+    is_tuned = own.job == "finetune"  # the dropout of fine-tuning does not continue into pretraining
+    model = {key: value for key, value in own.model if not (is_tuned and "dropout" in key)}
+    return base.change_model(wanted, lambda key, value: "dropout" in key, model)
+
+
+def _fixed_tokenizer(owner: LoadedModel, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer settings of a base or a teacher, which a run cannot change."""
+    owner.check_tokenizer(wanted.get("type"))
+    own = owner.info.config.tokenizer
+    for key, value in wanted.items():
+        if key != "type" and getattr(own, key, value) != value:
+            raise ConfigError(
+                f"tokenizer.{key} of {owner.name} is {getattr(own, key)}, not {value}",
+                hint="a base or a teacher brings its own tokenizer; pretrain from scratch to change it",
+            )
+    return {**wanted, **own.model_dump()}
+
+
+def count_tokens(mix: Sequence[MixtureComponent], config: DataConfig, tokenizer: Tokenizer) -> int | None:
+    """An estimate of the tokens in the corpora; None for a large or an unreadable mix, which gets the preset's settings."""
+    characters = 0.0
+    sample: list[str] = []
+    try:
+        for component in mix:
+            documents = component.open(config)
+            sample += islice(iter(documents), SAMPLE)
+            for text in documents:
+                characters += component.weight * len(text)
+                if characters > COUNTED:
+                    return None
+    except DataError:
+        return None  # the error is raised where the corpus is read
+    ratio = sum(map(len, tokenizer.encode(sample))) / max(1, sum(map(len, sample)))
+    tokens = round(ratio * characters)
+    return tokens if 0 < tokens <= SMALL_CORPUS else None
+
+
+def adaptation_defaults(tokens: int, model: ModelConfig) -> dict[str, dict[str, Any]]:
+    """Settings by section for continued pretraining on a small corpus of so many tokens.
+
+    The run selects the weights with the lowest held-out loss, so an overlong run does no harm.
+    """
+    batch_tokens = min(BATCH_TOKENS, max(512, tokens // 8))  # smaller batches give a small corpus more steps
+    wanted = min(MAX_EPOCHS, max(MIN_EPOCHS, TOKENS_READ / tokens))
+    floor = math.ceil(MIN_STEPS * batch_tokens / tokens)
+    rate = min(1e-3, LEARNING_RATE * (256 / model.hidden_size) ** 2)
+    return {
+        "optimizer": {"name": "adamw", "learning_rate": float(f"{rate:.2g}"), "weight_decay": 0.01},
+        "lr_schedule": {"name": "linear", "warmup_ratio": 0.1},
+        "training": {
+            "max_epochs": float(min(max(math.ceil(wanted), floor), 10 * MAX_EPOCHS)),
+            "max_length": min(BLOCK_SIZE, model.max_position_embeddings),
+            "tokens_per_batch": batch_tokens,
+            "checkpoint_selection": "best",
+        },
+    }
+
+
+# --- The data -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CorpusMix:
+    """Tokenized corpora: a loader of their training parts, and their held-out parts."""
+
+    tokenizer: Tokenizer
+    loader: Loader
+    valid: TokenStream
+
+
+def without_repeats(
+    corpora: Sequence[Corpus], config: DataConfig, excluded: NDArray[np.uint64], on_event: OnEvent
+) -> list[Corpus]:
+    """The corpora without texts of excluded evaluation sets and, if `data.deduplicate`, without repeated documents."""
+    if not config.deduplicate and not config.exclude_eval_texts_of:
+        return list(corpora)
+    train = exclude_documents([corpus.train for corpus in corpora], excluded, config.deduplicate)
+    valid = exclude_documents([corpus.valid for corpus in corpora], excluded, config.deduplicate)
+    found = [replace(corpus, train=t, valid=v) for corpus, t, v in zip(corpora, train, valid, strict=True)]
+    why = " or ".join(
+        ["repeats"] * config.deduplicate
+        + ["excluded by data.exclude_eval_texts_of"] * bool(config.exclude_eval_texts_of)
+    )
+    for before, after in zip(corpora, found, strict=True):
+        left_out = sum(before.documents.values()) - sum(after.documents.values())
+        if left_out:
+            on_event(Note(f"{before.name}: {left_out:,} documents left out ({why})"))
+    return found
+
+
+def make_mixed_loader(
+    corpora: Sequence[Corpus],
+    weights: Sequence[float],
+    make: Callable[[TokenStream], BlockLoader | PairLoader],
+) -> Loader:
+    """One loader for all corpora; corpora that all have weight 1 are read as one long text."""
+    if all(weight == 1 for weight in weights):
+        return make(join([corpus.train for corpus in corpora]))
+    read = [
+        (corpus.train, weight)
+        for corpus, weight in zip(corpora, weights, strict=True)
+        if len(corpus.train) > 2
+    ]
+    loaders = [make(stream) for stream, _ in read]
+    first = loaders[0]
+    return MixedLoader(loaders, [weight for _, weight in read], first.rows_per_batch, first.seed)
+
+
+def shared_fingerprints(documents: list[Documents], processes: Processes) -> list[str]:
+    """The fingerprints of the corpora, read once on each machine, where they must be those of the main process."""
+    if processes.is_alone:
+        return [each.fingerprint for each in documents]
+    own: list[str] = []
+    with processes.raise_on_all():
+        if processes.info.local_rank == 0:
+            own = [each.fingerprint for each in documents]
+    mains = processes.broadcast(lambda: own)
+    with processes.raise_on_all():
+        if own and own != mains:
+            raise DataError(
+                f"the corpus on {gethostname()} differs from that of the main process",
+                hint="give every machine the same files",
+            )
+    for each, fingerprint in zip(documents, mains, strict=True):
+        each.fingerprint = fingerprint
+    return mains
 
 
 def make_loader(
@@ -362,10 +324,13 @@ def make_loader(
     )
 
 
-def valid_marks(
+# --- Evaluation -----------------------------------------------------------------------------------------------------
+
+
+def held_out_evaluation(
     valid: TokenStream, config: RunConfig, objective: Objective, vocabulary: Tokenizer, runtime: Runtime
 ) -> Callable[[Model], Evaluation] | None:
-    """How to mark a model on held-out text; None when there is none."""
+    """A function that evaluates a model on held-out text; None when there is too little."""
     if len(valid) <= objective.lookahead:
         return None
     try:
@@ -373,8 +338,8 @@ def valid_marks(
     except DataError:  # the held-out part is too small to make pairs of
         return None
 
-    def marks(model: Model) -> Evaluation:
-        sums = loss_sums(model, objective, loader, vocabulary, runtime, MARKED_BATCHES)
+    def evaluate(model: Model) -> Evaluation:
+        sums = loss_sums(model, objective, loader, vocabulary, runtime, EVALUATION_BATCHES)
         loss = sum(total / max(1, count) for total, count, _ in sums.values())
         values = {"loss": loss}
         for name, (total, count, correct) in sums.items():
@@ -382,10 +347,10 @@ def valid_marks(
                 "perplexity": math.exp(min(total / max(1, count), 50)),
                 "accuracy": correct / max(1, count),
             }
-            values |= own if len(sums) == 1 else {f"{name}_{mark}": value for mark, value in own.items()}
-        return Evaluation(values, rank=-loss)
+            values |= own if len(sums) == 1 else {f"{name}_{metric}": value for metric, value in own.items()}
+        return Evaluation(values, objective_value=-loss)
 
-    return marks
+    return evaluate
 
 
 def score_language(
@@ -412,3 +377,101 @@ def score_language(
         documents=stream.documents,
         leaked=leaked,
     )
+
+
+# --- The job --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
+    """Pretraining a base."""
+
+    documents: list[Documents] = field(default_factory=list)
+    result_type = Pretrained
+
+    def read_data(self) -> str:
+        """Open the corpora; their text is the same on every machine."""
+        with self.processes.raise_on_all():
+            self.documents = [each.open(self.config.data) for each in self._mixture("mix")]
+            self.excluded = evaluation_hashes(self.config.data.exclude_eval_texts_of)
+        for note in (note for each in self.documents for note in each.notes):
+            self.on_event(Note(note))
+        return content_hash(shared_fingerprints(self.documents, self.processes))
+
+    def _mixture(self, key: str) -> list[MixtureComponent]:
+        return [MixtureComponent(**each) for each in self.inputs.get(key, [])]
+
+    def train_tokenizers(self) -> Tokenizers:
+        """One tokenizer, trained on the mix or on the corpora that are named for it."""
+        others = [each.open(self.config.data) for each in self._mixture("tokenizer_corpora")]
+        documents = others or self.documents
+        return learn_tokenizer(self.config.tokenizer, documents, self.on_event, self.excluded), None
+
+    def encode_data(self, tokenizers: Tokenizers) -> TrainingData[CorpusMix]:
+        """The corpora as token streams in the cache; each process tokenizes a part of them."""
+        tokenizer, config, processes, on_event = tokenizers[0], self.config, self.processes, self.on_event
+        objective = self.objective
+        with processes.raise_on_all():
+            if self.distillation is not None:
+                self.distillation.check(objective, config)
+            if isinstance(objective, MaskedLM) and tokenizer.mask is None:
+                raise ConfigError(
+                    f"this tokenizer has no mask token, so {objective.name} cannot hide anything",
+                    hint="use causal-lm",
+                )
+        if not processes.is_alone:
+            with processes.raise_on_all():
+                for each in self.documents:
+                    prepare_documents_share(each, tokenizer, processes.rank, processes.count, on_event)
+        corpora = processes.main_first(
+            lambda: [prepare_documents(each, tokenizer, on_event) for each in self.documents]
+        )
+        corpora = without_repeats(corpora, config.data, self.excluded, on_event)
+        weights = [each.weight for each in self._mixture("mix")]
+        with processes.raise_on_all():
+            if sum(len(corpus.train) for corpus in corpora) < 3:
+                raise DataError("the corpus holds almost no text", hint="give more or longer documents")
+            if not any(getattr(config.training, name) for name in BUDGETS):
+                raise ConfigError("no budget is given", hint="add --minutes, --steps, --tokens or --epochs")
+            loader = make_mixed_loader(
+                corpora, weights, lambda stream: make_loader(stream, config, objective, tokenizer)
+            )
+        mix = CorpusMix(tokenizer, loader, join(corpus.valid for corpus in corpora))
+        tokens = round(
+            sum(len(corpus.train) * weight for corpus, weight in zip(corpora, weights, strict=True))
+        )
+        hashes = [corpus.hashes() for corpus in corpora]
+        summary = f"{tokens:,} tokens to read, {len(mix.valid):,} held out"
+        return TrainingData(mix, tokenizer, tokens, hashes, summary)
+
+    def build_model(self, data: CorpusMix) -> tuple[Model, TransferReport | None]:
+        """A language model, with the base's weights where they fit."""
+        size = data.tokenizer.size
+        model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))
+        return model, None if self.base is None else transfer(self.base.weights, model, with_base_heads=True)
+
+    def make_trainer(
+        self,
+        model: Model,
+        objective: Objective,
+        data: CorpusMix,
+        transfer: TransferReport | None,
+        stop: StopSignal,
+    ) -> Trainer:
+        """The trainer of a language model, evaluated on held-out text."""
+        config, runtime, tokenizer = self.config, self.runtime, data.tokenizer
+        evaluate = held_out_evaluation(data.valid, config, self.objective, tokenizer, runtime)
+        return Trainer(
+            model, objective, data.loader, tokenizer, config, runtime, evaluate, self.on_event, stop
+        )
+
+    def summarize(self, run: FinishedRun, trainer: Trainer, data: CorpusMix, seen: np.ndarray) -> Pretrained:
+        """The score on held-out text."""
+        if trainer.evaluate is None:
+            return Pretrained(**vars(run), score=None)
+        score = trainer.strategy.read(
+            lambda model: score_language(
+                model, self.objective, data.valid, self.config, data.tokenizer, self.runtime, leaked=0
+            )
+        )
+        return Pretrained(**vars(run), score=score)

@@ -41,16 +41,11 @@ from headstart.pretrained import shipped_bases
 from headstart.quantization import FORMS, compact
 from headstart.training.callbacks import Event, Note
 from headstart.training.launch import require_single_process
-from headstart.workflows.finetune import Finetuned, finetune, finetune_config, read_finetuned
-from headstart.workflows.pretrain import (
-    Pretrained,
-    pretrain,
-    pretrain_config,
-    pretrain_inputs,
-    read_pretrained,
-)
+from headstart.workflows.distill import DistillationSetup
+from headstart.workflows.finetune import Finetuned, FinetuneJob, finetune
+from headstart.workflows.finetune_defaults import finetune_config
+from headstart.workflows.pretrain import Pretrained, PretrainJob, pretrain, pretrain_config, pretrain_inputs
 from headstart.workflows.run_dir import SCRATCH, RunDir, absolute_paths
-from headstart.workflows.teaching import Teaching, make_teaching
 
 FORMAT = 2  # of recipe.json
 STAGES = "stages"
@@ -380,7 +375,7 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
             if stage.is_tuned:
                 config, objective = finetune_config(base, recipe.config.preset, stage.settings)
             else:
-                teaching = Teaching(teachers, []) if teachers else None
+                teaching = DistillationSetup(teachers, []) if teachers else None
                 config, objective = pretrain_config(recipe.config.preset, stage.settings, base, teaching)
         except HeadstartError as error:
             error.args = (f"stage {stage.config.name}: {error}",)
@@ -599,7 +594,7 @@ def _resume_stage(
     else:
         tokenizer_texts = [] if base else list(recipe.tokenizer_texts.values())
         now = pretrain_inputs(stage.mix, base or None, tokenizer_texts)
-    if teaching := make_teaching(stage.teacher(run.parent), stage.unlabelled, with_weights=False):
+    if teaching := DistillationSetup.load(stage.teacher(run.parent), stage.unlabelled, with_weights=False):
         now |= teaching.inputs()
     moved = info.config.with_({"data": {"exclude_eval_texts_of": config.data.exclude_eval_texts_of}})
     RunDir(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
@@ -607,4 +602,5 @@ def _resume_stage(
 
 
 def _result(folder: RunDir) -> Pretrained | Finetuned:
-    return read_finetuned(folder) if folder.info().config.job == "finetune" else read_pretrained(folder)
+    is_tuned = folder.info().config.job == "finetune"
+    return FinetuneJob.read_result(folder) if is_tuned else PretrainJob.read_result(folder)

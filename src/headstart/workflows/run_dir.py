@@ -1,4 +1,4 @@
-"""A run directory: its lock, description, checkpoints, result and provenance; how a run starts, stops and resumes."""
+"""A run directory: its lock, description, checkpoints, result and provenance."""
 
 import json
 import os
@@ -8,9 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -25,33 +23,29 @@ import numpy as np
 from torch import Tensor
 
 from headstart.atomic_io import content_hash, write_json, write_text, write_with, writing
-from headstart.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint, save_weights
-from headstart.config import PATH_SETTINGS, RunConfig, merge
+from headstart.checkpoint import load_checkpoint, save_checkpoint, save_weights
+from headstart.config import PATH_SETTINGS, merge
 from headstart.data.datasets import SOURCES
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped
 from headstart.inference.loaded_model import (
     FINGERPRINTS,
     RUN_INFO,
-    LoadedModel,
+    SOURCE_TOKENIZER,
     RunInfo,
+    Tokenizers,
     check_is_run,
-    load_model,
     read_fingerprints,
-    read_source_tokenizer,
-    read_tokenizer,
+    read_tokenizers,
 )
 from headstart.pretrained import shipped_bases
 from headstart.quantization import WEIGHTS_FILE
-from headstart.results import Provenance, Transfer
-from headstart.training.callbacks import Event
+from headstart.results import Provenance, TransferReport
+from headstart.training.callbacks import OnEvent, RunLog, TensorBoardLog, call_all
 from headstart.training.distributed import ALONE, Processes
-from headstart.training.launch import RankInfo
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Trainer
-from headstart.workflows.loggers import RunLog, TensorBoardLog
 
-OnEvent = Callable[[Event], None]
 SCRATCH = "scratch"  # the base name that means random weights
 
 # --- The lock -------------------------------------------------------------------------------------------------------
@@ -74,15 +68,14 @@ class RunLock:
         self._is_new = False
         self._existed = False  # the user's own empty directory, which stays
 
-    def create(self) -> str:
+    def create(self) -> None:
         """Create the directory of a new run, or accept an empty one."""
         check_free(self.path)
         self._is_new, self._existed = True, self.path.is_dir() and not (self.path / LOCK).exists()
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        return ""
 
-    def acquire(self) -> str:
+    def acquire(self) -> None:
         """Take the lock; a second process gets an error and changes nothing."""
         deadline = monotonic() + LOCK_TIMEOUT
         while not self._try():
@@ -98,7 +91,6 @@ class RunLock:
             except RunError:
                 self._close()
                 raise
-        return ""
 
     def _try(self) -> bool:
         try:
@@ -186,12 +178,7 @@ class RunDir:
     @staticmethod
     def open(path: Path, processes: Processes = ALONE) -> "RunDir":
         """An existing run directory."""
-
-        def check() -> str:
-            check_is_run(path)
-            return ""
-
-        processes.broadcast(check)
+        processes.broadcast(lambda: check_is_run(path))
         return RunDir(path, processes)
 
     def __enter__(self) -> "RunDir":
@@ -213,40 +200,34 @@ class RunDir:
         """Write run.json."""
         write_json(self.path / RUN_INFO, info.to_dict())
 
+    def write_start(self, info: RunInfo, tokenizers: Tokenizers, hashes: Sequence[np.ndarray]) -> None:
+        """Write all that a resume needs, run.json last; `hashes` are those of the training texts."""
+        tokenizer, source = tokenizers
+        with self.processes.raise_on_all():
+            if self.processes.is_main:
+                tokenizer.save(self.path)
+                if source is not None:
+                    source.save(self.path, SOURCE_TOKENIZER)
+                unique = np.unique(np.concatenate(hashes).astype(np.uint64))
+                write_with(self.path / FINGERPRINTS, lambda part: _save_array(part, unique))
+                self.write_info(info)
+
     def info(self) -> RunInfo:
         """The contents of run.json."""
-        found = self.processes.broadcast(lambda: json.dumps(RunInfo.read(self.path).to_dict()))
-        return RunInfo.from_dict(json.loads(found), str(self.path / RUN_INFO))
+        return self.processes.broadcast(lambda: RunInfo.read(self.path))
 
-    def write_fingerprints(self, fingerprints: Sequence[np.ndarray]) -> None:
-        """Write the hashes of every text that any training stage has read."""
-        unique = np.unique(np.concatenate(fingerprints).astype(np.uint64))
-
-        def write(part: Path) -> None:
-            with open(part, "wb") as handle:
-                np.save(handle, unique)
-
-        write_with(self.path / FINGERPRINTS, write)
+    def find_info(self) -> RunInfo | None:
+        """The contents of run.json; None where there is none."""
+        exists = (self.path / RUN_INFO).is_file
+        return self.processes.broadcast(lambda: RunInfo.read(self.path) if exists() else None)
 
     def fingerprints(self) -> np.ndarray:
-        """Those hashes, sorted; empty in all but the main process."""
+        """The hashes of every text that any training stage has read, sorted; empty in all but the main process."""
         return read_fingerprints(self.path) if self.processes.is_main else np.zeros(0, np.uint64)
 
-    def tokenizer(self, info: RunInfo) -> Tokenizer:
-        """The run's tokenizer, which must be the one that it was trained with."""
-        return broadcast_tokenizer(self.processes, lambda: read_tokenizer(self.path, info))
-
-    def source_tokenizer(self, info: RunInfo) -> Tokenizer | None:
-        """The tokenizer of a translator's source side, where that side has its own."""
-        if not info.source_tokenizer_fingerprint:
-            return None
-
-        def read() -> Tokenizer:
-            found = read_source_tokenizer(self.path, info)
-            assert found is not None
-            return found
-
-        return broadcast_tokenizer(self.processes, read)
+    def tokenizers(self, info: RunInfo) -> Tokenizers:
+        """The run's tokenizers, which must be those that it was trained with."""
+        return broadcast_tokenizers(self.processes, lambda: read_tokenizers(self.path, info))
 
     def save_state(self, trainer: Trainer) -> None:
         """Write a checkpoint from which training continues bit for bit, in any number of processes."""
@@ -258,9 +239,9 @@ class RunDir:
     def load_state(self, trainer: Trainer) -> None:
         """Load the newest complete checkpoint, if there is one."""
         found = load_checkpoint(self.checkpoints) if self.processes.is_main else None
-        state = self.processes.broadcast(lambda: json.dumps(found[1] if found else None))
-        if state != "null":
-            trainer.load(found[0] if found else None, json.loads(state))
+        state = self.processes.broadcast(lambda: found and found[1])
+        if state is not None:
+            trainer.load(found and found[0], state)
 
     def train(self, trainer: Trainer, is_resumed: bool, on_event: OnEvent) -> None:
         """Train inside this directory: load the saved state, log, write checkpoints, and select the final weights."""
@@ -274,18 +255,13 @@ class RunDir:
                 if trainer.config.training.tensorboard:
                     logs.append(TensorBoardLog(self.path / "tensorboard"))
 
-        def listen(event: Event) -> None:
-            for each in logs:
-                each(event)
-            on_event(event)
-
         def save() -> None:
             with self.processes.raise_on_all():
                 if self.processes.is_main:
                     log.sync()  # a checkpoint never outlives the log up to it
             self.save_state(trainer)
 
-        trainer.on_event = listen
+        trainer.on_event = call_all([*logs, on_event])
         try:
             trainer.run(save)
         except Stopped as stopped:
@@ -308,89 +284,51 @@ class RunDir:
 
         save_weights(self.path / WEIGHTS_FILE, weights)
         write_json(self.path / "result.json", result)
-        transfer = Transfer(**info.transfer).summary() if info.transfer else ""
+        transfer = TransferReport(**info.transfer).summary() if info.transfer else ""
         write_text(
             self.path / "report.html",
             render_run(self.path.name, result, info.config.model_dump(), transfer),
         )
-        self.write_info(replace(info, status="finished"))
+        self.write_info(
+            replace(info, status="finished", classifier=result.get("classifier", info.classifier))
+        )
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def result(self) -> dict[str, Any]:
         """The contents of result.json of a finished run."""
-        return json.loads(self.processes.broadcast(lambda: (self.path / "result.json").read_text("utf-8")))
+        return self.processes.broadcast(lambda: json.loads((self.path / "result.json").read_text("utf-8")))
 
 
-def broadcast_tokenizer(processes: Processes, make: Callable[[], Tokenizer]) -> Tokenizer:
-    """The tokenizer that `make` returns in the main process, in every process."""
+def _save_array(path: Path, array: np.ndarray) -> None:
+    with open(path, "wb") as handle:
+        np.save(handle, array)
+
+
+def broadcast_tokenizers(processes: Processes, make: Callable[[], Tokenizers]) -> Tokenizers:
+    """The tokenizers that `make` returns in the main process, in every process."""
     if processes.is_alone:
         return make()
-    made: list[Tokenizer] = []
+    made: list[Tokenizers] = []
 
-    def packed() -> str:
+    def files() -> list[dict[str, bytes]]:
         made.append(make())
-        files = made[0].engine.files().items()
-        return json.dumps({name: b64encode(content).decode("ascii") for name, content in files})
+        return [dict(each.engine.files()) for each in made[0] if each is not None]
 
-    sent = processes.broadcast(packed)
+    sent = processes.broadcast(files)
     if made:
         return made[0]
-    with TemporaryDirectory() as folder:
-        for name, content in json.loads(sent).items():
-            (Path(folder) / name).write_bytes(b64decode(content))
-        return Tokenizer.load(Path(folder))
+    tokenizer, *source = (_tokenizer_from(each) for each in sent)
+    return tokenizer, source[0] if source else None
 
 
-# --- Starting and resuming ------------------------------------------------------------------------------------------
+def _tokenizer_from(files: Mapping[str, bytes]) -> Tokenizer:
+    with TemporaryDirectory() as directory:
+        for name, content in files.items():
+            (Path(directory) / name).write_bytes(content)
+        return Tokenizer.load(Path(directory))
 
 
-def main_only(processes: Processes, on_event: OnEvent) -> OnEvent:
-    """The listener in the main process; in the others one that ignores every event."""
-    return on_event if processes.is_main else lambda event: None
-
-
-@contextmanager
-def start_run(
-    path: Path, config: RunConfig, inputs: dict[str, Any], runtime: Runtime, base: LoadedModel | None = None
-) -> Iterator[tuple[RunDir, RunInfo | None]]:
-    """A locked run directory: a new one and None, or that of this very run and its description.
-
-    Only processes that torchrun started, which may restart them, find their own run; for anybody else an existing
-    directory is an error.
-    """
-    processes = runtime.processes
-    versions = {name: metadata.version(name) for name in ("headstart", "torch")}
-    start = "" if base is None else content_hash(base.info.to_dict())
-    processes.assert_equal({**config.model_dump(), "base": start, "version of": versions})
-    found = processes.broadcast(lambda: _own_run(path, config, inputs, processes.info))
-    run_dir = RunDir(path, processes) if found else RunDir.create(path, processes)
-    known = RunInfo.from_dict(json.loads(found), str(path)) if found else None
-    with run_dir:
-        yield run_dir, known
-
-
-def _own_run(path: Path, config: RunConfig, inputs: dict[str, Any], place: RankInfo) -> str:
-    """The description of the run in `path` if it is the one that would start here and may be resumed; else empty."""
-    if not place.may_resume or not (path / RUN_INFO).is_file():
-        return ""
-    info = RunInfo.read(path)
-    # A translator's second vocabulary is as large as its tokenizer became; the settings do not contain it.
-    learnt = {"model": {"source_vocab_size": info.config.model.source_vocab_size}} if info.pair else {}
-    if info.config != config.with_(learnt) or any(
-        info.inputs.get(name) != given for name, given in inputs.items()
-    ):
-        raise RunError(f"{path} holds a run with other settings", hint="choose another --out")
-    return json.dumps(info.to_dict())
-
-
-def base_of(run_dir: RunDir, info: RunInfo) -> LoadedModel | None:
-    """The base that a stopped run needs to start again; None when it had none, or has a checkpoint."""
-    base, processes = info.inputs.get("base", SCRATCH), run_dir.processes
-    if base == SCRATCH:
-        return None
-    has_state = processes.broadcast(lambda: str(has_checkpoint(run_dir.checkpoints))) == "True"
-    with processes.raise_on_all():
-        return None if has_state else load_model(base)
+# --- Paths and states -----------------------------------------------------------------------------------------------
 
 
 def absolute_paths(names: Sequence[str]) -> list[str]:

@@ -6,21 +6,20 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headstart.atomic_io import content_hash, write_json
 from headstart.config import RunConfig, merge
+from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, Diverged
+from headstart.inference.loaded_model import LoadedModel
 from headstart.training.callbacks import Evaluated, Event
 from headstart.training.runtime import StopSignal, seed_for, start_runtime
-from headstart.workflows.arms import Encoder, Part
-from headstart.workflows.classifier import make_classifier, make_trainer
-from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import finetune_config
-from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.labelled import data_fingerprint
+from headstart.workflows.compare_cells import Fold, TextEncoder
+from headstart.workflows.finetune import data_fingerprint, make_classifier, make_trainer
+from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config
 from headstart.workflows.run_dir import FitState
 from headstart.workflows.search import Row, as_settings, standing
 
@@ -79,9 +78,11 @@ class Job:
     path: Path
     inputs: dict[str, Any]
     rows: list[Row]
-    plan: Plan
-    parts: list[Part]
-    encoder: Encoder
+    config: RunConfig
+    base: LoadedModel | None
+    tokenizer: Tokenizer
+    parts: list[Fold]
+    encoder: TextEncoder
     on_event: Callable[[Event], None]
 
     @property
@@ -97,7 +98,7 @@ class Job:
     @property
     def seed(self) -> int:
         """The seed of the search and of every model in it."""
-        return self.plan.config.training.seed
+        return self.config.training.seed
 
     @property
     def sign(self) -> int:
@@ -178,7 +179,7 @@ def run_trial(job: Job, history: list[Trial], stop: StopSignal) -> Trial:
     """The next trial, run; the first one takes the settings as they stand, and one that was begun goes on."""
     study = _study(job, history)
     if not history:
-        study.enqueue_trial(standing(job.plan.config, job.rows))
+        study.enqueue_trial(standing(job.config, job.rows))
     asked = study.ask({row.name: row.distribution() for row in job.rows})
     values = {row.name: asked.params[row.name] for row in job.rows}
     way = _Way(content_hash([len(history), values, job.inputs]))
@@ -227,11 +228,11 @@ def _fit(
     over = merge(
         merge({"training": {"checkpoint_selection": "last"}}, job.inputs["settings"]), as_settings(values)
     )
-    facts = DatasetFacts.of(part.dataset, job.plan.tokenizer)
-    config, objective = finetune_config(job.plan.trained, job.inputs["preset"], over, data=facts)
-    task = job.encoder.task(part.dataset, replace(job.plan, config=config))
+    facts = DatasetFacts.of(part.dataset, job.tokenizer)
+    config, objective = finetune_config(job.base, job.inputs["preset"], over, data=facts)
+    task = job.encoder.encode(part.dataset, job.tokenizer, config)
     runtime = start_runtime(config.training)
-    model, moved = make_classifier(config, objective, task, job.plan.trained, runtime)
+    model, moved = make_classifier(config, objective, task, job.base, runtime)
     metric, last = job.inputs["metric"], len(job.parts) - 1
 
     def listen(event: Event) -> None:
@@ -248,7 +249,7 @@ def _fit(
         if (number, step) != (last, (last + 1) * PARTS) and asked.should_prune():
             raise _GivenUp
 
-    is_new = moved is None or not moved.kept_head
+    is_new = moved is None or not moved.reused_head
     trainer = make_trainer(model, objective, task, config, runtime, listen, stop, is_head_new=is_new)
     state = FitState(job.checkpoints, lambda: _identity(job, config, part, number, way))
     if (content := state.load(trainer)) is not None:
@@ -257,14 +258,14 @@ def _fit(
     return trainer.state.curve[-1][metric]
 
 
-def _identity(job: Job, config: RunConfig, part: Part, number: int, way: _Way) -> dict[str, Any]:
+def _identity(job: Job, config: RunConfig, part: Fold, number: int, way: _Way) -> dict[str, Any]:
     """All that a fold's model and its marks depend on."""
-    trained = job.plan.trained
+    trained = job.base
     return {
         "trial": way.trial,
         "settings": config.model_dump(),
         "base": content_hash(trained.info.to_dict()) if trained is not None else "",
-        "tokenizer": job.plan.tokenizer.fingerprint,
+        "tokenizer": job.tokenizer.fingerprint,
         "data": data_fingerprint(part.dataset),
         "fold": [number, way.folds],
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import RunConfig, merge
-from headstart.data.augmentation import dropout_of
+from headstart.data.augmentation import bpe_dropout_of
 from headstart.data.dataset import Dataset
 from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.errors import ConfigError, RunError, Stopped, pick
@@ -23,11 +23,9 @@ from headstart.results import Provenance, plain
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import StopSignal, graceful_shutdown, start_runtime
-from headstart.workflows.arms import Encoder, Part, fold_parts, whole_part
-from headstart.workflows.conclude import Plan
-from headstart.workflows.finetune import finetune_config, uses_recommendation
-from headstart.workflows.finetune_defaults import DatasetFacts, describe
-from headstart.workflows.labelled import data_fingerprint, load_labelled
+from headstart.workflows.compare_cells import Fold, TextEncoder, make_folds
+from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, load_labelled
+from headstart.workflows.finetune_defaults import DatasetFacts, describe, finetune_config, uses_recommendation
 from headstart.workflows.run_dir import (
     SCRATCH,
     RunDir,
@@ -37,7 +35,6 @@ from headstart.workflows.run_dir import (
     with_absolute_paths,
 )
 from headstart.workflows.search import Row, as_settings, make_space, parse_row, standing, to_toml
-from headstart.workflows.tokenizers import choose_tokenizer
 from headstart.workflows.trial import METRICS, PRUNERS, Job, Trial, drop_begun, read_trials, run_trial
 
 TRIALS = 20  # unless told, or minutes are
@@ -140,13 +137,11 @@ def _run(
     first = parts[0].dataset  # which, whatever it holds out, holds every text
     facts = DatasetFacts.of(first, None if trained is None else trained.tokenizer)
     config, objective = finetune_config(trained, inputs["preset"], settings, data=facts)
-    plan = Plan(
-        "tune", "fine-tuned", config, objective, choose_tokenizer(config, first, trained, on_event), trained
-    )
+    tokenizer = choose_tokenizer(config, first, trained, on_event)
     if any(row.name == "training.bpe_dropout" for row in rows) or config.training.bpe_dropout:
-        dropout_of(plan.tokenizer).words(first.texts("train")[:20])  # refuses what it cannot split
+        bpe_dropout_of(tokenizer).words(first.texts("train")[:20])  # refuses what it cannot split
     known = _begin(path, inputs, budget, parts, trained)
-    job = Job(path, inputs, rows, plan, parts, Encoder(), on_event)
+    job = Job(path, inputs, rows, config, trained, tokenizer, parts, TextEncoder(), on_event)
     searched = merge(settings, as_settings({row.name: None for row in rows}))
     if trained is not None and uses_recommendation(trained, facts, config, objective, searched):
         on_event(Note(f"settings recommended by {trained.name}: {describe(config, searched)}"))
@@ -188,20 +183,20 @@ def _check(
             finetune_config(trained, preset, merge(settings, as_settings(own)))
 
 
-def _parts(inputs: dict[str, Any], config: RunConfig, on_event: Callable[[Event], None]) -> list[Part]:
+def _parts(inputs: dict[str, Any], config: RunConfig, on_event: Callable[[Event], None]) -> list[Fold]:
     """What trials learn from and are marked on; `data.train_size` with folds cuts them from that many labels alone."""
     if inputs["folds"] is None:
-        return whole_part(load_labelled(inputs["data"], config, on_event=on_event))
+        return make_folds(load_labelled(inputs["data"], config, on_event=on_event), None)[0]
     open_labels = config.with_({"data": {"train_size": None}})
     dataset = load_labelled(inputs["data"], open_labels, on_event=on_event)
     if config.data.train_size is not None:
         pool: Dataset = merge_folds(stratified_folds(dataset, inputs["folds"]))
         dataset = balanced_subset(pool, config.data.train_size, config.training.seed)
-    return fold_parts(dataset, inputs["folds"])[0]
+    return make_folds(dataset, inputs["folds"])[0]
 
 
 def _begin(
-    path: Path, inputs: dict[str, Any], budget: dict[str, Any], parts: list[Part], trained: LoadedModel | None
+    path: Path, inputs: dict[str, Any], budget: dict[str, Any], parts: list[Fold], trained: LoadedModel | None
 ) -> dict[str, Any]:
     """Write down what is searched, or check that a search taken up again is the same one."""
     marks = {
@@ -264,7 +259,7 @@ def _conclude(job: Job, provenance: Provenance) -> Tuned:
         path=job.path,
         metric=job.inputs["metric"],
         direction=METRICS[job.inputs["metric"]],
-        scored=f"{len(job.parts)} folds" if len(job.parts) > 1 else job.parts[0].scored,
+        scored=f"{len(job.parts)} folds" if len(job.parts) > 1 else job.parts[0].split,
         texts=sum(len(part.examples) for part in job.parts),
         best=best,
         standing=trials[0],

@@ -1,0 +1,283 @@
+"""The cells of a comparison: models trained with one variant, label budget, seed and fold, and their predictions."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstart.atomic_io import content_hash, finite, write_text
+from headstart.baselines.tfidf import train_tfidf
+from headstart.batch import EncodedExample
+from headstart.config import RunConfig
+from headstart.data.dataset import Dataset, Example
+from headstart.data.decontamination import is_contaminated
+from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
+from headstart.data.tokenizer import Tokenizer
+from headstart.evaluation.metrics import score
+from headstart.inference.classify import encode_rows
+from headstart.inference.loaded_model import LoadedModel
+from headstart.objectives import make_objective
+from headstart.objectives.base import Objective
+from headstart.results import ArmKind, CurvePoint, SeedResult, TransferReport, plain, with_nan
+from headstart.training.callbacks import Event
+from headstart.training.evaluate import eval_subset, predict_probabilities
+from headstart.training.runtime import StopSignal, start_runtime
+from headstart.workflows.finetune import Task, data_fingerprint, make_classifier, make_trainer
+from headstart.workflows.finetune_defaults import DatasetFacts
+from headstart.workflows.run_dir import FitState
+
+DIGITS = 9  # of a probability on disk: enough for every float32
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train: how its models start, and their settings."""
+
+    name: str
+    kind: ArmKind
+    base: LoadedModel | None
+    tokenizer: Tokenizer
+    config: RunConfig  # for the largest label budget
+    configure: Callable[[DatasetFacts], RunConfig]  # the settings for another label budget
+    control: str = (
+        ""  # the variant that differs in one thing only: from scratch, or for an ensemble its members
+    )
+    members: str = ""  # the variant whose models an ensemble is made of
+    is_recommended: bool = False  # whether it uses the settings that its base recommends
+
+    @cached_property
+    def objective(self) -> Objective:
+        """What its models learn."""
+        return make_objective(self.config.objective)
+
+    @property
+    def base_name(self) -> str:
+        """The name of its base; empty without one."""
+        return "" if self.base is None else self.base.name
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What one model learns from, and the texts that it is scored on."""
+
+    dataset: Dataset
+    split: str  # that is scored
+    positions: np.ndarray  # of the scored texts among those of all folds
+
+    @property
+    def examples(self) -> list[Example]:
+        """The scored texts."""
+        return self.dataset.splits[self.split]
+
+
+def make_folds(dataset: Dataset, count: int | None) -> tuple[list[Fold], Dataset]:
+    """Folds of train and valid, each scored on its held-out texts, and the dataset of all scored texts.
+
+    Without a `count` the dataset is its only fold, scored on test if it has one, else on valid.
+    """
+    if count is None:
+        split = "test" if dataset.splits.get("test") else "valid"
+        return [Fold(dataset, split, np.arange(len(dataset.splits[split])))], dataset
+    folds = stratified_folds(dataset, count)
+    ends = np.cumsum([0, *(len(fold.valid) for fold in folds)])
+    return [
+        Fold(fold, "valid", np.arange(*ends[number : number + 2])) for number, fold in enumerate(folds)
+    ], merge_folds(folds)
+
+
+class TextEncoder:
+    """Tokenizes each text once for each tokenizer and length."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[str, int, str], dict[str, np.ndarray]] = {}
+
+    def encode(self, dataset: Dataset, tokenizer: Tokenizer, config: RunConfig) -> Task:
+        """`dataset` as tokens."""
+        length, side = config.training.max_length, config.data.truncation_side
+        tokens = self._tokens.setdefault((tokenizer.fingerprint, length, side), {})
+        every = (example for examples in dataset.splits.values() for example in examples)
+        new = list({example.text: example for example in every if example.text not in tokens}.values())
+        rows = encode_rows(tokenizer, new, None, length, side)
+        tokens.update((example.text, row.tokens) for example, row in zip(new, rows, strict=True))
+        index = dataset.class_index
+        encoded = {
+            split: [EncodedExample(tokens[example.text], index[example.label or ""]) for example in examples]
+            for split, examples in dataset.splits.items()
+        }
+        return Task(dataset, tokenizer, encoded)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One trained model: its predictions for the scored texts of its fold, and its training."""
+
+    probabilities: np.ndarray  # (N, C)
+    contaminated: np.ndarray  # (N,), True = some stage of training has read the text
+    seconds: float
+    curve: list[CurvePoint]
+    transfer: TransferReport | None = None
+
+    def save(self, path: Path) -> None:
+        """Write the result as JSON."""
+        content = {
+            "probabilities": self.probabilities.tolist(),
+            "contaminated": np.flatnonzero(self.contaminated).tolist(),
+            "seconds": self.seconds,
+            "curve": [plain(point) for point in self.curve],
+            "transfer": plain(self.transfer) if self.transfer else None,
+        }
+        write_text(path, json.dumps(finite(content), ensure_ascii=False) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> "CellResult | None":
+        """The result of a model that was trained before, or None."""
+        if not path.exists():
+            return None
+        content = with_nan(json.loads(path.read_text("utf-8")))
+        probabilities = np.array(content["probabilities"], dtype=np.float64)
+        return CellResult(
+            probabilities=probabilities,
+            contaminated=np.isin(np.arange(len(probabilities)), content["contaminated"]),
+            seconds=content["seconds"],
+            curve=[CurvePoint(**point) for point in content["curve"]],
+            transfer=TransferReport(**content["transfer"]) if content["transfer"] else None,
+        )
+
+
+def train_cell(
+    variant: Variant,
+    fold: Fold,
+    budget: int | None,
+    seed: int,
+    encoder: TextEncoder,
+    checkpoints: Path,
+    stop: StopSignal | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> CellResult:
+    """One model of a variant, from `budget` labels of its fold (None = all of them).
+
+    It continues from its state in `checkpoints`, which the caller removes.
+    """
+    start = time.monotonic()
+    dataset = fold.dataset if budget is None else balanced_subset(fold.dataset, budget, seed)
+    fingerprints, transfer, seconds = dataset.hashes("train"), None, 0.0
+    if variant.kind == "classical":
+        probabilities, curve = _train_classical(variant, dataset, fold.split, seed)
+    else:
+        config = variant.configure(DatasetFacts.of(dataset, variant.tokenizer))
+        config = config.with_({"training": {"seed": seed}})
+        runtime, task = start_runtime(config.training), encoder.encode(dataset, variant.tokenizer, config)
+        model, transfer = make_classifier(config, variant.objective, task, variant.base, runtime)
+        trainer = make_trainer(
+            model, variant.objective, task, config, runtime, on_event, stop,
+            is_head_new=transfer is None or not transfer.reused_head,
+        )  # fmt: skip
+        identity = {"arm": [variant.name, variant.kind], "scored": fold.split}
+        state = FitState(
+            checkpoints,
+            lambda: identity | cell_inputs(config, variant.base, variant.tokenizer, dataset),
+        )
+        state.load(trainer)
+        seconds = trainer.state.seconds
+        trainer.run(lambda: state.save(trainer))
+        trainer.finish()
+        rows, limit = task.rows[fold.split], runtime.eval_batch_tokens
+        probabilities = predict_probabilities(model, variant.objective, rows, task.tokenizer, runtime, limit)
+        curve = [CurvePoint(**{**point, "step": int(point["step"])}) for point in trainer.state.curve]  # type: ignore[arg-type]
+        if variant.base is not None:
+            fingerprints = np.concatenate([fingerprints, variant.base.train_fingerprints])
+    # Rounded as on disk, so that a comparison that was resumed has exactly the same result.
+    rounded = [[float(f"{value:.{DIGITS}g}") for value in row] for row in probabilities.tolist()]
+    return CellResult(
+        probabilities=np.array(rounded),
+        contaminated=is_contaminated(dataset.hashes(fold.split), fingerprints),
+        seconds=round(seconds + time.monotonic() - start, 2),
+        curve=curve,
+        transfer=transfer,
+    )
+
+
+def cell_inputs(
+    config: RunConfig, base: LoadedModel | None, tokenizer: Tokenizer, dataset: Dataset
+) -> dict[str, Any]:
+    """What every trained model depends on: its settings with the seed, its base, and every text and label."""
+    return {
+        "settings": config.model_dump(),
+        "base": content_hash(base.info.to_dict()) if base is not None else "",
+        "tokenizer": tokenizer.fingerprint,
+        "data": data_fingerprint(dataset),
+    }
+
+
+def _train_classical(
+    variant: Variant, dataset: Dataset, split: str, seed: int
+) -> tuple[np.ndarray, list[CurvePoint]]:
+    model = train_tfidf(
+        dataset.texts("train"), dataset.targets("train"), seed=seed, classes=len(dataset.classes)
+    )
+    chosen = eval_subset(len(dataset.valid), variant.config.training.eval_subset_size)
+    on_valid = model.predict_probabilities([dataset.valid[index].text for index in chosen])
+    found = score(np.array(dataset.targets("valid"))[chosen], on_valid, dataset.classes)
+    point = CurvePoint(0.0, 0, found.accuracy, found.macro_f1, found.loss)
+    return model.predict_probabilities(dataset.texts(split)), [point]
+
+
+def ensemble(cells: Sequence[CellResult]) -> CellResult:
+    """Several models of one fold as one: the mean of their probabilities."""
+    return CellResult(
+        probabilities=np.mean([cell.probabilities for cell in cells], axis=0),
+        contaminated=np.any([cell.contaminated for cell in cells], axis=0),
+        seconds=sum(cell.seconds for cell in cells),
+        curve=[],
+    )
+
+
+def combine_folds(cells: Sequence[CellResult], folds: Sequence[Fold], seed: int) -> SeedResult:
+    """The models of all folds as one result over all scored texts, each predicted by the model that held it out."""
+    classes, total = folds[0].dataset.classes, sum(len(fold.positions) for fold in folds)
+    truth, probabilities = np.zeros(total, dtype=np.int64), np.zeros((total, len(classes)))
+    contaminated = np.zeros(total, dtype=bool)
+    for cell, fold in zip(cells, folds, strict=True):
+        truth[fold.positions] = fold.dataset.targets(fold.split)
+        probabilities[fold.positions] = cell.probabilities
+        contaminated[fold.positions] = cell.contaminated
+    found = score(truth, probabilities, classes, contaminated, folds[0].split)
+    return SeedResult(
+        seed=seed,
+        accuracy=found.accuracy,
+        macro_f1=found.macro_f1,
+        loss=found.loss,
+        calibration_error=found.calibration_error,
+        leak_free_accuracy=found.leak_free_accuracy,
+        seconds=round(sum(cell.seconds for cell in cells), 2),
+        predictions=probabilities.argmax(axis=1).tolist(),
+        confidences=[round(float(value), 6) for value in probabilities.max(axis=1)],
+        curve=_mean_curve([cell.curve for cell in cells]),
+    )
+
+
+def _mean_curve(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
+    """The mean of curves with as many points each; none when they differ."""
+    if len({len(curve) for curve in curves}) > 1:
+        return []
+    if len(curves) == 1:
+        return curves[0]
+
+    def mean(name: str, points: Sequence[CurvePoint]) -> float:
+        return float(np.mean([getattr(point, name) for point in points]))
+
+    return [
+        CurvePoint(
+            epoch=round(mean("epoch", points), 4),
+            step=points[0].step,
+            accuracy=mean("accuracy", points),
+            macro_f1=mean("macro_f1", points),
+            loss=mean("loss", points),
+        )
+        for points in zip(*curves, strict=True)
+    ]

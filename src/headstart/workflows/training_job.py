@@ -1,0 +1,252 @@
+"""One training run, from its inputs to its saved model: what pretraining, fine-tuning and translation share.
+
+A job reads its data, builds its model and its trainer, and summarizes the result. The rest is here: the run directory,
+the tokenizers, the plan, the provenance, and the resume.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from headstart.atomic_io import content_hash
+from headstart.checkpoint import has_checkpoint
+from headstart.config import RunConfig
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import RunError
+from headstart.inference.loaded_model import LoadedModel, RunInfo, Tokenizers, load_model
+from headstart.models.model import Model, count_parameters
+from headstart.objectives import make_objective
+from headstart.objectives.base import Objective
+from headstart.results import TransferReport, plain
+from headstart.training.callbacks import Note, OnEvent, ignore_event
+from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything
+from headstart.training.trainer import Trainer
+from headstart.workflows.distill import DistillationSetup
+from headstart.workflows.plan import announce
+from headstart.workflows.run_dir import SCRATCH, RunDir, broadcast_tokenizers, collect_provenance
+
+Content = TypeVar("Content")  # the data as the model reads it
+Result = TypeVar("Result", bound="FinishedRun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """A finished run; each kind of job adds its score."""
+
+    path: Path
+    parameters: int
+    tokens: int
+    seconds: float
+    curve: list[dict[str, float]]
+    best_epoch: float  # of the weights that were selected
+    transfer: TransferReport | None  # which weights come from the base
+
+
+@dataclass(frozen=True)
+class TrainingData(Generic[Content]):
+    """The data of a run as tokens."""
+
+    content: Content
+    tokenizer: Tokenizer
+    tokens: int  # that an epoch reads
+    train_hashes: list[np.ndarray]  # of the training texts
+    summary: str  # how much there is to train on, in words
+    classes: list[str] = field(default_factory=list)
+    own_source_tokenizer: Tokenizer | None = None  # of a translator's source side, where it has its own
+
+
+@dataclass
+class TrainingJob(ABC, Generic[Content, Result]):
+    """A training run with its inputs."""
+
+    config: RunConfig
+    inputs: dict[str, Any]  # what the command was given, as run.json holds it
+    runtime: Runtime
+    on_event: OnEvent
+    base: LoadedModel | None = None
+    distillation: DistillationSetup | None = None
+    result_type: ClassVar[type[FinishedRun]]
+
+    def __post_init__(self) -> None:
+        self.processes = self.runtime.processes
+        self.objective = make_objective(self.config.objective)  # without its teachers
+        if not self.processes.is_main:
+            self.on_event = ignore_event
+
+    @abstractmethod
+    def read_data(self) -> str:
+        """Read the data; return a hash of all that the result depends on."""
+
+    @abstractmethod
+    def train_tokenizers(self) -> Tokenizers:
+        """The tokenizers of a run from scratch."""
+
+    @abstractmethod
+    def encode_data(self, tokenizers: Tokenizers) -> TrainingData[Content]:
+        """The data as tokens."""
+
+    @abstractmethod
+    def build_model(self, data: Content) -> tuple[Model, TransferReport | None]:
+        """The model, and which of its weights come from the base."""
+
+    @abstractmethod
+    def make_trainer(
+        self,
+        model: Model,
+        objective: Objective,
+        data: Content,
+        transfer: TransferReport | None,
+        stop: StopSignal,
+    ) -> Trainer:
+        """The trainer, which evaluates the model along the way; `objective` may have teachers."""
+
+    @abstractmethod
+    def summarize(self, run: FinishedRun, trainer: Trainer, data: Content, seen: np.ndarray) -> Result:
+        """Evaluate the trained model; `seen` are hashes of all texts that it was ever trained on."""
+
+    def start(self, out: Path, notes: Sequence[str] = ()) -> Result:
+        """Train in a new run directory. A process that torchrun starts again resumes the run that it left."""
+        versions = {name: metadata.version(name) for name in ("headstart", "torch")}
+        base = "" if self.base is None else content_hash(self.base.info.to_dict())
+        self.processes.assert_equal({**self.config.model_dump(), "base": base, "version of": versions})
+        own = self._find_own_run(out) if self.processes.info.may_resume else None
+        run_dir = RunDir(out, self.processes) if own else RunDir.create(out, self.processes)
+        with run_dir:
+            if own is not None:
+                return self.resume(run_dir, own, self.runtime, self.on_event)
+            for note in notes:
+                self.on_event(Note(note))
+            return self.run(run_dir)
+
+    def _find_own_run(self, path: Path) -> RunInfo | None:
+        """The description of the unfinished or finished run in `path`, which must be this one."""
+        info = RunDir(path, self.processes).find_info()
+        if info is None:
+            return None
+        # The size of a translator's source vocabulary follows from its tokenizer; the settings do not contain it.
+        derived = {"model": {"source_vocab_size": info.config.model.source_vocab_size}} if info.pair else {}
+        is_same = info.config == self.config.with_(derived)
+        if not is_same or any(info.inputs.get(name) != given for name, given in self.inputs.items()):
+            error = RunError(f"{path} holds a run with other settings", hint="choose another --out")
+            error.is_shared = True  # every process finds the same
+            raise error
+        return info
+
+    @classmethod
+    def resume(cls, run_dir: RunDir, info: RunInfo, runtime: Runtime, on_event: OnEvent) -> Result:
+        """Continue the run in a locked directory; the result of a finished one is read."""
+        if info.status == "finished":
+            return cls.read_result(run_dir)
+        base, processes = info.inputs.get("base", SCRATCH), runtime.processes
+        has_state = processes.broadcast(lambda: has_checkpoint(run_dir.checkpoints))
+        with processes.raise_on_all():
+            loaded = None if has_state or base == SCRATCH else load_model(base)
+            distillation = DistillationSetup.from_inputs(info.inputs)
+        return cls(info.config, info.inputs, runtime, on_event, loaded, distillation).run(run_dir, info)
+
+    @classmethod
+    def read_result(cls, run_dir: RunDir) -> Result:
+        """The result of a finished run."""
+        content = {**cls.restore(run_dir.result()), "path": run_dir.path}
+        fields = {name: content[name] for name in cls.result_type.__dataclass_fields__ if name in content}
+        return TypeAdapter(cls.result_type).validate_python(fields)  # type: ignore[return-value]
+
+    @staticmethod
+    def restore(content: dict[str, Any]) -> dict[str, Any]:
+        """A result from result.json with the values that JSON cannot hold."""
+        return content
+
+    def run(self, run_dir: RunDir, resumed: RunInfo | None = None) -> Result:
+        """Train in a locked run directory; `resumed` describes the run in it that continues."""
+        started, runtime = time.time(), self.runtime
+        data, fingerprint = self._load_data(run_dir, resumed)
+        config, tokenizer = self.config, data.tokenizer
+        with self.processes.raise_on_all():
+            announce(config, runtime, tokenizer.size, len(data.classes), data.tokens, self.on_event)
+        seed_everything(config.training.seed, 0, 3)
+        model, transfer = self.build_model(data.content)
+        info = resumed or self._describe(data, fingerprint, transfer)
+        if resumed is None:
+            owners = [each for each in (self.base, self.distillation) if each is not None]
+            hashes = data.train_hashes + [each.train_fingerprints for each in owners]
+            run_dir.write_start(info, (tokenizer, data.own_source_tokenizer), hashes)
+        transfer = TransferReport(**info.transfer) if info.transfer else None
+        self.processes.start(runtime.device, config.training.ddp_timeout_minutes)
+        objective = self.objective
+        if self.distillation is not None:
+            objective = self.distillation.objective(objective, config, runtime)
+        if transfer is not None:
+            self.on_event(Note(f"from {self.inputs['base']}: {transfer.summary()}"))
+        self.on_event(Note(f"{count_parameters(model):,} parameters; {data.summary}"))
+        with graceful_shutdown() as stop:
+            trainer = self.make_trainer(model, objective, data.content, transfer, stop)
+            run_dir.train(trainer, resumed is not None, self.on_event)
+        state = trainer.state
+        run = FinishedRun(
+            path=run_dir.path,
+            parameters=count_parameters(model),
+            tokens=state.tokens,
+            seconds=state.seconds,
+            curve=state.curve,
+            best_epoch=best_epoch(trainer),
+            transfer=transfer,
+        )
+        result = self.summarize(run, trainer, data.content, run_dir.fingerprints())
+        provenance = collect_provenance(runtime, [config.training.seed], started, info.provenance["command"])
+        more = {"path": "", "steps": state.step, "provenance": plain(provenance)}
+        run_dir.finish(info, trainer, {**plain(result), **more})
+        return result
+
+    def _load_data(self, run_dir: RunDir, resumed: RunInfo | None) -> tuple[TrainingData[Content], str]:
+        """The data as tokens, the same in every process, and its fingerprint."""
+        fingerprint = self.read_data()
+        self.processes.assert_equal({"texts": fingerprint}, "data")
+        with self.processes.raise_on_all():
+            if resumed is not None and resumed.inputs["fingerprint"] != fingerprint:
+                raise RunError(
+                    f"the data of {run_dir.path} has changed since the run started",
+                    hint="put the old data back",
+                )
+        owner = self.base or self.distillation
+        if resumed is not None:
+            tokenizers = run_dir.tokenizers(resumed)
+        elif owner is not None:
+            tokenizers = owner.tokenizers
+        else:
+            tokenizers = broadcast_tokenizers(self.processes, self.train_tokenizers)
+        if self.distillation is not None:
+            with self.processes.raise_on_all():
+                self.distillation.check_student(tokenizers[0])
+        return self.encode_data(tokenizers), fingerprint
+
+    def _describe(
+        self, data: TrainingData[Content], fingerprint: str, transfer: TransferReport | None
+    ) -> RunInfo:
+        """The description of a run that starts."""
+        source = data.own_source_tokenizer
+        return RunInfo(
+            config=self.config,
+            status="running",
+            vocab_size=data.tokenizer.size,
+            classes=data.classes,
+            tokenizer_fingerprint=data.tokenizer.fingerprint,
+            inputs={**self.inputs, "fingerprint": fingerprint},
+            provenance=plain(collect_provenance(self.runtime, [self.config.training.seed])),
+            transfer=None if transfer is None else plain(transfer),
+            pair=self.inputs["pair"].split("-") if "pair" in self.inputs else [],
+            source_tokenizer_fingerprint="" if source is None else source.fingerprint,
+        )
+
+
+def best_epoch(trainer: Trainer) -> float:
+    """The epoch of the weights that a run selects."""
+    is_last = trainer.config.training.checkpoint_selection == "last"
+    steps = {} if is_last else {point["step"]: point["epoch"] for point in trainer.state.curve}
+    return steps.get(trainer.state.best_step, trainer.epochs_done)
