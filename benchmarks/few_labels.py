@@ -26,7 +26,7 @@ from headstart.data.augmentation import BPEDropout
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError
 from headstart.evaluation.statistics import adjust, interval, paired_test
-from headstart.inference.loaded_model import load_model
+from headstart.inference.loaded_model import SCRATCH, load_model
 from headstart.reports.formatting import (
     format_interval,
     format_p_value,
@@ -45,7 +45,7 @@ from headstart.workflows.compare_cells import (
     make_folds,
     train_cell,
 )
-from headstart.workflows.finetune import SCRATCH, choose_tokenizer, data_fingerprint, load_labelled
+from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, load_labelled
 from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.run_dir import collect_provenance
 

@@ -30,7 +30,7 @@ def perplexities(base: Path) -> list[float]:
     trained = hs.load_model(str(base))
     dataset = hs.load_dataset("imdb", trained.info.config.data)
     encoded = trained.tokenizer.encode(dataset.texts("valid")[:600])
-    tokens = np.concatenate([trained.tokenizer.frame(ids, 10**6) for ids in encoded])
+    tokens = np.concatenate([trained.tokenizer.add_special_tokens(ids, 10**6) for ids in encoded])
 
     class Stream:
         def __len__(self) -> int:

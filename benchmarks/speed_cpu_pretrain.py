@@ -48,7 +48,7 @@ def reviews(data: str, tokenizer: Tokenizer | None, config: RunConfig) -> tuple[
     texts = load_dataset(data, config.data).texts("train")
     tokenizer = tokenizer or train_tokenizer(texts, config.tokenizer)
     length = config.training.max_length
-    return tokenizer, [tokenizer.frame(ids, length) for ids in tokenizer.encode(texts)]
+    return tokenizer, [tokenizer.add_special_tokens(ids, length) for ids in tokenizer.encode(texts)]
 
 
 def ours(config: RunConfig, rows: list[np.ndarray], tokenizer: Tokenizer) -> Callable[[int], int]:
@@ -96,14 +96,14 @@ def lab(data: str, steps: int) -> dict[str, Callable[[], float]]:
     stream = np.concatenate(rows)
     blocks = [{"input_ids": stream[at : at + 257]} for at in range(0, len(stream) - 257, 256)]
     padded = TrainerWay(
-        lab_gpt2(tokenizer.size, "lm", tokenizer.padding), theirs, pad_rows(tokenizer.padding, False), PADDED
+        lab_gpt2(tokenizer.size, "lm", tokenizer.pad_id), theirs, pad_rows(tokenizer.pad_id, False), PADDED
     )
     packed = TrainerWay(
-        lab_gpt2(tokenizer.size, "lm", tokenizer.padding), blocks, pad_rows(tokenizer.padding, False), 8
+        lab_gpt2(tokenizer.size, "lm", tokenizer.pad_id), blocks, pad_rows(tokenizer.pad_id, False), 8
     )
     return {
         "headstart": steps_at(ours(config, rows, tokenizer), 2 * steps),
-        "(a) notebook": steps_at(notebook_lm(rows, tokenizer.size, tokenizer.padding), steps),
+        "(a) notebook": steps_at(notebook_lm(rows, tokenizer.size, tokenizer.pad_id), steps),
         "(b) Trainer": lambda: padded.rate(steps, real_labels),
         "(b) Trainer, packed by hand": lambda: packed.rate(steps, real_labels),
         "headstart, 8,192 tokens a step": steps_at(ours(wide, rows, tokenizer), 1),
@@ -119,8 +119,8 @@ def masked(preset: str, batch: int, steps: int, data: str) -> dict[str, Callable
     length = config.training.max_length
     stream = np.concatenate(rows)
     blocks = [{"input_ids": stream[at : at + length]} for at in range(0, len(stream) - length, length)]
-    assert tokenizer.mask is not None
-    collate = hidden_tokens(tokenizer.mask, tokenizer.size, float(config.objective.settings["rate"]))
+    assert tokenizer.mask_id is not None
+    collate = hidden_tokens(tokenizer.mask_id, tokenizer.size, float(config.objective.settings["rate"]))
     trainer = TrainerWay(bert(tokenizer.size, config.model, length), blocks, collate, batch // length)
     parameters[f"{preset} BERT"] = count_parameters(trainer.model)
     return {

@@ -90,7 +90,7 @@ def measure(words: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
     """Processor seconds of each way in alternating rounds; the least."""
     run = make_run(folder, words.preset)
     trained = load_model(str(run))
-    model, last = trained.model(), trained.tokenizer.last
+    model, last = trained.model(), trained.tokenizer.eos_id
     ways = {
         "over a cache": over_a_cache(model, last),
         "transformers": in_transformers(run, folder),

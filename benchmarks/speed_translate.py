@@ -83,7 +83,7 @@ class Systems:
         self.lines = lines = lines[:ONE_BY_ONE] if batch == 1 else lines
         self.translator: Translator = open_translator(str(run), {"training": {"device": "cpu"}})
         tokenizer = self.translator.source_tokenizer
-        self.rows = [tokenizer.frame(ids, 512) for ids in tokenizer.encode(lines)]
+        self.rows = [tokenizer.add_special_tokens(ids, 512) for ids in tokenizer.encode(lines)]
         loader = TextLoader([EncodedExample(row) for row in self.rows], 10**9, batch, shuffled=False)
         self.batches = [numbers.tolist() for numbers in loader.batches(0)]
         if not is_sorted:
@@ -91,7 +91,7 @@ class Systems:
             self.batches = [list(every[at : at + batch]) for at in range(0, len(lines), batch)]
         self.batch, self.threads, self.fixed = batch, threads, fixed
         self.folder, self.run = folder, run
-        self.last = self.translator.tokenizer.last
+        self.last = self.translator.tokenizer.eos_id
         self.banned = tuple(sorted(self.translator.tokenizer.special_ids - {self.last}))
 
         self.most = fixed or max(map(len, self.rows)) + LONGER  # one limit for all, which all systems know
@@ -102,7 +102,7 @@ class Systems:
         def write(width: int, penalty: float) -> list[list[int]]:
             found: dict[int, list[int]] = {}
             for numbers in self.batches:
-                batch = sources([self.rows[number] for number in numbers], tokenizer.padding, tokenizer.first)
+                batch = sources([self.rows[number] for number in numbers], tokenizer.pad_id, tokenizer.bos_id)
                 rules = Rules(self.last, self.most, self.fixed or 0, self.banned)
                 best = beam_search(
                     self.translator.reader, batch, rules, Beam(width, 1, penalty, is_scored=False)
@@ -126,7 +126,7 @@ class Systems:
             found: dict[int, list[int]] = {}
             for numbers in self.batches:
                 batch = sources(
-                    [self.rows[number] for number in numbers], self.translator.tokenizer.padding, 0
+                    [self.rows[number] for number in numbers], self.translator.tokenizer.pad_id, 0
                 )
                 given = {"min_new_tokens": self.most} if self.fixed else {}
                 tokens = model.generate(

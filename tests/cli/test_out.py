@@ -71,8 +71,8 @@ def test_the_commands_say_where_the_run_is(tmp_path, monkeypatch):
         assert place in result.output
         assert (tmp_path / place / "run.json").is_file()
     (tmp_path / "made.toml").write_text(
-        'title = "own"\npreset = "tiny"\n[body]\nlayers = 1\nwidth = 16\nattention_heads = 1\n[tokenizer]\nvocabulary = 300\n'
-        '[texts.own]\npath = "corpus.txt"\n[[stages]]\nname = "one"\nmix = { own = 1 }\ntraining = { steps = 2 }\n'
+        'title = "own"\npreset = "tiny"\n[model]\nnum_layers = 1\nhidden_size = 16\nnum_heads = 1\n[tokenizer]\nvocab_size = 300\n'
+        '[texts.own]\npath = "corpus.txt"\n[[stages]]\nname = "one"\nmix = { own = 1 }\ntraining = { max_steps = 2 }\n'
     )
     for _ in range(2):  # given again it goes on, and is finished
         result = CliRunner().invoke(app, ["pretrain", "--recipe", "made.toml"])

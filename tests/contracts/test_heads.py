@@ -27,7 +27,7 @@ def test_a_head_fits_every_body_and_never_reads_padding(kind, name, settings):
     spec = HeadSpec(name, size, settings)
     model = build_model(tiny_config(kind), VOCABULARY.size, {name: spec}).eval()
     tokens, real = pad(
-        [torch.from_numpy(row.tokens).long() for row in random_rows([9, 4])], VOCABULARY.padding
+        [torch.from_numpy(row.tokens).long() for row in random_rows([9, 4])], VOCABULARY.pad_id
     )
     changed = tokens.masked_fill(~real, 17)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_a_class_head_that_reads_one_place_answers_as_if_all_had_been_computed(k
         config, VOCABULARY.size, {"class": HeadSpec("class", 3, {"pooling": pooling, "projection": "dense"})}
     )
     rows = [torch.from_numpy(row.tokens).long() for row in random_rows([4, 9, 2])]
-    batch = Batch(*pad(rows, VOCABULARY.padding))
+    batch = Batch(*pad(rows, VOCABULARY.pad_id))
     head = model.heads["class"]
     with torch.no_grad():
         assert torch.allclose(

@@ -68,7 +68,7 @@ def test_vectors_and_scores_are_the_same_with_padding(kind, settings, tmp_path):
     model, words = save_stock(tmp_path / "stock", kind, LM.get(kind, "AutoModelForMaskedLM"), **settings)
     found = import_model(tmp_path / "stock", tmp_path / "run")
     trained = load_model(str(tmp_path / "run"))
-    tokens, real = batch(words.pad_token_id or trained.tokenizer.padding)
+    tokens, real = batch(words.pad_token_id or trained.tokenizer.pad_id)
     wanted = hidden_of(model, tokens, real)
     assert float((wanted - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4
     assert found.has_lm_head
@@ -103,7 +103,7 @@ def test_a_body_without_a_head_comes_in_as_one(kind, tmp_path):
     trained = load_model(str(tmp_path / "run"))
     assert not found.has_lm_head
     assert not found.dropped
-    tokens, real = batch(words.pad_token_id or trained.tokenizer.padding)
+    tokens, real = batch(words.pad_token_id or trained.tokenizer.pad_id)
     assert float((hidden_of(model, tokens, real) - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4
 
 
@@ -115,7 +115,7 @@ def test_the_head_of_another_task_stays_behind_and_is_named(kind, tmp_path):
     trained = load_model(str(tmp_path / "run"))
     assert found.dropped
     assert not found.has_lm_head
-    tokens, real = batch(words.pad_token_id or trained.tokenizer.padding)
+    tokens, real = batch(words.pad_token_id or trained.tokenizer.pad_id)
     assert float((hidden_of(model, tokens, real) - ours_of(trained, tokens, real))[real].abs().max()) < 1e-4
 
 
@@ -129,9 +129,9 @@ def test_texts_become_the_same_tokens(kind, tmp_path):
     theirs = words(texts, add_special_tokens=False)["input_ids"]
     assert [ids.tolist() for ids in tokenizer.encode(texts)] == theirs
     assert tokenizer.size == SIZE  # the model has room for more tokens than the tokenizer knows
-    assert tokenizer.first == (words.cls_token_id if words.cls_token else words.bos_token_id)
-    assert tokenizer.last == (words.sep_token_id if words.sep_token else words.eos_token_id)
-    assert tokenizer.mask == words.mask_token_id
+    assert tokenizer.bos_id == (words.cls_token_id if words.cls_token else words.bos_token_id)
+    assert tokenizer.eos_id == (words.sep_token_id if words.sep_token else words.eos_token_id)
+    assert tokenizer.mask_id == words.mask_token_id
     assert len(words) in tokenizer.special_ids  # an id without a token is never sampled
 
 

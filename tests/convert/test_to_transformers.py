@@ -75,7 +75,7 @@ def test_the_stock_class_gives_the_same_answers(name, words, tmp_path):
     given = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
     with torch.no_grad():
         theirs = model(**given)
-    tokens = given["input_ids"].masked_fill(given["attention_mask"] == 0, bundle.tokenizer.padding)
+    tokens = given["input_ids"].masked_fill(given["attention_mask"] == 0, bundle.tokenizer.pad_id)
     ours = bundle.outputs(Batch(tokens, given["attention_mask"].bool()))
     for head, field in {"lm": "prediction_logits" if "pair" in ours else "logits", "class": "logits"}.items():
         if head in ours:
@@ -90,10 +90,13 @@ def test_a_classifier_s_tokens_are_the_same_to_the_last_special(kind, keep, tmp_
     bundle = replace(make_bundle("classify", kind, length=24), truncation_side=keep)
     write_transformers(bundle, tmp_path)
     tokenizer, _ = load(tmp_path, "AutoModelForSequenceClassification")
-    ours = [bundle.tokenizer.frame(ids, 24, keep).tolist() for ids in bundle.tokenizer.encode(SAMPLES)]
+    ours = [
+        bundle.tokenizer.add_special_tokens(ids, 24, keep).tolist()
+        for ids in bundle.tokenizer.encode(SAMPLES)
+    ]
     assert tokenizer(list(SAMPLES), truncation=True)["input_ids"] == ours
     padded = tokenizer(list(SAMPLES), truncation=True, padding=True, return_tensors="pt")
-    tokens, real = pad([torch.tensor(row) for row in ours], bundle.tokenizer.padding)
+    tokens, real = pad([torch.tensor(row) for row in ours], bundle.tokenizer.pad_id)
     assert torch.equal(padded["input_ids"], tokens)
     assert torch.equal(padded["attention_mask"].bool(), real)
     assert SPECIALS in SAMPLES  # the names of special tokens are text in a text
@@ -105,7 +108,7 @@ def test_a_masked_language_model_reads_its_mask_and_its_pipeline_runs(tmp_path):
     bundle = make_bundle("masked-lm")
     write_transformers(bundle, tmp_path)
     tokenizer, _ = load(tmp_path, "AutoModelForMaskedLM")
-    assert bundle.tokenizer.mask in tokenizer("the [MASK] fox")["input_ids"]
+    assert bundle.tokenizer.mask_id in tokenizer("the [MASK] fox")["input_ids"]
     assert len(pipeline("fill-mask", model=str(tmp_path))("the [MASK] fox")) == 5
 
 
@@ -115,14 +118,14 @@ def test_a_causal_language_model_continues_a_text_without_an_end_token(tmp_path)
     tokenizer, model = load(tmp_path, "AutoModelForCausalLM")
     given = tokenizer("the quick", return_tensors="pt")
     ids = given["input_ids"][0].tolist()
-    assert ids[0] == bundle.tokenizer.first
-    assert ids[-1] != bundle.tokenizer.last
+    assert ids[0] == bundle.tokenizer.bos_id
+    assert ids[-1] != bundle.tokenizer.eos_id
     longer = model.generate(**given, max_new_tokens=5, min_new_tokens=5, do_sample=False)[0].tolist()
     row = list(ids)
     for _ in range(5):  # the run itself, choosing the likeliest token again and again, and never the end
         mask = torch.ones(1, len(row), dtype=torch.bool)
         scores = bundle.outputs(Batch(torch.tensor([row]), mask))["lm"][0, -1].clone()
-        scores[bundle.tokenizer.last] = -torch.inf
+        scores[bundle.tokenizer.eos_id] = -torch.inf
         row.append(int(scores.argmax()))
     assert longer == row
 
@@ -137,7 +140,9 @@ def test_labels_travel_in_their_order(tmp_path):
     assert [model.config.id2label[number] for number in range(4)] == list(classes)
     text = "the quick brown fox"
     found = pipeline("text-classification", model=str(tmp_path))(text)[0]
-    tokens = torch.from_numpy(bundle.tokenizer.frame(bundle.tokenizer.encode([text])[0], 40)).long()[None]
+    tokens = torch.from_numpy(
+        bundle.tokenizer.add_special_tokens(bundle.tokenizer.encode([text])[0], 40)
+    ).long()[None]
     said = bundle.outputs(Batch(tokens, torch.ones_like(tokens, dtype=torch.bool)))["class"].softmax(-1)[0]
     assert found["label"] == classes[int(said.argmax())]
     assert abs(found["score"] - float(said.max())) < 1e-4
@@ -176,7 +181,7 @@ def test_there_and_back_again_gives_the_same_vectors(name, words, tmp_path):
     rows = [
         torch.from_numpy(np.asarray(ids)[:30]).long() for ids in bundle.tokenizer.encode(SAMPLES) if len(ids)
     ]
-    batch = Batch(*pad(rows, bundle.tokenizer.padding))
+    batch = Batch(*pad(rows, bundle.tokenizer.pad_id))
     with torch.no_grad():
         gap = (body(batch) - bundle.model.backbone(batch)).abs()[batch.attention_mask]
     assert float(gap.max()) < 1e-4

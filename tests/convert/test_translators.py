@@ -55,7 +55,7 @@ def make_translator(tokenizer="bpe", own_sources=False, **body):
 def our_translations(bundle, width):
     """What headstart writes for the lines, as tokens."""
     words, special = bundle.tokenizer, bundle.tokenizer.special_ids
-    rows = [bundle.sources.frame(ids, 64) for ids in bundle.sources.encode(LINES)]
+    rows = [bundle.sources.add_special_tokens(ids, 64) for ids in bundle.sources.encode(LINES)]
     batch = sources(rows, words.padding, words.first)
     forbidden = Rules(words.last, 12, banned=tuple(sorted(special - {words.last})))
     found = beam_search(ModelReader(bundle.model), batch, forbidden, Beam(width, 1, 0.0))
@@ -78,7 +78,7 @@ def test_a_translator_leaves_as_marian_and_translates_there_as_here(tmp_path, sh
     found = model.generate(**given, max_new_tokens=12, num_beams=1, do_sample=False)
     ours = our_translations(bundle, 1)
     for row, tokens in zip(found.tolist(), ours, strict=True):
-        last = bundle.tokenizer.last
+        last = bundle.tokenizer.eos_id
         inner = row[1 : row.index(last, 1)] if last in row[1:] else row[1:13]
         assert inner == tokens
         assert target.decode(row, skip_special_tokens=True) == bundle.tokenizer.decode(tokens)
@@ -96,8 +96,11 @@ def test_a_translator_leaves_for_ctranslate2_and_translates_there_as_here(tmp_pa
     engine = ctranslate2.Translator(str(tmp_path), compute_type="float32")
     names = ("source", "target") if own_sources else ("shared", "shared")
     read, spelt = (json.loads((tmp_path / f"{name}_vocabulary.json").read_text("utf-8")) for name in names)
-    texts = [[read[token] for token in bundle.sources.frame(ids, 64)] for ids in bundle.sources.encode(LINES)]
-    banned = sorted(bundle.tokenizer.special_ids - {bundle.tokenizer.last})
+    texts = [
+        [read[token] for token in bundle.sources.add_special_tokens(ids, 64)]
+        for ids in bundle.sources.encode(LINES)
+    ]
+    banned = sorted(bundle.tokenizer.special_ids - {bundle.tokenizer.eos_id})
     for width in (1, 4):
         found = engine.translate_batch(
             texts, beam_size=width, max_decoding_length=12, length_penalty=0,

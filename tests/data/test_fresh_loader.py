@@ -26,7 +26,10 @@ def learnt() -> Tokenizer:
 
 def plain_rows(length: int) -> list[EncodedExample]:
     encoded = learnt().encode(TEXTS)
-    return [EncodedExample(learnt().frame(ids, length), number % 2) for number, ids in enumerate(encoded)]
+    return [
+        EncodedExample(learnt().add_special_tokens(ids, length), number % 2)
+        for number, ids in enumerate(encoded)
+    ]
 
 
 def loader(length=64, **training):
@@ -73,7 +76,7 @@ def test_every_text_is_read_once_within_the_budget_and_with_its_label(changes):
             assert len(rows) == 1 or longest * len(rows) <= 300
             assert [row.label for row in rows] == [number % 2 for number in numbers.tolist()]
             for row in rows:
-                assert (row.tokens[0], row.tokens[-1]) == (learnt().first, learnt().last)
+                assert (row.tokens[0], row.tokens[-1]) == (learnt().bos_id, learnt().eos_id)
 
 
 @settings(max_examples=200, deadline=None)

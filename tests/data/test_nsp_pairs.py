@@ -7,7 +7,7 @@ from headstart.data.nsp_pairs import PairLoader
 from headstart.errors import DataError
 from tests.helpers.tiny_models import VOCABULARY
 
-FIRST, LAST, STOP, LINE = VOCABULARY.first, VOCABULARY.last, 7, 11
+FIRST, LAST, STOP, LINE = VOCABULARY.bos_id, VOCABULARY.eos_id, 7, 11
 
 
 class Documents:

@@ -64,7 +64,7 @@ def test_prepared_documents_decode_to_what_they_were(tmp_path_factory, lines, sh
             wanted = [line for line, held in zip(lines, is_valid, strict=True) if held == (part == "valid")]
             found = rows(stream)
             assert [TOKENIZER.decode(row) for row in found] == wanted
-            assert all((row[0], row[-1]) == (TOKENIZER.first, TOKENIZER.last) for row in found)
+            assert all((row[0], row[-1]) == (TOKENIZER.bos_id, TOKENIZER.eos_id) for row in found)
             assert stream.hashes().tolist() == [text_hash(line) for line in wanted]
             assert stream.documents == corpus.documents[part] == len(wanted)
             assert stream.text_bytes == sum(len(line.encode()) for line in wanted)
@@ -143,8 +143,8 @@ def test_a_stopped_preparation_goes_on_where_it_was(small, tmp_path, monkeypatch
 
 def count_encoded(monkeypatch):
     """A list that grows by each text that is encoded from now on."""
-    encoded, encode = [], TOKENIZER.encode_joined
-    monkeypatch.setattr(TOKENIZER, "encode_joined", lambda texts: encoded.extend(texts) or encode(texts))
+    encoded, encode = [], TOKENIZER.encode_flat
+    monkeypatch.setattr(TOKENIZER, "encode_flat", lambda texts: encoded.extend(texts) or encode(texts))
     return encoded
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from headstart.config import TokenizerConfig
 from headstart.data.tokenizer import (
-    KEEP,
+    TRUNCATION,
     Tokenizer,
+    make_tokenizer,
     open_tokenizer,
     resolve_tokenizer,
-    tokenizer_of,
     train_tokenizer,
 )
 from headstart.data.tokenizer_training import TOKENIZERS, sample
@@ -38,7 +38,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 def test_special_tokens_stand_first_in_a_fixed_order(kind):
     tokenizer = TRAINED[kind]
     assert tokenizer.kind == kind
-    found = [tokenizer.padding, tokenizer.unknown, tokenizer.first, tokenizer.last, tokenizer.mask]
+    found = [tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id]
     assert found == [0, 1, 2, 3, 4]
     assert tokenizer.special_ids == frozenset(range(5))
 
@@ -54,7 +54,7 @@ def test_ids_stay_below_the_size_and_the_size_below_the_setting(kind):
 @pytest.mark.parametrize("name", ["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
 def test_a_text_that_spells_a_special_token_is_only_text(kind, name):
     (ids,) = TRAINED[kind].encode([f"hello {name} wor{name}ld{name}"])
-    assert not TRAINED[kind].special_ids - {TRAINED[kind].unknown} & set(ids.tolist())
+    assert not TRAINED[kind].special_ids - {TRAINED[kind].unk_id} & set(ids.tolist())
 
 
 @each_kind
@@ -67,7 +67,7 @@ def test_texts_come_back(kind):
 def test_bpe_loses_nothing_of_any_text(text):
     (ids,) = BPE.encode([text])
     assert BPE.decode(ids) == text
-    assert BPE.unknown not in ids
+    assert BPE.unk_id not in ids
 
 
 @given(st.lists(texts, max_size=8))
@@ -79,10 +79,10 @@ def test_every_kind_encodes_any_text_alone_as_in_a_batch(batch):
             assert np.array_equal(ids, tokenizer.encode([text])[0])
 
 
-@given(st.lists(st.integers(5, 99), max_size=20), st.integers(2, 25), st.sampled_from(sorted(KEEP)))
+@given(st.lists(st.integers(5, 99), max_size=20), st.integers(2, 25), st.sampled_from(sorted(TRUNCATION)))
 def test_a_frame_keeps_both_specials_and_as_much_as_fits(ids, length, keep):
-    framed = BPE.frame(ids, length, keep)
-    assert (framed[0], framed[-1]) == (BPE.first, BPE.last)
+    framed = BPE.add_special_tokens(ids, length, keep)
+    assert (framed[0], framed[-1]) == (BPE.bos_id, BPE.eos_id)
     assert len(framed) == min(len(ids) + 2, length)
     room = min(len(ids), length - 2)
     kept = {
@@ -95,7 +95,7 @@ def test_a_frame_keeps_both_specials_and_as_much_as_fits(ids, length, keep):
 
 def test_a_mistyped_way_to_cut_is_answered_with_the_nearest_one():
     with pytest.raises(ConfigError) as caught:
-        BPE.frame([5, 6, 7], 3, "strat")
+        BPE.add_special_tokens([5, 6, 7], 3, "strat")
     assert "start" in caught.value.hint
 
 
@@ -160,11 +160,14 @@ def test_a_vocabulary_too_small_for_all_bytes_is_refused():
 def test_a_vocabulary_smaller_than_the_alphabet_keeps_the_frequent_characters(kind):
     tokenizer = train_tokenizer(["aaaa bbbb cccc dddd ee f"] * 3, TokenizerConfig(type=kind, vocab_size=9))
     assert tokenizer.size <= 9
-    assert tokenizer.encode(["f"])[0][-1] == tokenizer.unknown
+    assert tokenizer.encode(["f"])[0][-1] == tokenizer.unk_id
 
 
 def test_unigram_learns_the_frequent_words_whole():
-    assert TRAINED["unigram"].pieces(TRAINED["unigram"].encode(["le tapis"])[0]) == ["▁le", "▁tapis"]
+    assert TRAINED["unigram"].convert_ids_to_tokens(TRAINED["unigram"].encode(["le tapis"])[0]) == [
+        "▁le",
+        "▁tapis",
+    ]
 
 
 @given(st.lists(st.text("ab", min_size=1), min_size=1, max_size=60), st.integers(1, 60))
@@ -176,9 +179,9 @@ def test_a_sample_is_part_of_the_texts_and_keeps_to_its_limit(words, limit):
 
 
 def test_pieces_are_readable():
-    assert BPE.pieces(BPE.encode(["le chat"])[0]) == ["le", "▁chat"]
-    assert BPE.pieces(BPE.encode(["世\n"])[0]) == ["\\xe4", "\\xb8", "\\x96", "↵"]
-    assert BPE.pieces([BPE.mask, BPE.first]) == ["[MASK]", "[CLS]"]
+    assert BPE.convert_ids_to_tokens(BPE.encode(["le chat"])[0]) == ["le", "▁chat"]
+    assert BPE.convert_ids_to_tokens(BPE.encode(["世\n"])[0]) == ["\\xe4", "\\xb8", "\\x96", "↵"]
+    assert BPE.convert_ids_to_tokens([BPE.mask_id, BPE.bos_id]) == ["[MASK]", "[CLS]"]
 
 
 def test_a_kind_is_trained_and_a_path_is_opened(tmp_path):
@@ -245,8 +248,8 @@ def test_the_lab_tokenizer_numbers_pieces_by_its_dictionary(lab):
     tokenizer = open_tokenizer(folder)
     assert tokenizer.kind == "lab"
     assert tokenizer.size == len(pieces) + 4
-    assert (tokenizer.first, tokenizer.padding, tokenizer.last, tokenizer.unknown) == (0, 1, 2, 3)
-    assert tokenizer.mask is None
+    assert (tokenizer.bos_id, tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 1, 2, 3)
+    assert tokenizer.mask_id is None
     for text, ids in zip(TEXTS, tokenizer.encode(TEXTS), strict=True):
         split = processor.encode_as_pieces(text)
         assert ids.tolist() == [pieces.index(piece) + 4 if piece in pieces else 3 for piece in split]
@@ -265,8 +268,8 @@ def test_the_lab_tokenizer_is_the_same_when_saved_or_pickled(lab, tmp_path):
 def test_the_lab_tokenizer_decodes_and_shows_pieces(lab):
     tokenizer = open_tokenizer(lab[0])
     (ids,) = tokenizer.encode(["la la"])
-    assert tokenizer.decode([tokenizer.first, *ids, tokenizer.last]) == "la la"
-    assert "".join(tokenizer.pieces(ids)) == "▁la▁la"
+    assert tokenizer.decode([tokenizer.bos_id, *ids, tokenizer.eos_id]) == "la la"
+    assert "".join(tokenizer.convert_ids_to_tokens(ids)) == "▁la▁la"
 
 
 def test_a_missing_sentencepiece_says_what_to_install(lab, monkeypatch):
@@ -302,16 +305,16 @@ def test_a_tokenizer_with_names_of_its_own_plays_the_parts_it_is_told(tmp_path):
     for old, new in zip(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "abcde", strict=True):
         text = text.replace(f'"{old}"', f'"<|{new}|>"')
     with pytest.raises(ConfigError, match="no token for padding"):
-        tokenizer_of(text)
-    known = tokenizer_of(text, json.dumps({"size": 310, "specials": dict.fromkeys(PARTS, 3)}))
+        make_tokenizer(text)
+    known = make_tokenizer(text, json.dumps({"size": 310, "specials": dict.fromkeys(PARTS, 3)}))
     assert known.size == 310
-    assert (known.first, known.last, known.padding, known.unknown, known.mask) == (3, 3, 3, 3, None)
+    assert (known.bos_id, known.eos_id, known.pad_id, known.unk_id, known.mask_id) == (3, 3, 3, 3, None)
     assert known.special_ids >= {3, 309}  # a number without a token stands for no text
     known.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert loaded.fingerprint == known.fingerprint == pickle.loads(pickle.dumps(known)).fingerprint
     assert loaded.special_ids == known.special_ids
-    other = tokenizer_of(text, json.dumps({"size": 311, "specials": dict.fromkeys(PARTS, 3)}))
+    other = make_tokenizer(text, json.dumps({"size": 311, "specials": dict.fromkeys(PARTS, 3)}))
     assert other.fingerprint != known.fingerprint
 
 

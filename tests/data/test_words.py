@@ -124,8 +124,8 @@ def test_only_a_tokenizer_that_keeps_words_apart_is_used_word_by_word():
 @pytest.mark.parametrize("tokenizer", [PLAIN, UNIGRAM], ids=["bpe", "unigram"])
 def test_joined_and_framed_equals_one_by_one(tokenizer: Tokenizer):
     texts = ["", *TEXTS[:3], ""]
-    tokens, counts = tokenizer.frame_joined(*tokenizer.encode_joined(texts))
-    one_by_one = [tokenizer.frame(ids, 10**6) for ids in tokenizer.encode(texts)]
+    tokens, counts = tokenizer.add_special_tokens_flat(*tokenizer.encode_flat(texts))
+    one_by_one = [tokenizer.add_special_tokens(ids, 10**6) for ids in tokenizer.encode(texts)]
     assert np.array_equal(tokens, np.concatenate(one_by_one))
     assert counts.tolist() == [len(row) for row in one_by_one]
     assert tokenizer.encode([]) == []

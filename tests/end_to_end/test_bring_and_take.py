@@ -90,9 +90,10 @@ def test_a_model_that_was_brought_in_and_taught_leaves_as_a_stock_classifier(kin
     from headstart.batch import Batch, pad
 
     rows = [
-        torch.from_numpy(trained.tokenizer.frame(ids, 32)).long() for ids in trained.tokenizer.encode(texts)
+        torch.from_numpy(trained.tokenizer.add_special_tokens(ids, 32)).long()
+        for ids in trained.tokenizer.encode(texts)
     ]
-    ours = trained.model()(Batch(*pad(rows, trained.tokenizer.padding)))["class"].softmax(-1)
+    ours = trained.model()(Batch(*pad(rows, trained.tokenizer.pad_id)))["class"].softmax(-1)
     assert torch.allclose(scores, ours, atol=1e-5)
 
 

@@ -128,7 +128,7 @@ def test_the_account_names_the_blocks_that_start_fresh(world, tmp_path):
 
 REFUSED = {
     "more layers than there are": ({"training": {"reinit_top_layers": 3}}, "more than the 2 blocks"),
-    "fresh and frozen": ({"training": {"reinit_top_layers": 1, "freeze_backbone": True}}, "training.freeze_backbone would keep"),
+    "fresh and frozen": ({"training": {"reinit_top_layers": 1, "freeze_backbone": True}}, "training.freeze_backbone would never train"),
     "fresh and thawing": ({"training": {"reinit_top_layers": 1, "gradual_unfreezing_epochs": 1}}, "training.gradual_unfreezing_epochs would"),
     "r-drop without dropout": ({"objective": {"r_drop_alpha": 1.0}, "model": {"dropout": 0.0}}, "no dropout"),
 }  # fmt: skip
@@ -166,7 +166,7 @@ def test_what_is_for_labels_is_refused_in_pretraining(world, tmp_path, setting):
 
 
 def test_fresh_blocks_without_a_base_are_refused(world, tmp_path):
-    with pytest.raises((ConfigError, RunError), match="every block starts fresh"):
+    with pytest.raises((ConfigError, RunError), match="from scratch every block is new"):
         hs.finetune(
             "scratch",
             str(world / "table.tsv"),

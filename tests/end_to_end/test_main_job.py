@@ -242,7 +242,7 @@ def test_the_demo_runs_small_from_audit_to_report(world, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_demo_refuses_a_base_that_reads_too_little_before_it_begins(world, tmp_path):
-    with pytest.raises(hs.HeadstartError, match=r"over body\.max_length 64"):
+    with pytest.raises(hs.HeadstartError, match=r"over model\.max_position_embeddings 64"):
         hs.run_demo(tmp_path / "demo", base=str(world / "base"))
     assert not (tmp_path / "demo").exists()
 

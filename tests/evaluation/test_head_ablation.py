@@ -26,7 +26,7 @@ def parts():
 
 def batches():
     padded = [
-        pad([torch.from_numpy(row.tokens).long() for row in part], VOCABULARY.padding) for part in parts()
+        pad([torch.from_numpy(row.tokens).long() for row in part], VOCABULARY.pad_id) for part in parts()
     ]
     return [Batch(tokens, real) for tokens, real in padded]
 

@@ -17,18 +17,18 @@ def test_a_stream_gives_what_decode_gives(sampling, positions):
         VOCABULARY.size,
         {"lm": HeadSpec("lm", VOCABULARY.size)},
     )
-    reader, rules = ModelReader(model), Rules(VOCABULARY.last, 30, banned=(0, 1, 2))
+    reader, rules = ModelReader(model), Rules(VOCABULARY.eos_id, 30, banned=(0, 1, 2))
     for row in random_rows([3, 9, 50], seed=5):
-        batch = prompts([row.tokens[:-1]], VOCABULARY.padding)
+        batch = prompts([row.tokens[:-1]], VOCABULARY.pad_id)
         found = list(stream(reader, batch, rules, sampling))
         [known] = decode(reader, batch, rules, sampling)
-        assert found == known.tokens + ([] if known.is_cut else [VOCABULARY.last])
+        assert found == known.tokens + ([] if known.is_cut else [VOCABULARY.eos_id])
 
 
 def test_two_streams_side_by_side_are_each_what_they_are_alone():
     model = build_model(tiny_config("causal"), VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)})
-    reader, rules = ModelReader(model), Rules(VOCABULARY.last, 12, banned=(0, 1, 2))
-    batches = [prompts([row.tokens[:-1]], VOCABULARY.padding) for row in random_rows([4, 8])]
+    reader, rules = ModelReader(model), Rules(VOCABULARY.eos_id, 12, banned=(0, 1, 2))
+    batches = [prompts([row.tokens[:-1]], VOCABULARY.pad_id) for row in random_rows([4, 8])]
     alone = [list(stream(reader, batch, rules, Sampling())) for batch in batches]
     first, second = (stream(reader, batch, rules, Sampling()) for batch in batches)
     together = [[], []]

@@ -15,11 +15,11 @@ from headstart.objectives import OBJECTIVES
 @dataclass(frozen=True)
 class TinyVocabulary:
     size: int = 40
-    padding: int = 0
-    unknown: int = 1
-    first: int = 2
-    last: int = 3
-    mask: int | None = 4
+    pad_id: int = 0
+    unk_id: int = 1
+    bos_id: int = 2
+    eos_id: int = 3
+    mask_id: int | None = 4
     special_ids: frozenset[int] = frozenset({0, 1, 2, 3, 4})
 
     @property
@@ -85,7 +85,7 @@ def random_rows(lengths, seed=0, classes=3, vocabulary=VOCABULARY, sources=False
 
     def random_text(rng, length):
         tokens = rng.integers(5, vocabulary.size, max(0, length - 2))
-        return np.concatenate(([vocabulary.first], tokens, [vocabulary.last])).astype(np.int32)
+        return np.concatenate(([vocabulary.bos_id], tokens, [vocabulary.eos_id])).astype(np.int32)
 
     return [
         EncodedExample(
@@ -105,10 +105,10 @@ def make_backbone(kind, shape, **changes):
 def make_batch(lengths, seed=0):
     """A batch of random texts, each with a random source text for backbones that read two."""
     rows = [torch.from_numpy(row.tokens).long() for row in random_rows(lengths, seed)]
-    tokens, real = pad(rows, VOCABULARY.padding)
+    tokens, real = pad(rows, VOCABULARY.pad_id)
     source_lengths = [3 + (seed + 5 * row) % 7 for row in range(len(lengths))]
     sources = [torch.from_numpy(row.tokens).long() for row in random_rows(source_lengths, seed + 1)]
-    source, source_attention_mask = pad(sources, VOCABULARY.padding)
+    source, source_attention_mask = pad(sources, VOCABULARY.pad_id)
     return Batch(tokens, real, source=source, source_attention_mask=source_attention_mask)
 
 

@@ -189,7 +189,7 @@ def test_a_word_that_does_not_stand_in_a_text_is_a_sentence(runs, word):
 def test_the_tokens_of_a_word_spell_it_in_every_kind_of_tokenizer(kind, text):
     corpus = ["the music was moving, and the film was not: Élan!", "it was music for the people. 日本 x"] * 20
     tokenizer = train_tokenizer(corpus, TokenizerConfig(type=kind, vocab_size=300))
-    row = EncodedExample(tokenizer.frame(tokenizer.encode([text])[0], 100))
+    row = EncodedExample(tokenizer.add_special_tokens(tokenizer.encode([text])[0], 100))
     start, end = word_span(tokenizer, row, "music", text)
     assert tokenizer.decode(row.tokens[start:end]).strip() == "music"
 

@@ -90,7 +90,7 @@ def test_a_log_probability_is_that_of_the_text_when_it_is_given(writer):
     assert best.text == found.text
     tokens = writer.tokenizer.encode(["the film" + found.text])[0][len(row) - 1 :].tolist()
     if tokens and len(tokens) == found.tokens:
-        whole = tokens + ([] if found.is_cut else [writer.tokenizer.last])
+        whole = tokens + ([] if found.is_cut else [writer.tokenizer.eos_id])
         (marks,) = log_probabilities(writer.reader, prompts([row], 0), [whole])
         assert sum(marks) == pytest.approx(found.log_probability, abs=1e-3)
 

@@ -14,7 +14,7 @@ def test_masking_follows_fifteen_percent_and_eighty_ten_ten():
     asked, shown = batch.label_positions, batch.tokens.flatten()[batch.label_positions]
     count, may = len(asked), 200 * 100
     assert count == round(0.15 * may)
-    hidden = (shown == VOCABULARY.mask).sum().item()
+    hidden = (shown == VOCABULARY.mask_id).sum().item()
     same = (shown == original[asked]).sum().item()
     changed = count - hidden - same
     for found, share in ((hidden, 0.8), (changed, 0.1 * 34 / 35), (same, 0.1 + 0.1 / 35)):
@@ -36,7 +36,7 @@ def test_no_special_or_padding_token_is_ever_asked_for(lengths, rate, seed):
     assert batch.attention_mask.flatten()[batch.label_positions].all()
     assert len(set(batch.label_positions.tolist())) == len(batch.label_positions) >= 1
     specials_shown = set(batch.tokens.flatten()[batch.label_positions].tolist()) & VOCABULARY.special_ids
-    assert specials_shown <= {VOCABULARY.mask}
+    assert specials_shown <= {VOCABULARY.mask_id}
 
 
 def test_masks_change_from_step_to_step_and_repeat_with_the_same_chance():

@@ -139,7 +139,7 @@ def kept_inside(activation: str) -> int:
 def test_compiled_code_keeps_of_the_inner_width_what_torch_says_it_keeps(activation):
     load = plan_of(preset="tiny", settings={"model": {"activation": activation}}, compile=True).workload
     with_more = replace(
-        load, model=load.model.model_copy(update={"intermediate_size": load.model.feed_forward + 1})
+        load, model=load.model.model_copy(update={"intermediate_size": load.model.intermediate_size + 1})
     )
     a_text = layer_activations(with_more, with_more.stacks[0]) - layer_activations(load, load.stacks[0])
     assert a_text == load.length * load.matmul_bytes * kept_inside(activation)

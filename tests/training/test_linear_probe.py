@@ -26,7 +26,7 @@ def model_and_rows(kind="bidirectional", count=60):
     for number in range(count):  # each class has tokens of its own
         low = 5 + 11 * (number % 3)
         inner = rng.integers(low, low + 11, 4 + number % 9)
-        tokens = np.concatenate(([VOCABULARY.first], inner, [VOCABULARY.last])).astype(np.int32)
+        tokens = np.concatenate(([VOCABULARY.bos_id], inner, [VOCABULARY.eos_id])).astype(np.int32)
         rows.append(EncodedExample(tokens, number % 3))
     return model, rows
 

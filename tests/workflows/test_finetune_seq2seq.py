@@ -53,8 +53,10 @@ def test_a_run_holds_its_pair_its_vocabularies_and_its_marks(world, name):
         source = open_tokenizer(own)
         assert source.fingerprint == content["source_tokenizer_fingerprint"]
         assert content["settings"]["model"]["source_vocab_size"] == source.size
-        assert set("0123456789") & set(source.pieces(range(source.size)))
-        assert not set("0123456789") & set(open_tokenizer(world / name / "tokenizer.json").pieces(range(30)))
+        assert set("0123456789") & set(source.convert_ids_to_tokens(range(source.size)))
+        assert not set("0123456789") & set(
+            open_tokenizer(world / name / "tokenizer.json").convert_ids_to_tokens(range(30))
+        )
     result = json.loads((world / name / "result.json").read_text())
     assert set(result["curve"][0]) == {"epoch", "step", "loss", "perplexity", "accuracy", "bleu"}
     assert result["score"]["split"] == "valid"

@@ -46,9 +46,9 @@ def write_ctranslate2(bundle: ExportBundle, folder: Path) -> ParityReport:
     spec = _model_spec(bundle)
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
-    spec.config.bos_token = spec.config.decoder_start_token = target[bundle.tokenizer.first]
-    spec.config.eos_token = target[bundle.tokenizer.last]
-    spec.config.unk_token = target[bundle.tokenizer.unknown]
+    spec.config.bos_token = spec.config.decoder_start_token = target[bundle.tokenizer.bos_id]
+    spec.config.eos_token = target[bundle.tokenizer.eos_id]
+    spec.config.unk_token = target[bundle.tokenizer.unk_id]
     spec.validate()
     spec.optimize()
     spec.save(str(folder))
@@ -136,7 +136,7 @@ def _compare(bundle: ExportBundle, folder: Path, source: list[str], target: list
     texts = compare_translator_tokenizers(bundle, folder)
     report = ParityReport("CTranslate2 model", texts, details={"auto_class": "ctranslate2.Translator"})
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
-    specials = (bundle.tokenizer.first, bundle.tokenizer.last)  # which CTranslate2 adds
+    specials = (bundle.tokenizer.bos_id, bundle.tokenizer.eos_id)  # which CTranslate2 adds
     for batch in bundle.batches():
         assert batch.source is not None
         assert batch.source_attention_mask is not None
@@ -157,7 +157,7 @@ def _compare(bundle: ExportBundle, folder: Path, source: list[str], target: list
 
 def _log_probabilities(bundle: ExportBundle, batch: Batch, rows: list[list[int]]) -> Tensor:
     """The run's log-probability (N,) of each token of the rows and of the end after them."""
-    first, last, padding = bundle.tokenizer.first, bundle.tokenizer.last, bundle.tokenizer.padding
+    first, last, padding = bundle.tokenizer.bos_id, bundle.tokenizer.eos_id, bundle.tokenizer.pad_id
     tokens, mask = pad([np.array([first, *row]) for row in rows], padding)
     labels, _ = pad([np.array([*row, last]) for row in rows], padding)
     logits = bundle.outputs(replace(batch, tokens=tokens, attention_mask=mask))["lm"]  # (B, T, V)

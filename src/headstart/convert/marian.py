@@ -118,17 +118,17 @@ def special_token_ids(bundle: ExportBundle) -> Settings:
     """The special tokens: a translation begins with `first` and ends with `last`."""
     tokenizer = bundle.tokenizer
     return {
-        "pad_token_id": tokenizer.padding,
-        "bos_token_id": tokenizer.first,
-        "eos_token_id": tokenizer.last,
-        "decoder_start_token_id": tokenizer.first,
+        "pad_token_id": tokenizer.pad_id,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "decoder_start_token_id": tokenizer.bos_id,
         "forced_eos_token_id": None,
     }
 
 
 def generation_config(bundle: ExportBundle) -> Settings:
     """What generation_config.json says: special tokens are not generated."""
-    forbidden = sorted(bundle.tokenizer.special_ids - {bundle.tokenizer.last})
+    forbidden = sorted(bundle.tokenizer.special_ids - {bundle.tokenizer.eos_id})
     return {
         **special_token_ids(bundle),
         "bad_words_ids": [[number] for number in forbidden],

@@ -110,7 +110,7 @@ def _save_tokenizer(bundle: ExportBundle, folder: Path) -> None:
 def _write_graph(bundle: ExportBundle, path: Path, outputs: list[str]) -> None:
     from torch.export import Dim
 
-    example = torch.full((2, 3), bundle.tokenizer.unknown)
+    example = torch.full((2, 3), bundle.tokenizer.unk_id)
     token_types = (torch.zeros_like(example),) if bundle.config.token_type_embeddings else ()
     inputs = (example, torch.ones_like(example), *token_types)
     sizes = {0: Dim("batch"), 1: Dim("length", min=2, max=bundle.config.max_position_embeddings)}
@@ -177,7 +177,7 @@ def _compare(bundle: ExportBundle, folder: Path, heads: list[str]) -> ParityRepo
         SAMPLES, bundle.tokenizer.encode(SAMPLES), exported.encode(SAMPLES), strict=True
     ):
         ours, theirs = (
-            tokenizer.frame(ids, bundle.max_length, bundle.truncation_side).tolist()
+            tokenizer.add_special_tokens(ids, bundle.max_length, bundle.truncation_side).tolist()
             for tokenizer, ids in zip((bundle.tokenizer, exported), encoded, strict=True)
         )
         check_tokens(text, ours, theirs)
@@ -243,7 +243,7 @@ class OnnxClassifier:
         """The probability of every class (N, C) for each text, in the order given."""
         found = np.zeros((len(rows), len(self.classes)))
         for numbers in TextLoader(rows, batch_tokens, shuffled=False).batches(0):
-            batch = Batch(*pad([rows[number].tokens for number in numbers], self.tokenizer.padding))
+            batch = Batch(*pad([rows[number].tokens for number in numbers], self.tokenizer.pad_id))
             found[numbers] = _run_session(self.session, batch)[0].softmax(dim=-1).numpy()
         return found
 

@@ -99,13 +99,13 @@ class ExportBundle:
     def _batches(self, tokenizer: Tokenizer) -> list[Batch]:
         max_length = min(self.max_length, self.config.max_position_embeddings, MAX_LENGTH)
         ids, generator = tokenizer.encode(SAMPLES), np.random.default_rng(0)
-        rows = [tokenizer.frame(row, min(max_length, 48)) for row in ids]
-        long = tokenizer.frame(np.concatenate([*ids, *ids, *ids]), max_length)
+        rows = [tokenizer.add_special_tokens(row, min(max_length, 48)) for row in ids]
+        long = tokenizer.add_special_tokens(np.concatenate([*ids, *ids, *ids]), max_length)
         lengths = [min(max_length, length) for length in (2, 5, 17, 33)]
         random = [generator.integers(0, tokenizer.size, length) for length in lengths]
         found = []
         for part in (rows, [long], random):
-            tokens, mask = pad(part, tokenizer.padding)
+            tokens, mask = pad(part, tokenizer.pad_id)
             segments = (
                 torch.from_numpy(generator.integers(0, 2, tokens.shape))
                 if self.config.token_type_embeddings

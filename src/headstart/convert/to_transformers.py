@@ -71,7 +71,7 @@ def _write_translator(bundle: ExportBundle, folder: Path) -> ParityReport:
     _save_model(folder, "marian", marian.MARIAN, settings, weights)
     write_json(folder / "generation_config.json", marian.generation_config(bundle))
     texts = compare_translator_tokenizers(bundle, folder)
-    report = _compare(bundle, marian.MARIAN, folder, texts, bundle.tokenizer.padding)
+    report = _compare(bundle, marian.MARIAN, folder, texts, bundle.tokenizer.pad_id)
     report.notes.append(
         "beam search in transformers divides by length ** length_penalty, a length penalty that headstart does not have"
     )
@@ -110,9 +110,9 @@ def _write_family(bundle: ExportBundle, family: ModelFamily, target: HFClass, fo
         "vocab_size": tokenizer.size + missing,
         "dtype": "float32",
         "pad_token_id": padding,
-        **dict.fromkeys(("bos_token_id", "cls_token_id"), tokenizer.first),
-        **dict.fromkeys(("eos_token_id", "sep_token_id"), tokenizer.last),
-        **({} if tokenizer.mask is None else {"mask_token_id": tokenizer.mask}),
+        **dict.fromkeys(("bos_token_id", "cls_token_id"), tokenizer.bos_id),
+        **dict.fromkeys(("eos_token_id", "sep_token_id"), tokenizer.eos_id),
+        **({} if tokenizer.mask_id is None else {"mask_token_id": tokenizer.mask_id}),
     }
     if "class" in bundle.heads:
         settings |= {
@@ -157,12 +157,12 @@ def _compare_tokens(bundle: ExportBundle, folder: Path, is_prompt: bool) -> int:
     keep = bundle.truncation_side if bundle.truncation_side in TRUNCATION_SIDES else "start"
     num_open = int(is_prompt)  # a prompt has no last token
     for text, ids in zip(texts, bundle.tokenizer.encode(texts), strict=True):
-        tokens = bundle.tokenizer.frame(ids, bundle.max_length + num_open, keep).tolist()
+        tokens = bundle.tokenizer.add_special_tokens(ids, bundle.max_length + num_open, keep).tolist()
         check_tokens(text, tokens[: len(tokens) - num_open], exported(text, truncation=True)["input_ids"])
     if "pair" in bundle.heads:
         first, second = SAMPLES[2], SAMPLES[3]
         one, two = (ids.tolist() for ids in bundle.tokenizer.encode([first, second]))
-        start, end = bundle.tokenizer.first, bundle.tokenizer.last
+        start, end = bundle.tokenizer.bos_id, bundle.tokenizer.eos_id
         found = exported(first, second)
         check_tokens(first, [start, *one, end, *two, end], found["input_ids"])
         check_tokens(first, [0] * (len(one) + 2) + [1] * (len(two) + 1), found["token_type_ids"])

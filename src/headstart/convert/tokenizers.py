@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from headstart.atomic_io import write_json, write_text
 from headstart.convert.hf_config import HFConfig
 from headstart.convert.parity import BUG, SAMPLES, ExportBundle, check_tokens
-from headstart.data.tokenizer import FILE, NAMES, Tokenizer, tokenizer_of
+from headstart.data.tokenizer import FILE, NAMES, Tokenizer, make_tokenizer
 from headstart.errors import HeadstartError, RunError
 
 CONFIG = "tokenizer_config.json"
@@ -54,23 +54,23 @@ def save_tokenizer(
     engine = HFTokenizer.from_str(tokenizer.engine.files()[FILE].decode("utf-8"))
     engine.no_truncation()
     engine.no_padding()
-    padding: int = tokenizer.padding
-    if own_padding and padding == tokenizer.last:
+    padding: int = tokenizer.pad_id
+    if own_padding and padding == tokenizer.eos_id:
         engine.add_special_tokens(["[PAD]"])
         padding = int(engine.token_to_id("[PAD]") or 0)
-    first, last = engine.id_to_token(tokenizer.first), engine.id_to_token(tokenizer.last)
+    first, last = engine.id_to_token(tokenizer.bos_id), engine.id_to_token(tokenizer.eos_id)
     engine.post_processor = processors.TemplateProcessing(
         single=[f"{first}:0", "$A:0", *([f"{last}:0"] if adds_last else [])],
         pair=[f"{first}:0", "$A:0", f"{last}:0", "$B:1", f"{last}:1"],
-        special_tokens=list({first: tokenizer.first, last: tokenizer.last}.items()),
+        special_tokens=list({first: tokenizer.bos_id, last: tokenizer.eos_id}.items()),
     )
     write_text(folder / FILE, engine.to_str(pretty=True) + "\n")
     ids = {
         "padding": padding,
-        "unknown": tokenizer.unknown,
-        "first": tokenizer.first,
-        "last": tokenizer.last,
-        "mask": tokenizer.mask,
+        "unknown": tokenizer.unk_id,
+        "first": tokenizer.bos_id,
+        "last": tokenizer.eos_id,
+        "mask": tokenizer.mask_id,
     }
     names = {
         key: engine.id_to_token(number)
@@ -112,7 +112,7 @@ def compare_translator_tokenizers(bundle: ExportBundle, folder: Path) -> int:
     for path, tokenizer in translator_tokenizers(bundle, folder).items():
         exported = AutoTokenizer.from_pretrained(path, local_files_only=True)
         for text, ids in zip(SAMPLES, tokenizer.encode(SAMPLES), strict=True):
-            tokens = tokenizer.frame(ids, bundle.max_length).tolist()
+            tokens = tokenizer.add_special_tokens(ids, bundle.max_length).tolist()
             check_tokens(text, tokens, exported(text, truncation=True)["input_ids"])
             if tokenizer.decode(tokens) != exported.decode(tokens, skip_special_tokens=True):
                 raise RunError(f"{text[:40]!r} is decoded to another text", hint=BUG)
@@ -145,8 +145,8 @@ def load_tokenizer(folder: Path, config: HFConfig, vocab_size: int) -> Tokenizer
         role: next((ids[name] for name in names if name in ids), None) for role, names in NAMES.items()
     }
     if specials == default and size == vocab_size:
-        return tokenizer_of(content)
-    return tokenizer_of(content, json.dumps({"size": vocab_size, "specials": specials}, indent=1) + "\n")
+        return make_tokenizer(content)
+    return make_tokenizer(content, json.dumps({"size": vocab_size, "specials": specials}, indent=1) + "\n")
 
 
 def _special_ids(settings: dict[str, Any], config: HFConfig, ids: dict[str, int]) -> dict[str, int | None]:

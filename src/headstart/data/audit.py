@@ -149,7 +149,7 @@ def token_counts(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenCounts:
     """How many tokens each text has, and how many of them are unknown."""
     encoded = tokenizer.encode(texts)
     total = sum(len(ids) for ids in encoded)
-    unknown = sum(int((ids == tokenizer.unknown).sum()) for ids in encoded)
+    unknown = sum(int((ids == tokenizer.unk_id).sum()) for ids in encoded)
     return TokenCounts([len(ids) + 2 for ids in encoded], unknown / max(1, total))
 
 

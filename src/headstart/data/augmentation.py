@@ -200,7 +200,7 @@ class AugmentedTextLoader:
         if training.bpe_dropout:
             random = generator(training.seed, epoch, number, DROPOUT)
             ids = self.dropout.split(self.words[number], training.bpe_dropout, random)
-            tokens = self.tokenizer.frame(ids, training.max_length, self.data.truncation_side)
+            tokens = self.tokenizer.add_special_tokens(ids, training.max_length, self.data.truncation_side)
             row = EncodedExample(tokens, row.label)
         if training.token_cutoff:
             random = generator(training.seed, epoch, number, CUTOFF)
@@ -264,7 +264,7 @@ class AugmentedPairLoader(TextLoader):
     def _split(self, number: int, epoch: int) -> EncodedExample:
         random = generator(self.seed, epoch, number)
         target, source = (
-            tokenizer.frame(ids := dropout.split(words[number], self.rate, random), len(ids) + 2)
+            tokenizer.add_special_tokens(ids := dropout.split(words[number], self.rate, random), len(ids) + 2)
             for tokenizer, dropout, words in zip(self.tokenizers, self.dropouts, self.words, strict=True)
         )
         is_long = max(len(target), len(source)) > self.longest

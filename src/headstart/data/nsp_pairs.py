@@ -70,7 +70,7 @@ class PairLoader:
         size = max(self.room // 2, self.room - len(two)) if len(one) + len(two) > self.room else len(one)
         one = one[-size:]  # the part next to B
         two = two[: self.room - len(one)]
-        first, last = [self.tokenizer.first], [self.tokenizer.last]
+        first, last = [self.tokenizer.bos_id], [self.tokenizer.eos_id]
         tokens = np.concatenate([first, one, last, two, last], dtype=np.int32)
         segments = np.concatenate([np.zeros(len(one) + 2, np.int8), np.ones(len(two) + 1, np.int8)])
         return EncodedExample(tokens, label, segments)

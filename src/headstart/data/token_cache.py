@@ -216,7 +216,8 @@ def _digest(records: NDArray[Any]) -> str:
 def _encode(tokenizer: Tokenizer, texts: list[str]) -> TokensAndCounts:
     """The texts with special tokens, encoded in large batches."""
     found = [
-        tokenizer.frame_joined(*tokenizer.encode_joined(batch)) for batch in batched(texts, BATCH_CHARACTERS)
+        tokenizer.add_special_tokens_flat(*tokenizer.encode_flat(batch))
+        for batch in batched(texts, BATCH_CHARACTERS)
     ]
     tokens, counts = zip(*found, strict=True)
     return np.concatenate(tokens), np.concatenate(counts)

@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back, all kinds behind one interface; learned here, or opened from a path."""
+"""Tokenizers: text to token ids and back, all kinds behind one interface; trained here, or opened from a path."""
 
 import hashlib
 import json
@@ -19,22 +19,24 @@ from headstart.data.tokenizer_training import TOKENIZERS, sample
 from headstart.data.words import Words, splits_by_words
 from headstart.errors import ConfigError, DataError, HeadstartError, nearest, pick
 
-__all__ = ["KEEP", "TOKENIZERS", "Tokenizer", "open_tokenizer", "resolve_tokenizer", "train_tokenizer"]
+__all__ = ["TOKENIZERS", "TRUNCATION", "Tokenizer", "open_tokenizer", "resolve_tokenizer", "train_tokenizer"]
 
 FILE = "tokenizer.json"
 DICTIONARY = "dict.txt"
 MODEL = "sentencepiece.model"
-ROLES = "roles.json"  # beside a tokenizer of others: which token plays which part, and how many there are
+ROLES = (
+    "roles.json"  # beside a tokenizer of others: which token has which role, and the size of the vocabulary
+)
 
 Ids = Sequence[int] | NDArray[np.integer]
 
-KEEP: dict[str, Callable[[NDArray[np.int32], int], NDArray[np.int32]]] = {
+TRUNCATION: dict[str, Callable[[NDArray[np.int32], int], NDArray[np.int32]]] = {  # by the side that remains
     "start": lambda ids, room: ids[:room],
     "end": lambda ids, room: ids[len(ids) - room :],
     "both": lambda ids, room: np.concatenate([ids[: room - room // 2], ids[len(ids) - room // 2 :]]),
 }
 
-NAMES = {  # what each special token is called in files of ours, and in those of others
+NAMES = {  # of each special token, in files of ours and in those of others
     "padding": ("[PAD]", "<pad>"),
     "unknown": ("[UNK]", "<unk>"),
     "first": ("[CLS]", "<s>"),
@@ -51,18 +53,18 @@ class Engine(Protocol):
     kind: str
     size: int
     specials: dict[str, int | None]  # padding, unknown, first, last, mask
-    silent: frozenset[int]  # numbers below `size` that stand for nothing
+    unused: frozenset[int]  # ids below `size` without a token
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, without specials."""
+        """The ids of each text, without special tokens."""
         ...
 
     def decode(self, ids: list[int]) -> str:
         """The text of ids that are not special."""
         ...
 
-    def piece(self, number: int) -> str:
-        """One token for a reader's eye, spaces shown."""
+    def id_to_token(self, number: int) -> str:
+        """One token for a reader, spaces shown."""
         ...
 
     def files(self) -> dict[str, bytes]:
@@ -80,73 +82,71 @@ class Tokenizer:
     def __init__(self, engine: Engine):
         self.engine = engine
         self.kind, self.size, self.fingerprint = engine.kind, engine.size, engine.fingerprint()
-        numbers = engine.specials
-        lacking = [role for role in ("padding", "unknown", "first", "last") if numbers[role] is None]
+        ids = engine.specials
+        lacking = [role for role in ("padding", "unknown", "first", "last") if ids[role] is None]
         if lacking:
             names = ", ".join(f"{role} ({' or '.join(NAMES[role])})" for role in lacking)
             raise ConfigError(
                 f"the tokenizer has no token for {names}", hint="add it, or train one: --tokenizer bpe"
             )
-        self.padding, self.unknown = int(numbers["padding"] or 0), int(numbers["unknown"] or 0)
-        self.first, self.last = int(numbers["first"] or 0), int(numbers["last"] or 0)
-        self.mask = numbers["mask"]
-        self.special_ids = engine.silent | {number for number in numbers.values() if number is not None}
-        self._words = Words(engine.encode) if isinstance(engine, _Learned) and engine.is_by_words else None
+        self.pad_id, self.unk_id = int(ids["padding"] or 0), int(ids["unknown"] or 0)
+        self.bos_id, self.eos_id = int(ids["first"] or 0), int(ids["last"] or 0)
+        self.mask_id = ids["mask"]
+        self.special_ids = engine.unused | {number for number in ids.values() if number is not None}
+        self._words = Words(engine.encode) if isinstance(engine, _RustEngine) and engine.is_by_words else None
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The token ids of each text, without specials and uncut; a text never becomes a special token but unknown."""
-        ids, counts = self.encode_joined(texts)
+        """The ids of each text, without special tokens and not truncated; only unknown characters become a special."""
+        ids, counts = self.encode_flat(texts)
         return np.split(ids, np.cumsum(counts)[:-1]) if len(counts) else []
 
-    def encode_joined(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """What `encode` gives, the ids of all texts one after the other, and how many each text has."""
+    def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids of `encode`, of all texts one after the other, and how many each text has."""
         if self._words is not None:
             return self._words.encode(texts)
         rows = self.engine.encode(list(texts))
         counts = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(chain.from_iterable(rows), np.int32, int(counts.sum())), counts
 
-    def frame_joined(
+    def add_special_tokens_flat(
         self, ids: NDArray[np.int32], counts: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Each text of `encode_joined` with `first` before it and `last` after it."""
-        framed = np.empty(len(ids) + 2 * len(counts), np.int32)
-        ends = np.cumsum(counts + 2)
-        framed[ends - counts - 2], framed[ends - 1] = self.first, self.last
-        inside = np.ones(len(framed), bool)
-        inside[ends - counts - 2] = inside[ends - 1] = False
-        framed[inside] = ids
-        return framed, counts + 2
+        """The ids and counts of `encode_flat` with `bos_id` before and `eos_id` after each text."""
+        ends = np.cumsum(counts)
+        borders = np.ravel([ends - counts, ends], order="F")  # the start and end of each text
+        return np.insert(ids, borders, np.tile([self.bos_id, self.eos_id], len(counts))), counts + 2
 
-    def frame(self, ids: Ids, length: int, keep: str = "start") -> NDArray[np.int32]:
-        """`first`, the ids and `last` in at most `length` tokens; `keep` names the end of a long text that stays."""
-        assert length >= 2, length
+    def add_special_tokens(
+        self, ids: Ids, max_length: int, truncation_side: str = "start"
+    ) -> NDArray[np.int32]:
+        """`bos_id`, the ids and `eos_id`; of a text longer than `max_length` its `truncation_side` remains."""
+        assert max_length >= 2, max_length
         array = np.asarray(ids, dtype=np.int32)
-        if len(array) > length - 2:
-            array = pick(KEEP, keep, "way to cut a text")(array, length - 2)
-        return np.concatenate([[self.first], array, [self.last]], dtype=np.int32)
+        if len(array) > max_length - 2:
+            array = pick(TRUNCATION, truncation_side, "side to truncate")(array, max_length - 2)
+        return np.concatenate([[self.bos_id], array, [self.eos_id]], dtype=np.int32)
 
     def decode(self, ids: Ids) -> str:
-        """The text of the ids, specials dropped."""
+        """The text of the ids, without special tokens."""
         return self.engine.decode([int(number) for number in ids if int(number) not in self.special_ids])
 
-    def pieces(self, ids: Ids) -> list[str]:
-        """Each token as a reader would want to see it: ▁ is a space, ↵ a line end, \\xc3 a byte of a character."""
-        return [self.engine.piece(int(number)).replace(" ", "▁").replace("\n", "↵") for number in ids]
+    def convert_ids_to_tokens(self, ids: Ids) -> list[str]:
+        """Each token for a reader: ▁ is a space, ↵ a line end, \\xc3 a byte of a character."""
+        return [self.engine.id_to_token(int(number)).replace(" ", "▁").replace("\n", "↵") for number in ids]
 
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
-        """Which tokens begin a word (V,): all but those that go on with letters or digits where one left off."""
+        """Which tokens begin a word (V,): all but those that continue one with letters or digits."""
+        tokens = map(self.engine.id_to_token, range(self.size))
         if self.kind == "wordpiece":
-            return np.array([not self.engine.piece(number).startswith("##") for number in range(self.size)])
-        return np.array([not self.engine.piece(number)[:1].isalnum() for number in range(self.size)])
+            return np.array([not token.startswith("##") for token in tokens])
+        return np.array([not token[:1].isalnum() for token in tokens])
 
     def ends(self, unit: str) -> NDArray[np.bool_]:
         """Which tokens end a `sentence` or a `line` (V,); specials end nothing."""
         signs = {"sentence": (*".!?…。！？", "\n"), "line": ("\n",)}[unit]
-        found = [self.engine.piece(number).rstrip(" ▁").endswith(signs) for number in range(self.size)]
-        found = [end and number not in self.special_ids for number, end in enumerate(found)]
-        return np.array(found)
+        is_end = [self.engine.id_to_token(number).rstrip(" ▁").endswith(signs) for number in range(self.size)]
+        return np.array([end and number not in self.special_ids for number, end in enumerate(is_end)])
 
     def save(self, folder: Path, name: str = FILE) -> None:
         """Write the tokenizer into `folder`, the file called `name` last."""
@@ -156,24 +156,24 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path, name: str = FILE) -> "Tokenizer":
         """The tokenizer saved in `folder` under that name."""
-        return _from_json(folder / name)
+        return _read_json(folder / name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.engine,)
 
 
-class _Learned:
-    """A tokenizer of the `tokenizers` package; its JSON text is kept as it is, so that it stays itself.
+class _RustEngine:
+    """A tokenizer of the `tokenizers` package, with its JSON text, which decides the fingerprint.
 
-    `roles` is the JSON text of special tokens (`specials`, by number) and of the vocabulary's `size`, for a tokenizer
-    whose tokens have names of their own, or whose model has room for more of them.
+    `roles` is the JSON text of the special tokens (`specials`, by id) and of the vocabulary's `size`, for a tokenizer
+    whose tokens have other names, or whose model has room for more of them.
     """
 
     def __init__(self, content: str, roles: str = ""):
-        from tokenizers import Tokenizer as Rust
+        from tokenizers import Tokenizer as RustTokenizer
 
         self.content, self.roles = content, roles
-        self.rust = Rust.from_str(content)
+        self.rust = RustTokenizer.from_str(content)
         self.rust.encode_special_tokens = True  # "[MASK]" in a text is text, not the mask
         self.rust.no_truncation()
         self.rust.no_padding()
@@ -188,9 +188,12 @@ class _Learned:
             for role, names in NAMES.items()
         }
         if roles:
-            told = json.loads(roles)
-            self.size, self.specials = max(self.size, told["size"]), dict.fromkeys(NAMES) | told["specials"]
-        self.silent = frozenset(range(self.size)) - set(vocabulary.values())
+            given = json.loads(roles)
+            self.size, self.specials = (
+                max(self.size, given["size"]),
+                dict.fromkeys(NAMES) | given["specials"],
+            )
+        self.unused = frozenset(range(self.size)) - set(vocabulary.values())
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [encoded.ids for encoded in self.rust.encode_batch_fast(texts, add_special_tokens=False)]
@@ -198,11 +201,11 @@ class _Learned:
     def decode(self, ids: list[int]) -> str:
         return self.rust.decode(ids)
 
-    def piece(self, number: int) -> str:
-        piece = self.rust.id_to_token(number) or ""
-        if not self.is_byte_level or number in self.specials.values() or not set(piece) <= set(BYTES):
-            return piece
-        return bytes(BYTES[character] for character in piece).decode("utf-8", errors="backslashreplace")
+    def id_to_token(self, number: int) -> str:
+        token = self.rust.id_to_token(number) or ""
+        if not self.is_byte_level or number in self.specials.values() or not set(token) <= set(BYTES):
+            return token
+        return bytes(BYTES[character] for character in token).decode("utf-8", errors="backslashreplace")
 
     def files(self) -> dict[str, bytes]:
         roles = {ROLES: self.roles.encode("utf-8")} if self.roles else {}
@@ -213,15 +216,15 @@ class _Learned:
         return content_hash([layout, json.loads(self.roles)] if self.roles else layout)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Learned, (self.content, self.roles)
+        return _RustEngine, (self.content, self.roles)
 
 
-class _Lab:
+class _LabEngine:
     """The course lab's tokenizer: sentencepiece's pieces, numbered from 4 in the order of a dictionary."""
 
     kind = "lab"
     specials: dict[str, int | None] = {"first": 0, "padding": 1, "last": 2, "unknown": 3, "mask": None}  # noqa: RUF012
-    silent: frozenset[int] = frozenset()
+    unused: frozenset[int] = frozenset()
 
     def __init__(self, model: bytes, dictionary: bytes):
         try:
@@ -232,20 +235,20 @@ class _Lab:
             ) from None
         self.model, self.dictionary = model, dictionary
         self.processor = SentencePieceProcessor(model_proto=model)
-        words = [line.split() for line in dictionary.decode("utf-8").split("\n") if line.strip()]
-        self.names = ["<sos>", "<pad>", "<eos>", "<oov>", *(word[0] for word in words)]
-        self.numbers = {name: number for number, name in enumerate(self.names) if number >= 4}
-        self.size = len(self.names)
+        words = [line.split()[0] for line in dictionary.decode("utf-8").split("\n") if line.strip()]
+        self.tokens = ["<sos>", "<pad>", "<eos>", "<oov>", *words]
+        self.ids = {token: number for number, token in enumerate(self.tokens) if number >= 4}
+        self.size = len(self.tokens)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         split = self.processor.encode(texts, out_type=str, num_threads=os.cpu_count() or 1)
-        return [[self.numbers.get(piece, 3) for piece in pieces] for pieces in split]
+        return [[self.ids.get(piece, 3) for piece in pieces] for pieces in split]
 
     def decode(self, ids: list[int]) -> str:
-        return self.processor.decode_pieces([self.names[number] for number in ids])
+        return self.processor.decode_pieces([self.tokens[number] for number in ids])
 
-    def piece(self, number: int) -> str:
-        return self.names[number]
+    def id_to_token(self, number: int) -> str:
+        return self.tokens[number]
 
     def files(self) -> dict[str, bytes]:
         note = json.dumps({"kind": "lab", "model": MODEL, "dictionary": DICTIONARY}) + "\n"
@@ -256,41 +259,41 @@ class _Lab:
         return content_hash(["lab", *hashes])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Lab, (self.model, self.dictionary)
+        return _LabEngine, (self.model, self.dictionary)
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-    """A tokenizer of `config.kind` learned from the texts, the same each time; little text gives a small one."""
-    learner = pick(TOKENIZERS, config.type, "kind of tokenizer")
-    layout = json.loads(learner(sample(texts), config).to_str())
-    return Tokenizer(_Learned(json.dumps(layout, ensure_ascii=False, indent=1) + "\n"))
+    """A tokenizer of `config.type` trained on the texts, the same each time; little text gives a small one."""
+    train = pick(TOKENIZERS, config.type, "kind of tokenizer")
+    layout = json.loads(train(sample(texts), config).to_str())
+    return make_tokenizer(json.dumps(layout, ensure_ascii=False, indent=1) + "\n")
+
+
+def make_tokenizer(content: str, roles: str = "") -> Tokenizer:
+    """A tokenizer from the text of its `tokenizer.json`, and of its `roles.json` where it has one."""
+    return Tokenizer(_RustEngine(content, roles))
 
 
 def open_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer at a path: its file, the course lab's `.model` or its folder, or a run that holds one."""
-    place = Path(path)
-    if place.is_file():
-        return _from_model(place) if place.suffix == ".model" else _from_json(place)
-    for folder in (place, *sorted(part.parent for part in place.glob(f"*/{FILE}"))):
+    path = Path(path)
+    if path.is_file():
+        return _read_lab(path) if path.suffix == ".model" else _read_json(path)
+    for folder in (path, *sorted(part.parent for part in path.glob(f"*/{FILE}"))):
         if (folder / FILE).is_file():
-            return _from_json(folder / FILE)
-    models = sorted(place.glob("*.model"))
+            return _read_json(folder / FILE)
+    models = sorted(path.glob("*.model"))
     if len(models) == 1:
-        return _from_model(models[0])
+        return _read_lab(models[0])
     found = f"{len(models)} .model files" if models else "none"
     raise ConfigError(
-        f"no tokenizer in {place}: it holds {found}",
+        f"no tokenizer in {path}: it holds {found}",
         hint=f"name a {FILE}, a run, or a folder with one .model file and its {DICTIONARY}",
     )
 
 
-def tokenizer_of(content: str, roles: str = "") -> Tokenizer:
-    """A tokenizer from the text of its `tokenizer.json`, and of its `roles.json` where it has one."""
-    return Tokenizer(_Learned(content, roles))
-
-
 def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]]) -> Tokenizer:
-    """The tokenizer that `--tokenizer KIND|PATH` asks for: learned from the texts, or opened."""
+    """The tokenizer of `--tokenizer KIND|PATH`: trained on the texts, or opened."""
     if config.type in TOKENIZERS:
         return train_tokenizer(texts(), config)
     if Path(config.type).exists():
@@ -302,11 +305,11 @@ def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]
 
 
 def _read(path: Path) -> bytes:
-    """A tokenizer's file, which may stand there compressed."""
-    small = path.with_name(f"{path.name}.xz")
+    """A tokenizer's file, which may be compressed."""
+    compressed = path.with_name(f"{path.name}.xz")
     try:
-        if small.is_file() and not path.exists():
-            return lzma.decompress(small.read_bytes())
+        if compressed.is_file() and not path.exists():
+            return lzma.decompress(compressed.read_bytes())
         return path.read_bytes()
     except OSError as error:
         raise DataError(
@@ -314,16 +317,15 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _from_json(path: Path) -> Tokenizer:
+def _read_json(path: Path) -> Tokenizer:
     content = _read(path)
     try:
         layout = json.loads(content)
         if layout.get("kind") == "lab":
-            return Tokenizer(
-                _Lab(_read(path.with_name(layout["model"])), _read(path.with_name(layout["dictionary"])))
-            )
+            files = (path.with_name(layout[name]) for name in ("model", "dictionary"))
+            return Tokenizer(_LabEngine(*map(_read, files)))
         roles = path.with_name(ROLES)
-        return tokenizer_of(content.decode("utf-8"), roles.read_text("utf-8") if roles.is_file() else "")
+        return make_tokenizer(content.decode("utf-8"), roles.read_text("utf-8") if roles.is_file() else "")
     except HeadstartError:
         raise
     except Exception as error:  # the package raises plain Exceptions
@@ -333,10 +335,10 @@ def _from_json(path: Path) -> Tokenizer:
         ) from None
 
 
-def _from_model(path: Path) -> Tokenizer:
+def _read_lab(path: Path) -> Tokenizer:
     model, dictionary = _read(path), _read(path.with_name(DICTIONARY))
     try:
-        return Tokenizer(_Lab(model, dictionary))
+        return Tokenizer(_LabEngine(model, dictionary))
     except (RuntimeError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} and its {DICTIONARY} are no readable tokenizer: {error}", hint="copy both files again"
@@ -344,10 +346,10 @@ def _from_model(path: Path) -> Tokenizer:
 
 
 def _byte_names() -> dict[str, int]:
-    """The byte behind each character of a byte-level piece: printable bytes stand for themselves."""
+    """The byte behind each character of a byte-level token: printable bytes are their own characters."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
 BYTES = _byte_names()

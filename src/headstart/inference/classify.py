@@ -33,7 +33,8 @@ def encode_rows(
     encoded = tokenizer.encode([example.text for example in examples])
     return [
         EncodedExample(
-            tokenizer.frame(ids, length, keep), None if example.label is None else index.get(example.label)
+            tokenizer.add_special_tokens(ids, length, keep),
+            None if example.label is None else index.get(example.label),
         )
         for ids, example in zip(encoded, examples, strict=True)
     ]

@@ -73,7 +73,7 @@ class Encoder:
         """The texts as token ids with special tokens, and how many of them were truncated."""
         length, encoded = self.config.training.max_length, self.tokenizer.encode(texts)
         rows = [
-            EncodedExample(self.tokenizer.frame(ids, length, self.config.data.truncation_side))
+            EncodedExample(self.tokenizer.add_special_tokens(ids, length, self.config.data.truncation_side))
             for ids in encoded
         ]
         return rows, sum(len(ids) + 2 > length for ids in encoded)
@@ -86,7 +86,7 @@ class Encoder:
         padding = None if self.model.backbone.is_flat else self.runtime.eval_max_padding
         loader = TextLoader(rows, budget, shuffled=False, padding=padding)
         for numbers in loader.batches(0):
-            batch = plain_batch([rows[number] for number in numbers], self.tokenizer.padding)
+            batch = plain_batch([rows[number] for number in numbers], self.tokenizer.pad_id)
             batch = batch.to(self.runtime.device)
             with self.runtime.autocast():
                 hidden = self.model.backbone(batch)  # (B, T, D)
@@ -188,7 +188,10 @@ def _write_vectors(
             if offsets is not None and pieces is not None:
                 offsets.append(start + np.cumsum([len(row.tokens) for row in rows]))
                 for row in rows:
-                    pieces.write(json.dumps(encoder.tokenizer.pieces(row.tokens), ensure_ascii=False) + "\n")
+                    pieces.write(
+                        json.dumps(encoder.tokenizer.convert_ids_to_tokens(row.tokens), ensure_ascii=False)
+                        + "\n"
+                    )
             count, cut = count + len(chunk), cut + were_cut
             on_done(count)
         return {"texts": count, "vectors": vectors.count, "cut": cut}

@@ -109,19 +109,19 @@ class Writer:
 
     def rules(self, most: int, least: int = 0) -> Rules:
         """Rules for texts of at most `most` tokens, without special tokens but the end."""
-        return Rules(self.tokenizer.last, most, least, self.banned)
+        return Rules(self.tokenizer.eos_id, most, least, self.banned)
 
     @property
     def banned(self) -> tuple[int, ...]:
         """Special tokens that are never generated."""
-        return tuple(sorted(self.tokenizer.special_ids - {self.tokenizer.last}))
+        return tuple(sorted(self.tokenizer.special_ids - {self.tokenizer.eos_id}))
 
     def encode(self, texts: Sequence[str], first_number: int = 1) -> list[np.ndarray]:
         """Prompts as token ids after the start token; one that leaves no position for a new token is an error."""
         for number, text in enumerate(texts, start=first_number):
             if not _is_whole(text):
                 raise DataError(f"prompt {number} is not UTF-8", hint="correct its encoding")
-        encoded = [np.concatenate([[self.tokenizer.first], ids]) for ids in self.tokenizer.encode(texts)]
+        encoded = [np.concatenate([[self.tokenizer.bos_id], ids]) for ids in self.tokenizer.encode(texts)]
         most = self.reader.positions
         for number, ids in enumerate(encoded, start=first_number):
             if most is not None and len(ids) > most:
@@ -220,7 +220,7 @@ def _search(
 ) -> list[list[Hypothesis]]:
     found: list[list[Hypothesis]] = [[] for _ in encoded]
     for numbers in _batches(encoded, request, beam.width):
-        batch = prompt_batch([encoded[number] for number in numbers], writer.tokenizer.padding)
+        batch = prompt_batch([encoded[number] for number in numbers], writer.tokenizer.pad_id)
         with writer.runtime.autocast():
             best = beam_search(writer.reader, batch, writer.rules(request.tokens), beam)
         for number, own in zip(numbers, best, strict=True):
@@ -239,14 +239,14 @@ def _sample(
     for numbers in _batches(rows, request, 1):
 
         def stream(row: int, token: int, numbers: list[int] = numbers) -> None:
-            new = "" if token == writer.tokenizer.last else unfolding[numbers[row]].add(token)
+            new = "" if token == writer.tokenizer.eos_id else unfolding[numbers[row]].add(token)
             if new and on_text is not None:
                 on_text(numbers[row], new)
 
         with writer.runtime.autocast():
             texts = decode(
                 writer.reader,
-                prompt_batch([rows[number] for number in numbers], writer.tokenizer.padding),
+                prompt_batch([rows[number] for number in numbers], writer.tokenizer.pad_id),
                 writer.rules(request.tokens),
                 request.sampling,
                 streams=[streams[number] for number in numbers],

@@ -69,7 +69,7 @@ class Translator:
         """The translations of some lines, numbered from `first`; a blank line stays blank."""
         numbers = [number for number, line in enumerate(lines) if line.strip()]
         encoded = self.source_tokenizer.encode([lines[number] for number in numbers])
-        rows = [self.source_tokenizer.frame(ids, self.longest_source) for ids in encoded]
+        rows = [self.source_tokenizer.add_special_tokens(ids, self.longest_source) for ids in encoded]
         found = search_translations(self.reader, rows, self.tokenizer, self.runtime, beam, longest)
         cut = {
             number for number, ids in zip(numbers, encoded, strict=True) if len(ids) + 2 > self.longest_source
@@ -219,12 +219,12 @@ def _source_batches(
     rows: Sequence[np.ndarray], tokenizer: Tokenizer, runtime: Runtime, width: int, longest: int | None
 ) -> Iterator[tuple[list[int], Batch, Rules, list[int]]]:
     """Batches of sources of similar length: their numbers, the batch, its rules, and each translation's token limit."""
-    banned = tuple(sorted(tokenizer.special_ids - {tokenizer.last}))
+    banned = tuple(sorted(tokenizer.special_ids - {tokenizer.eos_id}))
     loader = TextLoader(
         [EncodedExample(row) for row in rows], max(1, batch_tokens(runtime) // width), shuffled=False
     )
     for numbers in loader.batches(0):
         chosen = [rows[number] for number in numbers]
         limits = [min(len(row) + EXTRA_TOKENS, longest or len(row) + EXTRA_TOKENS) for row in chosen]
-        batch = sources(chosen, tokenizer.padding, tokenizer.first)
-        yield numbers.tolist(), batch, Rules(tokenizer.last, max(limits), banned=banned), limits
+        batch = sources(chosen, tokenizer.pad_id, tokenizer.bos_id)
+        yield numbers.tolist(), batch, Rules(tokenizer.eos_id, max(limits), banned=banned), limits

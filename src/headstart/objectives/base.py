@@ -27,12 +27,12 @@ class Vocabulary(Protocol):
         ...
 
     @property
-    def padding(self) -> int:
+    def pad_id(self) -> int:
         """The padding token."""
         ...
 
     @property
-    def mask(self) -> int | None:
+    def mask_id(self) -> int | None:
         """The mask token, if the vocabulary has one."""
         ...
 

@@ -52,7 +52,7 @@ class CausalLM(Objective):
 
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Inputs, and the tokens after them as labels."""
-        return next_token_batch(rows, vocabulary.padding)
+        return next_token_batch(rows, vocabulary.pad_id)
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy at every position."""

@@ -70,7 +70,7 @@ class Classification(Objective):
 
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Texts padded to the longest of them, with their classes if all are known."""
-        tokens, mask = pad([row.tokens for row in rows], vocabulary.padding)
+        tokens, mask = pad([row.tokens for row in rows], vocabulary.pad_id)
         classes = [row.label for row in rows if row.label is not None]
         labels = {"class": torch.tensor(classes)} if len(classes) == len(rows) else {}
         if self.r_drop_alpha and labels:

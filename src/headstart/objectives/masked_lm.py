@@ -99,7 +99,7 @@ class MaskedLM(Objective):
     def __post_init__(self) -> None:
         if self.mask_token_prob + self.random_token_prob > 1:
             raise ConfigError(
-                f"hidden_share {self.mask_token_prob} and changed_share {self.random_token_prob} add up to more than 1",
+                f"mask_token_prob {self.mask_token_prob} and random_token_prob {self.random_token_prob} add up to more than 1",
                 hint="what is left of 1 is the share of chosen tokens left as they are: 0.8 and 0.1 leave 0.1",
             )
 
@@ -127,7 +127,7 @@ class MaskedLM(Objective):
         self, tokens: Tensor, mask: Tensor, vocabulary: Vocabulary, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """The tokens with some of them masked or replaced, and the positions (N,) that were chosen."""
-        if vocabulary.mask is None:
+        if vocabulary.mask_id is None:
             raise ConfigError(
                 f"this tokenizer has no mask token, so {self.name} cannot hide anything",
                 hint="use --objective causal-lm, or another --tokenizer",
@@ -137,14 +137,14 @@ class MaskedLM(Objective):
         _, ordinary = token_kinds(vocabulary.size, vocabulary.special_ids)
         others = ordinary[torch.randint(len(ordinary), labels.shape, generator=rng)]
         lot = torch.rand(labels.shape, generator=rng)
-        shown = torch.where(lot < self.mask_token_prob, vocabulary.mask, labels)
+        shown = torch.where(lot < self.mask_token_prob, vocabulary.mask_id, labels)
         is_replaced = (lot >= self.mask_token_prob) & (lot < self.mask_token_prob + self.random_token_prob)
         shown = torch.where(is_replaced, others, shown)
         return tokens.flatten().index_put((positions,), shown).view_as(tokens), positions
 
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """The rows with some tokens hidden; labels are the tokens at those positions."""
-        tokens, mask = pad([row.tokens for row in rows], vocabulary.padding)
+        tokens, mask = pad([row.tokens for row in rows], vocabulary.pad_id)
         hidden, positions = self.hide(tokens, mask, vocabulary, rng)
         labels = {"lm": tokens.flatten()[positions]}
         unpadded = bool(mask.all())
@@ -172,7 +172,7 @@ class CausalAndMasked(MaskedLM):
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """A causal batch or a masked one, drawn at random; the name of its labels says which."""
         if float(torch.rand((), generator=rng)) < self.causal_fraction:
-            return replace(next_token_batch(rows, vocabulary.padding, "causal"), is_causal=True)
+            return replace(next_token_batch(rows, vocabulary.pad_id, "causal"), is_causal=True)
         batch = super().collate(rows, vocabulary, rng)
         return replace(batch, labels={"masked": batch.labels["lm"]}, sparse_labels=("masked",))
 

@@ -46,7 +46,7 @@ class NextSentence(Objective):
 
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Pairs with their segments and classes."""
-        tokens, mask = pad([row.tokens for row in rows], vocabulary.padding)
+        tokens, mask = pad([row.tokens for row in rows], vocabulary.pad_id)
         labels = {"pair": pair_labels(rows)}
         return Batch(tokens, mask, labels, unpadded=bool(mask.all()), segments=segments_of(rows))
 

@@ -57,12 +57,12 @@ class Seq2Seq(Objective):
 
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Sources and translations; the labels are the next tokens of the translations."""
-        batch = next_token_batch(rows, vocabulary.padding)
+        batch = next_token_batch(rows, vocabulary.pad_id)
         if self.r_drop_alpha:
             batch.labels["agreement"] = batch.labels["lm"]
         sources = [row.source for row in rows if row.source is not None]
         assert len(sources) == len(rows), "a row to translate has a source"
-        source, mask = pad(sources, vocabulary.padding)
+        source, mask = pad(sources, vocabulary.pad_id)
         sparse = tuple(batch.labels) if batch.sparse_labels else ()
         return replace(batch, source=source, source_attention_mask=mask, sparse_labels=sparse)
 

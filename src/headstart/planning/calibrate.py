@@ -25,8 +25,8 @@ class SyntheticData:
     length: int
     classes: int
     source_size: int = 0  # of the vocabulary of the sources; 0 = there are none
-    padding: int = 0
-    mask: int | None = 1
+    pad_id: int = 0
+    mask_id: int | None = 1
     special_ids: frozenset[int] = frozenset({0, 1})
 
     @property

@@ -152,7 +152,7 @@ class ModelWorker:
         max_tokens = self.config.model.max_position_embeddings - 1  # besides the first token
         max_new_tokens = min(max_new_tokens, max_tokens - min(len(ids), max_tokens // 2))
         prompt = ids[max(0, len(ids) - (max_tokens - max_new_tokens)) :]
-        row = np.concatenate([[tokenizer.first], prompt])
+        row = np.concatenate([[tokenizer.bos_id], prompt])
         settings = GenerationSettings(
             tokens=max_new_tokens,
             temperature=query.temperature,
@@ -162,14 +162,14 @@ class ModelWorker:
         )
         tokens = stream(
             writer.reader,
-            prompts([row], tokenizer.padding),
+            prompts([row], tokenizer.pad_id),
             writer.rules(max_new_tokens),
             settings.sampling,
             writer.runtime.autocast,
         )
         detokenizer, text, num_tokens, has_ended = Unfolding(tokenizer, row), "", 0, False
         for token in tokens:
-            has_ended = token == tokenizer.last
+            has_ended = token == tokenizer.eos_id
             piece = detokenizer.finish() if has_ended else detokenizer.add(token)
             num_tokens += not has_ended
             text += piece
@@ -190,7 +190,7 @@ class ModelWorker:
         """The texts as token ids with special tokens, and which of them were truncated."""
         length, encoded = self.length(ability), self.tokenizer.encode(texts)
         rows = [
-            EncodedExample(self.tokenizer.frame(ids, length, self.config.data.truncation_side))
+            EncodedExample(self.tokenizer.add_special_tokens(ids, length, self.config.data.truncation_side))
             for ids in encoded
         ]
         return rows, [len(ids) + 2 > length for ids in encoded]
@@ -235,7 +235,7 @@ class ModelWorker:
         explanation = leave_one_out(row, label, self._logits)
         return {
             "method": "leave-one-out",
-            "pieces": [readable(piece) for piece in self.tokenizer.pieces(row.tokens[1:-1])],
+            "pieces": [readable(piece) for piece in self.tokenizer.convert_ids_to_tokens(row.tokens[1:-1])],
             "parts": np.round(explanation.parts, 6).tolist(),
             "whole": round(explanation.whole, 6),
         }
@@ -265,8 +265,8 @@ class ModelWorker:
         results = []
         for row, is_truncated in zip(*self._encode("attention", texts), strict=True):
             self._check_size(num_maps, len(row.tokens), len(row.tokens))
-            batch = plain_batch([row], self.tokenizer.padding).to(self.runtime.device)
-            maps = attention_maps(self.model, batch, self.tokenizer.pieces(row.tokens))
+            batch = plain_batch([row], self.tokenizer.pad_id).to(self.runtime.device)
+            maps = attention_maps(self.model, batch, self.tokenizer.convert_ids_to_tokens(row.tokens))
             results.append({**_maps_json(maps, layer, head), "cut": is_truncated})
         return results
 
@@ -276,7 +276,7 @@ class ModelWorker:
         translator, max_length = self.translator, self.translator.longest_source
         indices = [index for index, text in enumerate(texts) if text.strip()]
         encoded = translator.source_tokenizer.encode([texts[index] for index in indices])
-        sources = [translator.source_tokenizer.frame(ids, max_length) for ids in encoded]
+        sources = [translator.source_tokenizer.add_special_tokens(ids, max_length) for ids in encoded]
         hypotheses = search_translations(
             translator.reader, sources, translator.tokenizer, translator.runtime, Beam()
         )
@@ -291,13 +291,16 @@ class ModelWorker:
 
     def _cross_attention(self, translator: Translator, source: np.ndarray, tokens: list[int]) -> Any:
         body = self.config.model
-        target = translator.tokenizer.frame(tokens, len(tokens) + 2)
+        target = translator.tokenizer.add_special_tokens(tokens, len(tokens) + 2)
         num_layers = body.num_decoder_layers or body.num_layers
         self._check_size(num_layers * body.num_heads, len(target) - 1, len(source))
         batch = self.trained.objective.collate(
             [EncodedExample(target, source=source)], translator.tokenizer, generator_for(0)
         )
-        pieces = translator.source_tokenizer.pieces(source), translator.tokenizer.pieces(target)
+        pieces = (
+            translator.source_tokenizer.convert_ids_to_tokens(source),
+            translator.tokenizer.convert_ids_to_tokens(target),
+        )
         batch = batch.to(translator.runtime.device)
         return _maps_json(translation_maps(self.model, batch, "cross", *pieces), None, None)
 

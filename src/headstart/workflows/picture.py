@@ -90,13 +90,16 @@ def _translation_maps(trained: LoadedModel, text: str, target: str | None, part:
     source = framed(trained, trained.source_tokenizer, text)
     if target is None:
         own = write_translations(model.to(runtime.device), [source], trained.tokenizer, runtime, Beam())[0]
-        tokens = trained.tokenizer.frame(own.tokens, len(own.tokens) + 2)
+        tokens = trained.tokenizer.add_special_tokens(own.tokens, len(own.tokens) + 2)
     else:
         tokens = framed(trained, trained.tokenizer, target)
     batch = trained.objective.collate(
         [EncodedExample(tokens, source=source)], trained.tokenizer, generator_for(0)
     )
-    pieces = trained.source_tokenizer.pieces(source), trained.tokenizer.pieces(tokens)
+    pieces = (
+        trained.source_tokenizer.convert_ids_to_tokens(source),
+        trained.tokenizer.convert_ids_to_tokens(tokens),
+    )
     title = Path(trained.name).name
     return translation_maps(model, batch.to(runtime.device), kind, *pieces, title)
 
@@ -105,7 +108,9 @@ def read_text(trained: LoadedModel, text: str) -> tuple[Batch, list[str]]:
     """One text as a batch with its tokens as words; an empty or over-long one is refused."""
     tokens = framed(trained, trained.tokenizer, text)
     row = torch.from_numpy(tokens).long()[None, :]  # (1, T)
-    return Batch(row, torch.ones_like(row, dtype=torch.bool), unpadded=True), trained.tokenizer.pieces(tokens)
+    return Batch(
+        row, torch.ones_like(row, dtype=torch.bool), unpadded=True
+    ), trained.tokenizer.convert_ids_to_tokens(tokens)
 
 
 def framed(trained: LoadedModel, tokenizer: Tokenizer, text: str) -> np.ndarray:
@@ -119,7 +124,7 @@ def framed(trained: LoadedModel, tokenizer: Tokenizer, text: str) -> np.ndarray:
             f"the text has {len(ids) + 2:,} tokens with both ends marked, and {trained.name} reads {limit:,} at most",
             hint="give a shorter text: a sentence or two draw best",
         )
-    return tokenizer.frame(ids, limit)
+    return tokenizer.add_special_tokens(ids, limit)
 
 
 def picture_masks(out: Path | None, *, length: int = 8) -> tuple[list[Mask], list[Path]]:
@@ -177,7 +182,7 @@ def picture_attention_heads(
     runtime = start_runtime(config.training)
     rows = _study_rows(trained, file, config, texts)
     parts = [rows[at : at + PART] for at in range(0, len(rows), PART)]
-    batches = [plain_batch(part, trained.tokenizer.padding).to(runtime.device) for part in parts]
+    batches = [plain_batch(part, trained.tokenizer.pad_id).to(runtime.device) for part in parts]
 
     def tell(done: int, total: int) -> None:
         on_event(Stage("silencing one attention head after the other", done, total))
