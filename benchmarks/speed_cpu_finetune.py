@@ -17,7 +17,7 @@ from peers import TrainerWay, lab_gpt2, notebook_classifier, pad_rows
 from headstart.config import resolve
 from headstart.data.tokenizer import open_tokenizer
 from headstart.training.runtime import start_runtime
-from headstart.workflows.finetune import Task, load_labelled, make_classifier, make_task, make_trainer
+from headstart.workflows.finetune import FinetuneJob, Task, load_labelled, make_task
 from headstart.workflows.finetune_defaults import finetune_config
 
 BATCH = 16
@@ -26,12 +26,11 @@ TARGET = 3.0
 
 def ours(task: Task, settings: dict[str, Any]) -> Callable[[int], int]:
     """Steps of headstart's own loop; says how many tokens they read."""
-    config, objective = finetune_config(None, "lab", settings)
+    config, _ = finetune_config(None, "lab", settings)
     config = config.with_({"training": {"max_epochs": None, "max_steps": 10**6, "save_minutes": None}})
-    model, _ = make_classifier(config, objective, task, None, start_runtime(config.training))
-    trainer = make_trainer(model, objective, task, config, start_runtime(config.training))
-
-    return steps_of(trainer)
+    job = FinetuneJob(config, start_runtime(config.training))
+    model, transfer = job.build_model(task)
+    return steps_of(job.make_trainer(model, job.objective, job.training_data(task), transfer))
 
 
 def main() -> None:

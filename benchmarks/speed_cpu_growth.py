@@ -61,7 +61,7 @@ def corpus_child(megabytes: int) -> None:
     from headstart.objectives import make_objective
     from headstart.training.runtime import peak_memory, start_runtime
     from headstart.training.trainer import Trainer
-    from headstart.workflows.pretrain import make_loader
+    from headstart.workflows.pretrain import PretrainJob
 
     chance = np.random.default_rng(0)
     letters = list("abcdefghijklmnopqrstuvwxyz")
@@ -83,8 +83,9 @@ def corpus_child(megabytes: int) -> None:
         objective = make_objective(config.objective)
         config = config.with_({"model": objective.resolve_backbone(config.model).model_dump()})
         model = build_model(config.model, tokenizer.size, objective.heads(config.model, tokenizer.size, 0))
-        loader = make_loader(corpus.train, config, objective, tokenizer)
-        trainer = Trainer(model, objective, loader, tokenizer, config, start_runtime(config.training))
+        runtime = start_runtime(config.training)
+        loader = PretrainJob(config, runtime).make_loader(corpus.train, tokenizer)
+        trainer = Trainer(model, objective, loader, tokenizer, config, runtime)
         for _, parts in zip(range(8), trainer.batches(), strict=False):
             trainer.step(parts)
     print(json.dumps({"seconds": prepared, "bytes": peak, "training bytes": peak_memory()}))

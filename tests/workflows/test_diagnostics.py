@@ -13,9 +13,15 @@ from headstart.errors import RunError
 from headstart.inference.classify import predict
 from headstart.results import Score
 from headstart.workflows.convert import export
-from headstart.workflows.diagnostics import _sample, explain_difference, is_better, warn_of_baseline
 from headstart.workflows.evaluate import evaluate
-from headstart.workflows.finetune import FinetuneJob, finetune
+from headstart.workflows.finetune import (
+    FinetuneJob,
+    explain_difference,
+    finetune,
+    is_better,
+    sample_per_class,
+    warn_of_baseline,
+)
 from headstart.workflows.run_dir import RunDir
 from tests.helpers.datasets import QUICK, write_labelled
 
@@ -146,7 +152,7 @@ def test_a_damaged_baseline_is_told(tmp_path):
 
 def test_the_check_reads_a_few_texts_of_every_class():
     targets = np.array([0] * 500 + [1] * 3 + [2] * 40)
-    chosen = _sample(targets)
+    chosen = sample_per_class(targets)
     assert np.bincount(targets[chosen]).tolist() == [20, 3, 20]
     many = np.repeat(np.arange(1000), 25)
-    assert len(_sample(many)) <= 2000
+    assert len(sample_per_class(many)) <= 2000

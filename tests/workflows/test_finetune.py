@@ -17,8 +17,8 @@ from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import start_runtime
 from headstart.workflows.compare import compare
 from headstart.workflows.evaluate import evaluate
-from headstart.workflows.finetune import finetune, load_labelled, make_classifier, make_task
-from headstart.workflows.finetune_defaults import can_reuse_head, finetune_config, why_new_head
+from headstart.workflows.finetune import FinetuneJob, finetune, load_labelled, make_task
+from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
 from tests.helpers.datasets import QUICK, write_labelled
@@ -45,7 +45,7 @@ def start(world, base="run", classes=None, settings=None, trained=None):
     dataset = load_labelled(str(world / "table.tsv"), config)
     dataset = replace(dataset, classes=classes or dataset.classes)
     task = make_task(dataset, trained.tokenizer, config)
-    model, moved = make_classifier(config, objective, task, trained, start_runtime(config.training))
+    model, moved = FinetuneJob(config, start_runtime(config.training), base=trained).build_model(task)
     return model.eval(), moved, task, config, objective, trained
 
 
@@ -95,7 +95,7 @@ def test_a_head_that_fits_goes_on_whatever_the_order_of_the_classes(world, base,
     order = [trained.info.classes.index(name) for name in classes]
     assert np.array_equal(before[:, order], after)
     assert "(the head too), 0 weights initialized, 0 weights dropped" in moved.summary()
-    assert why_new_head(config, objective, task.classes, trained) == ""
+    assert trained.why_new_head(config, objective, task.classes) == ""
 
 
 def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
@@ -133,15 +133,15 @@ def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings
     if classes is not None:  # the labels of the table are not asked for here, only the head
         trained = load_model(str(world / "run"))
         config, objective = finetune_config(trained, None, merge(TUNING, settings))
-        assert not can_reuse_head(config, objective, classes, trained)
-        assert why_new_head(config, objective, classes, trained) == ""
+        assert not trained.can_reuse_head(config, objective, classes)
+        assert trained.why_new_head(config, objective, classes) == ""
         return
     _, moved, task, config, objective, trained = start(world, settings=settings)
     assert not moved.reused_head
     assert {name for name in moved.dropped if name.startswith("heads.")}
     assert {name for name in moved.initialized if name.startswith("heads.")}
     assert "the head too" not in moved.summary()
-    why = why_new_head(config, objective, task.classes, trained)
+    why = trained.why_new_head(config, objective, task.classes)
     assert told in why
     assert bool(told) == bool(why)
 
@@ -155,13 +155,12 @@ def test_dropout_and_frozen_bodies_are_no_reason_for_a_fresh_head(world):
         assert start(world, settings=settings)[1].reused_head
 
 
-def test_a_body_without_a_head_and_a_start_from_scratch_keep_none(world):
+def test_a_backbone_without_a_head_has_none_to_reuse(world):
     trained = load_model(str(world / "run"))
     config, objective = finetune_config(trained, None, TUNING)
     bare = replace(trained, info=replace(trained.info, has_heads=False))
     assert isinstance(objective, Classification)
-    assert not can_reuse_head(config, objective, ["bad", "good"], bare)
-    assert not can_reuse_head(config, objective, ["bad", "good"], None)
+    assert not bare.can_reuse_head(config, objective, ["bad", "good"])
 
 
 @pytest.mark.slow

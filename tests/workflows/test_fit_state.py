@@ -6,7 +6,7 @@ import torch
 from headstart.config import merge
 from headstart.data.datasets import load_dataset
 from headstart.training.runtime import start_runtime
-from headstart.workflows.finetune import choose_tokenizer, make_classifier, make_task, make_trainer
+from headstart.workflows.finetune import FinetuneJob, choose_tokenizer, make_task
 from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.run_dir import FitState
 from tests.helpers.datasets import QUICK, write_labelled
@@ -17,13 +17,14 @@ SAVING = {"training": {"max_steps": 9, "save_steps": 3, "batch_size": 8, "seed":
 @pytest.fixture
 def trainer(tmp_path):
     """A maker of trainers of one small fit, all alike."""
-    config, objective = finetune_config(None, "tiny", merge(QUICK, SAVING))
+    config, _ = finetune_config(None, "tiny", merge(QUICK, SAVING))
     dataset = load_dataset(str(write_labelled(tmp_path / "table.tsv")), config.data)
     task = make_task(dataset, choose_tokenizer(config, dataset, None, lambda event: None), config)
 
     def make():
-        model, _ = make_classifier(config, objective, task, None, start_runtime(config.training))
-        return make_trainer(model, objective, task, config, start_runtime(config.training))
+        job = FinetuneJob(config, start_runtime(config.training))
+        model, transfer = job.build_model(task)
+        return job.make_trainer(model, job.objective, job.training_data(task), transfer)
 
     return make
 

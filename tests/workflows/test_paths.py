@@ -3,10 +3,10 @@
 import pytest
 
 from headstart.errors import ConfigError
+from headstart.inference.loaded_model import with_absolute_paths
 from headstart.workflows.finetune import finetune
 from headstart.workflows.pack import pack
 from headstart.workflows.resume import resume
-from headstart.workflows.run_dir import with_absolute_paths
 from tests.helpers.datasets import QUICK, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other

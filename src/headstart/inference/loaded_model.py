@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from headstart.config import RunConfig, parse
+from headstart.config import PATH_SETTINGS, RunConfig, merge, parse
+from headstart.data.datasets import SOURCES
 from headstart.data.decontamination import unpack_fingerprints
 from headstart.data.tokenizer import Tokenizer, open_tokenizer
 from headstart.errors import ConfigError, RunError, nearest
 from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
+from headstart.objectives.classification import HEAD_SETTINGS
 from headstart.pretrained import BASE, CHECKSUMS, check_base
 from headstart.pretrained import shipped_bases as shipped_bases
 from headstart.quantization import read_weights
@@ -28,6 +30,8 @@ Classifier = Literal["network", "tfidf"]
 Tokenizers = tuple[
     Tokenizer, Tokenizer | None
 ]  # the second: of a translator's source side, where it has its own
+HEAD = "class"  # name of a classifier's head
+SCRATCH = "scratch"  # the name of a base with random weights
 FORMAT_VERSION = 2  # of run.json
 RUN_INFO, RECIPE = "run.json", "recipe.json"
 TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
@@ -147,11 +151,47 @@ class LoadedModel:
                 )
         return {**own, **changes}
 
+    def can_reuse_head(self, config: RunConfig, objective: Objective, classes: Sequence[str]) -> bool:
+        """Whether a run can reuse this classifier's head: it has these classes and the shape that the run needs.
+
+        Above reinitialized layers the head is new as well.
+        """
+        training, own, new = config.training, self._head(classes), _new_head(config, objective, classes)
+        may_reuse = training.head_init == "reuse" and not training.reinit_top_layers
+        return may_reuse and own is not None and _shape(own) == _shape(new)
+
+    def why_new_head(self, config: RunConfig, objective: Objective, classes: Sequence[str]) -> str:
+        """Why a head for these very classes is not reused; empty if it is reused or there is none."""
+        training, own = config.training, self._head(classes)
+        if own is None or training.head_init != "reuse" or self.can_reuse_head(config, objective, classes):
+            return ""
+        if training.reinit_top_layers:
+            return "the base's head has the same classes; it is new because the layers below it are reinitialized"
+        new = _shape(_new_head(config, objective, classes))
+        changes = {HEAD_SETTINGS[key]: value for key, value in _shape(own).items() if new[key] != value}
+        wanted = " ".join(f"--set objective.{key}={value}" for key, value in changes.items())
+        return (
+            f"the base's head has the same classes but another shape, so the head is new; {wanted} reuses it"
+        )
+
+    def _head(self, classes: Sequence[str]) -> HeadSpec | None:
+        """The classifier's head if it has these classes, in any order."""
+        return self.specs.get(HEAD) if sorted(self.info.classes) == sorted(classes) else None
+
     def model(self) -> Model:
         """The model with its weights, in evaluation mode."""
         model = build_model(self.info.config.model, self.info.vocab_size, self.specs)
         model.load_state_dict(self.weights)
         return model.eval()
+
+
+def _new_head(config: RunConfig, objective: Objective, classes: Sequence[str]) -> HeadSpec:
+    return objective.heads(config.model, 0, len(classes))[HEAD]
+
+
+def _shape(head: HeadSpec) -> dict[str, Any]:
+    """The settings that a head's weights depend on: all but dropout."""
+    return {key: value for key, value in head.settings.items() if key != "dropout"}
 
 
 def load_model(name: str, with_weights: bool = True) -> LoadedModel:
@@ -236,3 +276,23 @@ def require_head(loaded: LoadedModel) -> None:
             f"{loaded.name} was imported without a language-model head, so it predicts nothing",
             hint=f"`headstart finetune {loaded.name} DATA --out RUN` gives it a head; `headstart embed` needs none",
         )
+
+
+def absolute_paths(names: Sequence[str]) -> list[str]:
+    """Paths made absolute, so that a resume finds them from any directory; other names as they are."""
+    known = (*shipped_bases(), SCRATCH)
+    return [str(Path(n).resolve()) if Path(n).exists() and n not in known else n for n in names]
+
+
+def with_absolute_paths(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings in which the datasets that they name have absolute paths."""
+    given = dict(settings or {})
+    data = given.get("data")
+    if not isinstance(data, Mapping):  # reading the settings reports what is wrong with it
+        return given
+    named = {
+        key: [name if name in SOURCES else absolute_paths([name])[0] for name in data[key]]
+        for key in PATH_SETTINGS
+        if isinstance(data.get(key), list | tuple) and all(isinstance(name, str) for name in data[key])
+    }
+    return merge(given, {"data": named}) if named else given

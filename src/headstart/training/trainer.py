@@ -180,6 +180,13 @@ class Trainer:
             return float(self.state.epoch)
         return self.state.epoch + self.state.batch / max(1, self.loader.count(self.state.epoch))
 
+    @property
+    def best_epoch(self) -> float:
+        """The epoch of the weights that the run selects."""
+        is_last = self.config.training.checkpoint_selection == "last"
+        epochs = {} if is_last else {point["step"]: point["epoch"] for point in self.state.curve}
+        return epochs.get(self.state.best_step, self.epochs_done)
+
     # --- The loop ---------------------------------------------------------------------------------------------------
 
     def run(self, save: Callable[[], None] = lambda: None) -> None:

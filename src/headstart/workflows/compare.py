@@ -23,7 +23,7 @@ from headstart.data.decontamination import exclude_evaluation_texts
 from headstart.data.documents import open_documents
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped, nearest
-from headstart.inference.loaded_model import LoadedModel, load_model
+from headstart.inference.loaded_model import LoadedModel, absolute_paths, load_model, with_absolute_paths
 from headstart.objectives import make_objective
 from headstart.planning.flops import count_flops
 from headstart.planning.workload import make_workload
@@ -51,7 +51,7 @@ from headstart.workflows.compare_cells import (
 from headstart.workflows.finetune import choose_tokenizer, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config, uses_recommendation
 from headstart.workflows.pretrain import pretrain
-from headstart.workflows.run_dir import RunDir, absolute_paths, command_line, with_absolute_paths
+from headstart.workflows.run_dir import RunDir, command_line
 from headstart.workflows.tokenize_corpus import learn_tokenizer
 
 ARMS: tuple[ArmKind, ...] = ("classical", "scratch", "frozen", "fine-tuned")

@@ -25,7 +25,6 @@ from headstart.results import (
 )
 from headstart.training.runtime import start_runtime
 from headstart.workflows.compare_cells import Fold, Variant
-from headstart.workflows.finetune_defaults import can_reuse_head
 from headstart.workflows.run_dir import collect_provenance
 
 MAX_MISTAKES = 10
@@ -251,7 +250,7 @@ def _design_notes(experiment: Experiment) -> list[str]:
         {
             variant.base_name
             for variant in variants
-            if can_reuse_head(variant.config, variant.objective, classes, variant.base)
+            if variant.base and variant.base.can_reuse_head(variant.config, variant.objective, classes)
         }
     )
     if reused:

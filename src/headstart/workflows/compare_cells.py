@@ -27,7 +27,7 @@ from headstart.results import ArmKind, CurvePoint, SeedResult, TransferReport, p
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
-from headstart.workflows.finetune import Task, data_fingerprint, make_classifier, make_trainer
+from headstart.workflows.finetune import FinetuneJob, Task, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts
 from headstart.workflows.run_dir import FitState
 
@@ -172,11 +172,10 @@ def train_cell(
         config = variant.configure(DatasetFacts.of(dataset, variant.tokenizer))
         config = config.with_({"training": {"seed": seed}})
         runtime, task = start_runtime(config.training), encoder.encode(dataset, variant.tokenizer, config)
-        model, transfer = make_classifier(config, variant.objective, task, variant.base, runtime)
-        trainer = make_trainer(
-            model, variant.objective, task, config, runtime, on_event, stop,
-            is_head_new=transfer is None or not transfer.reused_head,
-        )  # fmt: skip
+        job = FinetuneJob(config, runtime, base=variant.base)
+        model, transfer = job.build_model(task)
+        job.on_event = on_event
+        trainer = job.make_trainer(model, variant.objective, job.training_data(task), transfer, stop)
         identity = {"arm": [variant.name, variant.kind], "scored": fold.split}
         state = FitState(
             checkpoints,

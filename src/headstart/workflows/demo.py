@@ -13,7 +13,7 @@ from headstart.data.audit import inspect_data
 from headstart.data.datasets import load_dataset
 from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped
-from headstart.inference.loaded_model import load_model
+from headstart.inference.loaded_model import absolute_paths, load_model
 from headstart.pretrained import shipped_bases
 from headstart.results import Comparison
 from headstart.training.callbacks import Event, Note
@@ -21,7 +21,6 @@ from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
-from headstart.workflows.run_dir import absolute_paths
 
 DATA = "imdb"
 SHIPPED = "en-tiny"

@@ -14,14 +14,13 @@ from headstart.data.decontamination import evaluation_hashes
 from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
-from headstart.inference.loaded_model import LoadedModel, Tokenizers, load_model
+from headstart.inference.loaded_model import LoadedModel, Tokenizers, absolute_paths, load_model
 from headstart.objectives.base import Objective
 from headstart.objectives.distillation import DISTILLED, Distillation, can_teach, distill
 from headstart.training.callbacks import Event, Note
 from headstart.training.distributed import ALONE
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import Runtime
-from headstart.workflows.run_dir import absolute_paths
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from headstart.inference.classify import Classifier, load_ensemble, mean_probabi
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.results import LanguageScore, Score, TranslationScore, TranslationTest
 from headstart.training.runtime import Runtime, start_runtime
-from headstart.workflows.finetune_seq2seq import TranslationTask, encode_pairs, score_translator
-from headstart.workflows.pretrain import score_language
+from headstart.workflows.finetune_seq2seq import TranslationJob, TranslationTask, encode_pairs
+from headstart.workflows.pretrain import PretrainJob
 from headstart.workflows.tokenize_corpus import prepare_documents
 
 BEAM = 5  # default width of the beam search that evaluates a translator
@@ -105,7 +105,7 @@ def _evaluate_language_model(loaded: LoadedModel, data: str, config: RunConfig) 
         raise DataError(f"{data} holds almost no text", hint="give more or longer documents")
     leaked = int(is_contaminated(corpus.hashes(), loaded.train_fingerprints).sum())
     model = loaded.model().to(runtime.device)
-    found = score_language(model, loaded.objective, stream, config, loaded.tokenizer, runtime, leaked)
+    found = PretrainJob(config, runtime).score(model, stream, loaded.tokenizer, leaked)
     return replace(found, skipped=sum(corpus.skips.values()))
 
 
@@ -170,7 +170,6 @@ def _score_task(
     loaded: LoadedModel, task: TranslationTask, runtime: Runtime, beam: int
 ) -> tuple[TranslationScore, list[str]]:
     model, split = loaded.model().to(runtime.device), _split(task)
-    found, texts = score_translator(
-        model, loaded.objective, task, split, runtime, loaded.train_fingerprints, beam=beam
-    )
+    job = TranslationJob(loaded.info.config, runtime)
+    found, texts = job.score(model, task, split, loaded.train_fingerprints, beam=beam)
     return replace(found, skipped=len(task.text.skips)), texts

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.stats import binomtest
 
 from headstart.atomic_io import content_hash
+from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig
 from headstart.data.augmentation import check_bpe_dropout, training_loader
@@ -17,10 +19,19 @@ from headstart.data.decontamination import exclude_evaluation_texts, is_contamin
 from headstart.data.documents import Corpora
 from headstart.data.splits import balanced_subset
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, DataError
 from headstart.evaluation.metrics import METRICS, score
 from headstart.inference.classify import encode_rows
-from headstart.inference.loaded_model import Classifier, LoadedModel, Tokenizers, load_model
+from headstart.inference.loaded_model import (
+    HEAD,
+    SCRATCH,
+    Classifier,
+    LoadedModel,
+    Tokenizers,
+    absolute_paths,
+    load_model,
+    with_absolute_paths,
+)
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
@@ -29,29 +40,24 @@ from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
 from headstart.training.distributed import init_processes
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.linear_probe import fit_head
-from headstart.training.runtime import Runtime, StopSignal, seed_everything, start_runtime
+from headstart.training.runtime import seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
-from headstart.workflows.diagnostics import (
-    explain_difference,
-    is_better,
-    train_baseline,
-    warn_of_baseline,
-    warn_of_undertraining,
-)
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import (
-    HEAD,
     DatasetFacts,
-    can_reuse_head,
     explain_settings,
     finetune_config,
-    why_new_head,
 )
-from headstart.workflows.run_dir import SCRATCH, absolute_paths, with_absolute_paths
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 if TYPE_CHECKING:
     from headstart.workflows.finetune_seq2seq import FinishedTranslator
+
+BASELINE_TEXTS = 50_000  # the baseline learns from at most as many, so that it stays cheap beside the network
+TEXTS_PER_CLASS = 20  # training texts of a class that the check for under-training reads at most
+CHECKED_TEXTS = 2_000  # and in all
+LITTLE_LEARNT = 0.9  # of the loss of guessing by class frequencies
+LITTLE_BETTER = 0.25  # of the way from the majority class's accuracy to 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,7 @@ def finetune(
             given = with_absolute_paths(settings)
             # A wrong setting is refused before the data is read; the data then decides the defaults.
             draft, objective = finetune_config(loaded, preset, given)
-            distillation = DistillationSetup.load(teacher, unlabelled)
+            distillation = DistillationSetup.load(teacher, unlabelled) if teacher or unlabelled else None
             source = LabelledData.load(data, draft, objective, distillation, listen)
             owner = loaded or distillation
             facts = DatasetFacts.of(
@@ -107,11 +113,12 @@ def finetune(
                 raise ConfigError(
                     "from scratch every block is new", hint="leave training.reinit_top_layers out"
                 )
+            notes = explain_settings(loaded, facts, config, objective, given)
             runtime = start_runtime(config.training, processes)
         inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
         inputs |= {} if distillation is None else distillation.inputs()
-        job = FinetuneJob(config, inputs, runtime, listen, loaded, distillation, source)
-        return job.start(Path(out), list(explain_settings(loaded, facts, config, objective, given)))
+        job = FinetuneJob(config, runtime, inputs, listen, loaded, distillation, source)
+        return job.start(Path(out), notes)
 
 
 # --- The data -------------------------------------------------------------------------------------------------------
@@ -211,32 +218,6 @@ def make_task(
     return Task(dataset, tokenizer, rows)
 
 
-# --- The model ------------------------------------------------------------------------------------------------------
-
-
-def make_classifier(
-    config: RunConfig, objective: Objective, task: Task, base: LoadedModel | None, runtime: Runtime
-) -> tuple[Model, TransferReport | None]:
-    """A classifier with the base's backbone, and an account of every weight; all weights are random without a base.
-
-    The base's head is reused where `can_reuse_head` says so. With `training.linear_probe` a new head on a base is
-    trained on the frozen backbone first.
-    """
-    seed_everything(config.training.seed, 0, 3)
-    heads = objective.heads(config.model, task.tokenizer.size, len(task.classes))
-    if base is None:
-        return build_model(config.model, task.tokenizer.size, heads), None
-    if can_reuse_head(config, objective, task.classes, base):
-        model = build_model(config.model, task.tokenizer.size, heads)
-        weights = reordered(base.weights, HEAD, base.info.classes, task.classes)
-        return model, transfer(weights, model, with_base_heads=True)
-    model, moved = swap_heads(base, heads, config.model, reset_layers=config.training.reinit_top_layers)
-    head = model.heads[HEAD]
-    if config.training.linear_probe and isinstance(head, ClassHead):
-        fit_head(model, head, objective, task.rows["train"], task.tokenizer, runtime)
-    return model, moved
-
-
 def swap_heads(
     base: LoadedModel,
     heads: Mapping[str, HeadSpec],
@@ -252,64 +233,99 @@ def swap_heads(
     return model, transfer(base.weights, model, reset_layers=reset_layers)
 
 
-def make_trainer(
-    model: Model,
-    objective: Objective,
-    task: Task,
-    config: RunConfig,
-    runtime: Runtime,
-    on_event: OnEvent = ignore_event,
-    stop: StopSignal | None = None,
-    *,
-    is_head_new: bool = False,
-) -> Trainer:
-    """A trainer over the task's training rows, evaluated on the validation rows.
+# --- The baseline and warnings -----------------------------------------------------------------------------------------
 
-    With a new head the weights before the first step are never the best ones.
-    """
-    training, data = config.training, config.data
-    loader = training_loader(task.rows["train"], task.dataset.texts("train"), task.tokenizer, training, data)
-    chosen = eval_subset(len(task.rows["valid"]), training.eval_subset_size)
-    truth = np.array(task.dataset.targets("valid"))[chosen]
-    rows = [task.rows["valid"][index] for index in chosen]
 
-    def evaluate(model: Model) -> Evaluation:
-        found = predict_probabilities(
-            model, objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens
-        )
-        values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
-        return Evaluation(values, objective_value=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
+@dataclass(frozen=True)
+class Baseline:
+    """TF-IDF and a linear SVM, trained on the same texts, with its validation score."""
 
-    may_select_initial = not is_head_new
-    return Trainer(
-        model,
-        objective,
-        loader,
-        task.tokenizer,
-        config,
-        runtime,
-        evaluate,
-        on_event,
-        stop,
-        may_select_initial,
+    model: TfidfModel
+    score: Score
+
+
+def train_baseline(dataset: Dataset, seed: int) -> Baseline | None:
+    """The baseline of a dataset; None where no text or only one class is left to learn from."""
+    step = max(1, -(-len(dataset.train) // BASELINE_TEXTS))
+    texts, targets = dataset.texts("train")[::step], dataset.targets("train")[::step]
+    try:
+        model = train_tfidf(texts, targets, seed=seed, classes=len(dataset.classes))
+    except DataError:
+        return None
+    found = model.predict_probabilities(dataset.texts("valid"))
+    seen = is_contaminated(dataset.hashes("valid"), np.unique(dataset.hashes("train")))
+    return Baseline(model, score(np.array(dataset.targets("valid")), found, dataset.classes, seen, "valid"))
+
+
+def is_better(network: Score, baseline: Score) -> bool:
+    """Whether the network is ahead on the validation texts: by accuracy, or by loss where accuracies are equal."""
+    if network.correct != baseline.correct:
+        return network.correct > baseline.correct
+    return network.loss < baseline.loss
+
+
+def explain_difference(network: Score, baseline: Score) -> str:
+    """Whether the validation texts can tell network and baseline apart, in words."""
+    found = binomtest(network.correct, network.count).proportion_ci(method="wilson")
+    where = "inside" if found.low <= baseline.accuracy <= found.high else "outside"
+    verdict = "no clear difference" if where == "inside" else "a clear difference"
+    return (
+        f"{where} the network's 95 % interval [{found.low:.3f}, {found.high:.3f}]: {verdict} "
+        f"on {network.count:,} texts"
     )
 
 
-def score_rows(
-    model: Model,
-    objective: Objective,
-    task: Task,
-    split: str,
-    config: RunConfig,
-    runtime: Runtime,
-    train_fingerprints: np.ndarray,
-) -> Score:
-    """The score on one split; its leak-free part leaves out texts with these fingerprints."""
-    probabilities = predict_probabilities(
-        model, objective, task.rows[split], task.tokenizer, runtime, runtime.eval_batch_tokens
+def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> list[str]:
+    """The warning that the network does not pay, with what to try; empty where it does."""
+    if is_better(network, baseline):
+        return []
+    other = (
+        "`headstart models` lists pretrained models to start from"
+        if base == SCRATCH
+        else f"`headstart pretrain TEXTS --init-from {base}` adapts the base to unlabelled texts of your domain"
     )
-    was_seen = is_contaminated(task.dataset.hashes(split), train_fingerprints)
-    return score(np.array(task.dataset.targets(split)), probabilities, task.classes, was_seen, split)
+    return [
+        f"the network is not better than TF-IDF + linear SVM on {network.count:,} validation texts: accuracy "
+        f"{network.accuracy:.4f} against {baseline.accuracy:.4f}. Next: {other}; `headstart tune {base} {data}` "
+        "searches settings; --keep-winner answers with TF-IDF"
+    ]
+
+
+def warn_of_undertraining(
+    truth: np.ndarray, found: np.ndarray, classes: Sequence[str], config: RunConfig
+) -> list[str]:
+    """Warnings where a model has hardly learnt training texts: their true classes, and its probabilities of them."""
+    loss = METRICS["loss"](truth, found)
+    shares = np.bincount(truth) / len(truth)
+    guessing = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
+    predicted, present = set(found.argmax(axis=1).tolist()), set(truth.tolist())
+    more = (
+        f"raise --epochs (now {config.training.max_epochs:g})"
+        if config.training.max_epochs
+        else "raise the budget"
+    )
+    hint = f"{more} or optimizer.learning_rate (now {config.optimizer.learning_rate:g})"
+    majority, right = float(shares.max()), METRICS["accuracy"](truth, found)
+    if loss > LITTLE_LEARNT * guessing and right < majority + LITTLE_BETTER * (1 - majority):
+        return [
+            f"the model is under-trained: its loss on its own training texts is {loss:.3f}, and guessing by class "
+            f"frequencies has {guessing:.3f}; {hint}"
+        ]
+    if missing := present - predicted:
+        names = [classes[number] for number in sorted(missing)]
+        return [
+            f"the model is under-trained: it never predicts {len(missing)} of {len(present)} classes on their own "
+            f"training texts ({', '.join(names[:5])}{', …' if len(names) > 5 else ''}); {hint}"
+        ]
+    return []
+
+
+def sample_per_class(targets: np.ndarray) -> np.ndarray:
+    """Indices of training texts, at most TEXTS_PER_CLASS of a class."""
+    order = np.argsort(targets, kind="stable")
+    starts = np.searchsorted(targets[order], targets[order])  # where each class begins in the order
+    chosen = order[np.arange(len(order)) - starts < TEXTS_PER_CLASS]
+    return np.sort(chosen)[:: max(1, -(-len(chosen) // CHECKED_TEXTS))]
 
 
 # --- The job --------------------------------------------------------------------------------------------------------
@@ -349,38 +365,76 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
             )
         with self.processes.raise_on_all():
             check_bpe_dropout(tokenizer, dataset.texts("train"), self.config.training)
-        task = make_task(dataset, tokenizer, self.config, self.on_event)
-        tokens = sum(len(row.tokens) for row in task.rows["train"])
-        summary = f"{len(dataset.train):,} texts to learn from"
-        hashes = [dataset.hashes("train")]
-        return TrainingData(task, tokenizer, tokens, hashes, summary, dataset.classes)
+        return self.training_data(make_task(dataset, tokenizer, self.config, self.on_event))
+
+    def training_data(self, task: Task) -> TrainingData[Task]:
+        """A task with a loader of its training rows."""
+        dataset, rows, config = task.dataset, task.rows["train"], self.config
+        texts = dataset.texts("train")
+        return TrainingData(
+            content=task,
+            loader=training_loader(rows, texts, task.tokenizer, config.training, config.data),
+            tokenizer=task.tokenizer,
+            tokens=sum(len(row.tokens) for row in rows),
+            train_hashes=[dataset.hashes("train")],
+            summary=f"{len(texts):,} texts to learn from",
+            classes=dataset.classes,
+        )
 
     def build_model(self, data: Task) -> tuple[Model, TransferReport | None]:
-        """A classifier with the base's weights."""
-        model, transfer = make_classifier(self.config, self.objective, data, self.base, self.runtime)
-        if why := why_new_head(self.config, self.objective, data.classes, self.base):
-            self.on_event(Note(why))
-        return model, transfer
+        """A classifier with the base's weights; all weights are random without a base.
 
-    def make_trainer(
-        self,
-        model: Model,
-        objective: Objective,
-        data: Task,
-        transfer: TransferReport | None,
-        stop: StopSignal,
-    ) -> Trainer:
-        """The trainer of a classifier."""
-        is_new = transfer is None or not transfer.reused_head
-        return make_trainer(
-            model, objective, data, self.config, self.runtime, self.on_event, stop, is_head_new=is_new
-        )
+        The base's head is reused where `LoadedModel.can_reuse_head` says so. With `training.linear_probe` a new head
+        on a base is trained on the frozen backbone first.
+        """
+        config, base, objective, tokenizer = self.config, self.base, self.objective, data.tokenizer
+        seed_everything(config.training.seed, 0, 3)
+        heads = objective.heads(config.model, tokenizer.size, len(data.classes))
+        if base is None:
+            return build_model(config.model, tokenizer.size, heads), None
+        if base.can_reuse_head(config, objective, data.classes):
+            model = build_model(config.model, tokenizer.size, heads)
+            weights = reordered(base.weights, HEAD, base.info.classes, data.classes)
+            return model, transfer(weights, model, with_base_heads=True)
+        if why := base.why_new_head(config, objective, data.classes):
+            self.on_event(Note(why))
+        reset_layers = config.training.reinit_top_layers
+        model, report = swap_heads(base, heads, config.model, reset_layers=reset_layers)
+        head = model.heads[HEAD]
+        if config.training.linear_probe and isinstance(head, ClassHead):
+            fit_head(model, head, objective, data.rows["train"], tokenizer, self.runtime)
+        return model, report
+
+    def may_select_initial(self, transfer: TransferReport | None) -> bool:
+        """With a new head the weights before the first step are never the best ones."""
+        return transfer is not None and transfer.reused_head
+
+    def evaluate(self, model: Model, data: Task) -> Evaluation:
+        """Accuracy, macro F1 and loss on the validation texts, or on `training.eval_subset_size` of them."""
+        chosen = eval_subset(len(data.rows["valid"]), self.config.training.eval_subset_size)
+        truth = np.array(data.dataset.targets("valid"))[chosen]
+        found = self._probabilities(model, data, "valid", chosen)
+        values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
+        return Evaluation(values, objective_value=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
+
+    def score(self, model: Model, data: Task, split: str, seen: np.ndarray) -> Score:
+        """The score on one split; its leak-free part leaves out texts whose hashes were `seen` in training."""
+        found = self._probabilities(model, data, split, np.arange(len(data.rows[split])))
+        was_seen = is_contaminated(data.dataset.hashes(split), seen)
+        return score(np.array(data.dataset.targets(split)), found, data.classes, was_seen, split)
+
+    def _probabilities(self, model: Model, data: Task, split: str, chosen: np.ndarray) -> np.ndarray:
+        rows, runtime = [data.rows[split][index] for index in chosen], self.runtime
+        size = runtime.eval_batch_tokens
+        return predict_probabilities(model, self.objective, rows, data.tokenizer, runtime, size)
 
     def summarize(self, run: FinishedRun, trainer: Trainer, data: Task, seen: np.ndarray) -> Finetuned:
         """The score of the network or of the baseline, whichever the run answers with."""
-        config, objective, runtime, read = self.config, self.objective, self.runtime, trainer.strategy.read
-        network = read(lambda model: score_rows(model, objective, data, "valid", config, runtime, seen))
-        warnings = read(lambda model: warn_of_undertraining(model, objective, data, config, runtime))
+        config, targets = self.config, np.array(data.dataset.targets("train"))
+        network = trainer.strategy.read(lambda model: self.score(model, data, "valid", seen))
+        chosen = sample_per_class(targets)
+        learnt = trainer.strategy.read(lambda model: self._probabilities(model, data, "train", chosen))
+        warnings = warn_of_undertraining(targets[chosen], learnt, data.classes, config)
         with self.processes.raise_on_all():
             baseline = None
             if self.processes.is_main:

@@ -7,7 +7,7 @@ benchmarks/results/finetune-defaults.md.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,12 +16,9 @@ from headstart.data.dataset import Dataset
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError
 from headstart.inference.loaded_model import LoadedModel
-from headstart.models.model import HeadSpec
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
-from headstart.objectives.classification import HEAD_SETTINGS
 
-HEAD = "class"  # name of a classifier's head
 HeadStart = Literal["reused-head", "new-head", "scratch"]
 
 MAX_LENGTH = 512  # tokens read of a text at most, where the model has positions for them
@@ -174,16 +171,15 @@ def explain_settings(
     config: RunConfig,
     objective: Objective,
     given: Mapping[str, Any],
-) -> Iterator[str]:
-    """Which settings were chosen, and why."""
+) -> list[str]:
+    """A line on the settings that were chosen and why; none where the preset or the user chose all."""
     words = describe(config, given)
     if base is not None and uses_recommendation(base, facts, config, objective, given):
-        yield f"settings recommended by {base.name}: {words}"
-    elif not has_own_budget(config.preset) and words:
-        yield (
-            f"settings for {facts.texts:,} texts in {len(facts.classes)} classes, "
-            f"{facts.mean_tokens:.0f} tokens a text: {words}"
-        )
+        return [f"settings recommended by {base.name}: {words}"]
+    if has_own_budget(config.preset) or not words:
+        return []
+    texts = f"{facts.texts:,} texts in {len(facts.classes)} classes, {facts.mean_tokens:.0f} tokens a text"
+    return [f"settings for {texts}: {words}"]
 
 
 # --- The settings of a run ------------------------------------------------------------------------------------------
@@ -211,7 +207,7 @@ def finetune_config(
         config, objective = _resolve(base, name, recommended, settings)
     facts = data or REFERENCE
     classes = facts.classes if data is not None or base is None else base.info.classes
-    reuses_head = not is_control and can_reuse_head(config, objective, classes, base)
+    reuses_head = base is not None and not is_control and base.can_reuse_head(config, objective, classes)
     is_alike = reuses_head or (base is not None and not base.info.classes)
     if data is not None and not fits_recommendation(recommended, data, is_alike):
         recommended = {}
@@ -287,54 +283,6 @@ def uses_recommendation(
 ) -> bool:
     """Whether a run uses the settings that its base recommends, or those of them that the user does not set."""
     recommended = base.info.finetune_defaults
-    is_alike = not base.info.classes or can_reuse_head(config, objective, facts.classes, base)
+    is_alike = not base.info.classes or base.can_reuse_head(config, objective, facts.classes)
     is_left = any(set(content) - set(given.get(section, {})) for section, content in recommended.items())
     return is_left and fits_recommendation(recommended, facts, is_alike)
-
-
-# --- The head -------------------------------------------------------------------------------------------------------
-
-
-def can_reuse_head(
-    config: RunConfig, objective: Objective, classes: Sequence[str], base: LoadedModel | None
-) -> bool:
-    """Whether a run reuses its base's head: the head has these classes and the shape that the run needs.
-
-    Above reinitialized layers the head is new as well.
-    """
-    training, own = config.training, _base_head(classes, base)
-    may_reuse = training.head_init == "reuse" and not training.reinit_top_layers
-    return may_reuse and own is not None and _shape(own) == _shape(_new_head(config, objective, classes))
-
-
-def why_new_head(
-    config: RunConfig, objective: Objective, classes: Sequence[str], base: LoadedModel | None
-) -> str:
-    """Why a base's head for these very classes is not reused; empty if it is reused or there is none."""
-    training, own = config.training, _base_head(classes, base)
-    if own is None or training.head_init != "reuse" or can_reuse_head(config, objective, classes, base):
-        return ""
-    if training.reinit_top_layers:
-        return "the base's head has the same classes; it is new because the layers below it are reinitialized"
-    new = _shape(_new_head(config, objective, classes))
-    wanted = " ".join(
-        f"--set objective.{HEAD_SETTINGS[key]}={value}"
-        for key, value in _shape(own).items()
-        if new[key] != value
-    )
-    return f"the base's head has the same classes but another shape, so the head is new; {wanted} reuses it"
-
-
-def _base_head(classes: Sequence[str], base: LoadedModel | None) -> HeadSpec | None:
-    """The base's head if it has these classes, in any order."""
-    is_same = base is not None and sorted(base.info.classes) == sorted(classes)
-    return base.specs.get(HEAD) if base is not None and is_same else None
-
-
-def _new_head(config: RunConfig, objective: Objective, classes: Sequence[str]) -> HeadSpec:
-    return objective.heads(config.model, 0, len(classes))[HEAD]
-
-
-def _shape(head: HeadSpec) -> dict[str, Any]:
-    """The settings that a head's weights depend on: all but dropout."""
-    return {key: value for key, value in head.settings.items() if key != "dropout"}

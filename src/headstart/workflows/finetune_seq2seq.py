@@ -24,21 +24,19 @@ from headstart.data.tokenizer_training import TOKENIZERS
 from headstart.errors import ConfigError, DataError
 from headstart.evaluation.translation_metrics import MEASURES, score_translations
 from headstart.generation.beam_search import Beam
-from headstart.inference.loaded_model import LoadedModel, Tokenizers, load_model
+from headstart.inference.loaded_model import SCRATCH, LoadedModel, Tokenizers, absolute_paths, load_model
 from headstart.inference.translate import batch_tokens, write_translations
 from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
-from headstart.objectives.base import Objective
 from headstart.objectives.seq2seq import Seq2Seq
 from headstart.results import TransferReport, TranslationScore
 from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
 from headstart.training.distributed import init_processes
 from headstart.training.evaluate import eval_subset, loss_sums
-from headstart.training.runtime import Runtime, StopSignal, start_runtime
+from headstart.training.runtime import start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.finetune_defaults import fit_length, with_backbone
 from headstart.workflows.plan import sharded_translator_error
-from headstart.workflows.run_dir import SCRATCH, absolute_paths
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 PRESET = "translate-tiny"  # the default
@@ -95,7 +93,7 @@ def finetune_seq2seq(
             runtime = start_runtime(config.training, processes)
         inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
         inputs["pair"] = "-".join(languages)
-        job = TranslationJob(config, inputs, runtime, on_event, loaded)
+        job = TranslationJob(config, runtime, inputs, on_event, loaded)
         return job.start(Path(out))
 
 
@@ -299,94 +297,6 @@ def encode_pairs(
     ]
 
 
-# --- Evaluation -----------------------------------------------------------------------------------------------------
-
-
-def make_translation_trainer(
-    model: Model,
-    objective: Seq2Seq,
-    task: TranslationTask,
-    config: RunConfig,
-    runtime: Runtime,
-    on_event: OnEvent = ignore_event,
-    stop: StopSignal | None = None,
-) -> Trainer:
-    """A trainer over the training pairs, evaluated on the validation pairs by loss and by greedy decoding."""
-    training = config.training
-    tokenizers = task.tokenizer, task.source_tokenizer
-    loader = translation_loader(task.rows["train"], task.text.train, tokenizers, training)
-    chosen = eval_subset(len(task.rows["valid"]), training.eval_subset_size)
-    rows, sources = task.rows["valid"], task.sources("valid")
-    rows, sources = [rows[index] for index in chosen], [sources[index] for index in chosen]
-    references = [task.text.valid[index].target for index in chosen]
-
-    def evaluate(model: Model) -> Evaluation:
-        loss, accuracy = translation_loss(model, objective, rows, task.tokenizer, runtime)
-        values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": accuracy}
-        if objective.metric_for_best_model == "loss":
-            return Evaluation(values, objective_value=-loss)
-        written = write_translations(model, sources, task.tokenizer, runtime)
-        found = [task.tokenizer.decode(each.tokens) for each in written]
-        language = task.text.pair[1]
-        values["bleu"] = score_translations(found, references, language, measures=("bleu",)).bleu
-        return Evaluation(values, objective_value=values["bleu"] - 1e-6 * min(loss, 100.0))
-
-    return Trainer(model, objective, loader, task.tokenizer, config, runtime, evaluate, on_event, stop)
-
-
-def translation_loss(
-    model: Model,
-    objective: Objective,
-    rows: Sequence[EncodedExample],
-    vocabulary: Tokenizer,
-    runtime: Runtime,
-) -> tuple[float, float]:
-    """The loss (nats per token, without smoothing) and the accuracy of the next token, given the true ones before it."""
-    loader = TextLoader(rows, batch_tokens(runtime), shuffled=False)
-    total, count, correct = loss_sums(model, objective, loader, vocabulary, runtime)["lm"]
-    return total / max(1, count), correct / max(1, count)
-
-
-def score_translator(
-    model: Model,
-    objective: Objective,
-    task: TranslationTask,
-    split: str,
-    runtime: Runtime,
-    train_fingerprints: np.ndarray,
-    *,
-    beam: int = 1,
-    measures: Sequence[str] = tuple(MEASURES),
-) -> tuple[TranslationScore, list[str]]:
-    """The score on one split, with its leak-free part, and the translations; a beam of 1 is greedy."""
-    rows, language = task.rows[split], task.text.pair[1]
-    loss, accuracy = translation_loss(model, objective, rows, task.tokenizer, runtime)
-    search = None if beam == 1 else Beam(width=beam)
-    written = write_translations(model, task.sources(split), task.tokenizer, runtime, search)
-    texts = [task.tokenizer.decode(each.tokens) for each in written]
-    references = task.text.targets(split)
-    cut = sum(each.is_cut for each in written)
-    found = score_translations(
-        texts, references, language, measures=measures, hypotheses_cut=cut, split=split
-    )
-    unseen = np.flatnonzero(~is_contaminated(hashes(task.text.sources(split)), train_fingerprints))
-    leak_free = None
-    if len(unseen):
-        both = [texts[index] for index in unseen], [references[index] for index in unseen]
-        leak_free = score_translations(*both, language, measures=("bleu",)).bleu
-    score = replace(
-        found,
-        loss=loss,
-        perplexity=math.exp(min(loss, 50)),
-        accuracy=accuracy,
-        beam=beam,
-        leaked=len(rows) - len(unseen),
-        leak_free_bleu=leak_free,
-        leak_free_count=len(unseen),
-    )
-    return score, texts
-
-
 # --- The job --------------------------------------------------------------------------------------------------------
 
 
@@ -437,10 +347,17 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         with self.processes.raise_on_all():
             pair = (tokenizer, source or tokenizer)
             task = make_translation_task(self._pairs, pair, self.config, self.on_event)
-        tokens = sum(sum(sides(row)) for row in task.rows["train"])
-        hashed = [hashes(task.text.sources("train"))]
-        summary = f"{len(task.rows['train']):,} pairs to learn from, {tokens:,} tokens on both sides"
-        return TrainingData(task, tokenizer, tokens, hashed, summary, own_source_tokenizer=source)
+        rows, pairs = task.rows["train"], task.text.train
+        tokens = sum(sum(sides(row)) for row in rows)
+        return TrainingData(
+            content=task,
+            loader=translation_loader(rows, pairs, (tokenizer, task.source_tokenizer), self.config.training),
+            tokenizer=tokenizer,
+            tokens=tokens,
+            train_hashes=[hashes(task.text.sources("train"))],
+            summary=f"{len(rows):,} pairs to learn from, {tokens:,} tokens on both sides",
+            own_source_tokenizer=source,
+        )
 
     def build_model(self, data: TranslationTask) -> tuple[Model, TransferReport | None]:
         """An encoder-decoder, with the base's weights where they fit."""
@@ -448,27 +365,74 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))
         return model, None if self.base is None else warm_start(self.base, model)
 
-    def make_trainer(
+    def evaluate(self, model: Model, data: TranslationTask) -> Evaluation:
+        """Loss on the validation pairs and, by default, BLEU of their greedy translations."""
+        assert isinstance(self.objective, Seq2Seq)
+        chosen = eval_subset(len(data.rows["valid"]), self.config.training.eval_subset_size)
+        loss, accuracy = self._loss(model, [data.rows["valid"][index] for index in chosen], data.tokenizer)
+        values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": accuracy}
+        if self.objective.metric_for_best_model == "loss":
+            return Evaluation(values, objective_value=-loss)
+        sources, pairs = data.sources("valid"), data.text.valid
+        written = write_translations(
+            model, [sources[index] for index in chosen], data.tokenizer, self.runtime
+        )
+        found = [data.tokenizer.decode(each.tokens) for each in written]
+        references, language = [pairs[index].target for index in chosen], data.text.pair[1]
+        values["bleu"] = score_translations(found, references, language, measures=("bleu",)).bleu
+        return Evaluation(values, objective_value=values["bleu"] - 1e-6 * min(loss, 100.0))
+
+    def _loss(
+        self, model: Model, rows: Sequence[EncodedExample], tokenizer: Tokenizer
+    ) -> tuple[float, float]:
+        """The loss (nats per token, without smoothing) and the accuracy of the next token, given the true ones before it."""
+        loader = TextLoader(rows, batch_tokens(self.runtime), shuffled=False)
+        total, count, correct = loss_sums(model, self.objective, loader, tokenizer, self.runtime)["lm"]
+        return total / max(1, count), correct / max(1, count)
+
+    def score(
         self,
         model: Model,
-        objective: Objective,
         data: TranslationTask,
-        transfer: TransferReport | None,
-        stop: StopSignal,
-    ) -> Trainer:
-        """The trainer of a translator."""
-        assert isinstance(objective, Seq2Seq)
-        return make_translation_trainer(
-            model, objective, data, self.config, self.runtime, self.on_event, stop
+        split: str,
+        seen: np.ndarray,
+        *,
+        beam: int = 1,
+        measures: Sequence[str] = tuple(MEASURES),
+    ) -> tuple[TranslationScore, list[str]]:
+        """The score on one split, with its leak-free part, and the translations; a beam of 1 is greedy."""
+        rows, language, references = data.rows[split], data.text.pair[1], data.text.targets(split)
+        loss, accuracy = self._loss(model, rows, data.tokenizer)
+        search = None if beam == 1 else Beam(width=beam)
+        written = write_translations(model, data.sources(split), data.tokenizer, self.runtime, search)
+        texts = [data.tokenizer.decode(each.tokens) for each in written]
+        cut = sum(each.is_cut for each in written)
+        found = score_translations(
+            texts, references, language, measures=measures, hypotheses_cut=cut, split=split
         )
+        unseen = np.flatnonzero(~is_contaminated(hashes(data.text.sources(split)), seen))
+        leak_free = None
+        if len(unseen):
+            both = [texts[index] for index in unseen], [references[index] for index in unseen]
+            leak_free = score_translations(*both, language, measures=("bleu",)).bleu
+        whole = replace(
+            found,
+            loss=loss,
+            perplexity=math.exp(min(loss, 50)),
+            accuracy=accuracy,
+            beam=beam,
+            leaked=len(rows) - len(unseen),
+            leak_free_bleu=leak_free,
+            leak_free_count=len(unseen),
+        )
+        return whole, texts
 
     def summarize(
         self, run: FinishedRun, trainer: Trainer, data: TranslationTask, seen: np.ndarray
     ) -> FinishedTranslator:
         """The score of greedy translations of the validation split."""
+        measures = ("bleu", "chrf")
         score, _ = trainer.strategy.read(
-            lambda model: score_translator(
-                model, self.objective, data, "valid", self.runtime, seen, measures=("bleu", "chrf")
-            )
+            lambda model: self.score(model, data, "valid", seen, measures=measures)
         )
         return FinishedTranslator(**vars(run), pair=self.inputs["pair"], score=score)

@@ -21,6 +21,7 @@ from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import (
     PACKED_FINGERPRINTS,
     RECIPE,
+    SCRATCH,
     SOURCE_TOKENIZER,
     TOKENIZER,
     LoadedModel,
@@ -34,9 +35,8 @@ from headstart.results import LanguageScore, Score, TranslationScore
 from headstart.training.runtime import start_runtime
 from headstart.workflows.evaluate import evaluate_loaded, evaluate_on_own_valid, evaluate_translator
 from headstart.workflows.facts import Facts
-from headstart.workflows.finetune import load_labelled, make_task, score_rows
-from headstart.workflows.pretrain import score_language, without_repeats
-from headstart.workflows.run_dir import SCRATCH
+from headstart.workflows.finetune import FinetuneJob, load_labelled, make_task
+from headstart.workflows.pretrain import PretrainJob, without_repeats
 from headstart.workflows.search import to_toml
 from headstart.workflows.tokenize_corpus import prepare_documents
 
@@ -168,9 +168,8 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
     try:
         if trained.objective.reads == "texts":
             task = make_task(load_labelled(inputs["data"], config), trained.tokenizer, config)
-            marks: Score | LanguageScore = score_rows(
-                model, trained.objective, task, "valid", config, runtime, trained.train_fingerprints
-            )
+            seen = trained.train_fingerprints
+            marks: Score | LanguageScore = FinetuneJob(config, runtime).score(model, task, "valid", seen)
             return f"the validation part of {Path(inputs['data']).name}", _numbers(marks)
         mix = [MixtureComponent(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
         parts = [
@@ -187,7 +186,7 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
         raise RunError(
             f"{trained.name} had no held-out text", hint="--eval-data TEXT names some to measure on"
         )
-    marks = score_language(model, trained.objective, valid, config, trained.tokenizer, runtime, leaked=0)
+    marks = PretrainJob(config, runtime).score(model, valid, trained.tokenizer)
     return "the held-out part of its texts", _numbers(marks)
 
 

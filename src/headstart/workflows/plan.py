@@ -114,10 +114,10 @@ def announce(
         classes=max(2, classes),
         tokens=tokens if config.training.max_epochs is not None else None,
     )
-    for line in planned.lines():
-        on_event(Note(line))
     if not config.training.ignore_memory_check:
         check_memory(planned, free_bytes(device.kind) / processes)
+    for line in planned.lines():
+        on_event(Note(line))
 
 
 def check_memory(plan: Plan, available_bytes: float) -> None:

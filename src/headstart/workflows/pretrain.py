@@ -21,7 +21,13 @@ from headstart.data.token_cache import Corpus
 from headstart.data.token_stream import TokenStream, exclude_documents, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
-from headstart.inference.loaded_model import LoadedModel, Tokenizers, load_model
+from headstart.inference.loaded_model import (
+    LoadedModel,
+    Tokenizers,
+    absolute_paths,
+    load_model,
+    with_absolute_paths,
+)
 from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
@@ -30,11 +36,10 @@ from headstart.results import LanguageScore, TransferReport
 from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.distributed import Processes, init_processes
 from headstart.training.evaluate import loss_sums
-from headstart.training.runtime import Runtime, StopSignal, start_runtime
+from headstart.training.runtime import start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import describe, fit_length, with_backbone
-from headstart.workflows.run_dir import absolute_paths, with_absolute_paths
 from headstart.workflows.tokenize_corpus import learn_tokenizer, prepare_documents, prepare_documents_share
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
@@ -96,7 +101,7 @@ def pretrain(
         inputs |= {} if distillation is None else distillation.inputs()
         words = "" if tokens is None else describe(config, given)
         notes = [f"settings to adapt {base} to about {tokens:,} tokens: {words}"] if words else []
-        return PretrainJob(config, inputs, runtime, on_event, loaded, distillation).start(Path(out), notes)
+        return PretrainJob(config, runtime, inputs, on_event, loaded, distillation).start(Path(out), notes)
 
 
 def pretrain_inputs(
@@ -232,12 +237,12 @@ def adaptation_defaults(tokens: int, model: ModelConfig) -> dict[str, dict[str, 
 
 
 @dataclass(frozen=True)
-class CorpusMix:
-    """Tokenized corpora: a loader of their training parts, and their held-out parts."""
+class HeldOut:
+    """Text that is held out, as the tokens of a tokenizer; `loader` is None where there is too little to evaluate on."""
 
+    stream: TokenStream
     tokenizer: Tokenizer
-    loader: Loader
-    valid: TokenStream
+    loader: Loader | None
 
 
 def without_repeats(
@@ -298,92 +303,11 @@ def shared_fingerprints(documents: list[Documents], processes: Processes) -> lis
     return mains
 
 
-def make_loader(
-    stream: TokenStream, config: RunConfig, objective: Objective, tokenizer: Tokenizer, shuffled: bool = True
-) -> BlockLoader | PairLoader:
-    """Blocks of a stream, or pairs of its sentences, as the objective reads them."""
-    training = config.training
-    if objective.reads == "pairs":
-        unit = getattr(objective, "nsp_unit", "sentence")
-        return PairLoader(
-            stream,
-            unit,
-            tokenizer,
-            training.max_length,
-            training.tokens_per_batch,
-            training.seed,
-            shuffled=shuffled,
-        )
-    return BlockLoader(
-        stream,
-        training.max_length,
-        training.tokens_per_batch,
-        training.seed,
-        objective.lookahead,
-        shuffled=shuffled,
-    )
-
-
-# --- Evaluation -----------------------------------------------------------------------------------------------------
-
-
-def held_out_evaluation(
-    valid: TokenStream, config: RunConfig, objective: Objective, vocabulary: Tokenizer, runtime: Runtime
-) -> Callable[[Model], Evaluation] | None:
-    """A function that evaluates a model on held-out text; None when there is too little."""
-    if len(valid) <= objective.lookahead:
-        return None
-    try:
-        loader = make_loader(valid, config, objective, vocabulary, shuffled=False)
-    except DataError:  # the held-out part is too small to make pairs of
-        return None
-
-    def evaluate(model: Model) -> Evaluation:
-        sums = loss_sums(model, objective, loader, vocabulary, runtime, EVALUATION_BATCHES)
-        loss = sum(total / max(1, count) for total, count, _ in sums.values())
-        values = {"loss": loss}
-        for name, (total, count, correct) in sums.items():
-            own = {
-                "perplexity": math.exp(min(total / max(1, count), 50)),
-                "accuracy": correct / max(1, count),
-            }
-            values |= own if len(sums) == 1 else {f"{name}_{metric}": value for metric, value in own.items()}
-        return Evaluation(values, objective_value=-loss)
-
-    return evaluate
-
-
-def score_language(
-    model: Model,
-    objective: Objective,
-    stream: TokenStream,
-    config: RunConfig,
-    vocabulary: Tokenizer,
-    runtime: Runtime,
-    leaked: int,
-) -> LanguageScore:
-    """How well a language model predicts a whole stream of text."""
-    loader = make_loader(stream, config, objective, vocabulary, shuffled=False)
-    sums = loss_sums(model, objective, loader, vocabulary, runtime)
-    total, count, correct = sums.get("lm") or next(iter(sums.values()))
-    loss = total / max(1, count)
-    predicts_all = objective.name == "causal-lm"
-    return LanguageScore(
-        loss=loss,
-        perplexity=math.exp(min(loss, 50)),
-        bits_per_byte=total / math.log(2) / max(1, stream.text_bytes) if predicts_all else None,
-        accuracy=correct / max(1, count),
-        count=count,
-        documents=stream.documents,
-        leaked=leaked,
-    )
-
-
 # --- The job --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
+class PretrainJob(TrainingJob[HeldOut, Pretrained]):
     """Pretraining a base."""
 
     documents: list[Documents] = field(default_factory=list)
@@ -407,7 +331,7 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
         documents = others or self.documents
         return learn_tokenizer(self.config.tokenizer, documents, self.on_event, self.excluded), None
 
-    def encode_data(self, tokenizers: Tokenizers) -> TrainingData[CorpusMix]:
+    def encode_data(self, tokenizers: Tokenizers) -> TrainingData[HeldOut]:
         """The corpora as token streams in the cache; each process tokenizes a part of them."""
         tokenizer, config, processes, on_event = tokenizers[0], self.config, self.processes, self.on_event
         objective = self.objective
@@ -433,45 +357,75 @@ class PretrainJob(TrainingJob[CorpusMix, Pretrained]):
                 raise DataError("the corpus holds almost no text", hint="give more or longer documents")
             if not any(getattr(config.training, name) for name in BUDGETS):
                 raise ConfigError("no budget is given", hint="add --minutes, --steps, --tokens or --epochs")
-            loader = make_mixed_loader(
-                corpora, weights, lambda stream: make_loader(stream, config, objective, tokenizer)
-            )
-        mix = CorpusMix(tokenizer, loader, join(corpus.valid for corpus in corpora))
-        tokens = round(
-            sum(len(corpus.train) * weight for corpus, weight in zip(corpora, weights, strict=True))
+            loader = make_mixed_loader(corpora, weights, lambda stream: self.make_loader(stream, tokenizer))
+        valid = join(corpus.valid for corpus in corpora)
+        sizes = [len(corpus.train) * weight for corpus, weight in zip(corpora, weights, strict=True)]
+        try:
+            has_enough = len(valid) > objective.lookahead
+            valid_loader = self.make_loader(valid, tokenizer, shuffled=False) if has_enough else None
+        except DataError:  # the held-out part is too small to make pairs of
+            valid_loader = None
+        return TrainingData(
+            content=HeldOut(valid, tokenizer, valid_loader),
+            loader=loader,
+            tokenizer=tokenizer,
+            tokens=round(sum(sizes)),
+            train_hashes=[corpus.hashes() for corpus in corpora],
+            summary=f"{round(sum(sizes)):,} tokens to read, {len(valid):,} held out",
+            has_validation=valid_loader is not None,
         )
-        hashes = [corpus.hashes() for corpus in corpora]
-        summary = f"{tokens:,} tokens to read, {len(mix.valid):,} held out"
-        return TrainingData(mix, tokenizer, tokens, hashes, summary)
 
-    def build_model(self, data: CorpusMix) -> tuple[Model, TransferReport | None]:
+    def make_loader(
+        self, stream: TokenStream, tokenizer: Tokenizer, shuffled: bool = True
+    ) -> BlockLoader | PairLoader:
+        """Blocks of a stream, or pairs of its sentences, as the objective reads them."""
+        training, objective = self.config.training, self.objective
+        length, size, seed = training.max_length, training.tokens_per_batch, training.seed
+        if objective.reads == "pairs":
+            unit = getattr(objective, "nsp_unit", "sentence")
+            return PairLoader(stream, unit, tokenizer, length, size, seed, shuffled=shuffled)
+        return BlockLoader(stream, length, size, seed, objective.lookahead, shuffled=shuffled)
+
+    def build_model(self, data: HeldOut) -> tuple[Model, TransferReport | None]:
         """A language model, with the base's weights where they fit."""
         size = data.tokenizer.size
         model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))
         return model, None if self.base is None else transfer(self.base.weights, model, with_base_heads=True)
 
-    def make_trainer(
-        self,
-        model: Model,
-        objective: Objective,
-        data: CorpusMix,
-        transfer: TransferReport | None,
-        stop: StopSignal,
-    ) -> Trainer:
-        """The trainer of a language model, evaluated on held-out text."""
-        config, runtime, tokenizer = self.config, self.runtime, data.tokenizer
-        evaluate = held_out_evaluation(data.valid, config, self.objective, tokenizer, runtime)
-        return Trainer(
-            model, objective, data.loader, tokenizer, config, runtime, evaluate, self.on_event, stop
+    def evaluate(self, model: Model, data: HeldOut) -> Evaluation:
+        """Loss, perplexity and accuracy of each head on some held-out batches."""
+        assert data.loader is not None
+        sums = loss_sums(model, self.objective, data.loader, data.tokenizer, self.runtime, EVALUATION_BATCHES)
+        means = {name: total / max(1, count) for name, (total, count, _) in sums.items()}
+        values = {"loss": sum(means.values())}
+        for name, (_, count, correct) in sums.items():
+            prefix = "" if len(sums) == 1 else f"{name}_"
+            values[f"{prefix}perplexity"] = math.exp(min(means[name], 50))
+            values[f"{prefix}accuracy"] = correct / max(1, count)
+        return Evaluation(values, objective_value=-values["loss"])
+
+    def score(
+        self, model: Model, stream: TokenStream, tokenizer: Tokenizer, leaked: int = 0
+    ) -> LanguageScore:
+        """How well a language model predicts a whole stream of text, of which so many documents `leaked`."""
+        loader = self.make_loader(stream, tokenizer, shuffled=False)
+        sums = loss_sums(model, self.objective, loader, tokenizer, self.runtime)
+        total, count, correct = sums.get("lm") or next(iter(sums.values()))
+        loss = total / max(1, count)
+        predicts_all = self.objective.name == "causal-lm"
+        return LanguageScore(
+            loss=loss,
+            perplexity=math.exp(min(loss, 50)),
+            bits_per_byte=total / math.log(2) / max(1, stream.text_bytes) if predicts_all else None,
+            accuracy=correct / max(1, count),
+            count=count,
+            documents=stream.documents,
+            leaked=leaked,
         )
 
-    def summarize(self, run: FinishedRun, trainer: Trainer, data: CorpusMix, seen: np.ndarray) -> Pretrained:
+    def summarize(self, run: FinishedRun, trainer: Trainer, data: HeldOut, seen: np.ndarray) -> Pretrained:
         """The score on held-out text."""
-        if trainer.evaluate is None:
+        if data.loader is None:
             return Pretrained(**vars(run), score=None)
-        score = trainer.strategy.read(
-            lambda model: score_language(
-                model, self.objective, data.valid, self.config, data.tokenizer, self.runtime, leaked=0
-            )
-        )
+        score = trainer.strategy.read(lambda model: self.score(model, data.stream, data.tokenizer))
         return Pretrained(**vars(run), score=score)

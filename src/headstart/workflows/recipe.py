@@ -36,7 +36,7 @@ from headstart.config import (
 from headstart.data.datasets import SOURCES
 from headstart.data.documents import MixtureComponent
 from headstart.errors import ConfigError, HeadstartError, RunError, Stopped, pick
-from headstart.inference.loaded_model import RECIPE, LoadedModel, RunInfo, load_model
+from headstart.inference.loaded_model import RECIPE, SCRATCH, LoadedModel, RunInfo, absolute_paths, load_model
 from headstart.pretrained import shipped_bases
 from headstart.quantization import FORMS, compact
 from headstart.training.callbacks import Event, Note
@@ -45,7 +45,7 @@ from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune import Finetuned, FinetuneJob, finetune
 from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.pretrain import Pretrained, PretrainJob, pretrain, pretrain_config, pretrain_inputs
-from headstart.workflows.run_dir import SCRATCH, RunDir, absolute_paths
+from headstart.workflows.run_dir import RunDir
 
 FORMAT = 2  # of recipe.json
 STAGES = "stages"

@@ -20,12 +20,9 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from headstart.atomic_io import content_hash, write_json, write_text, write_with, writing
 from headstart.checkpoint import load_checkpoint, save_checkpoint, save_weights
-from headstart.config import PATH_SETTINGS, merge
-from headstart.data.datasets import SOURCES
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped
 from headstart.inference.loaded_model import (
@@ -38,15 +35,12 @@ from headstart.inference.loaded_model import (
     read_fingerprints,
     read_tokenizers,
 )
-from headstart.pretrained import shipped_bases
 from headstart.quantization import WEIGHTS_FILE
-from headstart.results import Provenance, TransferReport
+from headstart.results import Provenance, TransferReport, plain
 from headstart.training.callbacks import OnEvent, RunLog, TensorBoardLog, call_all
 from headstart.training.distributed import ALONE, Processes
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Trainer
-
-SCRATCH = "scratch"  # the base name that means random weights
 
 # --- The lock -------------------------------------------------------------------------------------------------------
 
@@ -200,7 +194,7 @@ class RunDir:
         """Write run.json."""
         write_json(self.path / RUN_INFO, info.to_dict())
 
-    def write_start(self, info: RunInfo, tokenizers: Tokenizers, hashes: Sequence[np.ndarray]) -> None:
+    def write_start(self, info: RunInfo, tokenizers: Tokenizers, hashes: Sequence[np.ndarray]) -> RunInfo:
         """Write all that a resume needs, run.json last; `hashes` are those of the training texts."""
         tokenizer, source = tokenizers
         with self.processes.raise_on_all():
@@ -211,6 +205,7 @@ class RunDir:
                 unique = np.unique(np.concatenate(hashes).astype(np.uint64))
                 write_with(self.path / FINGERPRINTS, lambda part: _save_array(part, unique))
                 self.write_info(info)
+        return info
 
     def info(self) -> RunInfo:
         """The contents of run.json."""
@@ -272,27 +267,24 @@ class RunDir:
                 each.close()
         trainer.finish()
 
-    def finish(self, info: RunInfo, trainer: Trainer, result: dict[str, Any]) -> None:
-        """Write weights and result, set the status to finished, and remove the training state."""
+    def finish(self, info: RunInfo, trainer: Trainer, result: dict[str, Any], started: float) -> None:
+        """Write weights, result and report, set the status to finished, and remove the training state."""
         weights = trainer.strategy.whole(trainer.model.state_dict())
+        seeds, command = [info.config.training.seed], info.provenance["command"]
+        result["provenance"] = plain(collect_provenance(trainer.runtime, seeds, started, command))
         with self.processes.raise_on_all():
-            if self.processes.is_main:
-                self._finish(info, weights, result)
+            if not self.processes.is_main:
+                return
+            from headstart.reports.pages import render_run  # needs matplotlib, which takes long to load
 
-    def _finish(self, info: RunInfo, weights: dict[str, Tensor], result: dict[str, Any]) -> None:
-        from headstart.reports.pages import render_run  # needs matplotlib, which takes long to load
-
-        save_weights(self.path / WEIGHTS_FILE, weights)
-        write_json(self.path / "result.json", result)
-        transfer = TransferReport(**info.transfer).summary() if info.transfer else ""
-        write_text(
-            self.path / "report.html",
-            render_run(self.path.name, result, info.config.model_dump(), transfer),
-        )
-        self.write_info(
-            replace(info, status="finished", classifier=result.get("classifier", info.classifier))
-        )
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+            save_weights(self.path / WEIGHTS_FILE, weights)
+            write_json(self.path / "result.json", result)
+            transfer = TransferReport(**info.transfer).summary() if info.transfer else ""
+            page = render_run(self.path.name, result, info.config.model_dump(), transfer)
+            write_text(self.path / "report.html", page)
+            classifier = result.get("classifier", info.classifier)
+            self.write_info(replace(info, status="finished", classifier=classifier))
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def result(self) -> dict[str, Any]:
         """The contents of result.json of a finished run."""
@@ -326,29 +318,6 @@ def _tokenizer_from(files: Mapping[str, bytes]) -> Tokenizer:
         for name, content in files.items():
             (Path(directory) / name).write_bytes(content)
         return Tokenizer.load(Path(directory))
-
-
-# --- Paths and states -----------------------------------------------------------------------------------------------
-
-
-def absolute_paths(names: Sequence[str]) -> list[str]:
-    """Paths made absolute, so that a resume finds them from any directory; other names as they are."""
-    known = (*shipped_bases(), SCRATCH)
-    return [str(Path(n).resolve()) if Path(n).exists() and n not in known else n for n in names]
-
-
-def with_absolute_paths(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Settings in which the datasets that they name have absolute paths."""
-    given = dict(settings or {})
-    data = given.get("data")
-    if not isinstance(data, Mapping):  # reading the settings reports what is wrong with it
-        return given
-    named = {
-        key: [name if name in SOURCES else absolute_paths([name])[0] for name in data[key]]
-        for key in PATH_SETTINGS
-        if isinstance(data.get(key), list | tuple) and all(isinstance(name, str) for name in data[key])
-    }
-    return merge(given, {"data": named}) if named else given
 
 
 class FitState:

@@ -1,13 +1,14 @@
 """One training run, from its inputs to its saved model: what pretraining, fine-tuning and translation share.
 
-A job reads its data, builds its model and its trainer, and summarizes the result. The rest is here: the run directory,
-the tokenizers, the plan, the provenance, and the resume.
+A job loads its data, builds its model, evaluates it and summarizes the result. The rest is here: the run directory, the
+tokenizers, the plan, the trainer, the provenance, and the resume.
 """
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -18,19 +19,20 @@ from pydantic import TypeAdapter
 from headstart.atomic_io import content_hash
 from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig
+from headstart.data.samplers import Loader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
-from headstart.inference.loaded_model import LoadedModel, RunInfo, Tokenizers, load_model
+from headstart.inference.loaded_model import SCRATCH, LoadedModel, RunInfo, Tokenizers, load_model
 from headstart.models.model import Model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.results import TransferReport, plain
 from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything
-from headstart.training.trainer import Trainer
+from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.plan import announce
-from headstart.workflows.run_dir import SCRATCH, RunDir, broadcast_tokenizers, collect_provenance
+from headstart.workflows.run_dir import RunDir, broadcast_tokenizers, collect_provenance
 
 Content = TypeVar("Content")  # the data as the model reads it
 Result = TypeVar("Result", bound="FinishedRun")
@@ -54,12 +56,14 @@ class TrainingData(Generic[Content]):
     """The data of a run as tokens."""
 
     content: Content
+    loader: Loader  # of the training part
     tokenizer: Tokenizer
     tokens: int  # that an epoch reads
     train_hashes: list[np.ndarray]  # of the training texts
     summary: str  # how much there is to train on, in words
     classes: list[str] = field(default_factory=list)
     own_source_tokenizer: Tokenizer | None = None  # of a translator's source side, where it has its own
+    has_validation: bool = True  # False = there is nothing to evaluate on
 
 
 @dataclass
@@ -67,9 +71,9 @@ class TrainingJob(ABC, Generic[Content, Result]):
     """A training run with its inputs."""
 
     config: RunConfig
-    inputs: dict[str, Any]  # what the command was given, as run.json holds it
     runtime: Runtime
-    on_event: OnEvent
+    inputs: dict[str, Any] = field(default_factory=dict)  # what the command was given, as run.json holds it
+    on_event: OnEvent = ignore_event
     base: LoadedModel | None = None
     distillation: DistillationSetup | None = None
     result_type: ClassVar[type[FinishedRun]]
@@ -97,19 +101,30 @@ class TrainingJob(ABC, Generic[Content, Result]):
         """The model, and which of its weights come from the base."""
 
     @abstractmethod
-    def make_trainer(
-        self,
-        model: Model,
-        objective: Objective,
-        data: Content,
-        transfer: TransferReport | None,
-        stop: StopSignal,
-    ) -> Trainer:
-        """The trainer, which evaluates the model along the way; `objective` may have teachers."""
+    def evaluate(self, model: Model, data: Content) -> Evaluation:
+        """The metrics of a model on the validation part, for an evaluation during training."""
 
     @abstractmethod
     def summarize(self, run: FinishedRun, trainer: Trainer, data: Content, seen: np.ndarray) -> Result:
         """Evaluate the trained model; `seen` are hashes of all texts that it was ever trained on."""
+
+    def may_select_initial(self, transfer: TransferReport | None) -> bool:
+        """Whether the weights before the first step may be the best ones."""
+        return True
+
+    def make_trainer(
+        self,
+        model: Model,
+        objective: Objective,
+        data: TrainingData[Content],
+        transfer: TransferReport | None,
+        stop: StopSignal | None = None,
+    ) -> Trainer:
+        """The trainer of a model; the `objective` may have teachers."""
+        evaluate = partial(self.evaluate, data=data.content) if data.has_validation else None
+        may_select_initial = self.may_select_initial(transfer)
+        given = (model, objective, data.loader, data.tokenizer, self.config, self.runtime)
+        return Trainer(*given, evaluate, self.on_event, stop, may_select_initial)
 
     def start(self, out: Path, notes: Sequence[str] = ()) -> Result:
         """Train in a new run directory. A process that torchrun starts again resumes the run that it left."""
@@ -149,7 +164,7 @@ class TrainingJob(ABC, Generic[Content, Result]):
         with processes.raise_on_all():
             loaded = None if has_state or base == SCRATCH else load_model(base)
             distillation = DistillationSetup.from_inputs(info.inputs)
-        return cls(info.config, info.inputs, runtime, on_event, loaded, distillation).run(run_dir, info)
+        return cls(info.config, runtime, info.inputs, on_event, loaded, distillation).run(run_dir, info)
 
     @classmethod
     def read_result(cls, run_dir: RunDir) -> Result:
@@ -167,16 +182,29 @@ class TrainingJob(ABC, Generic[Content, Result]):
         """Train in a locked run directory; `resumed` describes the run in it that continues."""
         started, runtime = time.time(), self.runtime
         data, fingerprint = self._load_data(run_dir, resumed)
-        config, tokenizer = self.config, data.tokenizer
+        config, tokenizer, source = self.config, data.tokenizer, data.own_source_tokenizer
         with self.processes.raise_on_all():
             announce(config, runtime, tokenizer.size, len(data.classes), data.tokens, self.on_event)
         seed_everything(config.training.seed, 0, 3)
         model, transfer = self.build_model(data.content)
-        info = resumed or self._describe(data, fingerprint, transfer)
-        if resumed is None:
-            owners = [each for each in (self.base, self.distillation) if each is not None]
-            hashes = data.train_hashes + [each.train_fingerprints for each in owners]
-            run_dir.write_start(info, (tokenizer, data.own_source_tokenizer), hashes)
+        owners = [owner for owner in (self.base, self.distillation) if owner is not None]
+        seen = data.train_hashes + [owner.train_fingerprints for owner in owners]
+        info = resumed or run_dir.write_start(
+            RunInfo(
+                config=config,
+                status="running",
+                vocab_size=tokenizer.size,
+                classes=data.classes,
+                tokenizer_fingerprint=tokenizer.fingerprint,
+                inputs={**self.inputs, "fingerprint": fingerprint},
+                provenance=plain(collect_provenance(runtime, [config.training.seed])),
+                transfer=None if transfer is None else plain(transfer),
+                pair=self.inputs["pair"].split("-") if "pair" in self.inputs else [],
+                source_tokenizer_fingerprint=source.fingerprint if source else "",
+            ),
+            (tokenizer, source),
+            seen,
+        )
         transfer = TransferReport(**info.transfer) if info.transfer else None
         self.processes.start(runtime.device, config.training.ddp_timeout_minutes)
         objective = self.objective
@@ -186,7 +214,7 @@ class TrainingJob(ABC, Generic[Content, Result]):
             self.on_event(Note(f"from {self.inputs['base']}: {transfer.summary()}"))
         self.on_event(Note(f"{count_parameters(model):,} parameters; {data.summary}"))
         with graceful_shutdown() as stop:
-            trainer = self.make_trainer(model, objective, data.content, transfer, stop)
+            trainer = self.make_trainer(model, objective, data, transfer, stop)
             run_dir.train(trainer, resumed is not None, self.on_event)
         state = trainer.state
         run = FinishedRun(
@@ -195,13 +223,11 @@ class TrainingJob(ABC, Generic[Content, Result]):
             tokens=state.tokens,
             seconds=state.seconds,
             curve=state.curve,
-            best_epoch=best_epoch(trainer),
+            best_epoch=trainer.best_epoch,
             transfer=transfer,
         )
         result = self.summarize(run, trainer, data.content, run_dir.fingerprints())
-        provenance = collect_provenance(runtime, [config.training.seed], started, info.provenance["command"])
-        more = {"path": "", "steps": state.step, "provenance": plain(provenance)}
-        run_dir.finish(info, trainer, {**plain(result), **more})
+        run_dir.finish(info, trainer, {**plain(result), "path": "", "steps": state.step}, started)
         return result
 
     def _load_data(self, run_dir: RunDir, resumed: RunInfo | None) -> tuple[TrainingData[Content], str]:
@@ -225,28 +251,3 @@ class TrainingJob(ABC, Generic[Content, Result]):
             with self.processes.raise_on_all():
                 self.distillation.check_student(tokenizers[0])
         return self.encode_data(tokenizers), fingerprint
-
-    def _describe(
-        self, data: TrainingData[Content], fingerprint: str, transfer: TransferReport | None
-    ) -> RunInfo:
-        """The description of a run that starts."""
-        source = data.own_source_tokenizer
-        return RunInfo(
-            config=self.config,
-            status="running",
-            vocab_size=data.tokenizer.size,
-            classes=data.classes,
-            tokenizer_fingerprint=data.tokenizer.fingerprint,
-            inputs={**self.inputs, "fingerprint": fingerprint},
-            provenance=plain(collect_provenance(self.runtime, [self.config.training.seed])),
-            transfer=None if transfer is None else plain(transfer),
-            pair=self.inputs["pair"].split("-") if "pair" in self.inputs else [],
-            source_tokenizer_fingerprint="" if source is None else source.fingerprint,
-        )
-
-
-def best_epoch(trainer: Trainer) -> float:
-    """The epoch of the weights that a run selects."""
-    is_last = trainer.config.training.checkpoint_selection == "last"
-    steps = {} if is_last else {point["step"]: point["epoch"] for point in trainer.state.curve}
-    return steps.get(trainer.state.best_step, trainer.epochs_done)

@@ -18,7 +18,7 @@ from headstart.inference.loaded_model import LoadedModel
 from headstart.training.callbacks import Evaluated, Event
 from headstart.training.runtime import StopSignal, seed_for, start_runtime
 from headstart.workflows.compare_cells import Fold, TextEncoder
-from headstart.workflows.finetune import data_fingerprint, make_classifier, make_trainer
+from headstart.workflows.finetune import FinetuneJob, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config
 from headstart.workflows.run_dir import FitState
 from headstart.workflows.search import Row, as_settings, standing
@@ -231,8 +231,8 @@ def _fit(
     facts = DatasetFacts.of(part.dataset, job.tokenizer)
     config, objective = finetune_config(job.base, job.inputs["preset"], over, data=facts)
     task = job.encoder.encode(part.dataset, job.tokenizer, config)
-    runtime = start_runtime(config.training)
-    model, moved = make_classifier(config, objective, task, job.base, runtime)
+    finetuning = FinetuneJob(config, start_runtime(config.training), base=job.base)
+    model, moved = finetuning.build_model(task)
     metric, last = job.inputs["metric"], len(job.parts) - 1
 
     def listen(event: Event) -> None:
@@ -249,8 +249,8 @@ def _fit(
         if (number, step) != (last, (last + 1) * PARTS) and asked.should_prune():
             raise _GivenUp
 
-    is_new = moved is None or not moved.reused_head
-    trainer = make_trainer(model, objective, task, config, runtime, listen, stop, is_head_new=is_new)
+    finetuning.on_event = listen
+    trainer = finetuning.make_trainer(model, objective, finetuning.training_data(task), moved, stop)
     state = FitState(job.checkpoints, lambda: _identity(job, config, part, number, way))
     if (content := state.load(trainer)) is not None:
         way.take_up(content, asked)

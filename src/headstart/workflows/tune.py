@@ -18,7 +18,13 @@ from headstart.data.augmentation import bpe_dropout_of
 from headstart.data.dataset import Dataset
 from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.errors import ConfigError, RunError, Stopped, pick
-from headstart.inference.loaded_model import LoadedModel, load_model
+from headstart.inference.loaded_model import (
+    SCRATCH,
+    LoadedModel,
+    absolute_paths,
+    load_model,
+    with_absolute_paths,
+)
 from headstart.results import Provenance, plain
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import require_single_process
@@ -26,14 +32,7 @@ from headstart.training.runtime import StopSignal, graceful_shutdown, start_runt
 from headstart.workflows.compare_cells import Fold, TextEncoder, make_folds
 from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, load_labelled
 from headstart.workflows.finetune_defaults import DatasetFacts, describe, finetune_config, uses_recommendation
-from headstart.workflows.run_dir import (
-    SCRATCH,
-    RunDir,
-    absolute_paths,
-    collect_provenance,
-    command_line,
-    with_absolute_paths,
-)
+from headstart.workflows.run_dir import RunDir, collect_provenance, command_line
 from headstart.workflows.search import Row, as_settings, make_space, parse_row, standing, to_toml
 from headstart.workflows.trial import METRICS, PRUNERS, Job, Trial, drop_begun, read_trials, run_trial
 
