@@ -1,4 +1,4 @@
-"""What the speed benchmarks share: interleaved repeats, the machine's own ceiling, and tables that tell their story."""
+"""What the speed benchmarks share: interleaved repeats, the machine's own ceiling, and tables with their provenance."""
 
 import argparse
 import json
@@ -52,7 +52,7 @@ class Sheet:
     def write(self, folder: Path, began: float) -> None:
         """Put NAME.md and NAME.json into the folder."""
         parts = [f"# {self.title}", "", "| | |", "|---|---|"]
-        parts += [f"| {key} | {value} |" for key, value in story(began).items()]
+        parts += [f"| {key} | {value} |" for key, value in provenance(began).items()]
         parts += ["", self.what]
         for title, head, lines in self.tables:
             parts += ["", f"## {title}", ""] if title else [""]
@@ -61,14 +61,14 @@ class Sheet:
         parts += ["", *self.notes] if self.notes else []
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.md").write_text("\n".join(parts) + "\n", "utf-8")
-        content = {"story": story(began), **self.rows}
+        content = {"provenance": provenance(began), **self.rows}
         (folder / f"{self.name}.json").write_text(
             json.dumps(content, indent=1, default=asdict) + "\n", "utf-8"
         )
         print("\n".join(parts))
 
 
-def story(began: float) -> dict[str, str]:
+def provenance(began: float) -> dict[str, str]:
     """Where the numbers come from; a path to data is written as $DATA."""
     import torch
 
@@ -98,7 +98,7 @@ def version(package: str) -> str:
 
 
 def processor() -> str:
-    """The processor's name, as it tells it."""
+    """The processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -109,7 +109,7 @@ def processor() -> str:
 def interleaved(
     ways: Mapping[str, Callable[[], float]], repeats: int, seconds: float = 200.0
 ) -> dict[str, Rate]:
-    """The rates that each way gives when it is called, in turns; no round is begun after `seconds`."""
+    """The rates that each way gives when it is called, alternately; no round starts after `seconds`."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     began = time.monotonic()
     for _ in range(repeats):
@@ -150,7 +150,7 @@ class Ceiling:
 
 
 def ceiling(repeats: int = 5) -> Ceiling:
-    """The machine's ceiling: the medians of a few tries, in turns."""
+    """The machine's ceiling: the medians of a few alternating tries."""
     import torch
 
     size = 2048
@@ -195,7 +195,7 @@ def steps_of(trainer: Any) -> Callable[[int], int]:
 
 
 def number(value: float) -> str:
-    """A number with as many places as it deserves."""
+    """A number with about three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 

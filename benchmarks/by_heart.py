@@ -43,7 +43,7 @@ def blocks(texts: list[str], trained: LoadedModel, length: int) -> np.ndarray:
 def losses(models: list[Model], rows: np.ndarray, trained: LoadedModel) -> list[float]:
     """The mean loss of each model at the hidden tokens, then of all together."""
     objective, rng = MaskedLM(mask_rate=0.3), torch.Generator().manual_seed(0)
-    sums, asked = np.zeros(len(models) + 1), 0
+    sums, count = np.zeros(len(models) + 1), 0
     for at in range(0, len(rows), BATCH):
         batch = objective.collate(
             [EncodedExample(row) for row in rows[at : at + BATCH]], trained.tokenizer, rng
@@ -55,8 +55,8 @@ def losses(models: list[Model], rows: np.ndarray, trained: LoadedModel) -> list[
         ]
         shares.append(torch.stack(shares).logsumexp(0) - math.log(len(models)))
         sums += [F.nll_loss(share, wanted, reduction="sum").item() for share in shares]
-        asked += len(wanted)
-    return list(sums / asked)
+        count += len(wanted)
+    return list(sums / count)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
 
 Two tasks: the folds of a folder of French book reviews ($DATA/cls-books-fr: train.tsv and valid.tsv with the columns
 text and label), and 1,600 labels of the embedded IMDB reviews scored on their test part, with several seeds. A base that
-is not given leaves its task out. Finished fits are kept in --work, so the same command goes on after a stop; each
+is not given leaves its task out. Finished fits are stored in --work, so the same command continues after a stop; each
 process computes with one thread. Writes benchmarks/results/few-labels.md and few-labels.json.
 """
 
@@ -68,7 +68,7 @@ METHODS: dict[str, dict[str, Any]] = {
         }
     },
     "ensemble": {},  # of plain models
-    "classical": {},  # no network: where the task stands without one
+    "classical": {},  # no network, for reference
 }
 MACHINE = ("device", "precision")  # settings that say where and how exactly is computed
 MEMBER = 1000  # what parts the seeds of an ensemble's members
@@ -102,7 +102,7 @@ class Job:
 
 
 def settings_of(task: Task, method: str) -> dict[str, Any]:
-    """Nothing is selected on validation texts: the last epoch counts, and only it is marked."""
+    """Nothing is selected on validation texts: the last epoch counts, and only it is evaluated."""
     shared: dict[str, Any] = {
         "training": {
             "max_length": task.length,
@@ -140,7 +140,7 @@ def variant_of(task: Task, method: str) -> Variant:
 
 @lru_cache(maxsize=4)
 def print_of(task: Task) -> str:
-    """What a kept fit must agree with, beside its settings: the data, how it is cut, and the base."""
+    """What a stored fit must agree with, besides its settings: the data, how it is split, and the base."""
     parts, base = parts_of(task)[0], base_of(task)
     cut = [task.folds, task.labels, base and content_hash(base.info.to_dict())]
     return content_hash([*cut, *(data_fingerprint(part.dataset) for part in parts)])
@@ -149,8 +149,8 @@ def print_of(task: Task) -> str:
 def path_of(job: Job, work: Path) -> Path:
     variant = variant_of(job.task, job.method)
     config = "" if variant.kind == "classical" else variant.config.model_dump()
-    mark = content_hash([print_of(job.task), config])[:10]
-    name = f"{job.method.replace(' ', '-')}-{job.label_seed}-{job.part}-{job.seed}-{mark}.json"
+    key = content_hash([print_of(job.task), config])[:10]
+    name = f"{job.method.replace(' ', '-')}-{job.label_seed}-{job.part}-{job.seed}-{key}.json"
     return work / job.task.name / name
 
 
@@ -173,16 +173,16 @@ def run(job: Job, work: Path) -> str:
 
 def usable(task: Task, methods: list[str]) -> tuple[list[str], dict[str, str]]:
     """The methods that this base can take, and why it cannot take the others."""
-    kept, left_out = [], {}
+    methods_used, left_out = [], {}
     for name in methods:
         try:
             variant = variant_of(task, name)
             if variant.config.training.bpe_dropout:
                 BPEDropout(variant.tokenizer)
-            kept.append(name)
+            methods_used.append(name)
         except ConfigError as error:
             left_out[name] = str(error)
-    return kept, left_out
+    return methods_used, left_out
 
 
 def jobs_of(task: Task, methods: list[str], members: int) -> Iterator[Job]:
@@ -208,9 +208,9 @@ def results_of(task: Task, method: str, members: int, work: Path) -> list[SeedRe
                 CellResult.load(path_of(Job(task, own, seed, part, seed + MEMBER * n), work))
                 for n in range(count)
             ]
-            kept: list[CellResult] = [fit for fit in models if fit is not None]
-            assert len(kept) == count, f"{task.name}, {method}: a fit is missing"
-            fits.append(kept[0] if count == 1 else ensemble(kept))
+            results: list[CellResult] = [fit for fit in models if fit is not None]
+            assert len(results) == count, f"{task.name}, {method}: a fit is missing"
+            fits.append(results[0] if count == 1 else ensemble(results))
         found.append(combine_folds(fits, parts, seed))
     return found
 
@@ -289,16 +289,18 @@ def table_row(name: str, row: dict[str, Any], members: int) -> str:
     if name == "ensemble":
         settings = f"the mean of {members} plain models"
     accuracy, test = Interval(**row["accuracy"]), row["against_plain"]
-    told = ["", "", ""]
+    comparison = ["", "", ""]
     if test is not None:
         difference = Interval(**test["difference"])
-        told = [
+        comparison = [
             f"{format_points(difference.mean)} ({format_points_interval(difference)})",
             format_p_value(test["p_value"]),
             test["verdict"],
         ]
-    marks = [f"{accuracy.mean:.4f} ± {accuracy.spread:.4f}", format_interval(accuracy)]
-    return f"| {' | '.join([name, settings, *marks, *told])} | {row['loss']:.4f} | {row['seconds']:.0f} |"
+    score = [f"{accuracy.mean:.4f} ± {accuracy.spread:.4f}", format_interval(accuracy)]
+    return (
+        f"| {' | '.join([name, settings, *score, *comparison])} | {row['loss']:.4f} | {row['seconds']:.0f} |"
+    )
 
 
 def start_worker() -> None:
@@ -329,7 +331,7 @@ def main() -> None:
     )
     words.add_argument("--processes", type=int, default=1, help="each with one thread")
     words.add_argument(
-        "--work", type=Path, default=Path("runs/few-labels"), help="where finished fits are kept"
+        "--work", type=Path, default=Path("runs/few-labels"), help="where finished fits are stored"
     )
     words.add_argument("--out", type=Path, default=RESULTS)
     given = words.parse_args()
@@ -380,15 +382,15 @@ def main() -> None:
             print(f"{task.name}: {name} is left out: {reason}")
     jobs = [job for task in tasks for job in jobs_of(task, chosen[task.name][0], given.members)]
     missing = [job for job in jobs if CellResult.load(path_of(job, given.work)) is None]
-    print(f"{len(jobs)} fits, {len(jobs) - len(missing)} of them kept from before", flush=True)
+    print(f"{len(jobs)} fits, {len(jobs) - len(missing)} of them from earlier runs", flush=True)
     with multiprocessing.get_context("spawn").Pool(given.processes, start_worker) as pool:
         done = [pool.apply_async(run, (job, given.work)) for job in missing]
         for number, fit in enumerate(done, start=1):
             print(f"{number}/{len(missing)} {fit.get()}", flush=True)
     found = [
-        {**measure(task, kept, given.members, given.work), "left_out": left_out}
+        {**measure(task, methods_used, given.members, given.work), "left_out": left_out}
         for task in tasks
-        for kept, left_out in [chosen[task.name]]
+        for methods_used, left_out in [chosen[task.name]]
     ]
     write_json(
         given.out / "few-labels.json",

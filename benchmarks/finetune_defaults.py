@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from bench import RESULTS, story
+from bench import RESULTS, provenance
 from transfer_suite import TextSet, find_sets
 
 import headstart as hs
@@ -95,7 +95,7 @@ def run_cell(given: tuple[TextSet, int, str, int, Path]) -> dict[str, Any]:
     return json.loads(cached.read_text("utf-8"))
 
 
-def render(cells: list[dict[str, Any]], told: dict[str, Any]) -> str:
+def render(cells: list[dict[str, Any]], origin: dict[str, Any]) -> str:
     """The page."""
     tasks = list(dict.fromkeys((cell["set"], cell["labels"]) for cell in cells))
     lines = [
@@ -149,8 +149,8 @@ def render(cells: list[dict[str, Any]], told: dict[str, Any]) -> str:
     seeds = sorted({cell["seed"] for cell in cells})
     lines += [
         "",
-        f"Seeds {', '.join(map(str, seeds))}; bases en-tiny and fr-tiny; {told['command']} on commit "
-        f"`{told['commit'][:7]}`, {told['machine']}. Seconds were measured with other work on the machine.",
+        f"Seeds {', '.join(map(str, seeds))}; bases en-tiny and fr-tiny; {origin['command']} on commit "
+        f"`{origin['commit'][:7]}`, {origin['machine']}. Seconds were measured with other work on the machine.",
     ]
     return "\n".join(lines) + "\n" + NOTES
 
@@ -207,10 +207,10 @@ def main() -> None:
                 flush=True,
             )
             cells.append(cell)
-    told = story(began)
-    told["command"] = told["command"].replace(sys.argv[1], "$DATA")
-    write_json(RESULTS / "finetune-defaults.json", {"cells": cells, "story": told})
-    write_text(RESULTS / "finetune-defaults.md", render(cells, told))
+    origin = provenance(began)
+    origin["command"] = origin["command"].replace(sys.argv[1], "$DATA")
+    write_json(RESULTS / "finetune-defaults.json", {"cells": cells, "provenance": origin})
+    write_text(RESULTS / "finetune-defaults.md", render(cells, origin))
 
 
 def _one_thread() -> None:

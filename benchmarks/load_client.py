@@ -1,7 +1,7 @@
 """The client of benchmarks/serve_load.py: many connections in a process of its own, over plain sockets, so that it costs little.
 
 Requests are put together before the clock starts. Every answer is read and held against what the server said to the same
-text when it was asked alone, so that a lost or crossed answer ends the measurement.
+text alone, so that a lost or crossed answer ends the measurement.
     python benchmarks/load_client.py '{"port": 8000, "texts": "texts.json", "way": "closed", "clients": 64, "seconds": 5}'
 """
 
@@ -27,15 +27,15 @@ class Connection:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.text, self.start, self.came = 0, 0.0, b""
-        self.is_asking, self.is_open, self.is_refused = False, True, False
+        self.is_waiting, self.is_open, self.is_refused = False, True, False
 
     def ask(self, text: int, request: bytes, start: float) -> None:
         """Send a request; it is short, so the system takes it all at once."""
-        self.text, self.start, self.came, self.is_asking = text, start, b"", True
+        self.text, self.start, self.came, self.is_waiting = text, start, b"", True
         assert self.socket.send(request) == len(request)
 
     def answer(self) -> tuple[Any, ...] | None:
-        """What marks the answer as the one to this text; None while some of it is missing."""
+        """What identifies the answer to this text; None while some of it is missing."""
         self.came = self.came + self.socket.recv(65536) if self.came else self.socket.recv(65536)
         head, found, body = self.came.partition(b"\r\n\r\n")
         if not found:
@@ -47,7 +47,7 @@ class Connection:
         if len(body) < size:
             return None
         assert len(body) == size, "more came than one answer"
-        self.is_asking = False
+        self.is_waiting = False
         if self.is_refused:
             return ()
         label = json.loads(body)["labels"][0]
@@ -94,7 +94,7 @@ class Load:
         done = []
         for key, _ in self.selector.select(wait):
             connection: Connection = key.data
-            if not connection.is_asking:  # the server hangs up on those that rest for long
+            if not connection.is_waiting:  # the server hangs up on those that rest for long
                 self.drop(connection)
                 continue
             found = connection.answer()
@@ -161,21 +161,21 @@ class Load:
 
     def found(self, took: list[float], used: float) -> dict[str, float]:
         """The median, the slowest hundredth, and what a request costs this process."""
-        marks = statistics.quantiles(took, n=100, method="inclusive")
+        percentiles = statistics.quantiles(took, n=100, method="inclusive")
         return {
-            "p50_ms": 1000 * marks[49],
-            "p99_ms": 1000 * marks[98],
+            "p50_ms": 1000 * percentiles[49],
+            "p99_ms": 1000 * percentiles[98],
             "requests": len(took),
             "refused": self.refused,
             "client_ms": 1000 * (time.process_time() - used) / len(took),
         }
 
 
-def main(asked: dict[str, Any]) -> None:
-    """Do what is asked, and print what was measured."""
-    texts, way = json.loads(Path(asked.pop("texts")).read_text("utf-8")), asked.pop("way")
-    load = Load(asked.pop("port"), texts[: asked.pop("different", 200)], asked.pop("near", NEAR))
-    print(json.dumps({"closed": load.closed, "open": load.open}[way](**asked)))
+def main(options: dict[str, Any]) -> None:
+    """Run one measurement and print it."""
+    texts, way = json.loads(Path(options.pop("texts")).read_text("utf-8")), options.pop("way")
+    load = Load(options.pop("port"), texts[: options.pop("different", 200)], options.pop("near", NEAR))
+    print(json.dumps({"closed": load.closed, "open": load.open}[way](**options)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Do positions carry further than they were trained? Perplexity at 1, 2 and 4 times the trained length.
 
-Pretrains a tiny causal body on the embedded IMDB train reviews with each kind of positions, then marks it on valid
+Pretrains a tiny causal body on the embedded IMDB train reviews with each kind of positions, then evaluates it on valid
 reviews in blocks of 1, 2 and 4 times the trained length. Writes benchmarks/results/longer-than-trained.{md,json,png}.
     python benchmarks/longer_than_trained.py [--steps N] [--seeds N]
 """
@@ -101,7 +101,7 @@ def write(found: dict[str, list[list[float]]], steps: int, seeds: int) -> None:
 |---|---|
 | command | `python benchmarks/longer_than_trained.py --steps {steps} --seeds {seeds}` |
 | commit | {commit()} |
-| data | embedded IMDB: trained on the train split, marked on 600 valid reviews |
+| data | embedded IMDB: trained on the train split, evaluated on 600 valid reviews |
 | seeds | {", ".join(str(seed) for seed in range(seeds))} |
 
 A `tiny` causal body trained on blocks of {TRAINED} tokens for {steps} steps, then read in longer blocks: perplexity, mean

@@ -1,6 +1,6 @@
 """How much faster is a masked decoder's one pass than predicting word by word? The loss is the same.
 
-A translator reads random pairs and is marked on every token of the translations in three ways: all at once under the
+The loss of a translator on every token of random pairs is computed in three ways: all at once under the
 causal mask; one token after the other over a cache; and one after the other with all earlier ones read again, as a
 decoder without mask or cache would have to. Writes benchmarks/results/parallel-decoder.{md,json}.
     python benchmarks/parallel_decoder.py [--preset NAME] [--batch N] [--repeats N]
@@ -36,7 +36,7 @@ def loss_at(model: Model, hidden: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 def one_pass(model: Model, batch: Batch) -> float:
-    """All tokens at once; each is kept from seeing those after it."""
+    """All tokens at once under the causal mask."""
     return loss_at(model, model.backbone(batch), batch.labels["lm"])
 
 
@@ -75,14 +75,14 @@ def measure(preset: str, batch: int, repeats: int, device: str) -> list[dict[str
     rows = []
     for length in LENGTHS:
         texts = SyntheticData(size, batch, length + 1, 0, size)
-        asked = objective.collate(texts.fetch(texts.batches(0)[0], 0), texts, torch.Generator()).to(device)
+        pairs = objective.collate(texts.fetch(texts.batches(0)[0], 0), texts, torch.Generator()).to(device)
         found: dict[str, float] = {"length": length}
-        losses = [way(model, asked) for way in WAYS.values()]  # and all is warm
+        losses = [way(model, pairs) for way in WAYS.values()]  # and all is warm
         for name, way in WAYS.items():
             times = []
             for _ in range(repeats):
                 start = time.perf_counter()
-                way(model, asked)
+                way(model, pairs)
                 times.append(time.perf_counter() - start)
             found[name] = min(times)  # what others do on the machine only adds
         found["difference"] = max(abs(loss / losses[0] - 1) for loss in losses)

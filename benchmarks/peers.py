@@ -1,6 +1,6 @@
 """What people would use instead: (a) the course notebook's way written plainly, (b) `transformers` with its Trainer.
 
-Each way trains for some steps when it is asked to, and says how many real tokens (or texts) it went through.
+Each way trains for a given number of steps and returns how many real tokens (or texts) it went through.
 """
 
 import contextlib
@@ -143,7 +143,7 @@ class TrainerWay:
         """What `count` finds in the batches of the timed steps, a second."""
         from transformers import Trainer, TrainerCallback, TrainingArguments
 
-        marks: list[float] = []
+        step_times: list[float] = []
         sizes: list[int] = []
 
         def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -151,9 +151,9 @@ class TrainerWay:
             sizes.append(count(batch))
             return batch
 
-        class Marks(TrainerCallback):
+        class StepTimes(TrainerCallback):
             def on_step_end(self, *_: Any, **__: Any) -> None:
-                marks.append(Clock.now())
+                step_times.append(Clock.now())
 
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             words = TrainingArguments(
@@ -167,10 +167,10 @@ class TrainerWay:
                 args=words,
                 train_dataset=self.data,
                 data_collator=collate,
-                callbacks=[Marks()],
+                callbacks=[StepTimes()],
             )
             trainer.train()
-        return sum(sizes[1 : steps + 1]) / (marks[-1] - marks[0])
+        return sum(sizes[1 : steps + 1]) / (step_times[-1] - step_times[0])
 
 
 def pad_rows(padding: int, with_labels: bool) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:

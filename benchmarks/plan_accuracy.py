@@ -335,7 +335,7 @@ def report(content: dict[str, Any]) -> str:
             "## Compiled steps of a run",
             "",
             f"Not measured here but by `benchmarks/speed_gpu.py` ({', '.join(sources)}), in the product's own",
-            "loop, which waits for no step. Two constants of time were chosen with them in view: how often what is kept is",
+            "loop, which waits for no step. Two constants of time were chosen with them in view: how often stored activations are",
             "read or written, and the width at which products reach half of their rate. Memory was counted by reading the code.",
             "",
             *table(content["speed"]),
@@ -350,8 +350,8 @@ def report(content: dict[str, Any]) -> str:
             "the largest batch, which the plan of a middling one does not know. Three constants were chosen with the compiled rows in view:",
             "what the host takes for an operation of such a step, and the tiles and the rate of attention that reads a mask (also from",
             "the profile in speed-gpu.md); the small classifier of the first table, which was not looked at for that, came from -8% to +4%. The",
-            "translator that is not compiled is planned too slow: since the constants of the first table were fitted, scores of the vocabulary",
-            "are marked in fewer bytes, so language models that are not compiled are planned too slow on a GPU as well.",
+            "translator that is not compiled is planned too slow: since the constants of the first table were fitted, the loss over the vocabulary's",
+            "logits reads fewer bytes, so language models that are not compiled are planned too slow on a GPU as well.",
             "",
             *table(content["texts"]),
         ]
@@ -385,14 +385,14 @@ def this_place() -> dict[str, Any]:
     }
 
 
-def earlier_place(path: Path, earlier: dict[str, Any], asked: argparse.Namespace) -> dict[str, Any]:
+def earlier_place(path: Path, earlier: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """What the page says of the machine and the code of an earlier measurement."""
     device = earlier["rows"][0]["device"]
     known = {one["name"] for one in earlier["rows"]}
     return {
         "device": earlier.get("device", device),
-        "machine": asked.machine or earlier.get("machine", device),
-        "commit": asked.commit or earlier.get("commit", "unknown"),
+        "machine": options.machine or earlier.get("machine", device),
+        "commit": options.commit or earlier.get("commit", "unknown"),
         "command": earlier.get("command", "python benchmarks/plan_accuracy.py"),
         "again": f"python benchmarks/plan_accuracy.py --again {path.name}",
         "settings": [one for one in ON_CPU if device.startswith("CPU") and one.name in known]
@@ -415,20 +415,20 @@ def main() -> None:
     )
     parser.add_argument("--machine", help="with --again: the machine, if the JSON does not say")
     parser.add_argument("--known", default="{}")
-    asked = parser.parse_args()
-    if asked.child:
-        child(Setting(**json.loads(asked.child)), asked.seconds, json.loads(asked.known))
+    options = parser.parse_args()
+    if options.child:
+        child(Setting(**json.loads(options.child)), options.seconds, json.loads(options.known))
         return
-    earlier = opened(asked.again) if asked.again else {"rows": []}
-    content = earlier_place(asked.again, earlier, asked) if asked.again else this_place()
+    earlier = opened(options.again) if options.again else {"rows": []}
+    content = earlier_place(options.again, earlier, options) if options.again else this_place()
     known = {one["name"]: one for one in earlier["rows"]}
     found = []
     for setting in content.pop("settings"):
-        if asked.only in setting.name:
+        if options.only in setting.name:
             if content["device"].startswith("CPU") and not known:
-                wait_until_idle(asked.wait)
+                wait_until_idle(options.wait)
             started = time.monotonic()
-            found.append(run(setting, asked.seconds, known.get(setting.name, {})))
+            found.append(run(setting, options.seconds, known.get(setting.name, {})))
             if found[-1]:
                 print("  ".join(row(found[-1])), f"  ({time.monotonic() - started:.0f} s)", flush=True)
     content["rows"] = [one for one in found if one]
@@ -437,10 +437,10 @@ def main() -> None:
         content["speed"] = from_speed(speed)
         content["texts"] = from_texts(RESULTS / "speed-gpu-texts.json")
     label = content["rows"][0]["device"].lower().replace(" ", "-")
-    asked.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     text = report(content)
-    (asked.out / f"plan-{label}.md").write_text(text, "utf-8")
-    (asked.out / f"plan-{label}.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    (options.out / f"plan-{label}.md").write_text(text, "utf-8")
+    (options.out / f"plan-{label}.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     print(text)
     plain = [one for one in content["rows"] if not one["compiled"]]
     print("what planning/step_time.py's EFFICIENCIES would need:")

@@ -1,4 +1,4 @@
-"""Where a training step spends its time on a CPU, by torch's own profiler: what stands behind speed-cpu-limits.md.
+"""Where a training step spends its time on a CPU, by torch's own profiler: the evidence for speed-cpu-limits.md.
 
     python benchmarks/profile_cpu.py [--only lab|small|classifier]
 

@@ -94,20 +94,19 @@ def rival(run: Path, port: int) -> None:
 
 def model_alone(run: Path, texts: list[str], precision: str) -> dict[str, Any]:
     """Milliseconds of one core for a text read by itself and among 64; the best of a few tries."""
-    from headstart.serving.bounds import Bounds
-    from headstart.serving.loaded import Loaded
-
     from headstart.inference.loaded_model import load_model
+    from headstart.serving.model_worker import ModelWorker
+    from headstart.serving.schema import Limits
 
-    loaded = Loaded(load_model(str(run)), Bounds(), precision)
-    found: dict[str, Any] = {"precision": loaded.precision}
+    worker = ModelWorker(load_model(str(run)), Limits(), precision)
+    found: dict[str, Any] = {"precision": worker.precision}
     for name, size in (("alone_ms", 1), ("together_ms", 64)):
         groups = [texts[at : at + size] for at in range(0, 64, size)]
         tries = []
         for _ in range(6):
             start = time.process_time()
             for group in groups:
-                loaded.work(("classify", False), group)
+                worker.run_batch(("classify", False), group)
             tries.append(1000 * (time.process_time() - start) / 64)
         found[name] = min(tries[1:])
     return found
@@ -150,13 +149,13 @@ def ask(server: int, port: int, texts: Path, way: str, **given: Any) -> dict[str
     ]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as client:
         assert client.stdout is not None
-        marks = []
+        cpu_readings = []
         for line in client.stdout:  # it says when the clock starts and when it stops
             if line.startswith("{"):
                 found = json.loads(line)
-            marks.append(cpu_seconds(server))
+            cpu_readings.append(cpu_seconds(server))
     assert client.returncode == 0, "the client broke off"
-    return {**found, "server_ms": 1000 * (marks[1] - marks[0]) / found["requests"]}
+    return {**found, "server_ms": 1000 * (cpu_readings[1] - cpu_readings[0]) / found["requests"]}
 
 
 def wait_until_open(port: int) -> None:
@@ -179,16 +178,16 @@ def metric(port: int, name: str) -> float:
     return next(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
 
-def measure(run: Path, texts: Path, asked: argparse.Namespace) -> dict[str, Any]:
+def measure(run: Path, texts: Path, options: argparse.Namespace) -> dict[str, Any]:
     from headstart.inference.loaded_model import load_model
 
     about = load_model(str(run))
     found: dict[str, Any] = {
-        "preset": asked.preset,
-        "clients": asked.clients,
-        "reviews": asked.reviews,
-        "bound_ms": asked.p99,
-        "asked_precision": asked.precision,
+        "preset": options.preset,
+        "clients": options.clients,
+        "reviews": options.reviews,
+        "bound_ms": options.p99,
+        "requested_precision": options.precision,
         "cores": os.cpu_count(),
     }
     found["parameters"] = sum(weight.numel() for weight in about.model().parameters())
@@ -201,29 +200,29 @@ def measure(run: Path, texts: Path, asked: argparse.Namespace) -> dict[str, Any]
             "--texts",
             str(texts),
             "--precision",
-            asked.precision,
+            options.precision,
         ],
         stdout=subprocess.PIPE,
         env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         check=True,
     )
     found["model"] = json.loads(done.stdout)
-    port, seconds = asked.port, asked.seconds
+    port, seconds = options.port, options.seconds
     words = [sys.executable, "-m", "headstart", "serve", str(run), "--port", str(port), "--quiet"]
-    words += ["--precision", asked.precision]
+    words += ["--precision", options.precision]
     near = {"near": FAST_NEAR} if found["model"]["precision"] == "bfloat16" else {}
     with process(words, "serving") as (server, _):
         found["one"] = ask(server, port, texts, "closed", clients=1, seconds=seconds, **near)
-        found["many"] = ask(server, port, texts, "closed", clients=asked.clients, seconds=seconds, **near)
+        found["many"] = ask(server, port, texts, "closed", clients=options.clients, seconds=seconds, **near)
         rate = 0.8 * found["many"]["per_second"]
         found["at_80"] = {
             "rate": rate,
             **ask(server, port, texts, "open", rate=rate, seconds=seconds, **near),
         }
         memory, sent = [metric(port, "headstart_memory_bytes")], 0
-        while sent < asked.requests:
+        while sent < options.requests:
             part = ask(
-                server, port, texts, "closed", clients=asked.clients, seconds=min(10.0, seconds), **near
+                server, port, texts, "closed", clients=options.clients, seconds=min(10.0, seconds), **near
             )
             sent += int(part["requests"])
             memory.append(metric(port, "headstart_memory_bytes"))
@@ -233,7 +232,7 @@ def measure(run: Path, texts: Path, asked: argparse.Namespace) -> dict[str, Any]
         with process(words, "ready") as (server, line):
             wait_until_open(port + 1)
             found["rival"] = {"parameters": int(line.split()[1])}
-            for name, clients in (("one", 1), ("many", asked.clients)):
+            for name, clients in (("one", 1), ("many", options.clients)):
                 found["rival"][name] = ask(
                     server, port + 1, texts, "closed", clients=clients, seconds=seconds
                 )
@@ -264,7 +263,11 @@ def report(found: dict[str, Any], device: str) -> str:
     most = cores * 1000 / (many["server_ms"] + many["client_ms"])
     lines = [
         f"# `headstart serve` under load: {device}, preset {found['preset']}"
-        + (f", `--precision {found['asked_precision']}`" if found["asked_precision"] != "auto" else ""),
+        + (
+            f", `--precision {found['requested_precision']}`"
+            if found["requested_precision"] != "auto"
+            else ""
+        ),
         "",
         f"{texts} (rotten-tomatoes) a request, {found['parameters']:,} weights in {model['precision']}"
         + (
@@ -322,13 +325,15 @@ def main() -> None:
     parser.add_argument("--rival", type=Path)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--texts", type=Path)
-    asked = parser.parse_args()
-    if asked.rival:
-        rival(asked.rival, asked.port)
+    options = parser.parse_args()
+    if options.rival:
+        rival(options.rival, options.port)
         return
-    if asked.model:
+    if options.model:
         print(
-            json.dumps(model_alone(asked.model, json.loads(asked.texts.read_text("utf-8")), asked.precision))
+            json.dumps(
+                model_alone(options.model, json.loads(options.texts.read_text("utf-8")), options.precision)
+            )
         )
         return
     import torch
@@ -336,16 +341,16 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} cores"
     with tempfile.TemporaryDirectory() as folder:
-        run = make_run(Path(folder), asked.preset, asked.reviews)
-        found = measure(run, Path(folder) / "texts.json", asked)
+        run = make_run(Path(folder), options.preset, options.reviews)
+        found = measure(run, Path(folder) / "texts.json", options)
     label = device.lower().replace("nvidia ", "").replace(", ", "-").replace(" ", "-")
     text = report(found, device)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    reviews = "" if asked.reviews == 1 else f"-{asked.reviews}-reviews"
-    precision = "" if asked.precision == "auto" else f"-{asked.precision}"
-    name = f"serve-{asked.preset}{precision}{reviews}-{label}"
-    (asked.out / f"{name}.md").write_text(text, "utf-8")
-    (asked.out / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    options.out.mkdir(parents=True, exist_ok=True)
+    reviews = "" if options.reviews == 1 else f"-{options.reviews}-reviews"
+    precision = "" if options.precision == "auto" else f"-{options.precision}"
+    name = f"serve-{options.preset}{precision}{reviews}-{label}"
+    (options.out / f"{name}.md").write_text(text, "utf-8")
+    (options.out / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     print(text)
 
 

@@ -70,7 +70,7 @@ def prepare_child(file: str, tokenizer: str, number: str, count: str) -> None:
 
 
 def train_child(file: str, tokenizer: str, out: str, steps: str) -> None:
-    """Train `tiny` on the prepared text, and tell the peak, with and without pages of files."""
+    """Train `tiny` on the prepared text and print the peak, with and without pages of files."""
     from headstart.training.runtime import peak_memory
     from headstart.workflows.pretrain import pretrain
 
@@ -81,7 +81,7 @@ def train_child(file: str, tokenizer: str, out: str, steps: str) -> None:
         "training": {"max_steps": int(steps), "save_minutes": None},
     }
     pretrain([file], out, settings=settings, on_event=lambda event: held.append(own_memory()))
-    print(json.dumps({"bytes": peak_memory(), "own": max(held), "heard": len(held)}))
+    print(json.dumps({"bytes": peak_memory(), "own": max(held), "events": len(held)}))
 
 
 CHILDREN: dict[str, Callable[..., None]] = {"prepare": prepare_child, "train": train_child}
@@ -97,8 +97,8 @@ def start(cache: Path, *words: object, one_core: bool = False) -> "subprocess.Po
     )
 
 
-def told(process: "subprocess.Popen[str]") -> dict[str, float]:
-    """What a part of the work says when it has ended."""
+def result_of(process: "subprocess.Popen[str]") -> dict[str, float]:
+    """The output of a part of the work when it has ended."""
     out, error = process.communicate()
     if process.returncode:
         raise SystemExit(f"a part failed:\n{error[-2000:]}")
@@ -114,9 +114,9 @@ def measure(path: Path, tokenizer: Path, cores: int, steps: int) -> dict[str, An
             start(Path(place), "prepare", path, tokenizer, share, cores, one_core=True)
             for share in range(cores)
         ]
-        found = [told(share) for share in shares]
+        found = [result_of(share) for share in shares]
         wall = time.monotonic() - began
-        trained = told(start(Path(place), "train", path, tokenizer, Path(place) / "run", steps))
+        trained = result_of(start(Path(place), "train", path, tokenizer, Path(place) / "run", steps))
     return {
         "megabytes": megabytes,
         "wall": wall,
@@ -172,7 +172,7 @@ WHAT = f"""The text is made: sentences of at most {BASE} MB of real French text,
 is reached, so documents differ and words repeat more than in as much new text. MB a second a core counts processor seconds of all processes (`headstart
 prepare --shard`, each of which reads all of the text and splits its share; the fingerprint of the file is counted, loading Python is not); by the clock counts all, loading too. Training reads
 the tokens from mapped files: pages of those are the system's, which takes them back when it needs them, so the process's own memory (RssAnon, looked at on every
-event of the training) stands beside the whole (VmHWM)."""
+event of the training) is given beside the whole (VmHWM)."""
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def main() -> None:
 
 
 WHAT = """The peak of the whole process (VmHWM) over training steps of the lab's model in float32, the same batch on all sides,
-no padding. (a) and (b) write a score for every token of the vocabulary at every position, and their slopes; headstart never holds more than one piece."""
+no padding. (a) and (b) write a logit for every token of the vocabulary at every position, and their gradients; headstart never holds more than one chunk."""
 
 
 if __name__ == "__main__":

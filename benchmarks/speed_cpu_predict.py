@@ -93,8 +93,8 @@ def main() -> None:
         alike = {name: sum(map(str.__eq__, own_, answers["headstart"])) for name, own_ in answers.items()}
         few = texts[:64]
 
-        def timed(answer: Answer, asked: Sequence[str]) -> Callable[[], float]:
-            return lambda: rate_of(lambda: len(answer(asked)))
+        def timed(answer: Answer, inputs: Sequence[str]) -> Callable[[], float]:
+            return lambda: rate_of(lambda: len(answer(inputs)))
 
         single = interleaved(
             {

@@ -82,7 +82,7 @@ def steps_at(way: Callable[[int], int], count: int) -> Callable[[], float]:
 
 
 def real_labels(batch: dict[str, torch.Tensor]) -> int:
-    """Tokens that a causal model of transformers is marked on: all real ones but the first of each row."""
+    """Tokens with a loss in a causal model of transformers: all real ones but the first of each row."""
     return int((batch["labels"][:, 1:] != IGNORE).sum())
 
 

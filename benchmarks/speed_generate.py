@@ -1,9 +1,9 @@
-"""How fast a causal model goes on with a prompt: over a cache, by reading everything again, and in transformers.
+"""How fast a causal model continues a prompt: with a cache, without one, and in transformers.
 
     python benchmarks/speed_generate.py [--preset PRESET] [--prompt N] [--tokens N] [--batches 1 8] [--threads N]
 
 The model is made up: a body of PRESET's shape with a causal head, and its twin as transformers' Llama with the same weights
-(headstart export). All write the likeliest token, as many as asked for, and must write the same. They take turns, and time is
+(headstart export). All decode N tokens greedily and must write the same. They run alternately, and time is
 that of the processor, which other work on the machine disturbs least. Writes benchmarks/results/speed-generate.{md,json}.
 """
 
@@ -87,7 +87,7 @@ def in_transformers(run: Path, folder: Path) -> Way:
 
 
 def measure(words: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
-    """Processor seconds of each way, in turns; the least of some rounds."""
+    """Processor seconds of each way in alternating rounds; the least."""
     run = make_run(folder, words.preset)
     trained = load_model(str(run))
     model, last = trained.model(), trained.tokenizer.eos_id
@@ -137,7 +137,7 @@ def write(rows: list[dict], words: argparse.Namespace) -> None:
 | commit | {commit()} |
 | machine | {machine}; other work was on it: read the ratios, not the seconds |
 | versions | torch {torch.__version__}, transformers {metadata.version("transformers")} |
-| what | a causal body of the shape of `{words.preset}`, prompts of {words.prompt} tokens, {words.tokens} more, the likeliest each time; processor time, seconds are the least of {words.repeats} rounds in turns |
+| what | a causal body of the shape of `{words.preset}`, prompts of {words.prompt} tokens, {words.tokens} more, greedy; processor time, seconds are the least of {words.repeats} alternating rounds |
 
 All three write the same tokens. The last two columns say how many times as long transformers and an uncached loop take:
 the middle of the rounds, the least and the most.

@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 GIB = 2**30
-STUCK = 20.0  # seconds after which a child whose turn it is tells where it stands
+STUCK = 20.0  # seconds after which a running child prints its stack
 WARM_UP = 10  # steps before a setting is ready, and again after its turn has come
 VASWANI_STEPS, VASWANI_TOKENS = 100_000, 50_000  # 25,000 tokens of each side a step
 
@@ -275,7 +275,7 @@ class Profile:
 
 
 def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) -> dict[str, Any]:
-    """The product's own loop from its first step on; every tenth tells where it stands, and that is listened to."""
+    """The product's own loop from its first step on; every tenth step reports its progress, which this reads."""
     from headstart.errors import Stopped
     from headstart.models.model import build_model, count_parameters
     from headstart.objectives import make_objective
@@ -463,7 +463,7 @@ def measure_peer(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
     logging.set_verbosity_error()
     config = settled(setting, rehearsed)
     objective, size = make_objective(config.objective), config.tokenizer.vocabulary
-    if objective.reads != "blocks":  # cuDNN plans anew for every shape; one who knows turns it off, as we do
+    if objective.reads != "blocks":  # cuDNN plans again for every shape, so it is disabled, as in headstart
         torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)
     model = make_peer(setting, config, size)
@@ -659,7 +659,7 @@ class Child:
         lines = self.log.read_text("utf-8", "replace").strip().splitlines()
         reasons = [line.partition("[__recompiles]")[2].strip() for line in lines if "[__recompiles]" in line]
         stacks = [at for at, line in enumerate(lines) if "(most recent call" in line]
-        # an error ends the log with its reason; one that is stuck told its innermost calls first
+        # an error ends the log with its reason; one that is stuck printed its innermost calls first
         is_stuck = bool(stacks) and "first" in lines[stacks[-1]]
         last = lines[stacks[-1] :][:6] if is_stuck else lines[-3:]
         return " | ".join([*reasons[-3:], *last])[:1200] or "no answer in time"
@@ -684,9 +684,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     before = options.out / "speed-gpu.json"
     if options.add and before.exists():
-        kept = [row for row in json.loads(before.read_text())["rows"] if "failed" not in row]
-        found["rows"] = kept
-        known = {(row["work"], row["system"], row["is_compiled"]) for row in kept}
+        finished = [row for row in json.loads(before.read_text())["rows"] if "failed" not in row]
+        found["rows"] = finished
+        known = {(row["work"], row["system"], row["is_compiled"]) for row in finished}
         settings = [each for each in settings if (each.work, each.system, each.is_compiled) not in known]
     waiting: list[Setting | None] = [None, *settings]
     number = 0
@@ -831,7 +831,7 @@ def table(found: dict[str, Any]) -> list[str]:
 
 
 def kernels(found: dict[str, Any]) -> list[str]:
-    """Where steps spend their time, if that was asked."""
+    """Where steps spend their time, with --profile."""
     rows = [row for row in found["rows"] if "profile" in row]
     if not rows:
         return []

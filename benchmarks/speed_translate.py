@@ -3,10 +3,10 @@
     python benchmarks/speed_translate.py [--run RUN --file FILE] [--preset PRESET] [--lines N] [--batches 1 32] [--threads N]
     python benchmarks/speed_translate.py --run RUN --file FILE --whole
 
-With a run, its translations of FILE end where the model ends them, and how many are alike is told. Without one a translator
+With a run, its translations of FILE end where the model ends them, and the share of equal ones is reported. Without one a translator
 of PRESET's shape is made up, and every translation has 30 tokens, so that all do the same work. Lines one at a time are
 fewer. With --whole a file is translated from lines to lines by each system in its own best way: headstart by its `translate`, the
-others in batches of several sizes, of lines of like length and as the lines come. Systems take turns, and time is that of the
+others in batches of several sizes, of lines of like length and as the lines come. Systems run alternately, and time is that of the
 processor, which other work on the machine disturbs least. Writes benchmarks/results/speed-translate.{md,json}, with a run
 speed-translate-run, of whole files speed-translate-file.
 """
@@ -34,7 +34,7 @@ from headstart.inference.translate import Translator, open_translator
 
 RESULTS = Path(__file__).parent / "results"
 FIXED, LONGER = 30, 50
-HIDDEN = ("systems", "run", "file", "whole", "preset")  # options that are told apart, or not at all
+HIDDEN = ("systems", "run", "file", "whole", "preset")  # options that the report shows elsewhere
 ONE_BY_ONE = 12  # lines translated one at a time
 Way = Callable[[int, float], list[list[int]]]  # width and length penalty -> tokens of each translation
 
@@ -167,10 +167,10 @@ Key = TypeVar("Key")
 Written = TypeVar("Written")
 
 
-def in_turns(
+def interleaved(
     ways: Mapping[Key, Callable[[int, float], Written]], width: int, words: argparse.Namespace
 ) -> tuple[dict[Key, Written], dict[Key, list[float]]]:
-    """What each way writes, and its processor seconds in each of the rounds, in which all take turns."""
+    """What each way writes, and its processor seconds in each of the rounds, in which the ways alternate."""
     found = {key: way(width, words.penalty) for key, way in ways.items()}  # and all is warm
     times: dict[Key, list[float]] = {key: [] for key in ways}
     for _ in range(words.repeats):
@@ -182,15 +182,15 @@ def in_turns(
 
 
 def measure(systems: Systems, words: argparse.Namespace) -> list[dict[str, object]]:
-    """Processor seconds of each system at each width, in turns: the least, and the middle of what the turns say."""
+    """Processor seconds of each system at each width, alternately: the least, and the median of the rounds' ratios."""
     ways = {name: getattr(systems, name)() for name in words.systems}
     rows: list[dict[str, object]] = []
     for width in (5, 1):
-        found, times = in_turns(ways, width, words)
+        found, times = interleaved(ways, width, words)
         for name in ways:
-            told = {"system": name, "beam": width, "batch": systems.batch, "lines": len(found[name])}
-            told["tokens"] = sum(map(len, found[name]))
-            rows.append(told | compared(times[name], times["ours"], found[name], found["ours"]))
+            row = {"system": name, "beam": width, "batch": systems.batch, "lines": len(found[name])}
+            row["tokens"] = sum(map(len, found[name]))
+            rows.append(row | compared(times[name], times["ours"], found[name], found["ours"]))
             print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -225,11 +225,11 @@ def measure_whole(
             ways["transformers", f"{size}, as they come"] = from_lines(mixed, mixed.transformers())
     rows: list[dict[str, object]] = []
     for width in (5, 1):
-        found, times = in_turns(ways, width, words)
+        found, times = interleaved(ways, width, words)
         for key in ways:
-            told = {"beam": width, "system": key[0], "batch": key[1], "lines": len(lines)}
+            row = {"beam": width, "system": key[0], "batch": key[1], "lines": len(lines)}
             rows.append(
-                told | compared(times[key], times["ours", "its own"], found[key], found["ours", "its own"])
+                row | compared(times[key], times["ours", "its own"], found[key], found["ours", "its own"])
             )
             print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -266,7 +266,7 @@ def write(rows: list[dict[str, object]], words: argparse.Namespace, what: str) -
     machine = Runtime(torch.device("cpu"), torch.float32).describe()
     name = f"speed-translate{'-file' if words.whole else '-run' if words.run else ''}"
     how = (
-        "each system in batches as told"
+        "each system with its batches as stated"
         if words.whole
         else "the same batches of sources of like length for all"
     )
@@ -274,12 +274,12 @@ def write(rows: list[dict[str, object]], words: argparse.Namespace, what: str) -
 
 | | |
 |---|---|
-| command | `python benchmarks/speed_translate.py {words.told}` |
+| command | `python benchmarks/speed_translate.py {words.shown}` |
 | commit | {commit()} |
 | machine | {machine}; other work was on it: read the ratios, not the seconds |
 | versions | {versions()} |
 | what | {what}; {how}; one at a time, {ONE_BY_ONE} lines |
-| time | of the processor; seconds are the least of {words.repeats} rounds in turns |
+| time | of the processor; seconds are the least of {words.repeats} alternating rounds |
 
 "times headstart's" says how many times as long a system takes: the middle of the rounds, the least and the most; above 1
 headstart is faster. "alike" is the share of translations that are headstart's, token for token.
@@ -305,11 +305,11 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", default=["ours", "transformers", "ctranslate2"])
     parser.add_argument("--whole", action="store_true")
     words = parser.parse_args()
-    told = {
+    shown = {
         name: value for name, value in vars(words).items() if name not in ("systems", "run", "file", "whole")
     }
-    told["batches"] = " ".join(map(str, words.batches))
-    words.told = " ".join(f"--{name} {value}" for name, value in told.items())
+    shown["batches"] = " ".join(map(str, words.batches))
+    words.shown = " ".join(f"--{name} {value}" for name, value in shown.items())
     torch.set_num_threads(words.threads)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -317,10 +317,10 @@ def main() -> None:
             run = Path(words.run)
             lines = Path(words.file).read_text("utf-8").splitlines()[: words.lines]
             what = f"{len(lines)} lines, translated to their end"
-            words.told = f"--run {run.name} --file FILE{' --whole' if words.whole else ''} {words.told}"
+            words.shown = f"--run {run.name} --file FILE{' --whole' if words.whole else ''} {words.shown}"
         else:
             run, lines = made_up(folder, words.preset, words.lines)
-            words.told = f"--preset {words.preset} {words.told}"
+            words.shown = f"--preset {words.preset} {words.shown}"
             what = f"a translator of the shape of `{words.preset}`, {len(lines)} lines, {FIXED} tokens each"
         body = open_translator(str(run)).reader.backbone.config
         what += f"; {body.num_layers} + {body.num_decoder_layers or body.num_layers} layers of width {body.hidden_size}"

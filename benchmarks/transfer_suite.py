@@ -32,7 +32,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from bench import RESULTS, number, story, version
+from bench import RESULTS, number, provenance, version
 from scipy.stats import binomtest, rankdata
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
@@ -742,7 +742,7 @@ def page(records: Sequence[Record], sets: Sequence[TextSet], facts: dict[str, st
 
 def write_report(cells: Sequence[Cell], sets: Sequence[TextSet], data: str, work: Path, out: Path) -> None:
     """Write OUT.md and OUT.json."""
-    records, origin = read_records(cells, work), story(time.monotonic())
+    records, origin = read_records(cells, work), provenance(time.monotonic())
     more = ", ".join(f"{name} {version(name)}" for name in ("headstart", "scikit-learn", *PEERS))
     words = origin["command"].strip("`").split(" ")
     facts = {
@@ -756,7 +756,7 @@ def write_report(cells: Sequence[Cell], sets: Sequence[TextSet], data: str, work
     }
     grouped = {language: group(records, language) for language in LANGUAGES}
     content = {
-        "story": facts,
+        "provenance": facts,
         "sets": [{key: value for key, value in asdict(each).items() if key != "folder"} for each in sets],
         "cells": [{key: r[key] for key in r if key not in ("right", "settings")} for r in records],
         "means": [

@@ -107,7 +107,7 @@ def write_tables(
 ) -> tuple[int, int]:
     """Write train.tsv and valid.tsv from `texts`, with `more_texts` in train alone; return the number of rows of each.
 
-    Texts are split, compared and held out by the hash of what was written, so that a cut label hides no copy.
+    Texts are split, compared and held out by the hash of the original text, so that a cut label hides no copy.
     """
     labels = WrittenLabels(pattern)
     splits, _ = split_by_hash(labels.examples(texts), ("train", "valid"))
@@ -123,19 +123,19 @@ def write_tables(
     never = set(evaluation_hashes(list(held_out)).tolist())
     counts = {}
     for name, rows in splits.items():
-        kept = [row for row in rows if text_hash(row.text) not in never]
-        if not kept:
+        allowed = [row for row in rows if text_hash(row.text) not in never]
+        if not allowed:
             raise DataError(f"no text for {name} has a label written into it", hint=f"check {REVIEWS}")
-        lines = ["text\tlabel", *(f"{labels.without(row.text)}\t{row.label}" for row in kept)]
+        lines = ["text\tlabel", *(f"{labels.without(row.text)}\t{row.label}" for row in allowed)]
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.tsv").write_bytes(("\n".join(lines) + "\n").encode("utf-8"))
-        counts[name] = len(kept)
+        counts[name] = len(allowed)
     print(f"{out}: {counts['train']:,} rows to learn from, {counts['valid']:,} to validate on")
     return counts["train"], counts["valid"]
 
 
 def read_reviews(data: Path) -> Iterable[str]:
-    """The reviews without labels; an empty line is none."""
+    """The reviews without labels; empty lines are skipped."""
     return (line for line in read_lines(data / REVIEWS) if line.strip())
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 
-# Budgets are cut so that a page takes seconds; everything else runs as it stands.
+# Budgets are cut so that a page takes seconds; everything else runs unchanged.
 CUTS = [
     (r"--minutes \S+", "--steps 3"),
     (r"--epochs \S+", "--epochs 1"),
@@ -51,8 +51,8 @@ def place(tmp_path, monkeypatch):
     write_aligned(tmp_path / "aligned", TASKS["number-words"], ("en", "fr"), count=120)
     (tmp_path / "new.txt").write_text("a superb film\na boring plot\n")
     rows = [line.split("\t") for line in table.read_text().splitlines()[1:]]
-    (tmp_path / "opinions.csv").write_text(
-        "opinion,stars,source\n"
+    (tmp_path / "ratings.csv").write_text(
+        "review,stars,source\n"
         + "".join(f'"{text}",{label},{("films", "books")[n % 2]}\n' for n, (text, label) in enumerate(rows))
     )
     stars = {"good": "5", "bad": "1.0"}

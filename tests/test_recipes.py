@@ -16,6 +16,7 @@ from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.distillation import can_teach
+from headstart.pretrained import describe_base, shipped_bases
 from headstart.quantization import _encoded
 from headstart.workflows.recipe import read_recipe, run_recipe
 
@@ -75,7 +76,8 @@ def test_a_recipe_keeps_to_its_size(recipe):
         for part in _encoded(torch.zeros(weight.shape), "int8").values()
     )
     assert stored + BESIDE[name[:2]] < most_bytes
-    assert f"{count_parameters(model) / 1e6:.1f} M parameters" in found.config.title
+    packed = describe_base(shipped_bases()[name])  # fine-tuning stages add a head
+    assert f"{packed['parameters'] / 1e6:.1f} M parameters" in found.config.title == packed["title"]
 
 
 def test_no_recipe_learns_from_the_labels_it_is_judged_on(recipe):
@@ -87,13 +89,13 @@ def test_no_recipe_learns_from_the_labels_it_is_judged_on(recipe):
 
 
 def objective_of(recipe, stage):
-    """What a stage of a recipe asks."""
+    """The objective of a stage."""
     kind = "finetune" if stage.table else "pretrain"
     return make_objective(resolve(kind, recipe.config.preset, stage.settings).objective)
 
 
 def test_the_teachers_of_a_recipe_can_teach(recipe, tmp_path):
-    """The stages of the recipes that are named as teachers ask what their pupils are asked, or more."""
+    """A stage that another recipe names as a teacher has an objective from which the student's can be distilled."""
     _, found = recipe
     for stage in found.stages:
         if not stage.config.teacher.startswith("runs/"):

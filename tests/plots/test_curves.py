@@ -118,6 +118,6 @@ def test_other_pictures_can_be_drawn_and_saved(comparison, tmp_path):
 
 
 def test_labels_are_moved_apart_and_keep_their_order():
-    places = _spread([0.5, 0.5, 0.51, 0.9], 0.06)
-    assert (np.diff(places) >= 0.06 - 1e-6).all()
-    assert places[-1] == 0.9
+    positions = _spread([0.5, 0.5, 0.51, 0.9], 0.06)
+    assert (np.diff(positions) >= 0.06 - 1e-6).all()
+    assert positions[-1] == 0.9

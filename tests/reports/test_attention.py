@@ -29,7 +29,7 @@ def test_the_page_needs_nothing_from_outside_and_has_a_button_for_every_map():
         assert word in page
 
 
-def test_the_page_opens_on_the_map_that_is_asked_for():
+def test_the_page_opens_on_the_given_map():
     assert '"start": [1, 0]' in render_attention(make_maps(), layer=2)
     with pytest.raises(ConfigError):
         render_attention(make_maps(), layer=3)

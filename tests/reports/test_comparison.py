@@ -45,7 +45,7 @@ def page(comparison):
     return render_comparison(comparison)
 
 
-def test_every_tag_is_closed_and_no_id_stands_twice(page):
+def test_every_tag_is_closed_and_every_id_is_unique(page):
     reader = Reader(page)
     assert not reader.faults
     assert not reader.open

@@ -27,12 +27,12 @@ def test_the_table_shows_every_arm_with_its_interval(comparison):
     one = replace(
         comparison, label_budgets=[1600], arms=[arm for arm in comparison.arms if arm.labels == 1600]
     )
-    narrow = shown(comparison_table(one), width=80)
-    assert max(len(line) for line in narrow.splitlines()) <= 80
-    assert "…" not in narrow
+    lines = shown(comparison_table(one), width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
 
 
-def test_a_narrow_terminal_breaks_names_and_no_numbers(comparison):
+def test_a_terminal_of_80_columns_breaks_names_and_no_numbers(comparison):
     slow = [
         replace(arm, name=f"en-tiny {arm.name}", results=[replace(r, seconds=704.0) for r in arm.results])
         for arm in comparison.arms

@@ -1,4 +1,4 @@
-"""Learning a vocabulary from text: the same texts give the same vocabulary, whatever the machine or its threads."""
+"""Training of tokenizers: the same texts give the same vocabulary, whatever the machine or its threads."""
 
 import math
 import re
@@ -17,30 +17,30 @@ SAMPLE = 64_000_000  # characters to learn from at most
 COVERAGE = 0.9995  # share of the text that the alphabet covers; rarer characters are unknown
 LONGEST_PIECE = 16  # characters in a piece of the unigram kind
 SEEDS = 8  # unigram: pieces to start from, as a multiple of the pieces wanted
-KEPT = 0.7  # unigram: share of the pieces that outlives one round of pruning
+SHRINKING_FACTOR = 0.7  # unigram: share of the pieces that remain after one round of pruning
 WORDS = 2_000_000  # unigram: characters in the different words looked at
 SPACE = "▁"  # how the unigram kind writes a space
-APART = r"[\[\n]"  # always pieces of their own in the unigram kind, so that no text spells a special token
+ISOLATED = r"[\[\n]"  # always pieces of their own in the unigram kind, so that no text spells a special token
 
 
 def sample(texts: Iterable[str], limit: int = SAMPLE) -> list[str]:
     """All of the texts, or when they hold over `limit` characters, a part of them chosen by their content."""
-    kept: list[str] = []
+    chosen: list[str] = []
     characters, halvings = 0, 0
     for text in texts:
         if halvings and text_hash(text) >> (64 - halvings):
             continue
-        kept.append(text)
+        chosen.append(text)
         characters += len(text)
-        while characters > limit and len(kept) > 1:
+        while characters > limit and len(chosen) > 1:
             halvings += 1
-            kept = [text for text in kept if not text_hash(text) >> (64 - halvings)] or kept[:1]
-            characters = sum(map(len, kept))
-    if not any(text.strip() for text in kept):
+            chosen = [text for text in chosen if not text_hash(text) >> (64 - halvings)] or chosen[:1]
+            characters = sum(map(len, chosen))
+    if not any(text.strip() for text in chosen):
         raise DataError(
             "there is no text to learn a vocabulary from", hint="check the corpus and its text column"
         )
-    return kept
+    return chosen
 
 
 def _ranked(counts: Counter[str]) -> list[str]:
@@ -58,15 +58,25 @@ def _alphabet(counts: Counter[str], room: int) -> list[str]:
     return _ranked(counts)
 
 
-def _normalizer(config: TokenizerConfig) -> Any:
-    return normalizers.Lowercase() if config.lowercase else None
-
-
-def _normalised(texts: Iterable[str], normalizer: Any) -> Iterator[str]:
+def _normalized(texts: Iterable[str], normalizer: Any) -> Iterator[str]:
     return (normalizer.normalize_str(text) if normalizer else text for text in texts)
 
 
-def learn_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+def _lowercase(config: TokenizerConfig) -> Any:
+    return normalizers.Lowercase() if config.lowercase else None
+
+
+def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokenizer:
+    """A tokenizer around a model that knows the special tokens."""
+    tokenizer = Tokenizer(model)
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoder
+    tokenizer.add_special_tokens(list(SPECIALS))
+    return tokenizer
+
+
+def train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     """Byte-level byte-pair encoding (Sennrich et al., 2016; Radford et al., 2019): no text is unknown, none is lost."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(alphabet) + len(SPECIALS)
@@ -75,11 +85,8 @@ def learn_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
             f"tokenizer.vocab_size {config.vocab_size} is too small for bpe, which holds every byte",
             hint=f"use {smallest} or more, or --tokenizer characters",
         )
-    tokenizer = Tokenizer(models.BPE())
-    if config.lowercase:
-        tokenizer.normalizer = _normalizer(config)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = _assemble(models.BPE(), _lowercase(config), byte_level, decoders.ByteLevel())
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         special_tokens=list(SPECIALS),
@@ -90,11 +97,11 @@ def learn_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     return tokenizer
 
 
-def learn_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+def train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     """Word pieces as BERT has them (Schuster and Nakajima, 2012)."""
     normalizer = normalizers.BertNormalizer(lowercase=config.lowercase, strip_accents=False)
     counts = Counter[str]()
-    for text in _normalised(texts, normalizer):
+    for text in _normalized(texts, normalizer):
         counts.update(text)
     alphabet = _alphabet(
         Counter({c: n for c, n in counts.items() if not c.isspace()}),
@@ -115,77 +122,59 @@ def learn_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
         tokenizer.train_from_iterator(texts, trainer)
         return tokenizer.get_vocab()
 
-    # the trainer numbers inner characters by chance and breaks ties by number: so they are told to it in order
+    # the trainer numbers inner characters in no fixed order and breaks ties by number, so it gets them in order
     inner = sorted(
         piece for piece in trained(0, list(SPECIALS)) if len(piece) == 3 and piece.startswith("##")
     )
     vocabulary = trained(config.vocab_size, [*SPECIALS, *inner])
-    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens(list(SPECIALS))
-    return tokenizer
+    model = models.WordPiece(vocab=vocabulary, unk_token="[UNK]")
+    return _assemble(model, normalizer, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece())
 
 
-def learn_characters(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+def train_characters(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     """Every character a token, the most frequent ones when they do not all fit."""
     counts = Counter[str]()
-    for text in _normalised(texts, _normalizer(config)):
+    for text in _normalized(texts, _lowercase(config)):
         counts.update(text)
     characters = _ranked(counts)[: config.vocab_size - len(SPECIALS)]
     vocabulary = {piece: number for number, piece in enumerate([*SPECIALS, *characters])}
-    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="[UNK]"))
-    if config.lowercase:
-        tokenizer.normalizer = _normalizer(config)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(list(SPECIALS))
-    return tokenizer
+    model = models.WordLevel(vocab=vocabulary, unk_token="[UNK]")
+    return _assemble(model, _lowercase(config), pre_tokenizers.Split("", "isolated"), decoders.Fuse())
 
 
-def learn_unigram(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+def train_unigram(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     """Likely pieces under a unigram language model (Kudo, 2018), learned from the best split of each word.
 
     Our own learner, since the package's gives another vocabulary each time; splitting is the package's.
     """
     words = Counter[str]()
-    for text in _normalised(texts, _normalizer(config)):
+    for text in _normalized(texts, _lowercase(config)):
         for word in text.split(" "):
-            words.update(part for part in re.split(f"({APART})", SPACE + word) if part)
+            words.update(part for part in re.split(f"({ISOLATED})", SPACE + word) if part)
     room = config.vocab_size - len(SPECIALS)
     letters = Counter[str]()
     for word, count in words.items():
-        for letter in word:
-            letters[letter] += count
+        letters.update({letter: word.count(letter) * count for letter in set(word)})
     alphabet = _alphabet(letters, room)
     words = _frequent(words)
     counts = Counter({letter: letters[letter] for letter in alphabet})
     counts.update(_seeds(words, set(alphabet), SEEDS * room))
     scores = _pruned(words, counts, room)
-    tokenizer = Tokenizer(
-        models.Unigram([*((name, 0.0) for name in SPECIALS), *scores.items()], SPECIALS.index("[UNK]"))
-    )
-    if config.lowercase:
-        tokenizer.normalizer = _normalizer(config)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(), pre_tokenizers.Split(Regex(APART), "isolated")]
-    )
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens(list(SPECIALS))
-    return tokenizer
+    model = models.Unigram([*((name, 0.0) for name in SPECIALS), *scores.items()], SPECIALS.index("[UNK]"))
+    split = [pre_tokenizers.Metaspace(), pre_tokenizers.Split(Regex(ISOLATED), "isolated")]
+    return _assemble(model, _lowercase(config), pre_tokenizers.Sequence(split), decoders.Metaspace())
 
 
 def _frequent(words: Counter[str]) -> Counter[str]:
     """The most frequent words, as many as can be looked at; equals in the order of their hash."""
     if sum(map(len, words)) <= WORDS:
         return words
-    kept, characters = Counter[str](), 0
+    frequent, characters = Counter[str](), 0
     for word in sorted(words, key=lambda word: (-words[word], text_hash(word))):
-        kept[word], characters = words[word], characters + len(word)
+        frequent[word], characters = words[word], characters + len(word)
         if characters >= WORDS:
             break
-    return kept
+    return frequent
 
 
 def _seeds(words: Counter[str], alphabet: set[str], most: int) -> dict[str, int]:
@@ -208,7 +197,7 @@ def _seeds(words: Counter[str], alphabet: set[str], most: int) -> dict[str, int]
 
 
 def _pruned(words: Counter[str], counts: Counter[str], room: int) -> dict[str, float]:
-    """Pieces with their log probabilities, the ones least missed left out until `room` of them are left."""
+    """Pieces with their log probabilities, pruned by the loss of likelihood until `room` of them are left."""
     unique = sorted(words)
     scores = _log_shares(counts)
     while True:
@@ -228,9 +217,9 @@ def _pruned(words: Counter[str], counts: Counter[str], room: int) -> dict[str, f
             for piece, score in scores.items()
             if len(piece) > 1
         }
-        left = max(room, int(len(scores) * KEPT)) - letters
-        kept = set(sorted(missed, key=lambda piece: (-missed[piece], piece))[:left])
-        scores = {piece: score for piece, score in scores.items() if piece in kept or len(piece) == 1}
+        left = max(room, int(len(scores) * SHRINKING_FACTOR)) - letters
+        needed = set(sorted(missed, key=lambda piece: (-missed[piece], piece))[:left])
+        scores = {piece: score for piece, score in scores.items() if piece in needed or len(piece) == 1}
 
 
 def _log_shares(counts: Counter[str]) -> dict[str, float]:
@@ -252,8 +241,8 @@ def _score_of_parts(piece: str, scores: dict[str, float]) -> float:
 
 
 TOKENIZERS: dict[str, Callable[[list[str], TokenizerConfig], Tokenizer]] = {
-    "bpe": learn_bpe,
-    "unigram": learn_unigram,
-    "wordpiece": learn_wordpiece,
-    "characters": learn_characters,
+    "bpe": train_bpe,
+    "unigram": train_unigram,
+    "wordpiece": train_wordpiece,
+    "characters": train_characters,
 }
