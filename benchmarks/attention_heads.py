@@ -37,10 +37,7 @@ class Trained:
 
 def train(corpus: str, attention_heads: int, seed: int, steps: int, folder: Path) -> Trained:
     """A tiny base with this many attention heads."""
-    settings = {
-        "model": {"num_heads": attention_heads},
-        "training": {"max_steps": steps, "seed": seed},
-    }
+    settings = {"model": {"num_heads": attention_heads}, "training": {"max_steps": steps, "seed": seed}}
     done: Pretrained = pretrain([corpus], folder / f"{attention_heads}-{seed}", settings=settings)
     assert done.score is not None, f"{corpus} holds too little text to set any aside"
     return Trained(attention_heads, seed, done.score.loss, done.parameters, done.score.count, done.seconds)
@@ -50,13 +47,9 @@ def verdict(difference: Interval) -> str:
     """What the interval allows to say."""
     one, many = CHOICES
     if difference.low > 0:
-        return (
-            f"{many} attention heads predict held-out text better than {one} at the same number of weights."
-        )
+        return f"{many} attention heads predict held-out text better than {one} at the same number of weights."
     if difference.high < 0:
-        return (
-            f"{one} attention head predicts held-out text better than {many} at the same number of weights."
-        )
+        return f"{one} attention head predicts held-out text better than {many} at the same number of weights."
     return f"No difference shown between {one} and {many} attention heads: the interval holds zero."
 
 
@@ -70,10 +63,7 @@ def report(runs: list[Trained], corpus: str, steps: int, provenance: Provenance)
     first = runs[0]
     rows = [f"| {seed} | {losses[one, seed]:.4f} | {losses[many, seed]:.4f} |" for seed in seeds]
     spread = " | ".join(f"{means[heads].mean:.4f} ± {means[heads].spread:.4f}" for heads in CHOICES)
-    time = {
-        heads: sum(run.seconds for run in runs if run.attention_heads == heads) / len(seeds)
-        for heads in CHOICES
-    }
+    time = {heads: sum(run.seconds for run in runs if run.attention_heads == heads) / len(seeds) for heads in CHOICES}
     return "\n".join(
         [
             "# One attention head against eight at equal parameters",

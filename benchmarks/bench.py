@@ -62,9 +62,7 @@ class Sheet:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.md").write_text("\n".join(parts) + "\n", "utf-8")
         content = {"provenance": provenance(began), **self.rows}
-        (folder / f"{self.name}.json").write_text(
-            json.dumps(content, indent=1, default=asdict) + "\n", "utf-8"
-        )
+        (folder / f"{self.name}.json").write_text(json.dumps(content, indent=1, default=asdict) + "\n", "utf-8")
         print("\n".join(parts))
 
 
@@ -106,9 +104,7 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def interleaved(
-    ways: Mapping[str, Callable[[], float]], repeats: int, seconds: float = 200.0
-) -> dict[str, Rate]:
+def interleaved(ways: Mapping[str, Callable[[], float]], repeats: int, seconds: float = 200.0) -> dict[str, Rate]:
     """The rates that each way gives when it is called, alternately; no round starts after `seconds`."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     began = time.monotonic()
@@ -206,9 +202,7 @@ def reached(ratio: float, target: float) -> str:
 
 def options(description: str | None, **defaults: Any) -> argparse.Namespace:
     """What every benchmark takes: --out, --threads, --repeats, and its own; a default of None must be given."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--threads", type=int, default=0, help="0 = as many as there are cores")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")

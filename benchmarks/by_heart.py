@@ -45,13 +45,10 @@ def losses(models: list[Model], rows: np.ndarray, trained: LoadedModel) -> list[
     objective, rng = MaskedLM(mask_rate=0.3), torch.Generator().manual_seed(0)
     sums, count = np.zeros(len(models) + 1), 0
     for at in range(0, len(rows), BATCH):
-        batch = objective.collate(
-            [EncodedExample(row) for row in rows[at : at + BATCH]], trained.tokenizer, rng
-        )
+        batch = objective.collate([EncodedExample(row) for row in rows[at : at + BATCH]], trained.tokenizer, rng)
         wanted = batch.labels["lm"]
         shares = [
-            model.heads["lm"](model.backbone(batch), batch, model.backbone).float().log_softmax(-1)
-            for model in models
+            model.heads["lm"](model.backbone(batch), batch, model.backbone).float().log_softmax(-1) for model in models
         ]
         shares.append(torch.stack(shares).logsumexp(0) - math.log(len(models)))
         sums += [F.nll_loss(share, wanted, reduction="sum").item() for share in shares]
@@ -61,9 +58,7 @@ def losses(models: list[Model], rows: np.ndarray, trained: LoadedModel) -> list[
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("read", type=Path, help="texts that the runs have read, one a line")
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--texts", type=int, default=160, help="of each kind")
@@ -83,8 +78,7 @@ def main() -> None:
         found = [losses(models, blocks(texts, trained[0], length), trained[0]) for texts in (known, unknown)]
         for name, own, other in zip([*options.runs, "all together"], *found, strict=True):
             print(
-                f"{length} tokens | {name} | read {own:.3f} | unread {other:.3f} | apart {other - own:+.3f}",
-                flush=True,
+                f"{length} tokens | {name} | read {own:.3f} | unread {other:.3f} | apart {other - own:+.3f}", flush=True
             )
 
 

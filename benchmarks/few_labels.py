@@ -27,12 +27,7 @@ from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError
 from headstart.evaluation.statistics import adjust, interval, paired_test
 from headstart.inference.loaded_model import SCRATCH, load_model
-from headstart.reports.formatting import (
-    format_interval,
-    format_p_value,
-    format_points,
-    format_points_interval,
-)
+from headstart.reports.formatting import format_interval, format_p_value, format_points, format_points_interval
 from headstart.results import Interval, Provenance, SeedResult, plain
 from headstart.training.runtime import start_runtime
 from headstart.workflows.compare_cells import (
@@ -60,12 +55,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "smoothing": {"objective": {"label_smoothing": 0.1}},
     "layer decay": {"optimizer": {"layerwise_lr_decay": 0.8}},
     "together": {
-        "training": {
-            "bpe_dropout": 0.1,
-            "token_cutoff": 0.15,
-            "weight_averaging": "ema",
-            "averaging_epochs": 1.0,
-        }
+        "training": {"bpe_dropout": 0.1, "token_cutoff": 0.15, "weight_averaging": "ema", "averaging_epochs": 1.0}
     },
     "ensemble": {},  # of plain models
     "classical": {},  # no network, for reference
@@ -205,8 +195,7 @@ def results_of(task: Task, method: str, members: int, work: Path) -> list[SeedRe
         fits = []
         for part in range(len(parts)):
             models = [
-                CellResult.load(path_of(Job(task, own, seed, part, seed + MEMBER * n), work))
-                for n in range(count)
+                CellResult.load(path_of(Job(task, own, seed, part, seed + MEMBER * n), work)) for n in range(count)
             ]
             results: list[CellResult] = [fit for fit in models if fit is not None]
             assert len(results) == count, f"{task.name}, {method}: a fit is missing"
@@ -298,9 +287,7 @@ def table_row(name: str, row: dict[str, Any], members: int) -> str:
             test["verdict"],
         ]
     score = [f"{accuracy.mean:.4f} ± {accuracy.spread:.4f}", format_interval(accuracy)]
-    return (
-        f"| {' | '.join([name, settings, *score, *comparison])} | {row['loss']:.4f} | {row['seconds']:.0f} |"
-    )
+    return f"| {' | '.join([name, settings, *score, *comparison])} | {row['loss']:.4f} | {row['seconds']:.0f} |"
 
 
 def start_worker() -> None:
@@ -323,16 +310,10 @@ def main() -> None:
     words.add_argument("--length", type=int, default=256)
     words.add_argument("--epochs", type=float, help="those of the base's preset unless given")
     words.add_argument("--members", type=int, default=3, help="models in an ensemble")
-    words.add_argument(
-        "--methods", default=",".join(METHODS), help="with commas between; plain is always there"
-    )
-    words.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for every method"
-    )
+    words.add_argument("--methods", default=",".join(METHODS), help="with commas between; plain is always there")
+    words.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for every method")
     words.add_argument("--processes", type=int, default=1, help="each with one thread")
-    words.add_argument(
-        "--work", type=Path, default=Path("runs/few-labels"), help="where finished fits are stored"
-    )
+    words.add_argument("--work", type=Path, default=Path("runs/few-labels"), help="where finished fits are stored")
     words.add_argument("--out", type=Path, default=RESULTS)
     given = words.parse_args()
     methods = [name.strip() for name in given.methods.split(",")]
@@ -357,17 +338,7 @@ def main() -> None:
         )
     if given.base_en:
         tasks.append(
-            Task(
-                "imdb",
-                "imdb",
-                given.base_en,
-                given.seeds,
-                None,
-                given.labels,
-                given.length,
-                given.epochs,
-                own,
-            )
+            Task("imdb", "imdb", given.base_en, given.seeds, None, given.labels, given.length, given.epochs, own)
         )
     if not tasks:
         print("nothing to measure: give --base-fr RUN, --base-en RUN or both")
@@ -393,8 +364,7 @@ def main() -> None:
         for methods_used, left_out in [chosen[task.name]]
     ]
     write_json(
-        given.out / "few-labels.json",
-        {"provenance": plain(provenance), "members": given.members, "tasks": found},
+        given.out / "few-labels.json", {"provenance": plain(provenance), "members": given.members, "tasks": found}
     )
     text = page(found, provenance, given.members)
     write_text(given.out / "few-labels.md", text)

@@ -129,17 +129,10 @@ def render(cells: list[dict[str, Any]], origin: dict[str, Any]) -> str:
             else:
                 values.append(f"{own:.3f} ({100 * (own - rule):+.1f})")
         lines.append(f"| {variant} | " + " | ".join(values) + " |")
-    lines += [
-        "",
-        "What the rule chose:",
-        "",
-        "| set | labels | epochs | learning rate | seconds | scored texts |",
-    ]
+    lines += ["", "What the rule chose:", "", "| set | labels | epochs | learning rate | seconds | scored texts |"]
     lines.append("|---|---|---|---|---|---|")
     for name, labels in tasks:
-        own_cells = [
-            cell for cell in cells if (cell["variant"], cell["set"], cell["labels"]) == ("rule", name, labels)
-        ]
+        own_cells = [cell for cell in cells if (cell["variant"], cell["set"], cell["labels"]) == ("rule", name, labels)]
         if own_cells:
             first = own_cells[0]
             lines.append(
@@ -177,9 +170,7 @@ says what the rule avoids or does without; none is precise to more than two or t
 
 def main() -> None:
     """Run every variant and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--cells", default="trec:1600,banking77:1600,fr-review-topics:200")
     parser.add_argument("--variants", default=",".join(VARIANTS))
@@ -198,14 +189,7 @@ def main() -> None:
     with Pool(given.processes, _one_thread if given.processes > 1 else None) as pool:
         cells = []
         for cell in pool.imap(run_cell, jobs, chunksize=1):
-            print(
-                cell["set"],
-                cell["labels"],
-                cell["variant"],
-                cell["seed"],
-                f"{cell['accuracy']:.4f}",
-                flush=True,
-            )
+            print(cell["set"], cell["labels"], cell["variant"], cell["seed"], f"{cell['accuracy']:.4f}", flush=True)
             cells.append(cell)
     origin = provenance(began)
     origin["command"] = origin["command"].replace(sys.argv[1], "$DATA")

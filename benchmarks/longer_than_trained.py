@@ -80,8 +80,7 @@ def write(found: dict[str, list[list[float]]], steps: int, seeds: int) -> None:
         means = [sum(run[place] for run in runs) / len(runs) for place in range(len(TIMES))]
         axes.plot([TRAINED * times for times in TIMES], means, marker="o", label=kind)
         each = " | ".join(
-            f"{mean:.1f} ({', '.join(f'{run[place]:.1f}' for run in runs)})"
-            for place, mean in enumerate(means)
+            f"{mean:.1f} ({', '.join(f'{run[place]:.1f}' for run in runs)})" for place, mean in enumerate(means)
         )
         rows.append(f"| {kind} | {each} | {means[-1] / means[0]:.2f} |")
     axes.set_xscale("log", base=2)

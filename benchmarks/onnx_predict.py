@@ -57,11 +57,7 @@ def measure(name: str, folder: Path, engine: str, texts: Path, repeats: int, wei
 
 
 def report(
-    engines: list[Engine],
-    truth: list[str],
-    words: argparse.Namespace,
-    parameters: int,
-    provenance: Provenance,
+    engines: list[Engine], truth: list[str], words: argparse.Namespace, parameters: int, provenance: Provenance
 ) -> str:
     """The measurement as a page of Markdown."""
     first, count = engines[0], len(truth)
@@ -104,9 +100,7 @@ def main() -> None:
     given = words.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        settings = {
-            "training": {"max_steps": given.steps, "max_length": given.length, "eval_steps": given.steps}
-        }
+        settings = {"training": {"max_steps": given.steps, "max_length": given.length, "eval_steps": given.steps}}
         done = finetune("scratch", given.data, folder / "run", preset=given.preset, settings=settings)
         config = load_model(str(folder / "run")).info.config
         examples = load_dataset(given.data, config.data).splits["valid"][: given.texts]

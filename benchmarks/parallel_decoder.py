@@ -54,9 +54,7 @@ def read_again(model: Model, batch: Batch) -> float:
     """Token after token, all earlier ones and the source read anew for each."""
     total = 0.0
     for place in range(1, batch.tokens.shape[1] + 1):
-        prefix = replace(
-            batch, tokens=batch.tokens[:, :place], attention_mask=batch.attention_mask[:, :place]
-        )
+        prefix = replace(batch, tokens=batch.tokens[:, :place], attention_mask=batch.attention_mask[:, :place])
         total += loss_at(model, model.backbone(prefix)[:, -1:], batch.labels["lm"][:, place - 1 : place])
     return total
 

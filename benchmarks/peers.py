@@ -34,9 +34,7 @@ class Notebook(nn.Module):
         self.register_buffer("waves", waves)
         self.dropout = nn.Dropout(dropout)
         self.encoder = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(width, attention_heads, inner, dropout),
-            layers,
-            enable_nested_tensor=False,
+            nn.TransformerEncoderLayer(width, attention_heads, inner, dropout), layers, enable_nested_tensor=False
         )
         self.top = nn.Linear(width, answers)
 
@@ -48,9 +46,7 @@ class Notebook(nn.Module):
 
 
 def _padded(rows: Sequence[np.ndarray], padding: int) -> Tensor:
-    return nn.utils.rnn.pad_sequence(
-        [torch.from_numpy(row).long() for row in rows], padding_value=padding
-    )  # (T, B)
+    return nn.utils.rnn.pad_sequence([torch.from_numpy(row).long() for row in rows], padding_value=padding)  # (T, B)
 
 
 def _batches(rows: Sequence[Any], size: int, seed: int = 0) -> Iterator[list[Any]]:
@@ -62,9 +58,7 @@ def _batches(rows: Sequence[Any], size: int, seed: int = 0) -> Iterator[list[Any
             yield [rows[number] for number in order[at : at + size]]
 
 
-def notebook_lm(
-    rows: list[np.ndarray], vocabulary: int, padding: int, size: int = 16
-) -> Callable[[int], int]:
+def notebook_lm(rows: list[np.ndarray], vocabulary: int, padding: int, size: int = 16) -> Callable[[int], int]:
     """The notebook's language model: padded batches, scores of the whole vocabulary everywhere, Adam."""
     torch.manual_seed(0)
     model = Notebook(vocabulary, vocabulary).train()
@@ -131,9 +125,7 @@ class Texts(torch.utils.data.Dataset):
 class TrainerWay:
     """Some steps of transformers' Trainer, timed between the first step's end and the last one's."""
 
-    def __init__(
-        self, model: nn.Module, rows: list[dict[str, Any]], collate: Callable, size: int, **flags: Any
-    ):
+    def __init__(self, model: nn.Module, rows: list[dict[str, Any]], collate: Callable, size: int, **flags: Any):
         from transformers.utils import logging
 
         logging.set_verbosity_error()
@@ -163,11 +155,7 @@ class TrainerWay:
                 **self.flags,
             )  # fmt: skip
             trainer = Trainer(
-                model=self.model,
-                args=words,
-                train_dataset=self.data,
-                data_collator=collate,
-                callbacks=[StepTimes()],
+                model=self.model, args=words, train_dataset=self.data, data_collator=collate, callbacks=[StepTimes()]
             )
             trainer.train()
         return sum(sizes[1 : steps + 1]) / (step_times[-1] - step_times[0])
@@ -180,9 +168,7 @@ def pad_rows(padding: int, with_labels: bool) -> Callable[[list[dict[str, Any]]]
         tokens = [torch.from_numpy(row["input_ids"]).long() for row in rows]
         batch = {
             "input_ids": nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=padding),
-            "attention_mask": nn.utils.rnn.pad_sequence(
-                [torch.ones_like(one) for one in tokens], batch_first=True
-            ),
+            "attention_mask": nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in tokens], batch_first=True),
         }
         if with_labels:
             batch["labels"] = torch.tensor([row["labels"] for row in rows])
@@ -193,9 +179,7 @@ def pad_rows(padding: int, with_labels: bool) -> Callable[[list[dict[str, Any]]]
     return collate
 
 
-def hidden_tokens(
-    mask: int, vocabulary: int, rate: float
-) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:
+def hidden_tokens(mask: int, vocabulary: int, rate: float) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:
     """Blocks with a share of their tokens hidden, as DataCollatorForLanguageModeling does it."""
     chance = torch.Generator().manual_seed(0)
 

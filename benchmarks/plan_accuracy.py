@@ -62,9 +62,7 @@ ON_GPU = [
 SWIFT = {"training": {"compile": True}}
 COMPILED_ON_GPU = [
     Setting("small MLM, compiled", "pretrain", "small", 256, 256, SWIFT),
-    Setting(
-        "small LM, compiled", "pretrain", "small", 128, 512, {"objective": {"name": "causal-lm"}, **SWIFT}
-    ),
+    Setting("small LM, compiled", "pretrain", "small", 128, 512, {"objective": {"name": "causal-lm"}, **SWIFT}),
     Setting("lab LM, large batch, compiled", "pretrain", "lab", 256, 256, SWIFT),
     Setting("tiny MLM, compiled", "pretrain", "tiny", 64, 64, SWIFT),
     Setting("small classifier, compiled", "finetune", "small", 32, 512, SWIFT),
@@ -245,9 +243,7 @@ def from_speed(path: Path) -> list[dict[str, Any]]:
         config = resolve("pretrain", one["preset"], {**one["settings"], **SWIFT})
         device = find_device(content["machine"]["device"])
         plan = make_plan(config, device, length=one["length"])
-        rows.append(
-            beside(plan, one, f"{one['preset']}, {one['work']}", f"{path.name}, commit {content['commit']}")
-        )
+        rows.append(beside(plan, one, f"{one['preset']}, {one['work']}", f"{path.name}, commit {content['commit']}"))
     return rows
 
 
@@ -406,13 +402,9 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument(
-        "--wait", type=float, default=20.0, help="seconds to wait for an idle CPU, each setting"
-    )
+    parser.add_argument("--wait", type=float, default=20.0, help="seconds to wait for an idle CPU, each setting")
     parser.add_argument("--again", type=Path, help="a JSON of earlier results: predict anew, measure nothing")
-    parser.add_argument(
-        "--commit", help="with --again: the commit that was measured, if the JSON does not say"
-    )
+    parser.add_argument("--commit", help="with --again: the commit that was measured, if the JSON does not say")
     parser.add_argument("--machine", help="with --again: the machine, if the JSON does not say")
     parser.add_argument("--known", default="{}")
     options = parser.parse_args()

@@ -19,10 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from headstart.config import resolve
 from headstart.planning.calibrate import measure_steps
 
-ADAMW = {
-    "objective": {"name": "masked-lm"},
-    "optimizer": {"name": "adamw"},
-}  # as the peers of speed_cpu_pretrain.py
+ADAMW = {"objective": {"name": "masked-lm"}, "optimizer": {"name": "adamw"}}  # as the peers of speed_cpu_pretrain.py
 # name, job, preset, settings, texts, tokens of each, vocabulary, classes
 SETTINGS = {
     "lab": ("language model `lab`, 50,001 tokens", "pretrain", "lab", {}, 16, 256, 50_001, 0),

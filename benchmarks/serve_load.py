@@ -118,9 +118,7 @@ def model_alone(run: Path, texts: list[str], precision: str) -> dict[str, Any]:
 @contextmanager
 def process(words: list[str], ready: str) -> Iterator[tuple[int, str]]:
     """A process that has said `ready`; ended at the end. Gives its number and the line."""
-    started = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT
-    )
+    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
     try:
         assert started.stdout is not None
         line = started.stdout.readline()
@@ -142,11 +140,7 @@ def cpu_seconds(number: int) -> float:
 
 def ask(server: int, port: int, texts: Path, way: str, **given: Any) -> dict[str, float]:
     """What a client in a process of its own measures, and what a request costs the server."""
-    words = [
-        sys.executable,
-        str(CLIENT),
-        json.dumps({"port": port, "texts": str(texts), "way": way, **given}),
-    ]
+    words = [sys.executable, str(CLIENT), json.dumps({"port": port, "texts": str(texts), "way": way, **given})]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as client:
         assert client.stdout is not None
         cpu_readings = []
@@ -192,16 +186,7 @@ def measure(run: Path, texts: Path, options: argparse.Namespace) -> dict[str, An
     }
     found["parameters"] = sum(weight.numel() for weight in about.model().parameters())
     done = subprocess.run(
-        [
-            sys.executable,
-            __file__,
-            "--model",
-            str(run),
-            "--texts",
-            str(texts),
-            "--precision",
-            options.precision,
-        ],
+        [sys.executable, __file__, "--model", str(run), "--texts", str(texts), "--precision", options.precision],
         stdout=subprocess.PIPE,
         env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         check=True,
@@ -215,15 +200,10 @@ def measure(run: Path, texts: Path, options: argparse.Namespace) -> dict[str, An
         found["one"] = ask(server, port, texts, "closed", clients=1, seconds=seconds, **near)
         found["many"] = ask(server, port, texts, "closed", clients=options.clients, seconds=seconds, **near)
         rate = 0.8 * found["many"]["per_second"]
-        found["at_80"] = {
-            "rate": rate,
-            **ask(server, port, texts, "open", rate=rate, seconds=seconds, **near),
-        }
+        found["at_80"] = {"rate": rate, **ask(server, port, texts, "open", rate=rate, seconds=seconds, **near)}
         memory, sent = [metric(port, "headstart_memory_bytes")], 0
         while sent < options.requests:
-            part = ask(
-                server, port, texts, "closed", clients=options.clients, seconds=min(10.0, seconds), **near
-            )
+            part = ask(server, port, texts, "closed", clients=options.clients, seconds=min(10.0, seconds), **near)
             sent += int(part["requests"])
             memory.append(metric(port, "headstart_memory_bytes"))
         found["memory"] = {"requests": sent, "bytes": memory}
@@ -233,9 +213,7 @@ def measure(run: Path, texts: Path, options: argparse.Namespace) -> dict[str, An
             wait_until_open(port + 1)
             found["rival"] = {"parameters": int(line.split()[1])}
             for name, clients in (("one", 1), ("many", options.clients)):
-                found["rival"][name] = ask(
-                    server, port + 1, texts, "closed", clients=clients, seconds=seconds
-                )
+                found["rival"][name] = ask(server, port + 1, texts, "closed", clients=clients, seconds=seconds)
     return found
 
 
@@ -248,10 +226,7 @@ def has_transformers() -> bool:
 def report(found: dict[str, Any], device: str) -> str:
     """The numbers in words."""
     one, many, at_80, memory = (found[name] for name in ("one", "many", "at_80", "memory"))
-    rows = [
-        ("headstart serve, one call at a time", one),
-        (f"headstart serve, {found['clients']} clients", many),
-    ]
+    rows = [("headstart serve, one call at a time", one), (f"headstart serve, {found['clients']} clients", many)]
     rival_rows = found.get("rival", {})
     if rival_rows:
         rows += [
@@ -263,18 +238,10 @@ def report(found: dict[str, Any], device: str) -> str:
     most = cores * 1000 / (many["server_ms"] + many["client_ms"])
     lines = [
         f"# `headstart serve` under load: {device}, preset {found['preset']}"
-        + (
-            f", `--precision {found['requested_precision']}`"
-            if found["requested_precision"] != "auto"
-            else ""
-        ),
+        + (f", `--precision {found['requested_precision']}`" if found["requested_precision"] != "auto" else ""),
         "",
         f"{texts} (rotten-tomatoes) a request, {found['parameters']:,} weights in {model['precision']}"
-        + (
-            f", the rival's {rival_rows['parameters']:,} in float32"
-            if rival_rows
-            else "; the rival was not installed"
-        )
+        + (f", the rival's {rival_rows['parameters']:,} in float32" if rival_rows else "; the rival was not installed")
         + ". Made by `python benchmarks/serve_load.py`; every answer was checked to be the one to its own text.",
         "",
         "| | requests a second | p50 | p99 | CPU of the server | CPU of the client |",
@@ -282,10 +249,7 @@ def report(found: dict[str, Any], device: str) -> str:
         *(
             f"| {name} | {row['per_second']:,.0f} | {row['p50_ms']:.1f} ms | {row['p99_ms']:.1f} ms "
             f"| {row['server_ms']:.2f} ms | {row['client_ms']:.2f} ms |"
-            for name, row in [
-                *rows,
-                ("headstart serve at 80 % of its best", {"per_second": at_80["rate"], **at_80}),
-            ]
+            for name, row in [*rows, ("headstart serve at 80 % of its best", {"per_second": at_80["rate"], **at_80})]
         ),
         "",
         f"Many clients against one call at a time: {many['per_second'] / one['per_second']:.1f} times. Were no core ever "
@@ -297,13 +261,9 @@ def report(found: dict[str, Any], device: str) -> str:
         f"the bound of {found['bound_ms']:.0f} ms; {at_80['refused']:.0f} requests were refused.",
     ]
     if rival_rows:
-        lines.append(
-            f"Against the pipeline: {many['per_second'] / rival_rows['many']['per_second']:.1f} times."
-        )
+        lines.append(f"Against the pipeline: {many['per_second'] / rival_rows['many']['per_second']:.1f} times.")
     first, last = memory["bytes"][1] if len(memory["bytes"]) > 2 else memory["bytes"][0], memory["bytes"][-1]
-    lines.append(
-        f"Memory over {memory['requests']:,} requests: {first / 2**20:.0f} MiB, then {last / 2**20:.0f} MiB."
-    )
+    lines.append(f"Memory over {memory['requests']:,} requests: {first / 2**20:.0f} MiB, then {last / 2**20:.0f} MiB.")
     return "\n".join(lines) + "\n"
 
 
@@ -316,9 +276,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--reviews", type=int, default=1, help="put together in one text")
-    parser.add_argument(
-        "--p99", type=float, default=150.0, help="bound of the slowest hundredth at 80 %% load, in ms"
-    )
+    parser.add_argument("--p99", type=float, default=150.0, help="bound of the slowest hundredth at 80 %% load, in ms")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--port", type=int, default=18_100)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
@@ -330,11 +288,7 @@ def main() -> None:
         rival(options.rival, options.port)
         return
     if options.model:
-        print(
-            json.dumps(
-                model_alone(options.model, json.loads(options.texts.read_text("utf-8")), options.precision)
-            )
-        )
+        print(json.dumps(model_alone(options.model, json.loads(options.texts.read_text("utf-8")), options.precision)))
         return
     import torch
 

@@ -41,9 +41,7 @@ DIMENSIONS: dict[str, tuple[list[int], Callable[[int], Setting]]] = {
     ),
     "vocabulary": (
         [4000, 8000, 16000, 64000],
-        lambda n: Setting(
-            f"vocabulary {n}", "pretrain", "tiny", 16, 128, {**body(), "tokenizer": {"vocab_size": n}}
-        ),
+        lambda n: Setting(f"vocabulary {n}", "pretrain", "tiny", 16, 128, {**body(), "tokenizer": {"vocab_size": n}}),
     ),
 }
 CORPUS = [4, 8, 16, 32]  # megabytes
@@ -128,9 +126,7 @@ def draw(found: dict[str, list[dict[str, Any]]], grown: list[dict[str, float]], 
             for column, (name, points) in enumerate(found.items()):
                 axes = figure.add_subplot(2, len(found) + 1, row * (len(found) + 1) + column + 1)
                 sizes = DIMENSIONS[name][0][: len(points)]
-                axes.plot(
-                    sizes, [point[f"predicted_{key}"] * scale for point in points], color=FAINT, label="plan"
-                )
+                axes.plot(sizes, [point[f"predicted_{key}"] * scale for point in points], color=FAINT, label="plan")
                 measured = [point[f"measured_{key}"] * scale for point in points]
                 axes.plot(sizes, measured, "o", color=PALETTE[0], label="measured")
                 axes.set(xscale="log", yscale="log", xlabel=name, title=label)
@@ -144,11 +140,7 @@ def draw(found: dict[str, list[dict[str, Any]]], grown: list[dict[str, float]], 
             axes.plot(sizes, [point[key] * (scale if row else 1) for point in grown], "o", color=PALETTE[0])
             if row:
                 axes.plot(
-                    sizes,
-                    [point["training bytes"] * scale for point in grown],
-                    "s",
-                    color=PALETTE[1],
-                    label="training",
+                    sizes, [point["training bytes"] * scale for point in grown], "s", color=PALETTE[1], label="training"
                 )
                 axes.legend(frameon=False, loc="lower right")
                 axes.set_ylim(bottom=0)

@@ -92,9 +92,7 @@ def start(cache: Path, *words: object, one_core: bool = False) -> "subprocess.Po
     alone = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **(alone if one_core else {}), "HEADSTART_CACHE": str(cache)}
     command = [sys.executable, __file__, "--child", "|".join(map(str, words)), "-"]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def result_of(process: "subprocess.Popen[str]") -> dict[str, float]:
@@ -110,10 +108,7 @@ def measure(path: Path, tokenizer: Path, cores: int, steps: int) -> dict[str, An
     megabytes = path.stat().st_size / 1e6
     with tempfile.TemporaryDirectory(dir=path.parent) as place:
         began = time.monotonic()
-        shares = [
-            start(Path(place), "prepare", path, tokenizer, share, cores, one_core=True)
-            for share in range(cores)
-        ]
+        shares = [start(Path(place), "prepare", path, tokenizer, share, cores, one_core=True) for share in range(cores)]
         found = [result_of(share) for share in shares]
         wall = time.monotonic() - began
         trained = result_of(start(Path(place), "train", path, tokenizer, Path(place) / "run", steps))
@@ -143,9 +138,7 @@ def main() -> None:
         folder = Path(place)
         paths = make_texts(words.data, folder, [max(1, round(words.megabytes * share)) for share in SHARES])
         documents = open_documents(str(folder / "base.txt"), DataConfig(document_separator="line"))
-        train_tokenizer(sample(documents, 5_000_000), TokenizerConfig(vocab_size=VOCABULARY)).save(
-            folder / "tokenizer"
-        )
+        train_tokenizer(sample(documents, 5_000_000), TokenizerConfig(vocab_size=VOCABULARY)).save(folder / "tokenizer")
         found = [measure(path, folder / "tokenizer", words.cores, words.steps) for path in paths]
     sheet = Sheet("speed-cpu-large", "A large corpus, prepared and trained on", WHAT)
     head = ["MB of text", "seconds", "MB a second, a core", "by the clock", "MiB at the peak of a process"]
@@ -156,14 +149,11 @@ def main() -> None:
     sheet.tables.append((f"Preparing by {words.cores} processes", head, lines))
     head = ["MB of text", "MiB at the peak, with pages of files", "MiB at the peak, its own"]
     lines = [
-        [number(one["megabytes"]), *(f"{one['trained'][key] / MIB:,.0f}" for key in ("bytes", "own"))]
-        for one in found
+        [number(one["megabytes"]), *(f"{one['trained'][key] / MIB:,.0f}" for key in ("bytes", "own"))] for one in found
     ]
     sheet.tables.append((f"Training `tiny` on it for {words.steps} steps", head, lines))
     last = found[-1]
-    sheet.notes.append(
-        f"MB a second a core at the last size: {reached(last['megabytes'] / last['seconds'], TARGET)}."
-    )
+    sheet.notes.append(f"MB a second a core at the last size: {reached(last['megabytes'] / last['seconds'], TARGET)}.")
     sheet.rows = {"sizes": found, "cores": words.cores, "steps": words.steps, "target": TARGET}
     sheet.write(words.out, began)
 

@@ -86,9 +86,7 @@ def main() -> None:
         texts = load_dataset(words.data, info.config.data).texts("valid")[: words.texts]
         length = info.config.training.max_length
         own = ours(run)
-        pipes = {
-            f"pipeline, batches of {size}": theirs(folder / "theirs", length, size) for size in (1, 8, 32)
-        }
+        pipes = {f"pipeline, batches of {size}": theirs(folder / "theirs", length, size) for size in (1, 8, 32)}
         answers = {name: way(texts) for name, way in {"headstart": own, **pipes}.items()}
         alike = {name: sum(map(str.__eq__, own_, answers["headstart"])) for name, own_ in answers.items()}
         few = texts[:64]
@@ -104,19 +102,13 @@ def main() -> None:
             words.repeats,
         )
         bulk = interleaved(
-            {"headstart": timed(own, texts)} | {name: timed(way, texts) for name, way in pipes.items()},
-            words.repeats,
+            {"headstart": timed(own, texts)} | {name: timed(way, texts) for name, way in pipes.items()}, words.repeats
         )
         start = start_up(run, folder, words.repeats)
     best = max(rate.middle for name, rate in bulk.items() if name != "headstart")
     lines = [["one at a time", name, rate.shown(), ""] for name, rate in single.items()]
-    lines += [
-        ["all at once", name, rate.shown(), f"{alike[name]} of {len(texts)}"] for name, rate in bulk.items()
-    ]
-    ratios = {
-        "one": single["headstart"].middle / single["pipeline"].middle,
-        "bulk": bulk["headstart"].middle / best,
-    }
+    lines += [["all at once", name, rate.shown(), f"{alike[name]} of {len(texts)}"] for name, rate in bulk.items()]
+    ratios = {"one": single["headstart"].middle / single["pipeline"].middle, "bulk": bulk["headstart"].middle / best}
     sheet = Sheet("speed-cpu-predict", "Speed of prediction on a CPU", WHAT)
     sheet.tables.append(("", ["texts", "way", "texts a second", "labels like headstart's"], lines))
     soon = f"{start.shown()} s, wanted under {START:g} s"

@@ -98,9 +98,7 @@ def lab(data: str, steps: int) -> dict[str, Callable[[], float]]:
     padded = TrainerWay(
         lab_gpt2(tokenizer.size, "lm", tokenizer.pad_id), theirs, pad_rows(tokenizer.pad_id, False), PADDED
     )
-    packed = TrainerWay(
-        lab_gpt2(tokenizer.size, "lm", tokenizer.pad_id), blocks, pad_rows(tokenizer.pad_id, False), 8
-    )
+    packed = TrainerWay(lab_gpt2(tokenizer.size, "lm", tokenizer.pad_id), blocks, pad_rows(tokenizer.pad_id, False), 8)
     return {
         "headstart": steps_at(ours(config, rows, tokenizer), 2 * steps),
         "(a) notebook": steps_at(notebook_lm(rows, tokenizer.size, tokenizer.pad_id), steps),
@@ -126,9 +124,7 @@ def masked(preset: str, batch: int, steps: int, data: str) -> dict[str, Callable
     return {
         "headstart": steps_at(ours(config, rows, tokenizer), steps),
         "(b) Trainer": lambda: trainer.rate(steps, lambda batch: batch["input_ids"].numel()),
-        "headstart, Muon": steps_at(
-            ours(config.with_({"optimizer": {"name": "muon"}}), rows, tokenizer), steps
-        ),
+        "headstart, Muon": steps_at(ours(config.with_({"optimizer": {"name": "muon"}}), rows, tokenizer), steps),
         "headstart, bfloat16": steps_at(
             ours(config.with_({"training": {"precision": "fast"}}), rows, tokenizer), steps
         ),
@@ -169,9 +165,7 @@ def main() -> None:
                 share = f"{100 * rate.middle * flops / 1e9 / limit:.0f} %"
             lines.append([way, rate.shown(), note if way != "headstart" else "", share])
         title = f"`{name}`, {parameters[name]:,} parameters"
-        sheet.tables.append(
-            (title, ["way", "real tokens a second", "headstart is faster by", "of the ceiling"], lines)
-        )
+        sheet.tables.append((title, ["way", "real tokens a second", "headstart is faster by", "of the ceiling"], lines))
         sheet.rows[name] = {"target": target, "flops a token": flops, "ways": found}
         print(name, {way: number(rate.middle) for way, rate in found.items()}, flush=True)
     sheet.rows |= {"ceiling": top, "parameters": parameters}

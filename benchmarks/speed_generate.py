@@ -31,9 +31,7 @@ Way = Callable[[Batch, int], list[list[int]]]
 def make_run(folder: Path, preset: str) -> Path:
     """A base of the preset's shape that has read one batch."""
     chance = np.random.default_rng(0)
-    words = [
-        "".join(chance.choice(list("abcdefghijklmnopqrstuvwxyz"), chance.integers(2, 9))) for _ in range(3000)
-    ]
+    words = ["".join(chance.choice(list("abcdefghijklmnopqrstuvwxyz"), chance.integers(2, 9))) for _ in range(3000)]
     lines = [" ".join(words[int(3000 * spot**2)] for spot in chance.random(30)) for _ in range(3000)]
     (folder / "text.txt").write_text("\n".join(lines) + "\n")
     settings = {

@@ -258,17 +258,14 @@ class Profile:
         found: dict[str, float] = {}
         events = [event for event in self.profile.key_averages() if getattr(event, self.field) > 0]
         for event in events:
-            kinds = (
-                kind for kind, pattern in KERNELS.items() if re.search(pattern, event.key, re.IGNORECASE)
-            )
+            kinds = (kind for kind, pattern in KERNELS.items() if re.search(pattern, event.key, re.IGNORECASE))
             kind = next(kinds, "other small kernels")
             found[kind] = found.get(kind, 0.0) + getattr(event, self.field) / 1e3 / steps
         largest = sorted(events, key=lambda event: -getattr(event, self.field))[:30]
         return {
             "kernels": dict(sorted(found.items(), key=lambda pair: -pair[1])),
             "largest": {
-                event.key: [getattr(event, self.field) / 1e3 / steps, event.count / steps]
-                for event in largest
+                event.key: [getattr(event, self.field) / 1e3 / steps, event.count / steps] for event in largest
             },
             "started": sum(event.count for event in events) / steps,
         }
@@ -336,9 +333,7 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
             seen["profile"] = seen["profile"].stop(event.step - seen["profiled_from"])
             stop.signal = signal.SIGTERM
 
-    trainer = Watched(
-        model, objective, loader, make_alphabet(size), config, runtime, on_event=listen, stop=stop
-    )
+    trainer = Watched(model, objective, loader, make_alphabet(size), config, runtime, on_event=listen, stop=stop)
     with contextlib.suppress(Stopped):
         trainer.run()
     seconds = seen["end"] - seen["start"]
@@ -381,12 +376,7 @@ def make_peer(setting: Setting, config: Any, size: int) -> Any:
     layers, width, heads = body.layers, body.width, body.attention_heads
     wide = body.feed_forward * 3 // 2  # two matrices with as many weights as our three
     dropout = body.dropout
-    common = {
-        "vocab_size": size,
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-    }
+    common = {"vocab_size": size, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
     common |= {"max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     if setting.system == "BERT":
         made = peers.BertConfig(
@@ -479,9 +469,7 @@ def measure_peer(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
 
     seen: dict[str, float] = {}
     real = torch.zeros((), dtype=torch.long, device="cuda" if torch.cuda.is_available() else "cpu")
-    in_full = (
-        config.training.batch_tokens // setting.length * setting.length if objective.reads == "blocks" else 0
-    )
+    in_full = config.training.batch_tokens // setting.length * setting.length if objective.reads == "blocks" else 0
 
     class Measuring(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -738,9 +726,7 @@ def choose(waiting: list[Setting | None], options: argparse.Namespace, left: flo
     return chosen
 
 
-def take_turn(
-    each: Child, found: dict[str, Any], options: argparse.Namespace, began: float, left: float
-) -> None:
+def take_turn(each: Child, found: dict[str, Any], options: argparse.Namespace, began: float, left: float) -> None:
     """Measure one child and write down what it found."""
     if left < options.window:
         note(found, each, {"failed": "no time was left"}, options)
@@ -775,9 +761,7 @@ def brief(answer: dict[str, Any]) -> str:
 
 def commit() -> str:
     """The commit that is measured, where git knows it."""
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    )
+    done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 
@@ -819,9 +803,7 @@ def table(found: dict[str, Any]) -> list[str]:
             share = f"{row['flops_per_second'] / peak:.1%}" if peak and "flops_per_second" in row else ""
             loader = f"{row['loader_share']:.2%}" if "loader_share" in row else ""
             is_peer = ours is not None and row is not ours
-            ratio = (
-                f"{ours['tokens_per_second'] / row['tokens_per_second']:.2f} ×" if is_peer and ours else ""
-            )
+            ratio = f"{ours['tokens_per_second'] / row['tokens_per_second']:.2f} ×" if is_peer and ours else ""
             name = row["system"] + ("" if row["is_compiled"] else ", not compiled")
             lines.append(
                 f"| {work} | {name} | {row['tokens_per_second']:,.0f} | {row['step_ms']:.1f} | {share} | {loader} "
@@ -887,9 +869,7 @@ def write(found: dict[str, Any], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=195.0, help="all of it")
     parser.add_argument("--window", type=float, default=3.5, help="seconds that each setting is measured")
     parser.add_argument("--compiling", type=float, default=80.0, help="seconds that a wave may compile")
@@ -898,9 +878,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="settings whose name matches this")
     parser.add_argument("--add", action="store_true", help="to what OUT already holds, measuring the rest")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument(
-        "--profile", action="store_true", help="say which kernels our own steps spend their time in"
-    )
+    parser.add_argument("--profile", action="store_true", help="say which kernels our own steps spend their time in")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with very small models")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -909,9 +887,7 @@ if __name__ == "__main__":
             Path(device).exists() for device in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
         )
         if not (has_gpu or given.rehearse):
-            print(
-                "there is no GPU here, so there is nothing to measure; --rehearse tries the script on a CPU"
-            )
+            print("there is no GPU here, so there is nothing to measure; --rehearse tries the script on a CPU")
             sys.exit(0)
         run(given)
     else:

@@ -42,9 +42,7 @@ Way = Callable[[int, float], list[list[int]]]  # width and length penalty -> tok
 def made_up(folder: Path, preset: str, lines: int) -> tuple[Path, list[str]]:
     """A translator of the preset's shape that has learnt nothing, and lines for it."""
     chance = random.Random(0)
-    words = [
-        "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(6000)
-    ]
+    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(6000)]
 
     def text() -> str:
         return " ".join(words[int(len(words) * chance.random() ** 2)] for _ in range(chance.randint(4, 24)))
@@ -52,17 +50,13 @@ def made_up(folder: Path, preset: str, lines: int) -> tuple[Path, list[str]]:
     (folder / "pairs").mkdir()
     for split, count in (("train", 3000), ("valid", 20)):
         for language in ("one", "two"):
-            (folder / "pairs" / f"{split}.{language}").write_text(
-                "".join(f"{text()}\n" for _ in range(count))
-            )
+            (folder / "pairs" / f"{split}.{language}").write_text("".join(f"{text()}\n" for _ in range(count)))
     settings = {
         "training": {"max_steps": 1, "tokens_per_batch": 512, "eval_subset_size": 1, "device": "cpu"},
         "objective": {"metric_for_best_model": "loss"},
         "tokenizer": {"vocab_size": 8000},
     }
-    hs.finetune(
-        "scratch", str(folder / "pairs"), folder / "run", pair="one-two", preset=preset, settings=settings
-    )
+    hs.finetune("scratch", str(folder / "pairs"), folder / "run", pair="one-two", preset=preset, settings=settings)
     return folder / "run", [text() for _ in range(lines)]
 
 
@@ -104,9 +98,7 @@ class Systems:
             for numbers in self.batches:
                 batch = sources([self.rows[number] for number in numbers], tokenizer.pad_id, tokenizer.bos_id)
                 rules = Rules(self.last, self.most, self.fixed or 0, self.banned)
-                best = beam_search(
-                    self.translator.reader, batch, rules, Beam(width, 1, penalty, is_scored=False)
-                )
+                best = beam_search(self.translator.reader, batch, rules, Beam(width, 1, penalty, is_scored=False))
                 found.update({number: each[0].tokens for number, each in zip(numbers, best, strict=True)})
             return [found[number] for number in range(len(self.rows))]
 
@@ -125,9 +117,7 @@ class Systems:
         def write(width: int, penalty: float) -> list[list[int]]:
             found: dict[int, list[int]] = {}
             for numbers in self.batches:
-                batch = sources(
-                    [self.rows[number] for number in numbers], self.translator.tokenizer.pad_id, 0
-                )
+                batch = sources([self.rows[number] for number in numbers], self.translator.tokenizer.pad_id, 0)
                 given = {"min_new_tokens": self.most} if self.fixed else {}
                 tokens = model.generate(
                     input_ids=batch.source, attention_mask=batch.source_attention_mask.long(), num_beams=width,
@@ -206,15 +196,12 @@ def from_lines(systems: Systems, way: Way) -> Callable[[int, float], list[str]]:
     return write
 
 
-def measure_whole(
-    run: Path, folder: Path, lines: list[str], words: argparse.Namespace
-) -> list[dict[str, object]]:
+def measure_whole(run: Path, folder: Path, lines: list[str], words: argparse.Namespace) -> list[dict[str, object]]:
     """Processor seconds for a whole file, of `headstart translate` and of the others at several batch sizes."""
     ways: dict[tuple[str, str], Callable[[int, float], list[str]]] = {}
     translator = open_translator(str(run), {"training": {"device": "cpu"}})
     ways["ours", "its own"] = lambda width, penalty: [
-        each.text
-        for each in hs.translate(translator, lines, beam=width, length_penalty=penalty, scored=False)
+        each.text for each in hs.translate(translator, lines, beam=width, length_penalty=penalty, scored=False)
     ]
     for size in words.batches:
         systems = Systems(run, folder / f"of-{size}", lines, size, words.threads, None)
@@ -228,9 +215,7 @@ def measure_whole(
         found, times = interleaved(ways, width, words)
         for key in ways:
             row = {"beam": width, "system": key[0], "batch": key[1], "lines": len(lines)}
-            rows.append(
-                row | compared(times[key], times["ours", "its own"], found[key], found["ours", "its own"])
-            )
+            rows.append(row | compared(times[key], times["ours", "its own"], found[key], found["ours", "its own"]))
             print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -305,9 +290,7 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", default=["ours", "transformers", "ctranslate2"])
     parser.add_argument("--whole", action="store_true")
     words = parser.parse_args()
-    shown = {
-        name: value for name, value in vars(words).items() if name not in ("systems", "run", "file", "whole")
-    }
+    shown = {name: value for name, value in vars(words).items() if name not in ("systems", "run", "file", "whole")}
     shown["batches"] = " ".join(map(str, words.batches))
     words.shown = " ".join(f"--{name} {value}" for name, value in shown.items())
     torch.set_num_threads(words.threads)

@@ -379,9 +379,7 @@ def fine_tuned(task: Task) -> Predict:
     task.details["warnings"] = result.warnings
     task.details["baseline"] = result.baseline and result.baseline.accuracy  # on the validation texts
     task.details["valid_accuracy"] = result.score.accuracy
-    task.details["valid_curve"] = [
-        round(point["accuracy"], 4) for point in result.curve if "accuracy" in point
-    ]
+    task.details["valid_curve"] = [round(point["accuracy"], 4) for point in result.curve if "accuracy" in point]
 
     def predict() -> list[int]:
         config = hs.load_model(str(task.out), with_weights=False).info.config
@@ -456,9 +454,7 @@ def plan_cells(
     for each in sets:
         for budget, labels in budgets_of(each, budgets):
             pairs = [(arm, base) for arm in arms for base in bases_of(arm, each.language, bases)]
-            cells += [
-                Cell(each, *pair, budget, labels, seed, precision) for pair in pairs for seed in range(seeds)
-            ]
+            cells += [Cell(each, *pair, budget, labels, seed, precision) for pair in pairs for seed in range(seeds)]
     return sorted(cells, key=lambda cell: (cell.seed, cell.budget))
 
 
@@ -490,9 +486,7 @@ def run_cell(cell: Cell, work: Path) -> Record:
     base = cell.base.path if cell.base else ""
     if cell.base:  # scored texts that the base has read in its pretraining
         hashes = np.array([text_hash(row.text) for row in rows], np.uint64)
-        found["seen"] = int(
-            is_contaminated(hashes, hs.load_model(base, with_weights=False).train_fingerprints).sum()
-        )
+        found["seen"] = int(is_contaminated(hashes, hs.load_model(base, with_weights=False).train_fingerprints).sum())
         if cell.arm == "setfit":
             base = cell.base.source
         if cell.arm == "adapted":
@@ -778,18 +772,14 @@ def write_report(cells: Sequence[Cell], sets: Sequence[TextSet], data: str, work
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", metavar="DATA_FOLDER", help="a folder with sets")
     parser.add_argument("--sets", default="", help="names with commas between; default: all")
     parser.add_argument("--bases", default=f"en-tiny,fr-tiny,{MINILM}")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--labels", default="50,200,1600", help="label budgets")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--precision", default="auto", help="of training: auto, or fast for bfloat16 products"
-    )
+    parser.add_argument("--precision", default="auto", help="of training: auto, or fast for bfloat16 products")
     parser.add_argument("--processes", type=int, default=1, help="with 2 or more, each has one thread")
     parser.add_argument("--work", type=Path, default=Path("runs/transfer-suite"), help="the cache")
     parser.add_argument("--out", type=Path, default=RESULTS / "transfer-suite", help="without .md")
@@ -808,9 +798,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         sets = find_sets(Path(given.data), given.sets, given.work)
         bases, arms = find_bases(given.bases, given.work), usable_arms(given.arms)
-        cells = plan_cells(
-            sets, bases, arms, [int(each) for each in given.labels], given.seeds, given.precision
-        )
+        cells = plan_cells(sets, bases, arms, [int(each) for each in given.labels], given.seeds, given.precision)
         chosen = [pick({cell.id: cell for cell in cells}, given.cell, "cell")] if given.cell else cells
     except HeadstartError as error:
         print(f"{error}: {error.hint}", file=sys.stderr)

@@ -88,20 +88,12 @@ def commands_page() -> str:
             return
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         usage = " ".join([name, *(p.metavar or p.name.upper() for p in arguments)])
-        lines.extend(
-            [f"## {name}", "", f"`{usage} [OPTIONS]`", "", " ".join((command.help or "").split()), ""]
-        )
-        lines.extend(
-            ["```console", *(f"$ {line.strip()}" for line in command.epilog.split("\n")[1:]), "```", ""]
-        )
+        lines.extend([f"## {name}", "", f"`{usage} [OPTIONS]`", "", " ".join((command.help or "").split()), ""])
+        lines.extend(["```console", *(f"$ {line.strip()}" for line in command.epilog.split("\n")[1:]), "```", ""])
         lines.extend(["| option | meaning | default |", "|---|---|---|"])
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.name != "help" and not parameter.hidden:
-                default = (
-                    ""
-                    if parameter.default is None or parameter.default is False
-                    else f"`{parameter.default}`"
-                )
+                default = "" if parameter.default is None or parameter.default is False else f"`{parameter.default}`"
                 if isinstance(parameter.show_default, str):
                     default = parameter.show_default
                 lines.append(f"| `{', '.join(parameter.opts)}` | {parameter.help} | {default} |")

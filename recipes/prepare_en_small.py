@@ -99,11 +99,7 @@ class WrittenLabels:
 
 
 def write_tables(
-    out: Path,
-    pattern: str,
-    texts: Iterable[str],
-    more_texts: Iterable[str] = (),
-    held_out: Iterable[str] = ("imdb",),
+    out: Path, pattern: str, texts: Iterable[str], more_texts: Iterable[str] = (), held_out: Iterable[str] = ("imdb",)
 ) -> tuple[int, int]:
     """Write train.tsv and valid.tsv from `texts`, with `more_texts` in train alone; return the number of rows of each.
 
@@ -141,9 +137,7 @@ def read_reviews(data: Path) -> Iterable[str]:
 
 def data_folder(description: str | None) -> Path:
     """The folder that the command line names."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help=f"the recipe's --data-root, the folder that holds {REVIEWS}")
     folder: Path = parser.parse_args().data
     return folder

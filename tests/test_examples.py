@@ -95,23 +95,14 @@ def one_machine(folder: Path) -> dict[str, str]:
     program(tools / "torchrun", f'exec {sys.executable} -m torch.distributed.run "$@"')
     program(tools / "headstart", f'exec {sys.executable} -m headstart "$@"')
     slurm = {"SLURM_NNODES": 1, "SLURM_JOB_ID": 7, "SLURM_JOB_NODELIST": "here", "SLURM_CPUS_PER_TASK": 2}
-    slurm |= {
-        "PROCESSES_PER_NODE": 2,
-        "PORT": free_port(),
-        "SLURM_ARRAY_TASK_ID": 0,
-        "SLURM_ARRAY_TASK_COUNT": 1,
-    }
+    slurm |= {"PROCESSES_PER_NODE": 2, "PORT": free_port(), "SLURM_ARRAY_TASK_ID": 0, "SLURM_ARRAY_TASK_COUNT": 1}
     told = {**os.environ, **{name: str(value) for name, value in slurm.items()}}
     return told | {"PATH": f"{tools}:{os.environ['PATH']}", "HEADSTART_CACHE": str(folder / "cache")}
 
 
 @pytest.mark.slow
 def test_the_slurm_jobs_run_with_a_scheduler_of_one_machine(tmp_path):
-    corpus, run, told = (
-        write_corpus(tmp_path / "corpus.txt"),
-        tmp_path / "runs" / "base",
-        one_machine(tmp_path),
-    )
+    corpus, run, told = (write_corpus(tmp_path / "corpus.txt"), tmp_path / "runs" / "base", one_machine(tmp_path))
 
     def job(name, *words):
         line = ["bash", str(SLURM / name), str(corpus), *map(str, words), *flags(QUICK), "--quiet"]
@@ -127,23 +118,9 @@ def test_the_slurm_jobs_run_with_a_scheduler_of_one_machine(tmp_path):
 
 @pytest.mark.slow
 def test_a_slurm_job_whose_time_is_over_saves_and_queues_again(tmp_path):
-    corpus, run, told = (
-        write_corpus(tmp_path / "corpus.txt"),
-        tmp_path / "runs" / "base",
-        one_machine(tmp_path),
-    )
-    line = [
-        "bash",
-        str(SLURM / "pretrain.sbatch"),
-        str(corpus),
-        str(run),
-        *flags(QUICK),
-        "--quiet",
-        "--steps",
-    ]
-    job = subprocess.Popen(
-        [*line, "100000"], env=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    corpus, run, told = (write_corpus(tmp_path / "corpus.txt"), tmp_path / "runs" / "base", one_machine(tmp_path))
+    line = ["bash", str(SLURM / "pretrain.sbatch"), str(corpus), str(run), *flags(QUICK), "--quiet", "--steps"]
+    job = subprocess.Popen([*line, "100000"], env=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         wait_for(lambda: (run / "log.jsonl").is_file() and '"step"' in (run / "log.jsonl").read_text(), job)
         job.send_signal(signal.SIGTERM)

@@ -42,24 +42,14 @@ def test_a_rating_is_found_wherever_it_is_and_cut_out(small):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "No number here",
-        "Was 8/10, is 2/10 today",
-        "A clear 5/10",
-        "Was 5/10, is 9/10 today",
-        "7/10",
-        "1/100",
-        "20/10",
-    ],
+    ["No number here", "Was 8/10, is 2/10 today", "A clear 5/10", "Was 5/10, is 9/10 today", "7/10", "1/100", "20/10"],
 )
 def test_a_text_without_one_clear_rating_is_left_out(small, text):
     assert labelled(small, small.RATING, text) == []
 
 
 def test_a_text_may_name_its_class_twice(small):
-    assert labelled(small, small.RATING, "First 8/10, on reflection 9/10") == [
-        ("First , on reflection", "positive")
-    ]
+    assert labelled(small, small.RATING, "First 8/10, on reflection 9/10") == [("First , on reflection", "positive")]
 
 
 def test_verdicts_are_found_beside_ratings(small):

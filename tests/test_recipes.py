@@ -22,10 +22,7 @@ from headstart.workflows.recipe import read_recipe, run_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 FILES = sorted(RECIPES.glob("*.toml"))
-BESIDE = {
-    "en": 560_000,
-    "fr": 1_030_000,
-}  # bytes of the tokenizer and of the hashes of what was read, compressed
+BESIDE = {"en": 560_000, "fr": 1_030_000}  # bytes of the tokenizer and of the hashes of what was read, compressed
 
 
 @pytest.fixture
@@ -133,11 +130,7 @@ def test_the_test_split_of_imdb_is_read_by_no_stage_of_the_english_recipe(tmp_pa
     bent = path.read_text("utf-8").replace(".xz", "")
     (tmp_path / "recipe.toml").write_text(bent, "utf-8")
     small = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24}
-    over = {
-        "model": small,
-        "tokenizer": {"vocab_size": 2000},
-        "training": {"max_steps": 2, "tokens_per_batch": 1024},
-    }
+    over = {"model": small, "tokenizer": {"vocab_size": 2000}, "training": {"max_steps": 2, "tokens_per_batch": 1024}}
     run_recipe(tmp_path / "recipe.toml", tmp_path, tmp_path / "run", settings=over)
     held = hashes(imdb.texts("valid") + imdb.texts("test"))
     for run in [tmp_path / "run", *(tmp_path / "run" / "stages").iterdir()]:

@@ -62,23 +62,14 @@ def trainers(monkeypatch):
 
     info = SimpleNamespace(config=SimpleNamespace(model_dump=lambda: {"training": {"max_epochs": 3}}))
     rows = lambda run, path: (("good", 1.0, line) for line in Path(path).read_text("utf-8").splitlines())
-    loaded = lambda name, with_weights=True: SimpleNamespace(
-        info=info, train_fingerprints=np.zeros(0, np.uint64)
-    )
-    for name, fake in (
-        ("finetune", finetune),
-        ("pretrain", pretrain),
-        ("predict", rows),
-        ("load_model", loaded),
-    ):
+    loaded = lambda name, with_weights=True: SimpleNamespace(info=info, train_fingerprints=np.zeros(0, np.uint64))
+    for name, fake in (("finetune", finetune), ("pretrain", pretrain), ("predict", rows), ("load_model", loaded)):
         monkeypatch.setattr(hs, name, fake)
     monkeypatch.setattr(suite, "default_settings", lambda base, arm: ["pretraining", "fine-tuning"])
     return calls
 
 
-def record(
-    column="tfidf", accuracy=0.5, *, name="opinions", labels=50, seed=0, part="0", warnings=(), **more
-):
+def record(column="tfidf", accuracy=0.5, *, name="opinions", labels=50, seed=0, part="0", warnings=(), **more):
     """The result of a cell that scores ten texts."""
     arm, _, base = column.partition(" ")
     right = "1" * round(10 * accuracy) + "0" * (10 - round(10 * accuracy))
@@ -239,11 +230,7 @@ def test_a_cell_is_known_by_all_that_it_depends_on(monkeypatch):
 def test_the_default_settings_of_an_arm_are_known_before_it_runs(monkeypatch):
     assert suite.default_settings(ENGLISH, "frozen") == []
     (finetuning,) = suite.default_settings(ENGLISH, "fine-tuned")
-    assert (
-        suite.default_settings(ENGLISH, "adapted")[0]
-        == finetuning
-        != suite.default_settings(ENGLISH, "adapted")[1]
-    )
+    assert suite.default_settings(ENGLISH, "adapted")[0] == finetuning != suite.default_settings(ENGLISH, "adapted")[1]
     suite.default_settings.cache_clear()
     monkeypatch.setattr(suite, "syntax_tree", lambda module: "other code")
     assert suite.default_settings(ENGLISH, "fine-tuned") != [finetuning]
@@ -374,14 +361,7 @@ def test_warnings_are_counted_for_runs_below_and_above_tfidf():
         record("adapted en-tiny", 0.9, seed=1),
     ]
     found = suite.warning_counts(records)
-    assert found == {
-        "runs": 4,
-        "below": 2,
-        "above": 1,
-        "runs_warned": 2,
-        "below_warned": 1,
-        "above_warned": 0,
-    }
+    assert found == {"runs": 4, "below": 2, "above": 1, "runs_warned": 2, "below_warned": 1, "above_warned": 0}
 
 
 def test_the_page_shows_ranks_first_and_missing_cells_as_a_dash():
@@ -391,9 +371,7 @@ def test_the_page_shows_ranks_first_and_missing_cells_as_a_dash():
         record("tfidf", 0.6, labels=200),
         record("adapted en-tiny", 0.7, name="more", pretraining_seconds=60.0),
     ]
-    text = suite.page(
-        records, [SET, replace(SET, name="more", scored=(5, 5))], {"command": "go", "seeds": "0"}
-    )
+    text = suite.page(records, [SET, replace(SET, name="more", scored=(5, 5))], {"command": "go", "seeds": "0"})
     lines = text.splitlines()
     assert next(at for at, line in enumerate(lines) if line.startswith("|")) < 20
     assert lines.index("## English: average ranks") < lines.index("## English: accuracy")

@@ -44,9 +44,7 @@ class Batch:
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> "Batch":
         """The same batch with every tensor moved."""
-        moved: dict[str, Any] = {
-            name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
+        moved: dict[str, Any] = {name: move(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **moved, labels={name: move(label) for name, label in self.labels.items()})
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -101,9 +99,7 @@ class Batch:
         return {name: int((labels != IGNORE).sum()) for name, labels in self.labels.items()}
 
 
-def pad(
-    rows: Sequence[np.ndarray] | Sequence[Tensor], padding: int, multiple: int = 1
-) -> tuple[Tensor, Tensor]:
+def pad(rows: Sequence[np.ndarray] | Sequence[Tensor], padding: int, multiple: int = 1) -> tuple[Tensor, Tensor]:
     """Rows of different lengths as one (B, T) tensor, and its attention mask."""
     arrays = [np.asarray(row) for row in rows]
     lengths = np.array([len(row) for row in arrays])

@@ -48,9 +48,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def save_checkpoint(
-    folder: Path, step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]
-) -> None:
+def save_checkpoint(folder: Path, step: int, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
     """Write `folder`/step-N with every part as safetensors and the state, then remove the oldest checkpoints."""
 
     def fill(part: Path) -> None:

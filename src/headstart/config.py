@@ -40,9 +40,7 @@ class ModelConfig(Section):
     num_decoder_layers: int | None = Field(
         None, ge=1, description="blocks of a decoder with an encoder; none = as many"
     )
-    source_vocab_size: int | None = Field(
-        None, ge=1, description="source vocabulary of a translator; none = shared"
-    )
+    source_vocab_size: int | None = Field(None, ge=1, description="source vocabulary of a translator; none = shared")
     hidden_size: int = Field(256, ge=1, description="size of a token's vector (D)")
     num_heads: int = Field(4, ge=1, description="attention heads (H)")
     intermediate_size: int = Field(768, ge=1, description="inner size of the feed-forward network")
@@ -50,9 +48,7 @@ class ModelConfig(Section):
         "rotary", description="how order is encoded"
     )
     norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm")
-    norm_first: bool = Field(
-        True, description="norm before each sublayer and at the end, or after each sublayer"
-    )
+    norm_first: bool = Field(True, description="norm before each sublayer and at the end, or after each sublayer")
     activation: Literal["swiglu", "geglu", "gelu", "gelu-tanh", "relu", "relu2"] = Field(
         "swiglu", description="feed-forward; gelu-tanh as in GPT-2"
     )
@@ -77,9 +73,7 @@ class ModelConfig(Section):
         False, description="dense layer, activation and norm before the logits, as in BERT"
     )
     head_bias: bool | None = Field(None, description="biases in the heads' last layer; none = as model.bias")
-    norm_first_layer: bool = Field(
-        True, description="norm before the first block's attention; ModernBERT has none"
-    )
+    norm_first_layer: bool = Field(True, description="norm before the first block's attention; ModernBERT has none")
     sliding_window: int | None = Field(
         None, ge=1, description="tokens each way in local layers; none = all layers global"
     )
@@ -126,14 +120,10 @@ class ModelConfig(Section):
 class TokenizerConfig(Section):
     """How text becomes tokens."""
 
-    type: str = Field(
-        "bpe", description="bpe, unigram, wordpiece or characters; or the path of a trained one"
-    )
+    type: str = Field("bpe", description="bpe, unigram, wordpiece or characters; or the path of a trained one")
     vocab_size: int = Field(8000, ge=8, description="tokens to learn at most, special tokens included")
     lowercase: bool = Field(False, description="fold case before splitting")
-    shared_vocab: bool = Field(
-        True, description="translation: one vocabulary for both sides, or one for each"
-    )
+    shared_vocab: bool = Field(True, description="translation: one vocabulary for both sides, or one for each")
 
 
 class ObjectiveConfig(BaseModel):
@@ -151,9 +141,7 @@ class ObjectiveConfig(BaseModel):
 class OptimizerConfig(Section):
     """How weights change."""
 
-    name: Literal["adamw", "adam", "muon"] = Field(
-        "adamw", description="muon = Muon for matrices, AdamW for the rest"
-    )
+    name: Literal["adamw", "adam", "muon"] = Field("adamw", description="muon = Muon for matrices, AdamW for the rest")
     learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
     weight_decay: float = Field(0.01, ge=0, description="for matrices only")
     beta1: float = Field(0.9, ge=0, lt=1, description="of Adam: decay of the mean of gradients")
@@ -161,12 +149,8 @@ class OptimizerConfig(Section):
     eps: float = Field(1e-8, gt=0, description="of Adam: added to the denominator")
     momentum: float = Field(0.95, ge=0, lt=1, description="of Muon")
     max_grad_norm: float = Field(1.0, ge=0, description="largest gradient norm; 0 = no clipping")
-    layerwise_lr_decay: float = Field(
-        1.0, gt=0, le=1, description="learning rate of a block over that of the next"
-    )
-    head_lr_multiplier: float = Field(
-        1.0, gt=0, description="learning rate of the heads over that of the top block"
-    )
+    layerwise_lr_decay: float = Field(1.0, gt=0, le=1, description="learning rate of a block over that of the next")
+    head_lr_multiplier: float = Field(1.0, gt=0, description="learning rate of the heads over that of the top block")
 
 
 class LrScheduleConfig(Section):
@@ -177,12 +161,8 @@ class LrScheduleConfig(Section):
     ] = "cosine"
     warmup_ratio: float = Field(0.05, ge=0, le=1, description="share of the budget for warmup")
     warmup_steps: int | None = Field(None, ge=1, description="warmup in steps, instead of a share")
-    decay_ratio: float = Field(
-        0.2, ge=0, le=1, description="share of the budget for decay (warmup-stable-decay)"
-    )
-    min_lr_ratio: float = Field(
-        0.0, ge=0, le=1, description="final over peak rate (not of inverse-square-root)"
-    )
+    decay_ratio: float = Field(0.2, ge=0, le=1, description="share of the budget for decay (warmup-stable-decay)")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="final over peak rate (not of inverse-square-root)")
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "LrScheduleConfig":
@@ -204,12 +184,8 @@ class TrainingConfig(Section):
     max_steps: int | None = Field(None, gt=0, description="stop after this many steps")
     max_tokens: int | None = Field(None, gt=0, description="stop after this many tokens")
     max_minutes: float | None = Field(None, gt=0, description="stop after this many minutes")
-    max_length: int = Field(
-        256, ge=2, description="tokens at most in a text (fine-tuning) or block (pretraining)"
-    )
-    tokens_per_batch: int = Field(
-        8192, ge=1, description="tokens in one batch of all processes, padding included"
-    )
+    max_length: int = Field(256, ge=2, description="tokens at most in a text (fine-tuning) or block (pretraining)")
+    tokens_per_batch: int = Field(8192, ge=1, description="tokens in one batch of all processes, padding included")
     batch_size: int | None = Field(None, ge=1, description="texts in one batch at most")
     gradient_accumulation_steps: int = Field(1, ge=1, description="batches in one step")
     seed: int = Field(0, ge=0, lt=2**31, description="random seed")
@@ -220,17 +196,11 @@ class TrainingConfig(Section):
     compile: bool | Literal["auto"] = Field(
         False, description="torch.compile, for about a minute; auto = for long runs on a GPU"
     )
-    fsdp: bool = Field(
-        False, description="shard the model over processes (FSDP2) instead of copying it (DDP)"
-    )
+    fsdp: bool = Field(False, description="shard the model over processes (FSDP2) instead of copying it (DDP)")
     ddp_timeout_minutes: float = Field(10.0, gt=0, description="minutes to wait for another process")
-    deterministic: bool = Field(
-        False, description="identical results in every run, also on a GPU, where it is slower"
-    )
+    deterministic: bool = Field(False, description="identical results in every run, also on a GPU, where it is slower")
     eval_steps: int | None = Field(None, ge=1, description="steps between evaluations; none = each epoch")
-    eval_subset_size: int | None = Field(
-        None, ge=1, description="validation texts per evaluation; none = all"
-    )
+    eval_subset_size: int | None = Field(None, ge=1, description="validation texts per evaluation; none = all")
     save_steps: int | None = Field(None, ge=1, description="steps between checkpoints")
     save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
     ignore_memory_check: bool = Field(False, description="train even where the plan finds too little memory")
@@ -245,17 +215,11 @@ class TrainingConfig(Section):
     head_init: Literal["reuse", "random"] = Field(
         "reuse", description="reuse = keep the head of a base with the same classes"
     )
-    linear_probe: bool = Field(
-        False, description="train a new head on the frozen backbone first, then everything"
-    )
+    linear_probe: bool = Field(False, description="train a new head on the frozen backbone first, then everything")
     keep_winner: bool = Field(False, description="answer with the TF-IDF baseline where it validates better")
     reinit_top_layers: int = Field(0, ge=0, description="top blocks of a base to initialize anew")
-    bpe_dropout: float = Field(
-        0.0, ge=0, lt=1, description="BPE-dropout: share of merges left out, new each epoch"
-    )
-    token_cutoff: float = Field(
-        0.0, ge=0, lt=1, description="share of a text's tokens removed, others each epoch"
-    )
+    bpe_dropout: float = Field(0.0, ge=0, lt=1, description="BPE-dropout: share of merges left out, new each epoch")
+    token_cutoff: float = Field(0.0, ge=0, lt=1, description="share of a text's tokens removed, others each epoch")
     weight_averaging: Literal["none", "ema", "last_epochs"] = Field(
         "none", description="weights to evaluate: as they are, a moving average, or a mean of epochs"
     )
@@ -315,9 +279,7 @@ class DataConfig(Section):
 
     text_column: str = Field("text", description="the column that holds the text")
     label_column: str = Field("label", description="the column that holds the label")
-    train_size: int | None = Field(
-        None, ge=2, description="train on a seeded, balanced subset of this many texts"
-    )
+    train_size: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many texts")
     on_bad_row: Literal["skip", "error"] = Field("skip", description="what to do with an unusable row")
     truncation_side: Literal["start", "end", "both"] = Field(
         "start", description="which part of an over-long text is read"
@@ -398,9 +360,7 @@ def parse(schema: type[Schema], content: Mapping[str, Any], where: str = "") -> 
         if fault["type"] == "extra_forbidden":
             section: Any = schema
             for part in path:  # a number in a list, a name in a section
-                section = (
-                    get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
-                )
+                section = get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
             problem, hint = f"no setting is called {name!r}{inside}", nearest(str(key), section.model_fields)
         elif fault["type"] == "missing":
             problem = f"{name} is missing{inside}"
@@ -429,9 +389,7 @@ def load_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="name a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path} is no readable TOML: {error}", hint="mend the file at that place"
-        ) from None
+        raise ConfigError(f"{path} is no readable TOML: {error}", hint="mend the file at that place") from None
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -442,8 +400,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         section, dot, key = name.strip().partition(".")
         if not (sign and dot and key):
             raise ConfigError(
-                f"--set {assignment!r} is not section.key=value",
-                hint="for example --set model.hidden_size=256",
+                f"--set {assignment!r} is not section.key=value", hint="for example --set model.hidden_size=256"
             )
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
@@ -458,9 +415,7 @@ def resolve(
 ) -> RunConfig:
     """The settings of one run: `defaults`, then the preset's part for `job`, then each overlay."""
     raw = load_preset(preset)
-    shared = {
-        key: value for key, value in raw.items() if key not in ("pretrain", "finetune", "title", "note")
-    }
+    shared = {key: value for key, value in raw.items() if key not in ("pretrain", "finetune", "title", "note")}
     content = merge({"job": job, "preset": preset, **(defaults or {})}, merge(shared, raw.get(job, {})))
     for overlay in overlays:
         content = merge(content, overlay)

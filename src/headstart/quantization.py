@@ -29,9 +29,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     largest = flat.abs().amax(dim=1)  # (N,)
     scale = torch.where(largest == 0, 127.0, largest) / 127
     half = scale.half()
-    half = torch.where(
-        half.float() < scale, (half.view(torch.int16) + 1).view(torch.float16), half
-    )  # rounded up
+    half = torch.where(half.float() < scale, (half.view(torch.int16) + 1).view(torch.float16), half)  # rounded up
     if len(scale) and scale.min() >= SMALLEST and scale.max() <= LARGEST:
         scale = half
     return torch.round(flat / scale.float()[:, None]).to(torch.int8).view(rows.shape), scale
@@ -86,9 +84,7 @@ def store_weights(folder: Path, weights: Mapping[str, Tensor], form: str, shard_
     write_json(folder / INDEX, {"format": FORMAT, "form": form, "files": files})
 
 
-def _pieces(
-    weights: Mapping[str, Tensor], form: str, most: float
-) -> Iterator[tuple[str, dict[str, Tensor], int]]:
+def _pieces(weights: Mapping[str, Tensor], form: str, most: float) -> Iterator[tuple[str, dict[str, Tensor], int]]:
     """Each weight's tensors with their bytes; a matrix larger than a shard is split into pieces of rows."""
     for name, weight in weights.items():
         own = weight.detach().cpu()
@@ -129,9 +125,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             plain = key.removesuffix(SCALE)
             name, _, start = plain.partition(ROW_SEPARATOR)
             found.setdefault(name, {}).setdefault(int(start or 0), {})[key.removeprefix(plain)] = tensor
-    return {
-        name: _together([_decoded(pieces[at]) for at in sorted(pieces)]) for name, pieces in found.items()
-    }
+    return {name: _together([_decoded(pieces[at]) for at in sorted(pieces)]) for name, pieces in found.items()}
 
 
 def _together(pieces: list[Tensor]) -> Tensor:

@@ -86,9 +86,7 @@ class TranslationScore:
     bleu: float  # cased, detokenised text
     chrf: float | None
     ter: float | None  # an error rate: lower is better, and it may pass 100
-    bleu_lowercased_tokenised: (
-        float | None
-    )  # comparable with tables that score lower-cased, Moses-tokenised text
+    bleu_lowercased_tokenised: float | None  # comparable with tables that score lower-cased, Moses-tokenised text
     intervals: dict[str, Interval]  # by measure: 95 % over new sentences
     signatures: dict[str, str]  # by measure: how it was counted, as sacreBLEU writes it
     left_out: dict[str, str]  # measure -> why it has no number

@@ -44,9 +44,7 @@ def test_three_classes_with_a_gap_keep_their_columns():
     assert model.predict_probabilities(["rouge", "bleu", "vert"]).argmax(axis=1).tolist() == [0, 2, 4]
 
 
-@pytest.mark.parametrize(
-    "texts", [["a", "b"], ["好", "坏"], ["😀", "😡"], ["!", "?"], ["", "b"], ["oui", "non"]]
-)
+@pytest.mark.parametrize("texts", [["a", "b"], ["好", "坏"], ["😀", "😡"], ["!", "?"], ["", "b"], ["oui", "non"]])
 def test_two_texts_of_one_sign_are_enough_in_any_script(texts):
     model = train_tfidf(texts, [0, 1], seed=0)
     assert model.inverse_temperature == DEFAULT_INVERSE_TEMPERATURE

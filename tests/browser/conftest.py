@@ -117,8 +117,7 @@ class Page:
     def attribute(self, path, name, index=0):
         """An attribute of an element, once there is one; "" when it lacks the attribute."""
         script = (
-            FIND_ALL
-            + "const e = all(arguments[0])[arguments[2]]; return e && [e.getAttribute(arguments[1]) ?? '']"
+            FIND_ALL + "const e = all(arguments[0])[arguments[2]]; return e && [e.getAttribute(arguments[1]) ?? '']"
         )
         return self.until(lambda: self.run(script, path, name, index), path)[0]
 

@@ -37,10 +37,7 @@ def test_a_text_gets_its_label_with_the_attribution_of_each_token(page):
     assert "%" in page.text("#classify-result .verdict small")
     assert page.count("#classify-result .bars li") == 2
     assert page.text("#classify-result .pieces").strip() == "a wonderful film"
-    assert (
-        page.run("return getComputedStyle(document.querySelector('.piece')).backgroundColor")
-        != "rgba(0, 0, 0, 0)"
-    )
+    assert page.run("return getComputedStyle(document.querySelector('.piece')).backgroundColor") != "rgba(0, 0, 0, 0)"
     page.click("#classify-explain")
     page.send("classify")
     assert not page.count("#classify-result .pieces")
@@ -51,8 +48,7 @@ def test_a_text_gets_its_label_with_the_attribution_of_each_token(page):
 def test_hostile_text_is_shown_as_text_and_nothing_runs(page, tab):
     page.open(tab)
     page.type(
-        {"classify": "#classify-text", "generate": "#generate-prompt", "attention": "#attention-text"}[tab],
-        HOSTILE,
+        {"classify": "#classify-text", "generate": "#generate-prompt", "attention": "#attention-text"}[tab], HOSTILE
     )
     page.send(tab)
     assert not page.is_shown("#problem")
@@ -167,12 +163,7 @@ def test_the_curves_of_a_run_that_trains_are_live(page, runs):
         page.until(lambda: page.text("#run-name") == "unfinished")
         page.until(lambda: page.count("#run-charts .chart"))
         assert page.has_text("[data-run=unfinished] .state", "training")
-        line = json.loads(before.splitlines()[-1]) | {
-            "event": "step",
-            "step": 4321,
-            "loss": 0.5,
-            "progress": 0.75,
-        }
+        line = json.loads(before.splitlines()[-1]) | {"event": "step", "step": 4321, "loss": 0.5, "progress": 0.75}
         with open(log, "a", encoding="utf-8") as handle:
             handle.write(json.dumps({"seconds_left": 60, "tokens_per_second": 1000, **line}) + "\n")
         assert page.has_text("#run-about", "4,321")

@@ -17,9 +17,7 @@ GROUP = typer.main.get_command(app)
 LEAVES = {name: each for name, each in GROUP.commands.items() if not hasattr(each, "commands")}
 LEAVES |= {f"plot {name}": each for name, each in GROUP.commands["plot"].commands.items()}
 EXAMPLES = [
-    example
-    for each in [*(one for row in COMMANDS.values() for one in row), *PLOTS]
-    for example in each.examples
+    example for each in [*(one for row in COMMANDS.values() for one in row), *PLOTS] for example in each.examples
 ]
 
 
@@ -66,12 +64,7 @@ def test_the_help_of_a_command_has_panels_defaults_and_examples():
     said = CliRunner().invoke(app, ["finetune", "--help"]).output
     starts = [said.index(f"─ {panel} ─") for panel in PANELS]
     assert starts == sorted(starts)
-    for words in (
-        "finetune BASE DATA [OPTIONS]",
-        "[default: auto]",
-        "Examples:",
-        "headstart finetune en-tiny",
-    ):
+    for words in ("finetune BASE DATA [OPTIONS]", "[default: auto]", "Examples:", "headstart finetune en-tiny"):
         assert words in said
     assert "<bool>" not in said
 
@@ -93,9 +86,7 @@ def test_flags_have_the_defaults_of_the_schema_where_nothing_else_decides():
     for setting in settings:
         section, key = setting.split(".")
         if any(key in content.get(section, {}) for content in others):
-            assert flag_of(setting).removeprefix("--") in VARYING, (
-                f"{setting} depends on the preset or the data"
-            )
+            assert flag_of(setting).removeprefix("--") in VARYING, f"{setting} depends on the preset or the data"
 
 
 def test_a_flag_reaches_its_setting_and_a_default_does_not(monkeypatch):
@@ -103,20 +94,7 @@ def test_a_flag_reaches_its_setting_and_a_default_does_not(monkeypatch):
 
     seen = {}
     monkeypatch.setattr(finetune, "finetune", lambda *words, **more: seen.update(more) or 1 / 0)
-    words = [
-        "finetune",
-        "scratch",
-        "a.tsv",
-        "-o",
-        "r",
-        "-q",
-        "--lr",
-        "0.5",
-        "--batch-size",
-        "3",
-        "--device",
-        "cpu",
-    ]
+    words = ["finetune", "scratch", "a.tsv", "-o", "r", "-q", "--lr", "0.5", "--batch-size", "3", "--device", "cpu"]
     result = CliRunner().invoke(app, [*words, "--strict", "--set", "training.seed=4"])
     assert isinstance(result.exception, ZeroDivisionError)
     assert seen["settings"] == {

@@ -55,9 +55,7 @@ def test_many_processes_need_a_folder(monkeypatch):
 def test_the_commands_say_where_the_run_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("a small text of our own, read again and again\n\n" * 60)
-    rows = "".join(
-        f"a {'fine' if n % 2 else 'poor'} text {n}\t{'yes' if n % 2 else 'no'}\n" for n in range(40)
-    )
+    rows = "".join(f"a {'fine' if n % 2 else 'poor'} text {n}\t{'yes' if n % 2 else 'no'}\n" for n in range(40))
     (tmp_path / "opinions.tsv").write_text("text\tlabel\n" + rows)
     small = ["--set", "model.num_layers=1", "--set", "model.hidden_size=16", "--set", "model.num_heads=1"]
     read = ["pretrain", "corpus.txt=2", "--steps", "2", "--set", "tokenizer.vocab_size=300", *small]

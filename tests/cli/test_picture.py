@@ -32,9 +32,7 @@ def test_the_doors_load_without_torch_or_matplotlib():
     assert subprocess.run([sys.executable, "-c", code + check]).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "command", [["plot"], ["plot", "attention"], ["plot", "heads"], ["embed"], ["search"]]
-)
+@pytest.mark.parametrize("command", [["plot"], ["plot", "attention"], ["plot", "heads"], ["embed"], ["search"]])
 def test_every_command_explains_itself(command):
     assert "Usage" in call(*command, "--help").output
 
@@ -54,15 +52,7 @@ def test_pictures_are_drawn_where_they_are_asked_for(world, tmp_path):
     call("plot", "masks", "--max-length", 6, "--out", tmp_path / "m.svg")
     call("plot", "positions", world / "base", "--out", tmp_path / "p.svg")
     call(
-        "plot",
-        "heads",
-        world / "base",
-        world / "corpus.txt",
-        "--max-texts",
-        10,
-        "--out",
-        tmp_path / "h.svg",
-        "--quiet",
+        "plot", "heads", world / "base", world / "corpus.txt", "--max-texts", 10, "--out", tmp_path / "h.svg", "--quiet"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "h.svg", "m.svg", "p.svg"]
 

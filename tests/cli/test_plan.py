@@ -77,11 +77,7 @@ def test_complexity_draws_and_tells(tmp_path):
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert [row["operations"] for row in found["theory"][:3]] == ["n²·d", "n·d²", "k·n·d²"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "complexity.json",
-        "complexity.png",
-        "complexity.svg",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["complexity.json", "complexity.png", "complexity.svg"]
 
 
 def test_the_plan_says_whether_it_counts_on_compiled_steps():

@@ -23,11 +23,7 @@ def with_tokens(batch, tokens, real, rows=slice(None), **changes):
 
 @pytest.mark.parametrize(("kind", "shape"), EVERY)
 @settings(max_examples=10, deadline=None)
-@given(
-    lengths=st.lists(st.integers(2, 12), min_size=1, max_size=4),
-    extra=st.integers(1, 5),
-    junk=st.integers(0, 39),
-)
+@given(lengths=st.lists(st.integers(2, 12), min_size=1, max_size=4), extra=st.integers(1, 5), junk=st.integers(0, 39))
 def test_padding_never_changes_an_answer(kind, shape, lengths, extra, junk):
     body, batch = make_backbone(kind, shape), make_batch(lengths)
     longer = torch.cat((batch.tokens, torch.full((len(lengths), extra), junk)), dim=1)
@@ -48,9 +44,7 @@ def test_batch_mates_and_their_order_never_change_an_answer(kind, shape):
         turned = body(with_tokens(batch, batch.tokens[back], batch.attention_mask[back], back)).flip(0)
         for index, length in enumerate(lengths):
             one = slice(index, index + 1)
-            alone = body(
-                with_tokens(batch, batch.tokens[one, :length], batch.attention_mask[one, :length], one)
-            )
+            alone = body(with_tokens(batch, batch.tokens[one, :length], batch.attention_mask[one, :length], one))
             assert torch.allclose(alone[0], together[index, :length], atol=1e-5)
     assert torch.allclose(together[batch.attention_mask], turned[batch.attention_mask], atol=1e-5)
 
@@ -99,10 +93,7 @@ def test_watched_attention_equals_fast_attention(kind, shape):
 def test_a_full_batch_needs_no_mask_to_say_the_same(kind, shape):
     body, batch = make_backbone(kind, shape), make_batch([8, 8])
     with torch.no_grad():
-        masked, free = (
-            body(batch),
-            body(with_tokens(batch, batch.tokens, batch.attention_mask, unpadded=True)),
-        )
+        masked, free = (body(batch), body(with_tokens(batch, batch.tokens, batch.attention_mask, unpadded=True)))
     assert torch.allclose(masked, free, atol=1e-5)
 
 
@@ -110,9 +101,7 @@ def test_a_full_batch_needs_no_mask_to_say_the_same(kind, shape):
 @pytest.mark.parametrize("shape", ["modern", "lab"])
 def test_bodies_without_learned_positions_read_past_their_maximum(kind, shape):
     short, batch = make_backbone(kind, shape, max_position_embeddings=6), make_batch([20])
-    assert torch.allclose(
-        short(batch), make_backbone(kind, shape, max_position_embeddings=64)(batch), atol=1e-5
-    )
+    assert torch.allclose(short(batch), make_backbone(kind, shape, max_position_embeddings=64)(batch), atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -122,9 +111,7 @@ def test_the_padding_of_a_source_never_changes_an_answer(shape):
     wider = replace(
         batch,
         source=torch.cat((batch.source, junk), dim=1),
-        source_attention_mask=torch.cat(
-            (batch.source_attention_mask, torch.zeros(2, 3, dtype=torch.bool)), dim=1
-        ),
+        source_attention_mask=torch.cat((batch.source_attention_mask, torch.zeros(2, 3, dtype=torch.bool)), dim=1),
     )
     with torch.no_grad():
         assert torch.allclose(body(batch)[batch.attention_mask], body(wider)[batch.attention_mask], atol=1e-5)

@@ -42,9 +42,7 @@ def test_every_shape_of_data_gets_enough_steps(start, classes, tokens, texts):
     training, is_new = settings["training"], start != "reused-head"  # a reused head already knows the classes
     assert steps(settings, texts) >= (MIN_STEPS if is_new else REUSED_HEAD_MIN_STEPS)
     assert training["max_epochs"] >= MIN_EPOCHS
-    if (
-        is_new and tokens <= 30 and training["max_epochs"] < MAX_EPOCHS_MANY_CLASSES
-    ):  # no token budget in the way
+    if is_new and tokens <= 30 and training["max_epochs"] < MAX_EPOCHS_MANY_CLASSES:  # no token budget in the way
         assert training["max_epochs"] * texts / classes >= UPDATES_PER_CLASS
     if training["eval_steps"] is not None:
         assert 3 <= steps(settings, texts) / training["eval_steps"] <= training["max_epochs"]
@@ -53,8 +51,7 @@ def test_every_shape_of_data_gets_enough_steps(start, classes, tokens, texts):
 
 def test_more_labels_never_mean_fewer_steps():
     found = [
-        steps(finetune_defaults(facts(texts), ModelConfig(), "new-head"), texts)
-        for texts in (20, 50, 200, 400, 1600)
+        steps(finetune_defaults(facts(texts), ModelConfig(), "new-head"), texts) for texts in (20, 50, 200, 400, 1600)
     ]
     assert found == sorted(found)
 
@@ -103,9 +100,7 @@ def test_a_preset_with_a_budget_of_its_own_is_left_alone():
     assert lab.data.truncation_side == "start"
 
 
-WORDS = [
-    f"{a}{b}" for a in ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li") for b in ("lo", "mi", "na", "pe")
-]
+WORDS = [f"{a}{b}" for a in ("ba", "ce", "di", "fo", "gu", "ha", "ke", "li") for b in ("lo", "mi", "na", "pe")]
 
 
 def separable(path, classes, words, texts, seed=0):
@@ -144,10 +139,7 @@ def test_an_easy_set_is_learnt_by_defaults(base, tmp_path, start, classes, words
         separable(tmp_path / "data" / f"{name}.tsv", classes, words, count, seed)
     settings = {"tokenizer": {"vocab_size": 600}} if start == "scratch" else {}
     found = finetune(
-        str(base) if start == "base" else "scratch",
-        str(tmp_path / "data"),
-        tmp_path / "run",
-        settings=settings,
+        str(base) if start == "base" else "scratch", str(tmp_path / "data"), tmp_path / "run", settings=settings
     )
     assert found.score.accuracy >= 0.95, found.warnings
     assert found.best_epoch > 0

@@ -26,9 +26,7 @@ def test_a_head_fits_every_body_and_never_reads_padding(kind, name, settings):
     size = {"lm": VOCABULARY.size, "generator": VOCABULARY.size, "class": 3, "pair": 2, "replaced": 1}[name]
     spec = HeadSpec(name, size, settings)
     model = build_model(tiny_config(kind), VOCABULARY.size, {name: spec}).eval()
-    tokens, real = pad(
-        [torch.from_numpy(row.tokens).long() for row in random_rows([9, 4])], VOCABULARY.pad_id
-    )
+    tokens, real = pad([torch.from_numpy(row.tokens).long() for row in random_rows([9, 4])], VOCABULARY.pad_id)
     changed = tokens.masked_fill(~real, 17)
     with torch.no_grad():
         answer = model(Batch(tokens, real, source=SOURCE, source_attention_mask=SOURCE > 0))[name]
@@ -53,9 +51,7 @@ def test_every_table_of_heads_is_covered_here():
     assert set(SETTINGS) == set(HEADS)
 
 
-@pytest.mark.parametrize(
-    "pooling", [name for name in POOLINGS if name in ("last", "first", "mean", "mean+max")]
-)
+@pytest.mark.parametrize("pooling", [name for name in POOLINGS if name in ("last", "first", "mean", "mean+max")])
 @pytest.mark.parametrize("kind", ["causal", "bidirectional", "cnn"])
 def test_a_class_head_that_reads_one_place_answers_as_if_all_had_been_computed(kind, pooling):
     config = tiny_config(kind, "modern")
@@ -67,6 +63,4 @@ def test_a_class_head_that_reads_one_place_answers_as_if_all_had_been_computed(k
     batch = Batch(*pad(rows, VOCABULARY.pad_id))
     head = model.heads["class"]
     with torch.no_grad():
-        assert torch.allclose(
-            model(batch)["class"], head(model.backbone(batch), batch, model.backbone), atol=1e-5
-        )
+        assert torch.allclose(model(batch)["class"], head(model.backbone(batch), batch, model.backbone), atol=1e-5)

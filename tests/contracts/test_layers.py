@@ -98,15 +98,7 @@ def test_light_doors_load_without_torch(code):
 
 
 def test_a_prediction_does_not_wait_for_what_it_does_not_use():
-    heavy = [
-        "matplotlib",
-        "torch.distributed.fsdp",
-        "sacrebleu",
-        "sklearn",
-        "scipy",
-        "onnxruntime",
-        "transformers",
-    ]
+    heavy = ["matplotlib", "torch.distributed.fsdp", "sacrebleu", "sklearn", "scipy", "onnxruntime", "transformers"]
     code = "import headstart.inference.classify, sys"
     check = f"{code}; found = [name for name in {heavy} if name in sys.modules]; assert not found, found"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -42,9 +42,7 @@ def test_an_objective_learns_eight_examples_by_heart(name, kind):
     trainer = Trainer(model, objective, loader, VOCABULARY, config, CPU, on_event=told.append)
     trainer.run()
     first, last = (sum(event.losses.values()) / len(event.losses) for event in (told[0], told[-1]))
-    hides = hasattr(
-        objective, "mask_token_prob"
-    )  # masks change at every step: no model can know them all by heart
+    hides = hasattr(objective, "mask_token_prob")  # masks change at every step: no model can know them all by heart
     assert last < (0.6 if hides else 0.35) * first
     assert hides or told[-1].accuracy > 0.9
 
@@ -61,9 +59,7 @@ def test_parts_of_a_step_give_the_gradient_of_one_big_batch(name, kind):
     objective, model = make_model(name, kind)
     whole = objective.collate(rows_for(objective, [9, 4, 12, 7, 5, 3]), VOCABULARY, generator())
     sum(loss.weight * loss.total / loss.count for loss in objective.losses(model, whole).values()).backward()
-    expected = {
-        key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None
-    }
+    expected = {key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
     parts = [whole.rows(0, 2), whole.rows(2, 6)]
     total = {key: sum(part.label_counts[key] for part in parts) for key in whole.label_counts}

@@ -73,9 +73,7 @@ def files():
 @pytest.fixture(scope="module")
 def occurrences():
     """For each private word, the lines that hold it."""
-    pattern = re.compile(
-        rf"(?<![a-z])({'|'.join(sorted(WORDS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE
-    )
+    pattern = re.compile(rf"(?<![a-z])({'|'.join(sorted(WORDS, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
     found: dict[str, list[str]] = {word: [] for word in WORDS}
     for path in files():
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
@@ -91,6 +89,6 @@ def test_private_words_do_not_come_back(word, occurrences):
     instead, allowed = WORDS[word]
     found = occurrences[word]
     files = Counter(each.split(":")[0] for each in found)
-    assert len(found) <= allowed, (
-        f"{word!r} occurs {len(found)} times, write {instead}: {dict(files)}\n" + "\n".join(found[:20])
+    assert len(found) <= allowed, f"{word!r} occurs {len(found)} times, write {instead}: {dict(files)}\n" + "\n".join(
+        found[:20]
     )

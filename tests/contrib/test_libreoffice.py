@@ -75,8 +75,7 @@ def many(word, count=120):
 
 def test_paragraphs_are_aligned_by_page_and_id(tmp_path):
     english, german = (
-        paragraphs(write_help(tmp_path, language, pages))
-        for language, pages in (("en-us", ENGLISH), ("de", GERMAN))
+        paragraphs(write_help(tmp_path, language, pages)) for language, pages in (("en-us", ENGLISH), ("de", GERMAN))
     )
     pairs, dropped = align(english, german, english)
     assert sorted(pairs) == sorted(PAIRS)
@@ -141,9 +140,7 @@ def test_the_command_tells_what_it_made(packages, tmp_path):
     found = json.loads(said)
     assert code == 0
     assert found["versions"]["libreoffice-help-en-us"] == "4:7.4-1"
-    code, said, _ = call(
-        "libreoffice-help", "--pair", "fr-en", "--out", tmp_path / "b", "--deb-dir", packages
-    )
+    code, said, _ = call("libreoffice-help", "--pair", "fr-en", "--out", tmp_path / "b", "--deb-dir", packages)
     assert code == 0
     assert "MPL-2.0" in said
     assert f"headstart audit {tmp_path / 'b'} --pair fr-en" in said
@@ -201,10 +198,7 @@ def test_without_apt_there_is_another_way(tmp_path, monkeypatch):
         (["libreoffice-help", "--pair", "en", "--out", "new"], "no pair of languages"),
         (["libreoffice-help", "--pair", "en-fr", "--out", "debs"], "already exists"),
         (["libreoffice-help", "--pair", "en-fr", "--out", "new", "--deb-dir", "nowhere"], "nowhere"),
-        (
-            ["libreoffice-help", "--pair", "en-de", "--out", "new", "--deb-dir", "debs"],
-            "libreoffice-help-de",
-        ),
+        (["libreoffice-help", "--pair", "en-de", "--out", "new", "--deb-dir", "debs"], "libreoffice-help-de"),
         (["libreoffice-help", "--pair", "en-fr", "--out", "new", "--deb-dir", "few"], "too few"),
         (["libreoffice-help", "--pair", "en-fr", "--out", "new", "--deb-dir", "bare"], "no help pages"),
     ],
@@ -301,9 +295,7 @@ def test_a_package_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
         assert path.stat().st_size < 2**16 or not packing
         assert "toy_1.0_all.deb" in str(read_or_error(path))
     assert isinstance(read_or_error(path), DataError)
-    assert read_or_error(written(tmp_path, deb_of({"usr/zeros": bytes(2**19)}))) == {
-        "usr/zeros": bytes(2**19)
-    }
+    assert read_or_error(written(tmp_path, deb_of({"usr/zeros": bytes(2**19)}))) == {"usr/zeros": bytes(2**19)}
 
 
 @pytest.mark.skipif(not (shutil.which("zstd") and shutil.which("dpkg-deb")), reason="needs zstd and dpkg-deb")

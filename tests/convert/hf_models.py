@@ -27,20 +27,12 @@ MODERN = {
 }  # fmt: skip
 
 
-def make_bundle(
-    objective, tokenizer="bpe", settings=None, classes=("bad", "good", "so so"), length=40, **body
-):
+def make_bundle(objective, tokenizer="bpe", settings=None, classes=("bad", "good", "so so"), length=40, **body):
     """A model of ours with random weights, ready to leave."""
     torch.manual_seed(0)
     words = train_tokenizer(TEXTS, TokenizerConfig(type=tokenizer, vocab_size=SIZE))
     target = make_objective(ObjectiveConfig(name=objective, **(settings or {})))
-    small = {
-        "num_layers": 3,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-    }
+    small = {"num_layers": 3, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64}
     shape = target.resolve_backbone(ModelConfig(**{**small, **body}))
     specs = target.heads(shape, words.size, len(classes))
     model = stir(build_model(shape, words.size, specs)).eval()
@@ -70,16 +62,7 @@ def byte_pairs(*specials):
 
 def word_pieces():
     """BERT's kind of tokenizer."""
-    pieces = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *"abcdefghijklmnopqrstuvwxyz.,!",
-        "the",
-        "fox",
-    ]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.,!", "the", "fox"]
     pieces += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxy"]
     tokenizer = Tokenizer(models.WordPiece({piece: at for at, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -123,14 +106,7 @@ def save_stock(folder, kind, auto_class, seed=0, **settings):
     words = transformers.PreTrainedTokenizerFast(tokenizer_object=make_words(), **names)
     sizes = SMALL
     if kind == "gpt2":
-        sizes = {
-            "n_embd": 32,
-            "n_layer": 3,
-            "n_head": 4,
-            "n_inner": 48,
-            "vocab_size": SIZE,
-            "n_positions": 64,
-        }
+        sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 48, "vocab_size": SIZE, "n_positions": 64}
     special_ids = {
         name: getattr(words, name)
         for name in ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")

@@ -37,9 +37,7 @@ def folder(tmp_path):
 
 def change(path, **settings):
     content = json.loads(path.read_text())
-    path.write_text(
-        json.dumps({key: value for key, value in {**content, **settings}.items() if value is not ...})
-    )
+    path.write_text(json.dumps({key: value for key, value in {**content, **settings}.items() if value is not ...}))
 
 
 def refused(folder, tmp_path):

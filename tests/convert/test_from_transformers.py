@@ -24,15 +24,9 @@ VARIANTS = [
     ("camembert", {"max_position_embeddings": 66, "type_vocab_size": 1}),
     ("xlm-roberta", {"max_position_embeddings": 66, "type_vocab_size": 1}),
     ("modernbert", {**POSITIONS, "local_attention": 6, "num_hidden_layers": 4}),
-    (
-        "modernbert",
-        {**POSITIONS, "local_attention": 8, "global_attn_every_n_layers": 2, "decoder_bias": False},
-    ),
+    ("modernbert", {**POSITIONS, "local_attention": 8, "global_attn_every_n_layers": 2, "decoder_bias": False}),
     ("modernbert", {**POSITIONS, "layer_types": ["full_attention"] * 3, "norm_eps": 1e-6}),
-    (
-        "modernbert",
-        {**POSITIONS, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
-    ),
+    ("modernbert", {**POSITIONS, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}),
     ("eurobert", POSITIONS),
     ("eurobert", {**POSITIONS, "tie_word_embeddings": True, "num_key_value_heads": 2}),
     ("eurobert", {**POSITIONS, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-6}),
@@ -142,9 +136,7 @@ def test_old_names_old_settings_and_several_files_are_understood(tmp_path):
     weights = load_file(tmp_path / "stock" / "model.safetensors")
     (tmp_path / "stock" / "model.safetensors").unlink()
     old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-            "LayerNorm.bias", "LayerNorm.beta"
-        ): weight
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): weight
         for name, weight in weights.items()
     }
     old["bert.embeddings.position_ids"] = torch.arange(64)[None]
@@ -189,9 +181,7 @@ def test_weights_of_half_precision_come_in_whole(number, tmp_path):
     import_model(tmp_path / "stock", tmp_path / "run")
     weights = load_file(tmp_path / "run" / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
-    assert torch.equal(
-        weights["backbone.embedding.token_embedding.weight"], model.transformer.wte.weight.float()
-    )
+    assert torch.equal(weights["backbone.embedding.token_embedding.weight"], model.transformer.wte.weight.float())
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])

@@ -52,11 +52,7 @@ def test_the_graph_gives_the_same_answers_at_any_batch_and_length(words, tmp_pat
 def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classifier")
     table = write_labelled(folder / "table.tsv")
-    settings = {
-        **QUICK,
-        "training": {**QUICK["training"], "max_steps": 30},
-        "optimizer": {"learning_rate": 3e-3},
-    }
+    settings = {**QUICK, "training": {**QUICK["training"], "max_steps": 30}, "optimizer": {"learning_rate": 3e-3}}
     finetune("scratch", str(table), folder / "run", settings=settings)
     texts = [line.split("\t")[0] for line in table.read_text("utf-8").splitlines()[1:]]
     texts += ["naïve café 日本 😀", "x", "[CLS] [PAD]", "long " * 200]
@@ -92,9 +88,7 @@ def test_eight_bits_are_smaller_and_their_agreement_is_reported(classifier):
     assert 0 < made.details["int8_difference"] < 1
     assert made.details["bytes"] == (classifier / "small" / GRAPH).stat().st_size
     torch_says = [row[0] for row in predict(str(classifier / "run"), str(classifier / "texts.txt"))]
-    onnx_says = [
-        row[0] for row in predict(str(classifier / "small"), str(classifier / "texts.txt"), engine="onnx")
-    ]
+    onnx_says = [row[0] for row in predict(str(classifier / "small"), str(classifier / "texts.txt"), engine="onnx")]
     assert sum(a == b for a, b in zip(torch_says, onnx_says, strict=True)) >= 60
 
 

@@ -28,24 +28,15 @@ VARIANTS = [
     ("LlamaForCausalLM", {"objective": "causal-lm", "num_kv_heads": 2, "rope_theta": 500.0}),
     ("LlamaForCausalLM", {"objective": "causal-lm", "bias": True, "head_bias": False}),
     ("LlamaForSequenceClassification", {"objective": "classify", "architecture": "causal"}),
-    (
-        "LlamaForSequenceClassification",
-        {"objective": "classify", "architecture": "causal", "tokenizer": "characters"},
-    ),
+    ("LlamaForSequenceClassification", {"objective": "classify", "architecture": "causal", "tokenizer": "characters"}),
     ("EuroBertForMaskedLM", {"objective": "masked-lm", "norm_eps": 1e-6}),
-    (
-        "EuroBertForMaskedLM",
-        {"objective": "masked-lm", "tie_embeddings": False, "bias": True, "tokenizer": "unigram"},
-    ),
+    ("EuroBertForMaskedLM", {"objective": "masked-lm", "tie_embeddings": False, "bias": True, "tokenizer": "unigram"}),
     ("EuroBertForMaskedLM", {"objective": "causal+masked", "attention_dropout": 0.1}),
     ("EuroBertForSequenceClassification", {"objective": "classify", "tokenizer": "unigram"}),
     ("EuroBertForSequenceClassification", {"objective": "classify", "settings": {"pooling": "first"}}),
     ("EuroBertForSequenceClassification", {"objective": "classify", "bias": True, "tie_embeddings": False}),
     ("BertForMaskedLM", {"objective": "masked-lm", **BERT_LIKE}),
-    (
-        "BertForMaskedLM",
-        {"objective": "masked-lm", **BERT_LIKE, "pooler": False, "token_type_embeddings": False},
-    ),
+    ("BertForMaskedLM", {"objective": "masked-lm", **BERT_LIKE, "pooler": False, "token_type_embeddings": False}),
     ("BertForPreTraining", {"objective": "masked-lm+next-sentence", "tokenizer": "wordpiece", **BERT_LIKE}),
     ("BertForNextSentencePrediction", {"objective": "next-sentence", **BERT_LIKE}),
     ("BertForSequenceClassification", {"objective": "classify", "settings": POOLER, **BERT_LIKE}),
@@ -90,10 +81,7 @@ def test_a_classifier_s_tokens_are_the_same_to_the_last_special(kind, keep, tmp_
     bundle = replace(make_bundle("classify", kind, length=24), truncation_side=keep)
     write_transformers(bundle, tmp_path)
     tokenizer, _ = load(tmp_path, "AutoModelForSequenceClassification")
-    ours = [
-        bundle.tokenizer.add_special_tokens(ids, 24, keep).tolist()
-        for ids in bundle.tokenizer.encode(SAMPLES)
-    ]
+    ours = [bundle.tokenizer.add_special_tokens(ids, 24, keep).tolist() for ids in bundle.tokenizer.encode(SAMPLES)]
     assert tokenizer(list(SAMPLES), truncation=True)["input_ids"] == ours
     padded = tokenizer(list(SAMPLES), truncation=True, padding=True, return_tensors="pt")
     tokens, real = pad([torch.tensor(row) for row in ours], bundle.tokenizer.pad_id)
@@ -140,9 +128,7 @@ def test_labels_travel_in_their_order(tmp_path):
     assert [model.config.id2label[number] for number in range(4)] == list(classes)
     text = "the quick brown fox"
     found = pipeline("text-classification", model=str(tmp_path))(text)[0]
-    tokens = torch.from_numpy(
-        bundle.tokenizer.add_special_tokens(bundle.tokenizer.encode([text])[0], 40)
-    ).long()[None]
+    tokens = torch.from_numpy(bundle.tokenizer.add_special_tokens(bundle.tokenizer.encode([text])[0], 40)).long()[None]
     said = bundle.outputs(Batch(tokens, torch.ones_like(tokens, dtype=torch.bool)))["class"].softmax(-1)[0]
     assert found["label"] == classes[int(said.argmax())]
     assert abs(found["score"] - float(said.max())) < 1e-4
@@ -160,10 +146,7 @@ def test_there_and_back_again_gives_the_same_vectors(name, words, tmp_path):
         before = {key: weight for key, weight in before.items() if "pooler" not in key}
     before = {key: weight for key, weight in before.items() if not key.startswith("heads.pair")}
     assert set(back.weights) == set(before)
-    assert all(
-        torch.equal(weight, before[key]) or "position_embedding" in key
-        for key, weight in back.weights.items()
-    )
+    assert all(torch.equal(weight, before[key]) or "position_embedding" in key for key, weight in back.weights.items())
     assert back.tokenizer.size == bundle.tokenizer.size
     assert [ids.tolist() for ids in back.tokenizer.encode(SAMPLES)] == [
         ids.tolist() for ids in bundle.tokenizer.encode(SAMPLES)
@@ -172,15 +155,9 @@ def test_there_and_back_again_gives_the_same_vectors(name, words, tmp_path):
 
     body = BACKBONES[back.config.architecture](back.config, back.vocab_size).eval()
     body.load_state_dict(
-        {
-            key.removeprefix("backbone."): weight
-            for key, weight in back.weights.items()
-            if key.startswith("backbone.")
-        }
+        {key.removeprefix("backbone."): weight for key, weight in back.weights.items() if key.startswith("backbone.")}
     )
-    rows = [
-        torch.from_numpy(np.asarray(ids)[:30]).long() for ids in bundle.tokenizer.encode(SAMPLES) if len(ids)
-    ]
+    rows = [torch.from_numpy(np.asarray(ids)[:30]).long() for ids in bundle.tokenizer.encode(SAMPLES) if len(ids)]
     batch = Batch(*pad(rows, bundle.tokenizer.pad_id))
     with torch.no_grad():
         gap = (body(batch) - bundle.model.backbone(batch)).abs()[batch.attention_mask]

@@ -97,8 +97,7 @@ def test_a_translator_leaves_for_ctranslate2_and_translates_there_as_here(tmp_pa
     names = ("source", "target") if own_sources else ("shared", "shared")
     read, spelt = (json.loads((tmp_path / f"{name}_vocabulary.json").read_text("utf-8")) for name in names)
     texts = [
-        [read[token] for token in bundle.sources.add_special_tokens(ids, 64)]
-        for ids in bundle.sources.encode(LINES)
+        [read[token] for token in bundle.sources.add_special_tokens(ids, 64)] for ids in bundle.sources.encode(LINES)
     ]
     banned = sorted(bundle.tokenizer.special_ids - {bundle.tokenizer.eos_id})
     for width in (1, 4):
@@ -153,7 +152,4 @@ def test_every_kind_of_tokenizer_leaves_with_a_translator(tmp_path, kind):
     (tmp_path / "marian").mkdir()
     (tmp_path / "ct2").mkdir()
     bundle = make_translator(kind)
-    assert (
-        write_transformers(bundle, tmp_path / "marian").texts
-        == write_ctranslate2(bundle, tmp_path / "ct2").texts
-    )
+    assert write_transformers(bundle, tmp_path / "marian").texts == write_ctranslate2(bundle, tmp_path / "ct2").texts

@@ -22,14 +22,7 @@ BACKBONES = {
 
 
 # Dropout acts in training only, and the last ones belong to backbones that are no single Transformer stack.
-WITHOUT_EFFECT = (
-    "dropout",
-    "attention_dropout",
-    "kernel_size",
-    "dilation",
-    "num_decoder_layers",
-    "source_vocab_size",
-)
+WITHOUT_EFFECT = ("dropout", "attention_dropout", "kernel_size", "dilation", "num_decoder_layers", "source_vocab_size")
 ALL = list(FAMILIES.values())
 
 
@@ -40,9 +33,7 @@ def test_every_setting_of_the_model_is_supported_converted_or_without_effect(fam
         if any(c.supported for c in family.classes.values())
         else set()
     )
-    of_windows = (
-        {"global_attn_every_n_layers", "local_rope_theta"} if "sliding_window" in family.supported else set()
-    )
+    of_windows = {"global_attn_every_n_layers", "local_rope_theta"} if "sliding_window" in family.supported else set()
     known = {*family.supported, *family.keys, *family.other_keys, *WITHOUT_EFFECT, *of_heads, *of_windows}
     if family.supported["position_embedding"] == ("learned",):
         known.add("rope_theta")
@@ -111,16 +102,8 @@ def test_presets_can_be_exported(preset, job):
 @pytest.mark.parametrize(
     ("words", "said", "hint"),
     [
-        (
-            {"objective": "classify", "settings": {"pooling": "max"}},
-            "objective.pooling=max",
-            "objective.pooling=mean",
-        ),
-        (
-            {"objective": "classify", "settings": {"pooling": "mean+max"}},
-            "objective.pooling=mean+max",
-            "mean",
-        ),
+        ({"objective": "classify", "settings": {"pooling": "max"}}, "objective.pooling=max", "objective.pooling=mean"),
+        ({"objective": "classify", "settings": {"pooling": "mean+max"}}, "objective.pooling=mean+max", "mean"),
         (
             {"objective": "classify", "settings": {"head_hidden_layer": "linear"}},
             "objective.head_hidden_layer=linear",
@@ -135,11 +118,7 @@ def test_presets_can_be_exported(preset, job):
         ({"objective": "classify", **MODERN}, "no class of ModernBERT predicts classes", "--to onnx"),
         ({"objective": "replaced-token"}, "replaced tokens", "--to onnx"),
         ({"objective": "next-sentence"}, "pairs of texts", "--to onnx"),
-        (
-            {"objective": "causal-lm", "bias": True},
-            "model.head_bias=true",
-            "model.head_bias=false",
-        ),
+        ({"objective": "causal-lm", "bias": True}, "model.head_bias=true", "model.head_bias=false"),
         (
             {"objective": "masked-lm", **BERT_LIKE, "mlm_head_transform": False},
             "model.mlm_head_transform=false",
@@ -150,11 +129,7 @@ def test_presets_can_be_exported(preset, job):
             "model.tie_embeddings=false",
             "model.tie_embeddings=true",
         ),
-        (
-            {"objective": "next-sentence", **BERT_LIKE, "pooler": False},
-            "model.pooler=false",
-            "model.pooler=true",
-        ),
+        ({"objective": "next-sentence", **BERT_LIKE, "pooler": False}, "model.pooler=false", "model.pooler=true"),
     ],
 )
 def test_an_unsupported_head_is_refused_by_its_setting(words, said, hint):

@@ -74,10 +74,7 @@ def test_without_lengths_nothing_is_said_of_tokens():
             dataset_of(train=[*((f"t{n}", "a") for n in range(4)), ("x", "b")]),
             "train is uneven: 4 rows of 'a' and 1 of 'b'",
         ),
-        (
-            dataset_of(train=[("x", "a"), ("y", "b")], valid=[("z", "a")]),
-            "valid is uneven: 1 rows of 'a' and 0 of 'b'",
-        ),
+        (dataset_of(train=[("x", "a"), ("y", "b")], valid=[("z", "a")]), "valid is uneven: 1 rows of 'a' and 0 of 'b'"),
         (LEAKY, "1 of the 6 rows of valid are also in train"),
         (LEAKY, "2 rows of valid are in train but for case, space or punctuation"),
         (LEAKY, "1 texts of train have more than one label"),

@@ -35,9 +35,7 @@ def chance(*numbers: int) -> np.random.Generator:
 
 @pytest.mark.parametrize("lowercase", [False, True])
 @settings(max_examples=200, deadline=None)
-@given(
-    st.text(alphabet=st.one_of(st.sampled_from("aab the fox\n"), st.characters(exclude_categories=["Cs"])))
-)
+@given(st.text(alphabet=st.one_of(st.sampled_from("aab the fox\n"), st.characters(exclude_categories=["Cs"]))))
 def test_without_dropout_a_text_is_split_as_the_tokenizer_splits_it(lowercase, text):
     dropout = BPEDropout(learnt(lowercase))
     (words,) = dropout.words([text])  # refuses a difference by itself

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from headstart.data import dataset as example
 from headstart.data.dataset import WHITE_SPACE, Dataset, Example, hashes, hashes_and_sizes, text_hash
 
-DATASET = Dataset(
-    "toy", {"train": [Example("a", "no"), Example("b", "yes"), Example("c", "no")]}, ["no", "yes"]
-)
+DATASET = Dataset("toy", {"train": [Example("a", "no"), Example("b", "yes"), Example("c", "no")]}, ["no", "yes"])
 
 
 @pytest.mark.parametrize(

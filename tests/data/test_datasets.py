@@ -67,10 +67,7 @@ def test_a_repeated_text_is_read_once_and_one_with_two_labels_never():
         Example("b", "y"),
         Example("c", "y"),
     ]
-    assert sorted(deduplicate(examples), key=lambda found: found.text) == [
-        Example("a", "x", "1"),
-        Example("c", "y"),
-    ]
+    assert sorted(deduplicate(examples), key=lambda found: found.text) == [Example("a", "x", "1"), Example("c", "y")]
 
 
 @pytest.mark.slow
@@ -139,15 +136,9 @@ def test_a_class_that_may_stand_for_no_label_is_kept_with_a_note(tmp_path, label
     [
         ({}, "no table called train; it has nothing"),
         ({"valid.tsv": ["a", "b"]}, "no table called train; it has valid.tsv"),
-        (
-            {"train.tsv": ["a", "b"], "dev.tsv": ["a"], "valid.tsv": ["a"]},
-            "two files for valid: dev.tsv and valid.tsv",
-        ),
+        ({"train.tsv": ["a", "b"], "dev.tsv": ["a"], "valid.tsv": ["a"]}, "two files for valid: dev.tsv and valid.tsv"),
         ({"train.tsv": ["only"], "valid.tsv": ["only"]}, "has one label alone: 'only'"),
-        (
-            {"train.tsv": ["good", "bad"], "valid.tsv": ["good", "goood"]},
-            "valid.tsv:3 of .* has label 'goood'",
-        ),
+        ({"train.tsv": ["good", "bad"], "valid.tsv": ["good", "goood"]}, "valid.tsv:3 of .* has label 'goood'"),
     ],
 )
 def test_a_folder_that_cannot_be_used_says_why(tmp_path, files, problem):

@@ -42,9 +42,7 @@ def test_a_short_form_of_32_bits_is_read_as_one_of_30():
     halves = np.unique((READ >> np.uint64(32)).astype(np.uint32))  # as bases were packed before
     gaps = np.diff(halves, prepend=np.uint32(0)).astype("<u4")
     content = lzma.compress(gaps.view(np.uint8).reshape(-1, 4).T.tobytes(), preset=9)
-    assert np.array_equal(
-        np.unique(unpack_fingerprints(content)), unpack_fingerprints(pack_fingerprints(READ))
-    )
+    assert np.array_equal(np.unique(unpack_fingerprints(content)), unpack_fingerprints(pack_fingerprints(READ)))
     assert is_contaminated(READ, unpack_fingerprints(content)).all()
 
 

@@ -49,20 +49,14 @@ def test_each_line_that_is_not_blank_is_a_document(tmp_path_factory, rows):
 def test_paragraphs_keep_their_inner_line_ends(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("\none\ntwo\n\n \n\nthree\n")
-    assert list(open_documents(str(path), DataConfig(document_separator="paragraph"))) == [
-        "one\ntwo",
-        "three",
-    ]
+    assert list(open_documents(str(path), DataConfig(document_separator="paragraph"))) == ["one\ntwo", "three"]
 
 
 def test_an_endless_paragraph_is_cut_at_a_line_end(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LONGEST_DOCUMENT", 8)
     path = tmp_path / "a.txt"
     path.write_text("12345\n12345\n12345\n")
-    assert list(open_documents(str(path), DataConfig(document_separator="paragraph"))) == [
-        "12345\n12345",
-        "12345",
-    ]
+    assert list(open_documents(str(path), DataConfig(document_separator="paragraph"))) == ["12345\n12345", "12345"]
 
 
 @given(st.integers(1, 400), st.data())
@@ -95,16 +89,7 @@ def test_the_choice_of_separator_is_told_and_can_be_made(tmp_path):
 
 
 def write_folder(folder):
-    for name in (
-        "b.txt",
-        "a.tsv",
-        "deep/c.jsonl",
-        "valid.tsv",
-        "deep/test.txt.gz",
-        "test/d.txt",
-        "dev.csv",
-        ".e.txt",
-    ):
+    for name in ("b.txt", "a.tsv", "deep/c.jsonl", "valid.tsv", "deep/test.txt.gz", "test/d.txt", "dev.csv", ".e.txt"):
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         kind = name.removesuffix(".gz").rpartition(".")[2]
@@ -170,11 +155,7 @@ def test_a_missing_text_column_is_told_at_once(tmp_path):
 def test_a_mistyped_name_is_answered_with_the_nearest_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.txt").write_text("x\n")
-    for typed, meant in (
-        ("imbd", "imdb"),
-        ("rotten_tomatoes", "rotten-tomatoes"),
-        ("reviews.tx", "reviews.txt"),
-    ):
+    for typed, meant in (("imbd", "imdb"), ("rotten_tomatoes", "rotten-tomatoes"), ("reviews.tx", "reviews.txt")):
         with pytest.raises(DataError) as caught:
             open_documents(typed, CONFIG)
         assert meant in caught.value.hint

@@ -20,18 +20,14 @@ def dataset(rows):
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    size=st.integers(12, 80), texts=st.integers(8, 60), count=st.integers(2, 6), seed=st.integers(0, 10**6)
-)
+@given(size=st.integers(12, 80), texts=st.integers(8, 60), count=st.integers(2, 6), seed=st.integers(0, 10**6))
 def test_folds_are_apart_whole_even_and_blind_to_the_order_of_rows(size, texts, count, seed):
     chance = random.Random(seed)
     rows = [(f"text {chance.randrange(texts)}", chance.choice("abc")) for _ in range(size)]
     labels = Counter((text, label) for text, label in rows)
     clear = {text for text, _ in rows if len({label for other, label in labels if other == text}) == 1}
     sizes = Counter(next(label for other, label in labels if other == text) for text in clear)
-    assume(
-        len(sizes) == len({label for _, label in rows}) and min(sizes.values()) > 1 and len(clear) >= count
-    )
+    assume(len(sizes) == len({label for _, label in rows}) and min(sizes.values()) > 1 and len(clear) >= count)
     folds = stratified_folds(dataset(rows), count)
     held = [example.text for fold in folds for example in fold.valid]
     assert sorted(held) == sorted(clear)

@@ -26,10 +26,7 @@ def learnt() -> Tokenizer:
 
 def plain_rows(length: int) -> list[EncodedExample]:
     encoded = learnt().encode(TEXTS)
-    return [
-        EncodedExample(learnt().add_special_tokens(ids, length), number % 2)
-        for number, ids in enumerate(encoded)
-    ]
+    return [EncodedExample(learnt().add_special_tokens(ids, length), number % 2) for number, ids in enumerate(encoded)]
 
 
 def loader(length=64, **training):
@@ -39,10 +36,7 @@ def loader(length=64, **training):
 
 def read(one, epoch):
     """Every batch of an epoch as lists of tokens and labels."""
-    return [
-        [(row.tokens.tolist(), row.label) for row in one.fetch(numbers, epoch)]
-        for numbers in one.batches(epoch)
-    ]
+    return [[(row.tokens.tolist(), row.label) for row in one.fetch(numbers, epoch)] for numbers in one.batches(epoch)]
 
 
 def test_nothing_asked_gives_the_ordinary_loader():

@@ -29,9 +29,7 @@ class Documents:
 
 
 sentence = st.lists(st.integers(12, 39), min_size=1, max_size=6).map(lambda words: [*words, STOP])
-document = st.lists(sentence, min_size=1, max_size=8).map(
-    lambda parts: [token for part in parts for token in part]
-)
+document = st.lists(sentence, min_size=1, max_size=8).map(lambda parts: [token for part in parts for token in part])
 
 
 @settings(max_examples=60, deadline=None)

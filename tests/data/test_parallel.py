@@ -29,9 +29,7 @@ from tests.helpers.parallel_datasets import TASKS, write_aligned, write_parallel
 PAIR = ("en", "de")
 PLAIN = DataConfig()
 ANY_RATIO = DataConfig(max_length_ratio=0)
-SEVERAL = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SEVERAL = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LINES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\n"), max_size=12)
 
 
@@ -167,11 +165,7 @@ def test_a_source_that_repeats_stands_in_one_split(tmp_path):
 def test_the_cut_is_the_same_for_ever_and_test_is_never_learnt_from(tmp_path):
     data = put(tmp_path, train__en=numbered(1000), train__de=numbered(1000, "Zeile"))
     shown, hidden = load(data), load(data, with_test=False)
-    assert {name: len(part) for name, part in shown.splits.items()} == {
-        "train": 791,
-        "valid": 108,
-        "test": 101,
-    }
+    assert {name: len(part) for name, part in shown.splits.items()} == {"train": 791, "valid": 108, "test": 101}
     assert hidden.splits == {name: shown.splits[name] for name in ("train", "valid")}
     assert [pair.origin for pair in shown.train] == sorted(
         (pair.origin for pair in shown.train), key=lambda origin: int(origin.split(":")[1])
@@ -203,10 +197,7 @@ def test_a_tiny_set_fills_train_and_valid_wherever_two_sources_are_there(tmp_pat
 
 @pytest.mark.parametrize(
     ("de", "counts", "hint"),
-    [
-        (["a", "b"], "3 lines and .*2", "train.en"),
-        (["a", "b", "c", "", " "], "3 lines and .*5", "empty lines"),
-    ],
+    [(["a", "b"], "3 lines and .*2", "train.en"), (["a", "b", "c", "", " "], "3 lines and .*5", "empty lines")],
 )
 def test_files_of_different_length_are_refused_with_both_counts(tmp_path, de, counts, hint):
     data = put(tmp_path, train__en=["x", "y", "z"], train__de=de)
@@ -334,11 +325,7 @@ def test_json_that_is_no_text_is_skipped(tmp_path):
 
 def test_scoring_reads_test_then_valid_then_a_table_whole(tmp_path):
     data = put(tmp_path / "a", test__en=["x" * 99], test__de=["y"], valid__en=["v"], valid__de=["w"])
-    assert load_pairs_for_scoring(data, PAIR, PLAIN) == (
-        "test",
-        [PairExample("x" * 99, "y", "test.en:1")],
-        [],
-    )
+    assert load_pairs_for_scoring(data, PAIR, PLAIN) == ("test", [PairExample("x" * 99, "y", "test.en:1")], [])
     (tmp_path / "a" / "test.de").unlink()
     assert load_pairs_for_scoring(data, PAIR, PLAIN)[0] == "valid"
     table = write_parallel_table(tmp_path / "t.tsv", PAIR, [("a", "b"), ("c", "")])

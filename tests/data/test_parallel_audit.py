@@ -62,11 +62,7 @@ def test_lengths_are_told_in_words_characters_and_tokens_and_the_ratio_by_side()
     tokens = {"en": {"train": TokenCounts([5, 4], 0.1)}, "de": {"train": TokenCounts([12, 7], 0.0)}}
     found = audit_parallel(texts, tokens, limit=8)
     part = found.splits["train"]
-    assert (part.sides["en"].words.max, part.sides["en"].characters.max, part.sides["en"].tokens.max) == (
-        3,
-        5,
-        5,
-    )
+    assert (part.sides["en"].words.max, part.sides["en"].characters.max, part.sides["en"].tokens.max) == (3, 5, 5)
     assert (part.ratio.mean, part.ratio.max) == (pytest.approx((2 + 1.25) / 2), 2.0)
     assert [side.truncated for side in part.sides.values()] == [0.0, 0.5]
     assert [side.unknown for side in part.sides.values()] == [0.1, 0.0]
@@ -82,8 +78,7 @@ def test_lengths_are_told_in_words_characters_and_tokens_and_the_ratio_by_side()
         (LEAKY, "1 of the 5 pairs of train have the same text on both sides"),
         (
             texts_of(
-                [SkippedRow("t:2", "odd"), SkippedRow("t:3", "empty"), SkippedRow("t:4", "empty")],
-                train=[("x", "y")],
+                [SkippedRow("t:2", "odd"), SkippedRow("t:3", "empty"), SkippedRow("t:4", "empty")], train=[("x", "y")]
             ),
             "2 rows were skipped, the first at t:3: empty",
         ),

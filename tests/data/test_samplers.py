@@ -89,10 +89,7 @@ def test_groups_are_cut_where_they_are_asked_for():
     budget=st.integers(1, 300), epoch=st.integers(0, 3),
 )  # fmt: skip
 def test_a_source_counts_towards_the_budget_padded_as_it_is(lengths, budget, epoch):
-    rows = [
-        EncodedExample(np.zeros(target, np.int32), source=np.zeros(source, np.int32))
-        for target, source in lengths
-    ]
+    rows = [EncodedExample(np.zeros(target, np.int32), source=np.zeros(source, np.int32)) for target, source in lengths]
     loader = TextLoader(rows, budget, seed=1)
     batches = loader.batches(epoch)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(rows)))

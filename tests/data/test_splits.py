@@ -12,9 +12,7 @@ from headstart.errors import DataError
 
 def examples_of(counts):
     return [
-        Example(f"{label} {number}", label, f"t.tsv:{number}")
-        for label, n in counts.items()
-        for number in range(n)
+        Example(f"{label} {number}", label, f"t.tsv:{number}") for label, n in counts.items() for number in range(n)
     ]
 
 
@@ -24,11 +22,7 @@ def dataset_of(counts):
 
 def test_a_text_falls_into_the_same_split_for_ever():
     texts = [f"text {number}" for number in range(10_000)]
-    assert Counter(split_of(text_hash(text)) for text in texts) == {
-        "train": 7983,
-        "valid": 1013,
-        "test": 1004,
-    }
+    assert Counter(split_of(text_hash(text)) for text in texts) == {"train": 7983, "valid": 1013, "test": 1004}
     assert [split_of(key) for key in range(12)] == ["valid", "test", *["train"] * 8, "valid", "test"]
 
 
@@ -73,9 +67,7 @@ def test_a_cut_does_not_depend_on_the_order_of_rows():
     examples = examples_of({"a": 5, "b": 5})
     forward, notes = split_by_hash(examples, ("train", "valid", "test"))
     backward, _ = split_by_hash(examples[::-1], ("train", "valid", "test"))
-    assert {name: set(part) for name, part in forward.items()} == {
-        name: set(part) for name, part in backward.items()
-    }
+    assert {name: set(part) for name, part in forward.items()} == {name: set(part) for name, part in backward.items()}
     assert notes
 
 
@@ -107,9 +99,7 @@ def test_a_seed_chooses_the_same_rows_for_ever_and_another_seed_others():
 
 
 def test_repeated_texts_are_counted_as_rows():
-    dataset = Dataset(
-        "toy", {"train": [Example("same", "a"), Example("same", "a"), Example("other", "b")]}, ["a", "b"]
-    )
+    dataset = Dataset("toy", {"train": [Example("same", "a"), Example("same", "a"), Example("other", "b")]}, ["a", "b"])
     assert len(balanced_subset(dataset, 3, seed=0).train) == 3
     assert balanced_subset(dataset, 2, seed=0).balance("train") == {"a": 1, "b": 1}
 

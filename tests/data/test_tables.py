@@ -168,11 +168,7 @@ def test_bad_json_names_its_line(tmp_path, line):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("t.tsv", "Text\tlabel\na\tb\n"),
-        ("t.csv", "Text,label\na,b\n"),
-        ("t.jsonl", '{"Text": "a", "label": "b"}\n'),
-    ],
+    [("t.tsv", "Text\tlabel\na\tb\n"), ("t.csv", "Text,label\na,b\n"), ("t.jsonl", '{"Text": "a", "label": "b"}\n')],
 )
 def test_a_missing_column_is_answered_with_the_nearest_one(tmp_path, name, content):
     with pytest.raises(DataError, match=f"{name} has no column 'text'; it has 'Text', 'label'") as caught:
@@ -220,11 +216,7 @@ def test_a_table_is_read_one_row_at_a_time_and_without_labels(tmp_path):
 
 
 def test_texts_to_predict_keep_their_places(tmp_path):
-    assert list(iterate_texts(table(tmp_path, "t.tsv", "text\tid\na\t1\n\t2\nb\t3\n"), "text")) == [
-        "a",
-        "",
-        "b",
-    ]
+    assert list(iterate_texts(table(tmp_path, "t.tsv", "text\tid\na\t1\n\t2\nb\t3\n"), "text")) == ["a", "", "b"]
     assert list(iterate_texts(table(tmp_path, "one.tsv", "text\na\n\nb\n"), "text")) == ["a", "", "b"]
     with pytest.raises(DataError, match=r"t.tsv:3"):
         list(iterate_texts(table(tmp_path, "t.tsv", "text\tid\na\t1\nbroken\n"), "text"))
@@ -264,9 +256,7 @@ def test_every_row_of_a_table_that_loads_is_an_example_or_a_skip(folder, rows, n
         examples, skips = outcome
         assert len(examples) + len(skips) == len(rows)
         usable = [row for row in (flat if name == "t.tsv" else rows) if row[0].strip() and row[1].strip()]
-        labels = [
-            str(found.label).replace("\r\n", "\n") for found in examples
-        ]  # CRLF inside quotes reads as LF
+        labels = [str(found.label).replace("\r\n", "\n") for found in examples]  # CRLF inside quotes reads as LF
         assert labels == [label.strip().replace("\r\n", "\n") for _, label in usable]
 
 

@@ -112,14 +112,7 @@ def test_a_forbidden_file_says_how_to_allow_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        ("a.TSV", ".tsv"),
-        ("a.csv.gz", ".csv"),
-        ("a.b.jsonl.XZ", ".jsonl"),
-        ("a.txt", ".txt"),
-        ("a.json", ""),
-        ("a", ""),
-    ],
+    [("a.TSV", ".tsv"), ("a.csv.gz", ".csv"), ("a.b.jsonl.XZ", ".jsonl"), ("a.txt", ".txt"), ("a.json", ""), ("a", "")],
 )
 def test_the_ending_says_the_kind(name, kind):
     assert kind_of(Path(name)) == kind

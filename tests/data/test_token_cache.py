@@ -302,10 +302,7 @@ def test_tokens_take_two_bytes_where_the_vocabulary_allows(small, tmp_path):
     corpus = prepare(write(tmp_path, LINES[:9]), TOKENIZER, tmp_path / "cache")
     assert np.load(corpus.folder / "train-00000.tokens.npy").dtype == np.uint16
     assert corpus.train.slice(0, 5).dtype == np.int32
-    assert (
-        json.loads((corpus.folder / "index.json").read_text())["shards"][0]["documents"]
-        == corpus.train.documents
-    )
+    assert json.loads((corpus.folder / "index.json").read_text())["shards"][0]["documents"] == corpus.train.documents
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):

@@ -164,10 +164,7 @@ def test_a_vocabulary_smaller_than_the_alphabet_keeps_the_frequent_characters(ki
 
 
 def test_unigram_learns_the_frequent_words_whole():
-    assert TRAINED["unigram"].convert_ids_to_tokens(TRAINED["unigram"].encode(["le tapis"])[0]) == [
-        "▁le",
-        "▁tapis",
-    ]
+    assert TRAINED["unigram"].convert_ids_to_tokens(TRAINED["unigram"].encode(["le tapis"])[0]) == ["▁le", "▁tapis"]
 
 
 @given(st.lists(st.text("ab", min_size=1), min_size=1, max_size=60), st.integers(1, 60))
@@ -216,9 +213,7 @@ def test_a_foreign_tokenizer_without_the_needed_specials_is_refused(tmp_path):
     from tokenizers import Tokenizer as Rust
     from tokenizers.models import WordLevel
 
-    Rust(WordLevel({"<s>": 0, "</s>": 1, "<pad>": 2}, unk_token="<pad>")).save(
-        str(tmp_path / "tokenizer.json")
-    )
+    Rust(WordLevel({"<s>": 0, "</s>": 1, "<pad>": 2}, unk_token="<pad>")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match="no token for unknown"):
         open_tokenizer(tmp_path)
 
@@ -298,9 +293,7 @@ def test_a_model_without_its_dictionary_or_a_broken_one_is_told(lab, tmp_path):
 def test_a_tokenizer_with_names_of_its_own_plays_the_parts_it_is_told(tmp_path):
     import json
 
-    content = train_tokenizer(TEXTS, TokenizerConfig(type="bpe", vocab_size=300)).engine.files()[
-        "tokenizer.json"
-    ]
+    content = train_tokenizer(TEXTS, TokenizerConfig(type="bpe", vocab_size=300)).engine.files()["tokenizer.json"]
     text = content.decode("utf-8")
     for old, new in zip(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "abcde", strict=True):
         text = text.replace(f'"{old}"', f'"<|{new}|>"')

@@ -84,10 +84,7 @@ def test_lines_are_words_of_their_own_and_known_ones_stay_what_they_were(tokeniz
 def test_thousands_of_words_at_once_give_the_tokens_of_the_whole_text():
     chance = np.random.default_rng(0)
     letters = np.array(list("abcdeéèœ'.,0日"))
-    some = [
-        " ".join("".join(chance.choice(letters, chance.integers(1, 20))) for _ in range(200))
-        for _ in range(50)
-    ]
+    some = [" ".join("".join(chance.choice(letters, chance.integers(1, 20))) for _ in range(200)) for _ in range(50)]
     own, wanted = Words(PLAIN.engine.encode), PLAIN.engine.encode(some)
     for _ in range(2):
         ids, counts = own.encode(some)

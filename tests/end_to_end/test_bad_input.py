@@ -59,8 +59,7 @@ def test_a_folder_with_other_things_in_it_is_never_touched(table, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
-    [(errno.ENOSPC, "No space left"), (errno.EROFS, "Read-only"), (errno.EACCES, "Permission")],
+    ("number", "words"), [(errno.ENOSPC, "No space left"), (errno.EROFS, "Read-only"), (errno.EACCES, "Permission")]
 )
 def test_a_disk_that_cannot_be_written_gets_a_sentence(table, tmp_path, monkeypatch, number, words):
     real = os.fsync
@@ -97,9 +96,7 @@ def test_a_disk_that_fills_up_in_mid_run_leaves_the_last_checkpoint(tmp_path, ta
     assert (out / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(
-    "shipped", [{}, {"en-tiny": Path("somewhere")}], ids=["alone", "beside shipped bases"]
-)
+@pytest.mark.parametrize("shipped", [{}, {"en-tiny": Path("somewhere")}], ids=["alone", "beside shipped bases"])
 def test_a_missing_base_is_named_and_the_nearest_offered(base, table, tmp_path, monkeypatch, shipped):
     monkeypatch.setattr("headstart.inference.loaded_model.shipped_bases", lambda: shipped)
     code, said, hint = call("finetune", tmp_path / "bsae", table, "--out", tmp_path / "run")
@@ -136,16 +133,9 @@ def test_a_run_that_memory_cannot_hold_is_refused_with_advice_unless_forced(tabl
     assert hint
     assert not (tmp_path / "run").exists()
     assert (
-        call(
-            "finetune",
-            "scratch",
-            table,
-            "--out",
-            tmp_path / "run",
-            "--quiet",
-            "--ignore-memory-check",
-            *flags(STEP),
-        )[0]
+        call("finetune", "scratch", table, "--out", tmp_path / "run", "--quiet", "--ignore-memory-check", *flags(STEP))[
+            0
+        ]
         == 0
     )
 
@@ -164,14 +154,8 @@ def test_torn_weights_are_named(base, table, tmp_path):
         (["finetune", "scratch", "{table}", "--out", "r", "--preset", "tinny"], "tinny"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "training.epoch=3"], "training.epoch"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "epochs"], "section.key=value"),
-        (
-            ["finetune", "scratch", "{table}", "--out", "r", "--epochs", "2", "--steps", "3"],
-            "budget is given twice",
-        ),
-        (
-            ["finetune", "scratch", "{table}", "--out", "r", "--train-size", "5000"],
-            "5,000 labels are requested",
-        ),
+        (["finetune", "scratch", "{table}", "--out", "r", "--epochs", "2", "--steps", "3"], "budget is given twice"),
+        (["finetune", "scratch", "{table}", "--out", "r", "--train-size", "5000"], "5,000 labels are requested"),
         (["finetune", "scratch", "{table}", "--out", "r", "--text-column", "review"], "review"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "objective.poling=mean"], "poling"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "training.device=cuda:7"], "cuda:7"),
@@ -217,9 +201,7 @@ ANY_TEXT = st.text(max_size=40) | st.sampled_from(
     place=st.integers(0, 400),
     newline=st.sampled_from(["\n", "\r\n"]),
 )
-def test_fuzzed_tables_never_give_a_traceback_or_a_half_written_folder(
-    tmp_path, kind, rows, junk, place, newline
-):
+def test_fuzzed_tables_never_give_a_traceback_or_a_half_written_folder(tmp_path, kind, rows, junk, place, newline):
     import csv
     import io
     import json
@@ -250,10 +232,7 @@ def test_no_traceback_reaches_the_user(tmp_path):
     import sys
 
     done = subprocess.run(
-        [sys.executable, "-m", "headstart", "evaluate", "nowhere", "imdb"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
+        [sys.executable, "-m", "headstart", "evaluate", "nowhere", "imdb"], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].startswith("error: ")
@@ -287,10 +266,7 @@ def test_a_disk_that_is_really_full_gets_its_sentence(table, tmp_path):
     [
         (["pretrain", "{one}", "--out", "r", "--objective", "next-sentence", "--steps", "1"], "one document"),
         (["finetune", "scratch", "{table}", "--out", "r", "--set", "objective.pooling=pooler"], "no pooler"),
-        (
-            ["pretrain", "{table}", "--out", "r", "--set", "training.freeze_backbone=true"],
-            "is for fine-tuning",
-        ),
+        (["pretrain", "{table}", "--out", "r", "--set", "training.freeze_backbone=true"], "is for fine-tuning"),
         (["compare", "{table}", "--out", "r", "--train-size", "20,4000"], "4,000 labels are requested"),
         (["compare", "{table}", "--out", "r", "--arms", "fine-tuned"], "need a base"),
         (["compare", "{table}", "--out", "r", "--seed", "-1"], "training.seed"),

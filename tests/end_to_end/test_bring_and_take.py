@@ -83,9 +83,7 @@ def test_a_model_that_was_brought_in_and_taught_leaves_as_a_stock_classifier(kin
     assert model.config.id2label == {0: "bad", 1: "good"}
     texts = ["a superb film", "the plot was boring and the music was boring, too", ""]
     with torch.no_grad():
-        scores = model(**tokenizer(texts, padding=True, truncation=True, return_tensors="pt")).logits.softmax(
-            -1
-        )
+        scores = model(**tokenizer(texts, padding=True, truncation=True, return_tensors="pt")).logits.softmax(-1)
     trained = load_model(str(tmp_path / "run"))
     from headstart.batch import Batch, pad
 
@@ -100,9 +98,7 @@ def test_a_model_that_was_brought_in_and_taught_leaves_as_a_stock_classifier(kin
 def test_a_comparison_takes_a_model_that_was_brought_in(tmp_path):
     base, table = bring("bert", tmp_path), write_labelled(tmp_path / "table.tsv")
     quick = ["--epochs", "1", "--max-length", "32", "--seeds", "2", "--quiet"]
-    told = json.loads(
-        call("compare", table, "--base", base, "--out", tmp_path / "compared", "--json", *quick)
-    )
+    told = json.loads(call("compare", table, "--base", base, "--out", tmp_path / "compared", "--json", *quick))
     assert [arm["kind"] for arm in told["arms"]].count("fine-tuned") == 1
 
 

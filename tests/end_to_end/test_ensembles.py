@@ -28,10 +28,7 @@ def world(tmp_path_factory):
     hs.pretrain([str(corpus)], folder / "base", settings=base)
     for name, seed in (("a", 1), ("b", 2)):
         hs.finetune(
-            str(folder / "base"),
-            str(table),
-            folder / name,
-            settings=merge(TUNING, {"training": {"seed": seed}}),
+            str(folder / "base"), str(table), folder / name, settings=merge(TUNING, {"training": {"seed": seed}})
         )
     other = merge(merge(QUICK, {"tokenizer": {"type": "characters"}}), TUNING)
     hs.finetune("scratch", str(table), folder / "c", settings=other)
@@ -73,12 +70,7 @@ def test_the_command_marks_runs_with_commas_between_and_keeps_its_contract(world
 def test_runs_that_do_not_fit_together_are_refused(world, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text((world / "table.tsv").read_text().replace("\tgood", "\tfine"))
-    hs.finetune(
-        str(world / "base"),
-        str(other),
-        tmp_path / "d",
-        settings=merge(TUNING, {"training": {"max_steps": 1}}),
-    )
+    hs.finetune(str(world / "base"), str(other), tmp_path / "d", settings=merge(TUNING, {"training": {"max_steps": 1}}))
     table = str(world / "table.tsv")
     with pytest.raises(RunError, match=r"has the classes bad, fine, and .* bad, good") as caught:
         hs.evaluate([str(world / "a"), str(tmp_path / "d")], table)
@@ -147,10 +139,7 @@ def test_a_comparison_over_folds_scores_every_text_once_and_goes_on_where_it_die
         if len([e for e in done if type(e).__name__ == "Stage" and ", seed" in e.name]) == 5:
             raise InterruptedError
 
-    asked = {
-        "settings": {"training": {**TUNING["training"], "batch_size": 16}},
-        "arms": ["classical", "fine-tuned"],
-    }
+    asked = {"settings": {"training": {**TUNING["training"], "batch_size": 16}}, "arms": ["classical", "fine-tuned"]}
     data, bases = str(world / "table.tsv"), [str(world / "base")]
     with pytest.raises(InterruptedError):
         hs.compare(data, bases, tmp_path / "died", seeds=2, folds=3, on_event=die, **asked)

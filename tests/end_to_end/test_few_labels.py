@@ -36,12 +36,7 @@ METHODS = {
         "training": {"weight_averaging": "last_epochs", "averaging_epochs": 3, "checkpoint_selection": "last"}
     },
     "together": {
-        "training": {
-            "bpe_dropout": 0.1,
-            "token_cutoff": 0.1,
-            "weight_averaging": "ema",
-            "reinit_top_layers": 1,
-        },
+        "training": {"bpe_dropout": 0.1, "token_cutoff": 0.1, "weight_averaging": "ema", "reinit_top_layers": 1},
         "objective": {"r_drop_alpha": 0.5},
     },
 }
@@ -82,9 +77,7 @@ QUICKEST = ("together", "last")  # every method is in one of them or in a slow t
 def test_a_run_that_stops_goes_on_bit_for_bit_and_differs_from_a_plain_one(world, plain, tmp_path, name):
     tune(world, tmp_path / "whole", **METHODS[name])
     with pytest.raises(InterruptedError):  # inside an epoch, a step after the last save
-        tune(
-            world, tmp_path / "stopped", on_event=interrupt_at(20 if name == "last" else 10), **METHODS[name]
-        )
+        tune(world, tmp_path / "stopped", on_event=interrupt_at(20 if name == "last" else 10), **METHODS[name])
     assert json.loads((tmp_path / "stopped" / "run.json").read_text())["status"] == "running"
     hs.resume(tmp_path / "stopped")
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
@@ -115,10 +108,7 @@ def test_a_rate_of_zero_changes_nothing(world, plain, tmp_path):
 
 
 def test_the_account_names_the_blocks_that_start_fresh(world, tmp_path):
-    plain, reset = (
-        tune(world, tmp_path / "plain"),
-        tune(world, tmp_path / "reset", training={"reinit_top_layers": 1}),
-    )
+    plain, reset = (tune(world, tmp_path / "plain"), tune(world, tmp_path / "reset", training={"reinit_top_layers": 1}))
     moved = set(plain.transfer.reused) - set(reset.transfer.reused)
     assert {name.split(".")[2] for name in moved} == {"blocks", "final_norm"}
     assert {name.split(".")[3] for name in moved if ".blocks." in name} == {"1"}
@@ -145,8 +135,7 @@ def test_settings_that_make_no_sense_together_are_refused(world, tmp_path, name)
 
 def test_a_tokenizer_without_merges_is_refused_before_a_run_begins(world, tmp_path):
     settings = merge(
-        merge(QUICK, {"tokenizer": {"type": "wordpiece"}}),
-        {"training": {"max_epochs": 1, "bpe_dropout": 0.1}},
+        merge(QUICK, {"tokenizer": {"type": "wordpiece"}}), {"training": {"max_epochs": 1, "bpe_dropout": 0.1}}
     )
     with pytest.raises(ConfigError, match="needs a bpe tokenizer"):
         hs.finetune("scratch", str(world / "table.tsv"), tmp_path / "run", settings=settings)
@@ -168,8 +157,5 @@ def test_what_is_for_labels_is_refused_in_pretraining(world, tmp_path, setting):
 def test_fresh_blocks_without_a_base_are_refused(world, tmp_path):
     with pytest.raises((ConfigError, RunError), match="from scratch every block is new"):
         hs.finetune(
-            "scratch",
-            str(world / "table.tsv"),
-            tmp_path / "run",
-            settings={"training": {"reinit_top_layers": 1}},
+            "scratch", str(world / "table.tsv"), tmp_path / "run", settings={"training": {"reinit_top_layers": 1}}
         )

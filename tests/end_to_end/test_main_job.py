@@ -31,17 +31,7 @@ def world(tmp_path_factory):
     write_corpus(folder / "corpus.txt", 400)
     write_labelled(folder / "table.tsv", 120)
     words = flags(merge(QUICK, {"optimizer": {"learning_rate": 0.01}}))
-    call(
-        "pretrain",
-        folder / "corpus.txt",
-        "--objective",
-        "masked-lm",
-        "--steps",
-        60,
-        "--out",
-        folder / "base",
-        *words,
-    )
+    call("pretrain", folder / "corpus.txt", "--objective", "masked-lm", "--steps", 60, "--out", folder / "base", *words)
     tuned = flags({"training": FAST["training"], "optimizer": FAST["optimizer"]})
     call("finetune", folder / "base", folder / "table.tsv", "--epochs", 8, "--out", folder / "tuned", *tuned)
     return folder
@@ -84,10 +74,7 @@ def test_predictions_come_one_a_line_in_order(world, tmp_path):
     assert lines[0][0] == "good"
     assert lines[1][0] == "bad"
     assert all(0.5 <= float(line[1]) <= 1 for line in lines)
-    rows = [
-        json.loads(line)
-        for line in call("predict", world / "tuned", world / "table.tsv", "--json").splitlines()
-    ]
+    rows = [json.loads(line) for line in call("predict", world / "tuned", world / "table.tsv", "--json").splitlines()]
     assert len(rows) == 120
 
 
@@ -98,9 +85,7 @@ def test_compressed_data_gives_the_same_run(world, tmp_path):
     words = ["--epochs", 1, *flags(FAST)]
     call("finetune", "scratch", world / "table.tsv", "--out", tmp_path / "plain", *words)
     call("finetune", "scratch", packed, "--out", tmp_path / "packed", *words)
-    assert (tmp_path / "plain/model.safetensors").read_bytes() == (
-        tmp_path / "packed/model.safetensors"
-    ).read_bytes()
+    assert (tmp_path / "plain/model.safetensors").read_bytes() == (tmp_path / "packed/model.safetensors").read_bytes()
 
 
 def test_saved_weights_load_exactly(world):
@@ -115,17 +100,7 @@ def test_saved_weights_load_exactly(world):
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(world, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        call(
-            "finetune",
-            world / "base",
-            world / "table.tsv",
-            "--seed",
-            seed,
-            "--out",
-            tmp_path / name,
-            "--epochs",
-            1,
-        )
+        call("finetune", world / "base", world / "table.tsv", "--seed", seed, "--out", tmp_path / name, "--epochs", 1)
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
     assert a == b != c
 
@@ -170,16 +145,12 @@ def test_a_comparison_that_died_goes_on_where_it_was(world, tmp_path):
 
     settings = {"training": {**FAST["training"], "max_epochs": 1}}
     with pytest.raises(InterruptedError):
-        hs.compare(
-            str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings, on_event=die
-        )
+        hs.compare(str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings, on_event=die)
     kept = {path: path.stat().st_mtime_ns for path in (out / "arms").iterdir()}
     assert len(kept) == 3
     found = hs.resume(out)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    whole = hs.compare(
-        str(world / "table.tsv"), [str(world / "base")], tmp_path / "whole", seeds=2, settings=settings
-    )
+    whole = hs.compare(str(world / "table.tsv"), [str(world / "base")], tmp_path / "whole", seeds=2, settings=settings)
     assert [arm.accuracy for arm in found.arms] == [arm.accuracy for arm in whole.arms]
 
 
@@ -205,9 +176,7 @@ def test_no_embedded_test_review_enters_pretraining(tmp_path):
 
     settings = merge(QUICK, {"training": {"max_steps": 1}, "objective": {"name": "causal-lm"}})
     pretrain(["rotten-tomatoes"], tmp_path / "base", settings=settings)
-    dataset = hs.load_dataset(
-        "rotten-tomatoes", hs.load_model(str(tmp_path / "base")).info.config.data, with_test=True
-    )
+    dataset = hs.load_dataset("rotten-tomatoes", hs.load_model(str(tmp_path / "base")).info.config.data, with_test=True)
     seen = np.load(tmp_path / "base" / "train_fingerprints.npy")
     assert not np.isin(hashes(dataset.texts("test")), seen).any()
     assert not np.isin(hashes(dataset.texts("valid")), seen).any()
@@ -285,8 +254,7 @@ def test_a_base_that_no_epoch_makes_better_is_said_to_be_scored_as_it_came(world
             seeds=1,
             arms=("fine-tuned",),
             settings=merge(
-                {"training": FAST["training"]},
-                {"training": {"max_epochs": 4}, "optimizer": {"learning_rate": rate}},
+                {"training": FAST["training"]}, {"training": {"max_epochs": 4}, "optimizer": {"learning_rate": rate}}
             ),
         )
         words = f"1 of 1 seeds of {name} fine-tuned with 40 labels are best on valid before the first step"
@@ -335,10 +303,7 @@ def test_bases_of_one_name_are_told_apart_and_each_has_its_own_twin(world, tmp_p
     assert ("a/base fine-tuned", "scratch") in against
     assert ("b/base fine-tuned", "scratch like b/base") in against
     assert ("b/base fine-tuned", "scratch") not in against
-    assert (
-        "b/base fine-tuned",
-        "a/base fine-tuned",
-    ) in against  # which base is better is a test too, made once
+    assert ("b/base fine-tuned", "a/base fine-tuned") in against  # which base is better is a test too, made once
     assert ("a/base fine-tuned", "b/base fine-tuned") not in against
 
 
@@ -384,7 +349,5 @@ def test_compiled_training_takes_the_same_steps(world, tmp_path):
     words = ["--steps", 2, *flags(FAST), "--set", "model.dropout=0"]  # which a compiler draws in its own way
     for name, extra in (("plain", []), ("compiled", ["--set", "training.compile=true"])):
         call("finetune", "scratch", world / "table.tsv", "--out", tmp_path / name, *words, *extra)
-    scores = [
-        json.loads((tmp_path / name / "result.json").read_text())["score"] for name in ("plain", "compiled")
-    ]
+    scores = [json.loads((tmp_path / name / "result.json").read_text())["score"] for name in ("plain", "compiled")]
     assert scores[0]["loss"] == pytest.approx(scores[1]["loss"], abs=1e-4)

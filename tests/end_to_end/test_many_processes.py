@@ -94,8 +94,7 @@ def stop_at(step: int):
 def test_a_run_goes_on_with_any_number_of_processes(tmp_path, sharded):
     corpus, run = write_corpus(tmp_path / "corpus.txt"), tmp_path / "run"
     wanted = merge(
-        CAUSAL,
-        {"training": {"max_steps": 24, "gradient_accumulation_steps": 2, "fsdp": sharded, "eval_steps": 8}},
+        CAUSAL, {"training": {"max_steps": 24, "gradient_accumulation_steps": 2, "fsdp": sharded, "eval_steps": 8}}
     )
     pretrain([str(corpus)], tmp_path / "whole", settings=wanted)
 
@@ -139,9 +138,7 @@ def test_a_worker_that_is_killed_is_started_again_and_no_step_is_counted_twice(t
     corpus, run = write_corpus(tmp_path / "corpus.txt"), tmp_path / "run"
     wanted = merge(CAUSAL, {"training": {"max_steps": 400, "save_steps": 20}})
     pretrain([str(corpus)], tmp_path / "whole", settings=wanted)
-    process = start(
-        "pretrain", corpus, "--out", run, *flags(wanted), "--nproc", 2, "--max-restarts", 3, "--quiet"
-    )
+    process = start("pretrain", corpus, "--out", run, *flags(wanted), "--nproc", 2, "--max-restarts", 3, "--quiet")
     wait_for(lambda: len(list((run / "checkpoints").glob("step-*"))) == 2, process)
     before = children(process.pid)
     assert len(before) == 2
@@ -234,9 +231,7 @@ def test_what_cannot_work_is_told_once_and_without_a_traceback(tmp_path):
     assert "objective" in refused(*go, 2, "--objective", "classify")
     dying = tmp_path / "dying"
     dying.mkdir()
-    (dying / "sitecustomize.py").write_text(
-        "import os\nos.environ.get('RANK') == '1' and os.kill(os.getpid(), 9)\n"
-    )
+    (dying / "sitecustomize.py").write_text("import os\nos.environ.get('RANK') == '1' and os.kill(os.getpid(), 9)\n")
     path = os.pathsep.join([str(dying), os.environ.get("PYTHONPATH", "")])
     assert "process 1 was killed by signal 9" in refused(*go, 2, code=1, PYTHONPATH=path)
     with socket.socket() as taken:
@@ -254,9 +249,7 @@ def test_what_cannot_work_is_told_once_and_without_a_traceback(tmp_path):
 def test_two_machines_with_other_settings_are_told_so(tmp_path):
     corpus, meet = write_corpus(tmp_path / "corpus.txt"), f"127.0.0.1:{free_port()}"
     many = ["--nproc", 1, "--nodes", 2, "--rdzv-endpoint", meet, "--quiet", "--steps", 3, *flags(CAUSAL)]
-    both = [
-        start("pretrain", corpus, "--out", tmp_path / f"run{seed}", "--seed", seed, *many) for seed in (0, 1)
-    ]
+    both = [start("pretrain", corpus, "--out", tmp_path / f"run{seed}", "--seed", seed, *many) for seed in (0, 1)]
     said = [process.communicate(timeout=200)[1] for process in both]
     assert [process.returncode for process in both] == [2, 2], said
     assert sorted(text.count("error:") for text in said) == [0, 1]

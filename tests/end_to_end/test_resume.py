@@ -73,12 +73,8 @@ def begun(run) -> bool:
 
 def jobs(tmp_path):
     corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
-    masked = merge(
-        settings(max_steps=40), {"objective": {"name": "masked-lm"}, "optimizer": {"name": "muon"}}
-    )
-    causal = merge(
-        settings(max_tokens=9000, gradient_accumulation_steps=2), {"objective": {"name": "causal-lm"}}
-    )
+    masked = merge(settings(max_steps=40), {"objective": {"name": "masked-lm"}, "optimizer": {"name": "muon"}})
+    causal = merge(settings(max_tokens=9000, gradient_accumulation_steps=2), {"objective": {"name": "causal-lm"}})
     pairs = write_aligned(tmp_path / "pairs", TASKS["reverse"], count=150)
     translating = merge(
         settings(max_epochs=4, tokens_per_batch=1024, gradient_accumulation_steps=2),
@@ -96,14 +92,9 @@ def jobs(tmp_path):
     return {
         "masked-lm": lambda out: pretrain([str(corpus)], out, settings=masked),
         "causal-lm": lambda out: pretrain([str(corpus)], out, settings=causal),
-        "classify": lambda out: finetune(
-            "scratch", str(table), out, settings=settings(max_epochs=6, batch_size=8)
-        ),
+        "classify": lambda out: finetune("scratch", str(table), out, settings=settings(max_epochs=6, batch_size=8)),
         "thawing": lambda out: finetune(
-            "scratch",
-            str(table),
-            out,
-            settings=settings(max_epochs=6, batch_size=8, gradual_unfreezing_epochs=1),
+            "scratch", str(table), out, settings=settings(max_epochs=6, batch_size=8, gradual_unfreezing_epochs=1)
         ),
         "translate": lambda out: finetune("scratch", str(pairs), out, pair="src-trg", settings=translating),
         "few-labels": lambda out: finetune("scratch", str(table), out, settings=few),
@@ -133,8 +124,7 @@ def test_a_run_killed_while_it_saves_ends_as_if_it_never_stopped(tmp_path):
     """With a save after every step and a wide body, nearly all of the time is spent saving."""
     corpus = write_corpus(tmp_path / "corpus.txt")
     often = merge(
-        settings(max_steps=12, save_steps=1),
-        {"model": {"hidden_size": 256, "num_layers": 2, "intermediate_size": 512}},
+        settings(max_steps=12, save_steps=1), {"model": {"hidden_size": 256, "num_layers": 2, "intermediate_size": 512}}
     )
     often = merge(often, {"objective": {"name": "masked-lm"}})
     pretrain([str(corpus)], tmp_path / "whole", settings=often)
@@ -265,9 +255,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 def test_data_that_changed_since_is_refused(tmp_path):
     table = write_labelled(tmp_path / "table.tsv")
     with pytest.raises(InterruptedError):
-        finetune(
-            "scratch", str(table), tmp_path / "run", settings=settings(max_epochs=3), on_event=interrupt_at(2)
-        )
+        finetune("scratch", str(table), tmp_path / "run", settings=settings(max_epochs=3), on_event=interrupt_at(2))
     write_labelled(table, seed=9)
     with pytest.raises(RunError, match="has changed"):
         resume(tmp_path / "run")
@@ -348,9 +336,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, kind, code):
 def test_a_fine_tuning_that_died_in_its_first_save_still_starts_from_its_base(tmp_path):
     corpus, table = write_corpus(tmp_path / "corpus.txt"), write_labelled(tmp_path / "table.tsv")
     pretrain(
-        [str(corpus)],
-        tmp_path / "base",
-        settings=merge(settings(max_steps=30), {"objective": {"name": "masked-lm"}}),
+        [str(corpus)], tmp_path / "base", settings=merge(settings(max_steps=30), {"objective": {"name": "masked-lm"}})
     )
     tuning = {"training": {"max_epochs": 2, "max_length": 32, "save_steps": 1000}}
     finetune(str(tmp_path / "base"), str(table), tmp_path / "whole", settings=tuning)

@@ -35,9 +35,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     write_labelled(folder / "table.tsv", 60)
     corpus = write_corpus(folder / "corpus.txt", 60)
-    base = merge(
-        QUICK, {"training": {"max_steps": 5}, "model": {"dropout": 0.1}, "objective": {"name": "masked-lm"}}
-    )
+    base = merge(QUICK, {"training": {"max_steps": 5}, "model": {"dropout": 0.1}, "objective": {"name": "masked-lm"}})
     for seed, name in enumerate(("base", "other")):
         hs.pretrain([str(corpus)], folder / name, settings=merge(base, {"training": {"seed": seed}}))
     return folder

@@ -202,9 +202,7 @@ def test_the_command_shows_a_table_and_json(world, tmp_path):
     found = json.loads(again.stdout)
     assert found["texts"] == 20  # folds of the labels alone
     assert found["direction"] == "minimize"
-    assert found["best"]["value"] == min(
-        trial["value"] for trial in found["trials"] if trial["state"] == "finished"
-    )
+    assert found["best"]["value"] == min(trial["value"] for trial in found["trials"] if trial["state"] == "finished")
 
 
 def test_a_trial_that_diverges_is_written_down_and_the_search_goes_on(world, tmp_path):

@@ -12,9 +12,7 @@ from tests.helpers.attention_maps import make_maps
 from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in BACKBONES if issubclass(BACKBONES[kind], TransformerBackbone)]
-)
+@pytest.mark.parametrize("kind", [kind for kind in BACKBONES if issubclass(BACKBONES[kind], TransformerBackbone)])
 def test_every_row_of_every_map_adds_up_to_one(kind):
     maps = make_maps(kind)
     assert maps.weights.shape == (2, 2, 9, 9)
@@ -43,9 +41,7 @@ def test_a_body_without_attention_is_refused_with_a_hint():
         pass
 
     with pytest.raises(ConfigError) as caught:
-        attention_maps(
-            Model(Counter(), {}), Batch(torch.zeros(1, 2).long(), torch.ones(1, 2).bool()), ["a", "b"]
-        )
+        attention_maps(Model(Counter(), {}), Batch(torch.zeros(1, 2).long(), torch.ones(1, 2).bool()), ["a", "b"])
     assert "no attention" in str(caught.value)
     assert caught.value.hint
 

@@ -15,9 +15,7 @@ ROWS = random_rows([9, 5, 12, 7, 8, 6, 10, 4, 9, 11], seed=4)
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(1)
-    return build_model(
-        tiny_config("bidirectional"), VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)}
-    ).eval()
+    return build_model(tiny_config("bidirectional"), VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)}).eval()
 
 
 def parts():
@@ -25,9 +23,7 @@ def parts():
 
 
 def batches():
-    padded = [
-        pad([torch.from_numpy(row.tokens).long() for row in part], VOCABULARY.pad_id) for part in parts()
-    ]
+    padded = [pad([torch.from_numpy(row.tokens).long() for row in part], VOCABULARY.pad_id) for part in parts()]
     return [Batch(tokens, real) for tokens, real in padded]
 
 

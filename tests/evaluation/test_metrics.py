@@ -23,9 +23,7 @@ sizes = {"count": st.integers(1, 60), "classes": st.integers(2, 6), "rng_seed": 
 def test_metrics_agree_with_scikit_learn(count, classes, rng_seed):
     truth, probabilities = answers(count, classes, rng_seed)
     predicted = probabilities.argmax(axis=1)
-    assert METRICS["accuracy"](truth, probabilities) == pytest.approx(
-        reference.accuracy_score(truth, predicted)
-    )
+    assert METRICS["accuracy"](truth, probabilities) == pytest.approx(reference.accuracy_score(truth, predicted))
     f1 = reference.f1_score(truth, predicted, average="macro", zero_division=0)
     assert METRICS["macro_f1"](truth, probabilities) == pytest.approx(f1)
     loss = reference.log_loss(truth, probabilities, labels=range(classes))

@@ -122,12 +122,9 @@ def test_arms_may_have_different_numbers_of_seeds(seeds_b):
 def test_luck_is_seldom_called_a_difference(seeds, seed_luck):
     rng = np.random.default_rng(11)
     verdicts = [
-        paired_test("a", "b", 10, *pair(rng, seeds, seed_luck=seed_luck, texts=150)).verdict
-        for _ in range(100)
+        paired_test("a", "b", 10, *pair(rng, seeds, seed_luck=seed_luck, texts=150)).verdict for _ in range(100)
     ]
-    assert (
-        sum(verdict != "no difference shown" for verdict in verdicts) <= 9
-    )  # 5 expected; 9 is two deviations more
+    assert sum(verdict != "no difference shown" for verdict in verdicts) <= 9  # 5 expected; 9 is two deviations more
 
 
 @pytest.mark.slow
@@ -175,9 +172,7 @@ def test_holm_never_lowers_a_p_value_nor_changes_their_order(values):
 
 
 def test_the_mark_is_passed_at_the_first_epoch_at_or_over_it():
-    curve = [
-        CurvePoint(float(epoch), epoch, accuracy, 0, 0) for epoch, accuracy in enumerate((0.5, 0.7, 0.8, 0.7))
-    ]
+    curve = [CurvePoint(float(epoch), epoch, accuracy, 0, 0) for epoch, accuracy in enumerate((0.5, 0.7, 0.8, 0.7))]
     assert first_epoch_reaching(curve, 0.7) == 1.0
     assert first_epoch_reaching(curve, 0.81) is None
     assert first_epoch_reaching([], 0.5) is None

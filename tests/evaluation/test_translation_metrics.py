@@ -24,21 +24,7 @@ from headstart.evaluation.translation_metrics import (
 )
 from headstart.results import plain
 
-WORDS = [
-    "the",
-    "a",
-    "dog",
-    "cat",
-    "sees",
-    "bites",
-    "don't",
-    "house",
-    "(big)",
-    "small",
-    "1,000",
-    "never",
-    "Mr.",
-]
+WORDS = ["the", "a", "dog", "cat", "sees", "bites", "don't", "house", "(big)", "small", "1,000", "never", "Mr."]
 CHEAP = ("bleu", "chrf")
 
 
@@ -50,10 +36,7 @@ def sentences(count, seed=0, words=WORDS):
 def damaged(texts, share, seed):
     """The texts with a share of their words replaced."""
     rng = random.Random(seed)
-    return [
-        " ".join(rng.choice(WORDS) if rng.random() < share else word for word in text.split())
-        for text in texts
-    ]
+    return [" ".join(rng.choice(WORDS) if rng.random() < share else word for word in text.split()) for text in texts]
 
 
 @pytest.fixture(autouse=True)
@@ -149,9 +132,7 @@ TEXTS = st.lists(st.tuples(st.text(max_size=12), st.text(max_size=12)), min_size
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    st.lists(st.lists(st.sampled_from(WORDS), min_size=4, max_size=9).map(" ".join), min_size=1, max_size=6)
-)
+@given(st.lists(st.lists(st.sampled_from(WORDS), min_size=4, max_size=9).map(" ".join), min_size=1, max_size=6))
 def test_a_perfect_translation_scores_full_marks(lines):
     found = score_translations(lines, lines, "en")
     assert (found.bleu, found.chrf, found.ter) == (pytest.approx(100), pytest.approx(100), 0)
@@ -241,6 +222,4 @@ def test_luck_is_seldom_called_a_difference(monkeypatch):
         references = sentences(40, seed)
         pair = [("a", damaged(references, 0.3, 1000 + seed)), ("b", damaged(references, 0.3, 2000 + seed))]
         verdicts.append(compare_translations(*pair, references, "en").verdict)
-    assert (
-        sum(verdict != "no difference shown" for verdict in verdicts) <= 10
-    )  # 5 expected, 10 is two deviations more
+    assert sum(verdict != "no difference shown" for verdict in verdicts) <= 10  # 5 expected, 10 is two deviations more

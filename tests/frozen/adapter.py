@@ -30,12 +30,7 @@ CACHE_VARIABLE = "HEADSTART_CACHE"  # the environment variable that names the ca
 
 # --- shipped models ---------------------------------------------------------------------------------------------------
 
-CLASSIFIERS = {
-    "en-tiny": "en",
-    "en-small": "en",
-    "fr-tiny": "fr",
-    "fr-small": "fr",
-}  # name: language of its texts
+CLASSIFIERS = {"en-tiny": "en", "en-small": "en", "fr-tiny": "fr", "fr-small": "fr"}  # name: language of its texts
 TRANSLATORS = ("en-de-captions", "en-fr-captions")
 CPU_FLOAT32: Settings = {"training": {"device": "cpu", "precision": "float32"}}
 
@@ -46,13 +41,9 @@ def class_logits(classifier: str, texts: Sequence[str]) -> np.ndarray:
     config = trained.info.config.with_(CPU_FLOAT32)
     runtime = start_runtime(config.training)
     examples = [Example(text) for text in texts]
-    rows = encode_rows(
-        trained.tokenizer, examples, None, config.training.max_length, config.data.truncation_side
-    )
+    rows = encode_rows(trained.tokenizer, examples, None, config.training.max_length, config.data.truncation_side)
     model = trained.model().to(runtime.device)
-    return evaluate.class_logits(
-        model, trained.objective, rows, trained.tokenizer, runtime, runtime.eval_batch_tokens
-    )
+    return evaluate.class_logits(model, trained.objective, rows, trained.tokenizer, runtime, runtime.eval_batch_tokens)
 
 
 def text_embeddings(classifier: str, texts: Sequence[str]) -> np.ndarray:
@@ -87,9 +78,7 @@ def parameter_counts(job: str, num_classes: int = 2) -> dict[str, int]:
     objective = make_objective(config.objective)
     model, vocab_size = objective.resolve_backbone(config.model), config.tokenizer.vocab_size
     heads = objective.heads(model, vocab_size, num_classes)
-    return {
-        BLOCK_NAMES[block.name]: block.total for block in parameter_table(model, vocab_size, heads).blocks
-    }
+    return {BLOCK_NAMES[block.name]: block.total for block in parameter_table(model, vocab_size, heads).blocks}
 
 
 # --- training runs ----------------------------------------------------------------------------------------------------
@@ -233,12 +222,7 @@ CLASSIFICATION = {
     "head_dropout": 0.1,
     "r_drop_alpha": 0.0,
 }
-TRANSLATION = {
-    "name": "translate",
-    "label_smoothing": 0.1,
-    "metric_for_best_model": "loss",
-    "r_drop_alpha": 0.0,
-}
+TRANSLATION = {"name": "translate", "label_smoothing": 0.1, "metric_for_best_model": "loss", "r_drop_alpha": 0.0}
 
 Workflow = Literal["pretrain", "finetune", "finetune --pair"]
 
@@ -273,17 +257,11 @@ RUNS: dict[str, TrainingRun] = {
         "pretrain",
         {
             "model": BERT,
-            "objective": {
-                "name": "masked-lm+next-sentence",
-                "nsp_unit": "sentence",
-                **MASKING,
-                "masking": "word",
-            },
+            "objective": {"name": "masked-lm+next-sentence", "nsp_unit": "sentence", **MASKING, "masking": "word"},
         },
     ),
     "causal_and_masked_lm": TrainingRun(
-        "pretrain",
-        {"model": MODERN, "objective": {"name": "causal+masked", "causal_fraction": 0.5, **MASKING}},
+        "pretrain", {"model": MODERN, "objective": {"name": "causal+masked", "causal_fraction": 0.5, **MASKING}}
     ),
     "electra": TrainingRun(
         "pretrain",
@@ -298,9 +276,7 @@ RUNS: dict[str, TrainingRun] = {
             }
         },
     ),
-    "classification": TrainingRun(
-        "finetune", {"objective": CLASSIFICATION, "lr_schedule": {"name": "linear"}}
-    ),
+    "classification": TrainingRun("finetune", {"objective": CLASSIFICATION, "lr_schedule": {"name": "linear"}}),
     "translation": TrainingRun(
         "finetune --pair",
         {
@@ -328,12 +304,7 @@ RUNS: dict[str, TrainingRun] = {
         {
             "objective": {**CLASSIFICATION, "pooling": "mean+max", "label_smoothing": 0.1},
             "optimizer": {"layerwise_lr_decay": 0.8, "head_lr_multiplier": 2.0},
-            "training": {
-                "bpe_dropout": 0.1,
-                "token_cutoff": 0.1,
-                "weight_averaging": "ema",
-                "averaging_epochs": 1.0,
-            },
+            "training": {"bpe_dropout": 0.1, "token_cutoff": 0.1, "weight_averaging": "ema", "averaging_epochs": 1.0},
         },
         base="masked_lm",
     ),
@@ -348,12 +319,8 @@ RUNS: dict[str, TrainingRun] = {
     "classification_distillation": TrainingRun(
         "finetune", {"objective": CLASSIFICATION}, teacher="classification_from_masked_lm"
     ),
-    "classification_lstm": TrainingRun(
-        "finetune", {"model": {"architecture": "bi-lstm"}, "objective": CLASSIFICATION}
-    ),
-    "classification_cnn": TrainingRun(
-        "finetune", {"model": {"architecture": "cnn"}, "objective": CLASSIFICATION}
-    ),
+    "classification_lstm": TrainingRun("finetune", {"model": {"architecture": "bi-lstm"}, "objective": CLASSIFICATION}),
+    "classification_cnn": TrainingRun("finetune", {"model": {"architecture": "cnn"}, "objective": CLASSIFICATION}),
     "translation_from_masked_lm_r_drop": TrainingRun(
         "finetune --pair",
         {"model": {"architecture": "encoder-decoder"}, "objective": {**TRANSLATION, "r_drop_alpha": 1.0}},

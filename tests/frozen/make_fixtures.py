@@ -99,15 +99,7 @@ NEUTRAL = ("long", "French", "recent", "quiet", "famous", "short")
 NOUNS = ("film", "book", "story", "actor", "plot", "scene", "ending", "song", "village", "captain")
 VERBS = ("was", "felt", "seemed", "remained", "became", "looked")
 LEXICON = {
-    **{
-        "the": "das",
-        "a": "ein",
-        "small": "kleine",
-        "red": "rote",
-        "old": "alte",
-        "sees": "sieht",
-        "likes": "mag",
-    },
+    **{"the": "das", "a": "ein", "small": "kleine", "red": "rote", "old": "alte", "sees": "sieht", "likes": "mag"},
     **{"dog": "Hund", "house": "Haus", "child": "Kind", "tree": "Baum", "bird": "Vogel", "boat": "Boot"},
 }
 
@@ -117,8 +109,7 @@ def write_data(folder: Path) -> Path:
     rng = random.Random(20240229)
     folder.mkdir(parents=True, exist_ok=True)
     documents = [
-        " ".join(_sentence(rng, POSITIVE + NEGATIVE + NEUTRAL) for _ in range(rng.randint(3, 6)))
-        for _ in range(1000)
+        " ".join(_sentence(rng, POSITIVE + NEGATIVE + NEUTRAL) for _ in range(rng.randint(3, 6))) for _ in range(1000)
     ]
     (folder / "corpus.txt").write_text("".join(f"{text}\n" for text in documents), "utf-8")
     classes = {"positive": POSITIVE, "negative": NEGATIVE, "neutral": NEUTRAL}
@@ -135,23 +126,17 @@ def write_data(folder: Path) -> Path:
         sources = [_clause(rng) for _ in range(count)]
         targets = [" ".join(LEXICON[word] for word in source.split()) for source in sources]
         for language, lines in {"en": sources, "de": targets}.items():
-            (folder / "pairs" / f"{split}.{language}").write_text(
-                "".join(f"{line}\n" for line in lines), "utf-8"
-            )
+            (folder / "pairs" / f"{split}.{language}").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return folder
 
 
 def _sentence(rng: random.Random, adjectives: tuple[str, ...]) -> str:
-    return (
-        f"The {rng.choice(NOUNS)} {rng.choice(VERBS)} {rng.choice(adjectives)} and {rng.choice(adjectives)}."
-    )
+    return f"The {rng.choice(NOUNS)} {rng.choice(VERBS)} {rng.choice(adjectives)} and {rng.choice(adjectives)}."
 
 
 def _clause(rng: random.Random) -> str:
     words = list(LEXICON)
-    subject, target = (
-        f"{rng.choice(words[:2])} {rng.choice(words[2:5])} {rng.choice(words[7:])}" for _ in range(2)
-    )
+    subject, target = (f"{rng.choice(words[:2])} {rng.choice(words[2:5])} {rng.choice(words[7:])}" for _ in range(2))
     return f"{subject} {rng.choice(words[5:7])} {target}"
 
 
@@ -165,9 +150,7 @@ class TrainingRuns:
     def train(self, name: str) -> adapter.Losses:
         """The losses of a run."""
         if name not in self.losses:
-            needed = [
-                each for each in (adapter.RUNS[name].base, adapter.RUNS[name].teacher) if each is not None
-            ]
+            needed = [each for each in (adapter.RUNS[name].base, adapter.RUNS[name].teacher) if each is not None]
             for each in needed:
                 self.train(each)
             run_dirs = {each: self.folder / each for each in needed}
@@ -243,9 +226,7 @@ def make_losses() -> None:
 
 def make_parameter_counts() -> None:
     """Parameters by block of the two models of the course lab."""
-    write_json(
-        "parameters.json", {name: adapter.parameter_counts(job) for name, job in adapter.COURSE_LAB.items()}
-    )
+    write_json("parameters.json", {name: adapter.parameter_counts(job) for name, job in adapter.COURSE_LAB.items()})
 
 
 def main() -> None:

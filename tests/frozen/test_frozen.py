@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from tests.frozen import adapter
-from tests.frozen.make_fixtures import (
-    BEAM_SIZES,
-    FIXTURES,
-    TrainingRuns,
-    environment,
-    single_thread,
-)
+from tests.frozen.make_fixtures import BEAM_SIZES, FIXTURES, TrainingRuns, environment, single_thread
 
 
 def read(name: str) -> Any:
@@ -29,8 +23,7 @@ TOLERANCE = 1e-6 if IS_SAME_ENVIRONMENT else 1e-4
 MACHINES = f"fixture: {STORED}; here: {environment()}"
 
 CLASSIFIERS = [
-    pytest.param(name, marks=[pytest.mark.slow] if name.endswith("small") else [])
-    for name in adapter.CLASSIFIERS
+    pytest.param(name, marks=[pytest.mark.slow] if name.endswith("small") else []) for name in adapter.CLASSIFIERS
 ]
 
 

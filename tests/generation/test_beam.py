@@ -41,9 +41,7 @@ def same(one, other):
         assert [each.score for each in left] == pytest.approx([each.score for each in right], abs=EXACT)
         for mine, theirs in zip(left, right, strict=True):
             near = [each for each in right if abs(each.score - mine.score) < EXACT]
-            assert (mine.tokens, mine.is_cut) in [(each.tokens, each.is_cut) for each in near] or len(
-                near
-            ) > 1
+            assert (mine.tokens, mine.is_cut) in [(each.tokens, each.is_cut) for each in near] or len(near) > 1
             assert mine.is_cut == theirs.is_cut
 
 
@@ -66,8 +64,7 @@ def plain_search(reader, source, rules, beam):
         over += [pair for pair in best if pair[0][-1] == rules.last]
         live = [pair for pair in best if pair[0][-1] != rules.last]
     marked = [
-        (text[-1:] != [rules.last], total / ((5 + len(text)) / 6) ** beam.penalty, text)
-        for text, total in over + live
+        (text[-1:] != [rules.last], total / ((5 + len(text)) / 6) ** beam.penalty, text) for text, total in over + live
     ]
     return sorted(marked, key=lambda each: (each[0], -each[1]))[: beam.best]
 
@@ -96,8 +93,7 @@ def test_a_width_that_covers_everything_finds_the_best_there_is(world, penalty, 
     texts = list(every_text(vocabulary, rules))
     marks = log_probabilities(reader, toy_batch([3] * len(texts)), texts)
     marked = [
-        (text[-1:] != [rules.last], -penalised(mark, penalty), text)
-        for mark, text in zip(marks, texts, strict=True)
+        (text[-1:] != [rules.last], -penalised(mark, penalty), text) for mark, text in zip(marks, texts, strict=True)
     ]
     wanted = sorted(marked)[:best]
     beam = Beam(width=max(best, len(texts)), best=best, penalty=penalty, stops_early=early)
@@ -205,9 +201,7 @@ def test_a_score_is_that_of_the_text_when_it_is_given(kind, shape):
 
 @pytest.mark.parametrize("kind", CACHED)
 @settings(max_examples=12, deadline=None)
-@given(
-    seed=st.integers(0, 99), penalty=PENALTIES, lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4)
-)
+@given(seed=st.integers(0, 99), penalty=PENALTIES, lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4))
 @pytest.mark.slow
 def test_bodies_of_few_tokens_are_searched_to_the_end(kind, seed, penalty, lengths):
     """Real bodies: a covering width is exhaustive, width one is greedy, batches and the early stop change nothing."""
@@ -279,9 +273,7 @@ def test_the_length_penalty_is_that_of_the_paper():
         assert length_penalties(7, alpha).tolist() == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"width": 0}, {"best": 0}, {"width": 3, "best": 4}, {"penalty": math.inf}], ids=str
-)
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"best": 0}, {"width": 3, "best": 4}, {"penalty": math.inf}], ids=str)
 def test_a_search_that_cannot_be_is_refused(wrong):
     with pytest.raises(ConfigError) as caught:
         Beam(**wrong)

@@ -101,12 +101,7 @@ def test_texts_keep_to_the_rules(seed, vocabulary, most, least, own, way):
     rows = [row % 8 for row in range(len(own))]
     told = {row: [] for row in range(len(own))}
     texts = decode(
-        reader,
-        toy_batch(rows),
-        rules,
-        WAYS[way],
-        most=own,
-        on_token=lambda row, token: told[row].append(token),
+        reader, toy_batch(rows), rules, WAYS[way], most=own, on_token=lambda row, token: told[row].append(token)
     )
     for row, text in enumerate(texts):
         room = min(most, own[row])
@@ -118,9 +113,7 @@ def test_texts_keep_to_the_rules(seed, vocabulary, most, least, own, way):
 
 def test_tokens_are_told_row_by_row_as_they_come():
     told = []
-    texts = decode(
-        TableReader(4, seed=2), toy_batch([0, 1]), Rules(1, 4), on_token=lambda *pair: told.append(pair)
-    )
+    texts = decode(TableReader(4, seed=2), toy_batch([0, 1]), Rules(1, 4), on_token=lambda *pair: told.append(pair))
     steps = [pair for step in range(4) for pair in [(row, step) for row in range(2)]]
     written = [text.tokens + ([] if text.is_cut else [1]) for text in texts]
     assert told == [(row, written[row][step]) for row, step in steps if step < len(written[row])]
@@ -164,11 +157,7 @@ def test_a_prompt_longer_than_the_learned_positions_is_refused():
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_only_a_body_that_sees_no_future_under_a_language_head_writes(kind, head):
     config = tiny_config(kind)
-    heads = (
-        {"lm": LanguageHead(config, 40)}
-        if head == "lm"
-        else {"class": ClassHead(config, 2, "mean", "linear")}
-    )
+    heads = {"lm": LanguageHead(config, 40)} if head == "lm" else {"class": ClassHead(config, 2, "mean", "linear")}
     model = Model(BACKBONES[kind](config, 40), heads)
     if kind in CACHED and head == "lm":
         assert ModelReader(model).score(torch.zeros(1, 16)).shape == (1, 40)

@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 from headstart.errors import ConfigError
 from headstart.generation import sampling as module
 from headstart.generation.reader import ranked
-from headstart.generation.sampling import (
-    GREEDY,
-    Sampling,
-    choose,
-    discouraged,
-    drawn,
-    shortlist,
-    stream_of,
-    uniform,
-)
+from headstart.generation.sampling import GREEDY, Sampling, choose, discouraged, drawn, shortlist, stream_of, uniform
 
 SCORES = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=1, max_size=12)
 

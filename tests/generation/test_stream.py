@@ -13,9 +13,7 @@ SAMPLINGS = [GREEDY, Sampling(seed=3), Sampling(temperature=0.7, top_k=5, repeti
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_a_stream_gives_what_decode_gives(sampling, positions):
     model = build_model(
-        tiny_config("causal", position_embedding=positions),
-        VOCABULARY.size,
-        {"lm": HeadSpec("lm", VOCABULARY.size)},
+        tiny_config("causal", position_embedding=positions), VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)}
     )
     reader, rules = ModelReader(model), Rules(VOCABULARY.eos_id, 30, banned=(0, 1, 2))
     for row in random_rows([3, 9, 50], seed=5):

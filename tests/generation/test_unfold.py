@@ -8,11 +8,7 @@ from headstart.config import TokenizerConfig
 from headstart.data.tokenizer import train_tokenizer
 from headstart.generation.generate import BROKEN, Unfolding, continuation
 
-TEXTS = [
-    "Hello, wörld! don't — 你好 😀 naïve\nnew line",
-    "the cat isn't here . ' a ' b",
-    "tabs\tand  double  spaces",
-]
+TEXTS = ["Hello, wörld! don't — 你好 😀 naïve\nnew line", "the cat isn't here . ' a ' b", "tabs\tand  double  spaces"]
 KINDS = ("bpe", "unigram", "wordpiece", "characters")
 
 

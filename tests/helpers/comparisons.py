@@ -26,9 +26,7 @@ SKILL = {  # accuracy at 200, 800 and 1,600 labels, epochs to get most of the wa
 BUDGETS = [200, 800, 1600]
 
 
-def example_comparison(
-    budgets=BUDGETS, seeds=(0, 1, 2), texts=400, leaks=True, hostile=HOSTILE
-) -> Comparison:
+def example_comparison(budgets=BUDGETS, seeds=(0, 1, 2), texts=400, leaks=True, hostile=HOSTILE) -> Comparison:
     rng = np.random.default_rng(7)
     truth = rng.integers(0, 2, texts)
     difficulty = rng.normal(0, 1, texts)
@@ -53,14 +51,8 @@ def example_comparison(
         tests=adjust(tests),
         mistakes=_mistakes(hostile),
         audit=_audit(hostile),
-        settings={
-            "model": {"num_layers": 4, "hidden_size": 256},
-            "training": {"max_epochs": 8, "note": hostile},
-        },
-        notes=[
-            "12 rows of test are also in train; leak-free accuracy leaves them out",
-            f"a note with {hostile}",
-        ],
+        settings={"model": {"num_layers": 4, "hidden_size": 256}, "training": {"max_epochs": 8, "note": hostile}},
+        notes=["12 rows of test are also in train; leak-free accuracy leaves them out", f"a note with {hostile}"],
         provenance=Provenance(
             command="headstart compare --base fr-small --data cls-books-fr --train-size 200,800,1600 --seeds 3",
             commit="4f1c2ab9",
@@ -85,9 +77,7 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         confidence = 1 / (1 + np.exp(-np.abs(rng.normal(1.5 * right, 1.0)) * sure))
         correct.append(right)
         curve = (
-            [_point(epoch, 0.5 + (goal - 0.5) * (1 - np.exp(-epoch / pace)), rng) for epoch in range(9)]
-            if pace
-            else []
+            [_point(epoch, 0.5 + (goal - 0.5) * (1 - np.exp(-epoch / pace)), rng) for epoch in range(9)] if pace else []
         )
         accuracy = float(right.mean())
         error = float(abs(confidence.mean() - accuracy)) + 0.02
@@ -96,22 +86,12 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         seconds = 4.6 if kind == "classical" else 61.0 + 70 * (kind != "frozen")
         results.append(
             SeedResult(
-                seed,
-                accuracy,
-                accuracy - 0.003,
-                0.41,
-                error,
-                fair,
-                seconds,
-                answers,
-                confidence.tolist(),
-                curve,
+                seed, accuracy, accuracy - 0.003, 0.41, error, fair, seconds, answers, confidence.tolist(), curve
             )
         )
     table = np.array(correct)
     spans = {
-        name: interval([getattr(result, name) for result in results])
-        for name in ("macro_f1", "calibration_error")
+        name: interval([getattr(result, name) for result in results]) for name in ("macro_f1", "calibration_error")
     }
     arm = VariantResult(
         name=kind,
@@ -120,9 +100,7 @@ def _arm(kind, budget, seeds, truth, difficulty, leaks, rng):
         results=results,
         accuracy=interval([result.accuracy for result in results], table),
         macro_f1=spans["macro_f1"],
-        leak_free_accuracy=interval(
-            [r.leak_free_accuracy for r in results], table[:, 12:] if leaks else table
-        ),
+        leak_free_accuracy=interval([r.leak_free_accuracy for r in results], table[:, 12:] if leaks else table),
         calibration_error=spans["calibration_error"],
         base="fr-small" if kind in ("frozen", "fine-tuned") else "",
         control="scratch" if kind in ("frozen", "fine-tuned") else "",
@@ -139,9 +117,7 @@ def _point(epoch, accuracy, rng):
 
 def _transfer():
     body = {
-        f"backbone.stack.blocks.{i}.{part}": 65536
-        for i in range(4)
-        for part in ("attention.query", "feed_forward.up")
+        f"backbone.stack.blocks.{i}.{part}": 65536 for i in range(4) for part in ("attention.query", "feed_forward.up")
     }
     return TransferReport(
         {"backbone.embedding.table": 2048000, **body}, {"heads.class.weight": 512}, {"heads.lm.bias": 8000}
@@ -154,12 +130,7 @@ def _mistakes(hostile):
         Mistake("fine-tuned", long, "negative", "positive", 0.993, "test.tsv:41"),
         Mistake("fine-tuned", "Bof.", f"positive {hostile}", "negative", 0.981, "test.tsv:8"),
         Mistake(
-            "fine-tuned",
-            "Je m'attendais à mieux, mais quel plaisir !",
-            "positive",
-            "negative",
-            0.942,
-            "test.tsv:99",
+            "fine-tuned", "Je m'attendais à mieux, mais quel plaisir !", "positive", "negative", 0.942, "test.tsv:99"
         ),
     ]
 
@@ -182,15 +153,8 @@ def _audit(hostile):
         }
         for name, count, leaked in (("train", 1600, 0), ("valid", 400, 2), ("test", 400, 12))
     }
-    leak = {
-        "excerpt": f"Un {hostile}",
-        "hash": "0" * 16,
-        "origins": {"train": ["train.tsv:3"], "test": ["test.tsv:9"]},
-    }
-    warnings = [
-        "12 of the 400 rows of test are also in train",
-        "13% of the texts of train are cut at 256 tokens",
-    ]
+    leak = {"excerpt": f"Un {hostile}", "hash": "0" * 16, "origins": {"train": ["train.tsv:3"], "test": ["test.tsv:9"]}}
+    warnings = ["12 of the 400 rows of test are also in train", "13% of the texts of train are cut at 256 tokens"]
     return {
         "name": "cls-books-fr", "limit": 256, "splits": splits, "leaks": [leak] * 12, "near": [leak],
         "skips": [{"origin": "train.tsv:77", "reason": "no label"}], "notes": [], "warnings": warnings,

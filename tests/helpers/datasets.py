@@ -26,13 +26,7 @@ PLAIN = [
     "very",
 ]
 
-BODY = {
-    "num_layers": 1,
-    "hidden_size": 16,
-    "num_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-}
+BODY = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "max_position_embeddings": 64}
 QUICK = {
     "model": BODY,
     "tokenizer": {"type": "bpe", "vocab_size": 400},
@@ -48,11 +42,7 @@ def review(rng: random.Random, words: list[str], length: int = 12) -> str:
 def write_labelled(path: Path, count: int = 60, seed: int = 0) -> Path:
     """Write a table of short reviews, half good and half bad."""
     rng = random.Random(seed)
-    rows = [
-        (review(rng, words), label)
-        for _ in range(count // 2)
-        for words, label in ((GOOD, "good"), (BAD, "bad"))
-    ]
+    rows = [(review(rng, words), label) for _ in range(count // 2) for words, label in ((GOOD, "good"), (BAD, "bad"))]
     path.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows), "utf-8")
     return path
 

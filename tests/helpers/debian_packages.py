@@ -47,9 +47,7 @@ def deb_of(
 
 def page(*paragraphs: str) -> bytes:
     shown = "\n".join(paragraphs)
-    head = (
-        '<!DOCTYPE html><html><head><title>A page</title></head><body><header id="Top"><p>Help</p></header>'
-    )
+    head = '<!DOCTYPE html><html><head><title>A page</title></head><body><header id="Top"><p>Help</p></header>'
     return f'{head}<div id="DisplayArea">{shown}</div></body></html>'.encode()
 
 

@@ -8,18 +8,7 @@ from pathlib import Path
 LETTERS = "abcdefghij"
 ONES = [
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
-    *(
-        "ten",
-        "eleven",
-        "twelve",
-        "thirteen",
-        "fourteen",
-        "fifteen",
-        "sixteen",
-        "seventeen",
-        "eighteen",
-        "nineteen",
-    ),
+    *("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 ]
 TENS = ["", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}

@@ -32,9 +32,7 @@ class TinyVocabulary:
 
 VOCABULARY = TinyVocabulary()
 
-ATTENTIVE = [
-    kind for kind, body in BACKBONES.items() if issubclass(body, TransformerBackbone | EncoderDecoderBackbone)
-]
+ATTENTIVE = [kind for kind, body in BACKBONES.items() if issubclass(body, TransformerBackbone | EncoderDecoderBackbone)]
 CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "read")]
 
 # Together these use every option of the Transformer block.
@@ -115,10 +113,7 @@ def make_batch(lengths, seed=0):
 def trainable_combinations():
     """Every objective with every backbone that it can train."""
     return [
-        (name, kind)
-        for name, objective in OBJECTIVES.items()
-        for kind in BACKBONES
-        if kind in objective.architectures
+        (name, kind) for name, objective in OBJECTIVES.items() for kind in BACKBONES if kind in objective.architectures
     ]
 
 

@@ -86,10 +86,7 @@ def alone(batch, row):
     source = {}
     if batch.source is not None:
         long = int(batch.source_attention_mask[row].sum())
-        source = {
-            "source": batch.source[own, :long],
-            "source_attention_mask": batch.source_attention_mask[own, :long],
-        }
+        source = {"source": batch.source[own, :long], "source_attention_mask": batch.source_attention_mask[own, :long]}
     return Batch(batch.tokens[own, :length], batch.attention_mask[own, :length], **source)
 
 

@@ -9,9 +9,7 @@ WEIGHTS = np.array([0.0, 0.0, 0.0, 0.0, 1.5, -0.7, 0.25, 3.0])
 
 def bag_of_words(rows):
     """Two classes, scored by the sum of what each token weighs by itself."""
-    return np.array(
-        [[-WEIGHTS[row.tokens].sum(), WEIGHTS[row.tokens].sum()] for row in rows], dtype=np.float32
-    )
+    return np.array([[-WEIGHTS[row.tokens].sum(), WEIGHTS[row.tokens].sum()] for row in rows], dtype=np.float32)
 
 
 def row(*tokens):

@@ -22,13 +22,7 @@ from headstart.workflows.finetune import finetune
 from headstart.workflows.pretrain import pretrain
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
-TEXTS = [
-    "a wonderful film",
-    "the plot was dreadful",
-    "music",
-    "",
-    "a very very long and quite boring story indeed",
-]
+TEXTS = ["a wonderful film", "the plot was dreadful", "music", "", "a very very long and quite boring story indeed"]
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +51,7 @@ def texts(tmp_path):
 
 @pytest.mark.parametrize(
     ("run", "pool"),
-    [
-        ("masked-lm", "cls"),
-        ("masked-lm", "mean"),
-        ("causal-lm", "mean"),
-        ("causal-lm", "last"),
-        ("classifier", "mean"),
-    ],
+    [("masked-lm", "cls"), ("masked-lm", "mean"), ("causal-lm", "mean"), ("causal-lm", "last"), ("classifier", "mean")],
 )
 @pytest.mark.slow
 def test_vectors_are_in_the_order_of_the_texts_and_independent_of_the_batch(runs, texts, tmp_path, run, pool):
@@ -84,17 +72,13 @@ def test_many_chunks_are_the_same_as_one(runs, texts, tmp_path, monkeypatch):
     embed(str(runs / "masked-lm"), texts, tmp_path / "many.npy", pool="token", on_done=counts.append)
     assert counts == [2, 4, 5]
     np.testing.assert_allclose(np.load(tmp_path / "one.npy"), np.load(tmp_path / "many.npy"), atol=1e-5)
-    np.testing.assert_array_equal(
-        np.load(tmp_path / "one.offsets.npy"), np.load(tmp_path / "many.offsets.npy")
-    )
+    np.testing.assert_array_equal(np.load(tmp_path / "one.offsets.npy"), np.load(tmp_path / "many.offsets.npy"))
 
 
 def test_token_vectors_come_with_offsets_and_pieces_that_fit(runs, texts, tmp_path):
     found = embed(str(runs / "masked-lm"), texts, tmp_path / "vectors.npy", pool="token")
     vectors, offsets = np.load(tmp_path / "vectors.npy"), np.load(tmp_path / "vectors.offsets.npy")
-    pieces = [
-        json.loads(line) for line in (tmp_path / "vectors.pieces.jsonl").read_text("utf-8").splitlines()
-    ]
+    pieces = [json.loads(line) for line in (tmp_path / "vectors.pieces.jsonl").read_text("utf-8").splitlines()]
     assert [path.name for path in found.extra_files] == ["vectors.offsets.npy", "vectors.pieces.jsonl"]
     assert len(offsets) == len(TEXTS) + 1
     assert offsets[-1] == len(vectors) == found.vectors
@@ -162,9 +146,7 @@ def test_nearest_is_by_cosine_over_all_chunks(runs, texts, monkeypatch):
     monkeypatch.setattr("headstart.inference.embed.CHUNK_TEXTS", 2)
     vectors = text_vectors(str(runs / "masked-lm"), ["a dull film", *TEXTS])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    cosines = {
-        text: float(cosine) for text, cosine in zip(TEXTS, vectors[1:] @ vectors[0], strict=True) if text
-    }
+    cosines = {text: float(cosine) for text, cosine in zip(TEXTS, vectors[1:] @ vectors[0], strict=True) if text}
     found = nearest_texts(str(runs / "masked-lm"), texts, "a dull film", top=2)
     assert [each.text for each in found] == sorted(cosines, key=cosines.__getitem__, reverse=True)[:2]
 
@@ -201,9 +183,7 @@ def test_one_string_instead_of_a_list_is_refused():
 
 @pytest.mark.parametrize("parts", [[], [0], [1], [3, 0, 7], [250] * 41])
 def test_a_grown_array_is_the_rows_that_were_added(tmp_path, parts):
-    rows = [
-        np.random.default_rng(at).normal(size=(count, 3)).astype(np.float32) for at, count in enumerate(parts)
-    ]
+    rows = [np.random.default_rng(at).normal(size=(count, 3)).astype(np.float32) for at, count in enumerate(parts)]
     with GrowingArray(tmp_path / "grown.npy", (3,), np.float32) as grown:
         for part in rows:
             grown.append(part)

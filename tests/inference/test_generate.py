@@ -58,9 +58,7 @@ def test_a_causal_language_model_writes(world, name):
     assert found.log_probability < 0
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"greedy": True}, {"beam": 3, "count": 2}, {"count": 3, "top_k": 20, "seed": 7}]
-)
+@pytest.mark.parametrize("how", [{}, {"greedy": True}, {"beam": 3, "count": 2}, {"count": 3, "top_k": 20, "seed": 7}])
 @pytest.mark.slow
 def test_a_prompt_alone_gets_what_it_gets_among_others(writer, how):
     given = ["the film", "a", "", "this story was really very", "the film"]
@@ -69,9 +67,7 @@ def test_a_prompt_alone_gets_what_it_gets_among_others(writer, how):
     assert [each.prompt for each in together] == [prompt for prompt in given for _ in range(count)]
     for place, prompt in enumerate(given):
         own = together[count * place : count * (place + 1)]
-        assert [each.text for each in hs.generate(writer, prompt, tokens=9, **how)] == [
-            each.text for each in own
-        ]
+        assert [each.text for each in hs.generate(writer, prompt, tokens=9, **how)] == [each.text for each in own]
         assert len({each.text for each in own}) == count
 
 
@@ -153,14 +149,7 @@ def test_the_command_streams_one_text(world):
 def test_a_line_in_is_a_line_out_whatever_it_holds(world):
     lines = ["the film", "", "\x0ba\u2028b", " ", "carriage\rreturn", "é😀"]
     done = run(
-        "generate",
-        world / "causal",
-        "-",
-        "--tokens",
-        4,
-        "--num-return-sequences",
-        2,
-        text="\n".join(lines) + "\n",
+        "generate", world / "causal", "-", "--tokens", 4, "--num-return-sequences", 2, text="\n".join(lines) + "\n"
     )
     assert done.exit_code == 0
     assert len(done.stdout.split("\n")) == 13
@@ -170,21 +159,10 @@ def test_a_line_in_is_a_line_out_whatever_it_holds(world):
 
 def test_json_is_an_object_a_text(world):
     done = run(
-        "generate",
-        world / "causal",
-        "the film",
-        "--tokens",
-        4,
-        "--num-beams",
-        3,
-        "--num-return-sequences",
-        2,
-        "--json",
+        "generate", world / "causal", "the film", "--tokens", 4, "--num-beams", 3, "--num-return-sequences", 2, "--json"
     )
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [set(each) for each in found] == [
-        {"prompt", "text", "tokens", "is_cut", "log_probability", "score"}
-    ] * 2
+    assert [set(each) for each in found] == [{"prompt", "text", "tokens", "is_cut", "log_probability", "score"}] * 2
     assert done.stderr == ""
 
 

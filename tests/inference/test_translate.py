@@ -18,18 +18,7 @@ SETTINGS = {
     "training": {"max_length": 40, "tokens_per_batch": 1024, "max_steps": 3},
     "lr_schedule": {"warmup_steps": 10},
 }
-STRANGE = [
-    "7",
-    "",
-    "  ",
-    "\t",
-    "\x0b1",
-    "2\u20283",
-    "4\x0c5\x1c6\x857",
-    "carriage\rreturn",
-    "é😀" * 9,
-    "9 " * 80,
-]
+STRANGE = ["7", "", "  ", "\t", "\x0b1", "2\u20283", "4\x0c5\x1c6\x857", "carriage\rreturn", "é😀" * 9, "9 " * 80]
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +83,7 @@ def test_stdin_to_stdout_keeps_the_number_and_the_order_of_lines(world):
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
-    [(b"\xff", "standard input:3 is not UTF-8"), (b"1\x00", "standard input:3 holds a NUL byte")],
+    ("bad", "said"), [(b"\xff", "standard input:3 is not UTF-8"), (b"1\x00", "standard input:3 holds a NUL byte")]
 )
 def test_a_line_that_is_no_text_is_named_and_those_before_it_are_translated(world, bad, said):
     done = run("translate", world / "one", "-", "--max-length", 4, "--quiet", text=b"1\n2\n" + bad + b"\n4\n")
@@ -106,13 +94,7 @@ def test_a_line_that_is_no_text_is_named_and_those_before_it_are_translated(worl
 
 
 def test_a_file_without_a_line_end_a_crlf_file_and_an_empty_one(world, tmp_path):
-    for content, count in (
-        (b"1\n2", 2),
-        (b"1\r\n\r\n2\r\n", 3),
-        (b"", 0),
-        (b"\n", 1),
-        (b"\xef\xbb\xbf1\n", 1),
-    ):
+    for content, count in ((b"1\n2", 2), (b"1\r\n\r\n2\r\n", 3), (b"", 0), (b"\n", 1), (b"\xef\xbb\xbf1\n", 1)):
         (tmp_path / "in.src").write_bytes(content)
         done = run("translate", world / "one", tmp_path / "in.src", "--max-length", 3, "--quiet")
         assert (done.exit_code, done.stdout.count("\n")) == (0, count)
@@ -129,14 +111,7 @@ def test_n_best_and_scores_stand_before_the_text(world):
 
 def test_json_and_a_file_to_write_to(world, tmp_path):
     done = run(
-        "translate",
-        world / "one",
-        world / "pairs" / "test.src",
-        "--json",
-        "--max-length",
-        5,
-        "--out",
-        tmp_path / "o",
+        "translate", world / "one", world / "pairs" / "test.src", "--json", "--max-length", 5, "--out", tmp_path / "o"
     )
     assert done.stdout == ""
     found = [json.loads(line) for line in (tmp_path / "o").read_text().splitlines()]

@@ -11,9 +11,7 @@ from tests.helpers.tiny_models import VOCABULARY, generator, random_rows, tiny_c
 CLASS = {"class": HeadSpec("class", 2, {"pooling": "last", "projection": "linear"})}
 
 
-@pytest.mark.parametrize(
-    ("heads", "expected"), [({"lm": HeadSpec("lm", 50_001)}, 21_018_401), (CLASS, 10_968_602)]
-)
+@pytest.mark.parametrize(("heads", "expected"), [({"lm": HeadSpec("lm", 50_001)}, 21_018_401), (CLASS, 10_968_602)])
 def test_the_lab_preset_counts_to_the_course_numbers(heads, expected):
     with torch.device("meta"):
         model = build_model(resolve("finetune", "lab").model, 50_001, heads)
@@ -24,9 +22,7 @@ def test_the_small_preset_stays_within_24_million():
     config = resolve("pretrain", "small")
     body = config.model.model_copy(update={"architecture": "bidirectional"})
     with torch.device("meta"):
-        model = build_model(
-            body, config.tokenizer.vocab_size, {"lm": HeadSpec("lm", config.tokenizer.vocab_size)}
-        )
+        model = build_model(body, config.tokenizer.vocab_size, {"lm": HeadSpec("lm", config.tokenizer.vocab_size)})
     assert count_parameters(model) <= 24_000_000
 
 
@@ -63,9 +59,7 @@ def test_the_top_layers_can_start_fresh_and_the_account_says_so(kind, reset):
             assert (name in account.initialized) == (name in account.dropped) == (not is_kept)
             assert torch.equal(weight, base.state_dict()[name] if is_kept else fresh[name])
     depths = {
-        model.backbone.layer_of(name.removeprefix("backbone."))
-        for name in account.initialized
-        if "backbone." in name
+        model.backbone.layer_of(name.removeprefix("backbone.")) for name in account.initialized if "backbone." in name
     }
     assert {depth for depth in depths if depth <= model.backbone.depth} == set(
         range(model.backbone.depth - reset + 1, model.backbone.depth + 1)

@@ -33,12 +33,8 @@ def test_a_packed_body_reads_as_before_and_the_first_one_stays_as_it_was(kind, m
     assert set(body.state_dict()) == names
     assert not any(isinstance(part, PackedLinear) for part in body.modules())
     with torch.inference_mode():
-        assert torch.allclose(
-            other(batch)[batch.attention_mask], body.eval()(batch)[batch.attention_mask], atol=1e-5
-        )
-    assert (
-        other.embedding.token_embedding.weight.data_ptr() == body.embedding.token_embedding.weight.data_ptr()
-    )
+        assert torch.allclose(other(batch)[batch.attention_mask], body.eval()(batch)[batch.attention_mask], atol=1e-5)
+    assert other.embedding.token_embedding.weight.data_ptr() == body.embedding.token_embedding.weight.data_ptr()
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
@@ -54,9 +50,7 @@ def test_a_body_with_cast_linears_gives_what_autocast_gives_and_the_first_one_st
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         found, expected = other(batch)[batch.attention_mask], body.eval()(batch)[batch.attention_mask]
     assert torch.equal(found, expected)
-    assert (
-        other.embedding.token_embedding.weight.data_ptr() == body.embedding.token_embedding.weight.data_ptr()
-    )
+    assert other.embedding.token_embedding.weight.data_ptr() == body.embedding.token_embedding.weight.data_ptr()
 
 
 def test_what_cannot_be_packed_stays_plain(monkeypatch):

@@ -86,14 +86,7 @@ def test_rows_that_share_their_past_read_what_rows_apart_read(kind, shape, seed)
 
 @pytest.mark.parametrize(
     ("rows", "few"),
-    [
-        ([0, 1, 2], True),
-        ([0, 5, 2, 4], True),
-        ([0, 2, 1], False),
-        ([0, 0, 1, 1], False),
-        ([1, 2], False),
-        ([], True),
-    ],
+    [([0, 1, 2], True), ([0, 5, 2, 4], True), ([0, 2, 1], False), ([0, 0, 1, 1], False), ([1, 2], False), ([], True)],
 )
 def test_few_rows_move_where_the_last_fill_the_gaps(rows, few):
     rows, store = torch.tensor(rows, dtype=torch.long), torch.arange(2.0 * 6 * 4 * 3).view(2, 6, 1, 4, 3)
@@ -107,9 +100,7 @@ def test_a_model_reads_one_token_by_a_step_but_not_in_half_precision(monkeypatch
     body = make_backbone("causal", "modern")
     reader = ModelReader(Model(body, {"lm": LanguageHead(body.config, VOCABULARY.size)}))
     asked = []
-    monkeypatch.setattr(
-        reader, "step", lambda tokens, cache: asked.append(tokens) or torch.zeros(len(tokens), 16)
-    )
+    monkeypatch.setattr(reader, "step", lambda tokens, cache: asked.append(tokens) or torch.zeros(len(tokens), 16))
     with torch.inference_mode():
         cache = reader.begin(make_batch([3]), 8)
         reader.read(torch.tensor([[5, 6]]), cache)

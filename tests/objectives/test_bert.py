@@ -51,9 +51,7 @@ def test_segments_tell_the_two_texts_apart():
     from dataclasses import replace
 
     with torch.no_grad():
-        assert not torch.allclose(
-            model.backbone(batch), model.backbone(replace(batch, segments=1 - batch.segments))
-        )
+        assert not torch.allclose(model.backbone(batch), model.backbone(replace(batch, segments=1 - batch.segments)))
         first = replace(batch, segments=torch.zeros_like(batch.segments))
         assert torch.allclose(model.backbone(first), model.backbone(replace(batch, segments=None)))
 
@@ -101,9 +99,7 @@ def test_the_hybrid_asks_both_ways():
 def test_a_causal_batch_keeps_a_bidirectional_body_from_seeing_ahead():
     torch.manual_seed(0)
     model = build_model(tiny_config("bidirectional"), VOCABULARY.size, {}).eval()
-    batch = OBJECTIVES["causal+masked"](causal_fraction=1.0).collate(
-        random_rows([12]), VOCABULARY, generator()
-    )
+    batch = OBJECTIVES["causal+masked"](causal_fraction=1.0).collate(random_rows([12]), VOCABULARY, generator())
     changed = batch.tokens.clone()
     changed[0, 8] = 20 if changed[0, 8] != 20 else 21
     from dataclasses import replace

@@ -14,13 +14,7 @@ from headstart.objectives.cross_entropy import divergence
 from headstart.training.callbacks import StepDone
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Trainer
-from tests.helpers.tiny_models import (
-    VOCABULARY,
-    check_gradient_accumulation,
-    generator,
-    random_rows,
-    tiny_config,
-)
+from tests.helpers.tiny_models import VOCABULARY, check_gradient_accumulation, generator, random_rows, tiny_config
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
 

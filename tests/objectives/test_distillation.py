@@ -111,9 +111,7 @@ def test_several_teachers_give_the_mean_of_their_probabilities():
 def test_r_drop_and_a_teacher_go_together():
     objective = Classification(head_dropout=0.1, r_drop_alpha=1.0)
     student, teacher = (model_for(objective, "bidirectional", seed=seed) for seed in (0, 1))
-    losses = distill(objective, Distillation((teacher,), 0.5, 2.0)).losses(
-        student.train(), batch_for(objective)
-    )
+    losses = distill(objective, Distillation((teacher,), 0.5, 2.0)).losses(student.train(), batch_for(objective))
     assert losses.keys() == {"class", "agreement"}
     total(losses).backward()
     assert all(weight.grad is None for weight in teacher.parameters())
@@ -164,9 +162,7 @@ def test_the_gradients_are_those_that_autograd_finds(temperature, kind):
     true = torch.nn.functional.cross_entropy(full, labels, reduction="sum")
     expected = distillation.weighted(
         true,
-        distillation.distance(
-            distillation.student_log_probs(full), distillation.teacher_log_probs(teacher_logits)
-        ),
+        distillation.distance(distillation.student_log_probs(full), distillation.teacher_log_probs(teacher_logits)),
     )
     (grad,) = torch.autograd.grad(expected, full)
     loss, correct, found = module.token_loss_and_grad(logits, labels, teacher_logits, distillation)
@@ -186,13 +182,8 @@ def test_distillation_is_compiled_once_for_any_number_of_rows(monkeypatch):
     monkeypatch.setattr(module, "_compiled", lambda: compiled_loss)
     monkeypatch.setattr(module, "is_fused", lambda hidden: True)
     objective = MaskedLM(mask_rate=0.3)
-    teachers = tuple(
-        model_for(objective, "bidirectional", seed=seed).requires_grad_(False) for seed in (1, 2)
-    )
-    distilled, student = (
-        distill(objective, Distillation(teachers, 0.7, 1.5)),
-        model_for(objective, "bidirectional"),
-    )
+    teachers = tuple(model_for(objective, "bidirectional", seed=seed).requires_grad_(False) for seed in (1, 2))
+    distilled, student = (distill(objective, Distillation(teachers, 0.7, 1.5)), model_for(objective, "bidirectional"))
     for lengths in ((7, 12, 9, 12), (12, 12, 12, 12, 12), (9, 9), (30, 31, 12)):
         batch = batch_for(objective, lengths)
         compiled = distilled.losses(student, batch)["lm"]

@@ -26,9 +26,7 @@ def test_masking_follows_fifteen_percent_and_eighty_ten_ten():
 
 @settings(max_examples=50, deadline=None)
 @given(
-    lengths=st.lists(st.integers(3, 20), min_size=1, max_size=6),
-    rate=st.floats(0.01, 0.99),
-    seed=st.integers(0, 99),
+    lengths=st.lists(st.integers(3, 20), min_size=1, max_size=6), rate=st.floats(0.01, 0.99), seed=st.integers(0, 99)
 )
 def test_no_special_or_padding_token_is_ever_asked_for(lengths, rate, seed):
     batch = MaskedLM(mask_rate=rate).collate(random_rows(lengths), VOCABULARY, generator(seed))

@@ -91,18 +91,14 @@ def test_one_table_is_read_by_encoder_decoder_and_head():
     _, batch = make_batch()
     Seq2Seq().losses(model, batch)["lm"].total.backward()
     grad = model.backbone.table.grad.abs().sum(dim=1)
-    only_read = set(batch.source[batch.source_attention_mask].tolist()) - set(
-        batch.labels["lm"].flatten().tolist()
-    )
+    only_read = set(batch.source[batch.source_attention_mask].tolist()) - set(batch.labels["lm"].flatten().tolist())
     assert only_read
     assert all(grad[token] > 0 for token in only_read)
 
 
 def test_two_vocabularies_are_two_tables():
     model = make_model("lab", source_vocab_size=VOCABULARY.size + 7)
-    assert (
-        model.state_dict()["backbone.source_embedding.token_embedding.weight"].shape[0] == VOCABULARY.size + 7
-    )
+    assert model.state_dict()["backbone.source_embedding.token_embedding.weight"].shape[0] == VOCABULARY.size + 7
     assert model.backbone.table.shape[0] == VOCABULARY.size
 
 

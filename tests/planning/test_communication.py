@@ -6,13 +6,7 @@ import pytest
 
 from headstart.config import resolve
 from headstart.errors import ConfigError
-from headstart.planning.communication import (
-    LINK_LATENCY,
-    NETWORK_LATENCY,
-    Cluster,
-    predict_communication,
-    share_of,
-)
+from headstart.planning.communication import LINK_LATENCY, NETWORK_LATENCY, Cluster, predict_communication, share_of
 from headstart.planning.devices import DEVICES, find_device
 from headstart.planning.memory import predict_memory
 from headstart.planning.plan import make_plan
@@ -57,10 +51,7 @@ def test_what_runs_beside_the_way_back_costs_only_its_last_bucket():
 
 def test_a_process_takes_whole_batches_where_there_are_enough_and_slices_where_not():
     load = load_of(accumulation_steps=32)
-    assert (share_of(load, Cluster(8, 2)).batch_size, share_of(load, Cluster(8, 2)).accumulation_steps) == (
-        64,
-        2,
-    )
+    assert (share_of(load, Cluster(8, 2)).batch_size, share_of(load, Cluster(8, 2)).accumulation_steps) == (64, 2)
     few = share_of(load_of(accumulation_steps=1), Cluster(8, 2))
     assert (few.batch_size, few.accumulation_steps) == (4, 1)
 
@@ -70,11 +61,7 @@ def test_a_sharded_model_needs_less_memory_the_more_processes_hold_it():
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < peaks[0] / 4
     plan = make_plan(
-        resolve("pretrain", "small", LARGE),
-        find_device("rtx 3090"),
-        batch=8,
-        length=1024,
-        cluster=Cluster(8, 1),
+        resolve("pretrain", "small", LARGE), find_device("rtx 3090"), batch=8, length=1024, cluster=Cluster(8, 1)
     )
     assert not plan.fits
     assert any("training.fsdp=true" in advice for advice in plan.advice)
@@ -83,13 +70,7 @@ def test_a_sharded_model_needs_less_memory_the_more_processes_hold_it():
 def test_more_devices_are_faster_but_never_more_than_their_number():
     for name in ("h100 sxm", "rtx 3090", "t4"):
         plans = [
-            make_plan(
-                resolve("pretrain", "small", LARGE),
-                find_device(name),
-                batch=512,
-                length=1024,
-                cluster=cluster,
-            )
+            make_plan(resolve("pretrain", "small", LARGE), find_device(name), batch=512, length=1024, cluster=cluster)
             for cluster in (Cluster(2, 1), Cluster(8, 1), Cluster(8, 4))
         ]
         faster = [plan.to_dict()["cluster"]["faster_than_one"] for plan in plans]
@@ -123,10 +104,7 @@ def test_advice_for_many_processes_fits_them():
     plan = make_plan(config, device, batch=2048, length=1024, cluster=cluster)
     assert not plan.fits
     words = dict(word.split("=") for word in plan.advice[0].split() if word.startswith("training."))
-    tokens, rounds = (
-        int(words["training.tokens_per_batch"]),
-        int(words["training.gradient_accumulation_steps"]),
-    )
+    tokens, rounds = (int(words["training.tokens_per_batch"]), int(words["training.gradient_accumulation_steps"]))
     changed = config.with_(
         {"training": {"tokens_per_batch": tokens, "gradient_accumulation_steps": rounds, "max_length": 1024}}
     )

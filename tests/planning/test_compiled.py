@@ -57,9 +57,7 @@ def test_the_plan_and_the_training_go_by_one_rule(monkeypatch, training, compile
 def test_a_gpu_from_before_volta_is_planned_with_plain_steps():
     kept = [name for name, device in DEVICES.items() if device.kind == "cuda" and not device.can_compile]
     for chosen in ("auto", True):
-        assert not any(
-            plan_of(DEVICES[name], max_minutes=60, compile=chosen).workload.is_compiled for name in kept
-        )
+        assert not any(plan_of(DEVICES[name], max_minutes=60, compile=chosen).workload.is_compiled for name in kept)
     assert "GTX 1050 Ti" in kept
     assert "GTX 1650" not in kept
     assert plan_of(find_device("T4"), max_minutes=60, compile="auto").is_compiled

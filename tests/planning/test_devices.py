@@ -32,9 +32,7 @@ def test_every_device_is_found_by_its_own_name(name):
     assert find_device(name.lower().replace(" ", "-")).name == name
 
 
-@pytest.mark.parametrize(
-    ("typed", "near"), [("rtx 3061", "RTX 3060"), ("h2000", "H200"), ("mi300", "MI300X")]
-)
+@pytest.mark.parametrize(("typed", "near"), [("rtx 3061", "RTX 3060"), ("h2000", "H200"), ("mi300", "MI300X")])
 def test_a_name_that_does_not_exist_is_answered_with_the_nearest(typed, near):
     with pytest.raises(ConfigError) as caught:
         find_device(typed)
@@ -47,8 +45,7 @@ def test_the_table_reaches_from_old_cards_to_new_ones_and_plain_cpus():
     assert {"GTX 1050 Ti", "Tesla T4", "RTX 3060", "H200"} <= DEVICES.keys()
     assert cpu_like(2).name == "CPU 2 cores"
     assert all(
-        device.memory_gib > 0 and device.bandwidth_gbs > 0 and device.float32_tflops > 0
-        for device in DEVICES.values()
+        device.memory_gib > 0 and device.bandwidth_gbs > 0 and device.float32_tflops > 0 for device in DEVICES.values()
     )
 
 

@@ -118,9 +118,7 @@ def test_more_texts_and_longer_texts_never_need_less(batch, length, device, prec
         load.with_length(length + 1),
         replace(load, accumulation_steps=2),
     ):
-        if is_cut(more) == is_cut(
-            load
-        ):  # scores that are cut into pieces need less than those just short of it
+        if is_cut(more) == is_cut(load):  # scores that are cut into pieces need less than those just short of it
             assert predict_memory(more).peak >= peak
 
 

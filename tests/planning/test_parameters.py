@@ -92,9 +92,7 @@ bodies = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(body=bodies, vocabulary=st.integers(8, 200), classes=st.integers(2, 9), pooling=st.sampled_from(["mean", "mean+max"]), projection=st.sampled_from(["linear", "dense"]), bias=st.booleans())  # fmt: skip
-def test_the_parameter_table_of_any_shape_equals_the_built_model(
-    body, vocabulary, classes, pooling, projection, bias
-):
+def test_the_parameter_table_of_any_shape_equals_the_built_model(body, vocabulary, classes, pooling, projection, bias):
     heads = {
         "lm": HeadSpec("lm", vocabulary, {"bias": bias}),
         "class": HeadSpec("class", classes, {"pooling": pooling, "projection": projection}),

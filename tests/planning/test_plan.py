@@ -89,7 +89,5 @@ def test_what_was_measured_replaces_what_was_estimated():
 
 def test_accumulating_takes_as_many_times_as_long_but_for_the_update():
     load = make_workload(resolve("pretrain", "tiny"), "cpu", "float32")
-    once, twice = (
-        predict_step_time(replace(load, accumulation_steps=n), find_device("cpu 2 cores")) for n in (1, 2)
-    )
+    once, twice = (predict_step_time(replace(load, accumulation_steps=n), find_device("cpu 2 cores")) for n in (1, 2))
     assert 1.5 * once.seconds < twice.seconds < 2 * once.seconds

@@ -39,9 +39,7 @@ def test_the_classical_baseline_is_a_level_and_not_a_line(comparison):
 
 def test_seeds_that_stop_at_different_epochs_are_drawn_as_far_as_all_reach(comparison):
     arm = comparison.arm("scratch")
-    short = replace(
-        arm.results[0], curve=[CurvePoint(e, 0, a, a, 0) for e, a in ((0.0, 0.5), (1.5, 0.8), (2.5, 0.9))]
-    )
+    short = replace(arm.results[0], curve=[CurvePoint(e, 0, a, a, 0) for e, a in ((0.0, 0.5), (1.5, 0.8), (2.5, 0.9))])
     changed = replace(comparison, arms=[replace(arm, results=[short, *arm.results[1:]])])
     assert accuracy_curves(changed).lines[0].x.tolist() == [0, 1, 1.5, 2, 2.5]
 
@@ -53,13 +51,7 @@ def test_an_arm_has_one_colour_everywhere(comparison):
 
 
 def test_two_arms_of_one_kind_have_two_colours():
-    arms = [
-        ("a", "fine-tuned"),
-        ("b", "fine-tuned"),
-        ("s", "scratch"),
-        ("c", "fine-tuned"),
-        ("a", "fine-tuned"),
-    ]
+    arms = [("a", "fine-tuned"), ("b", "fine-tuned"), ("s", "scratch"), ("c", "fine-tuned"), ("a", "fine-tuned")]
     colours = arm_colours(arms)
     assert len(set(colours.values())) == 4
     assert colours["a"] == PALETTE[0]

@@ -10,9 +10,7 @@ from headstart.models.transformer import visible
 from headstart.plots.masks import all_masks, draw_masks
 from tests.helpers.tiny_models import tiny_config
 
-MASKS = {
-    mask.name: mask for mask in all_masks(8)
-}  # 8 tokens, 2 of them padding; 6 source tokens, 2 of them padding
+MASKS = {mask.name: mask for mask in all_masks(8)}  # 8 tokens, 2 of them padding; 6 source tokens, 2 of them padding
 
 
 def attended(kind, length, real):
@@ -76,10 +74,7 @@ def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():
 
 def test_masks_that_no_body_applies_say_so():
     sources = {mask.name: mask.source for mask in all_masks(8)}
-    assert [name for name, source in sources.items() if source == "definition"] == [
-        "packed documents",
-        "prefix",
-    ]
+    assert [name for name, source in sources.items() if source == "definition"] == ["packed documents", "prefix"]
 
 
 @pytest.mark.parametrize("length", [4, 8, 64])

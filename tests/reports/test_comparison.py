@@ -67,21 +67,16 @@ def test_hostile_texts_are_shown_as_text(page):
 def test_hostile_names_of_arms_and_classes_are_shown_as_text(comparison):
     arms = [replace(arm, name=f"{HOSTILE} {arm.name}", base=HOSTILE) for arm in comparison.arms]
     tests = [
-        replace(test, arm=f"{HOSTILE} {test.arm}", against=f"{HOSTILE} {test.against}")
-        for test in comparison.tests
+        replace(test, arm=f"{HOSTILE} {test.arm}", against=f"{HOSTILE} {test.against}") for test in comparison.tests
     ]
-    reader = Reader(
-        render_comparison(replace(comparison, arms=arms, tests=tests, data=HOSTILE, scored_split=HOSTILE))
-    )
+    reader = Reader(render_comparison(replace(comparison, arms=arms, tests=tests, data=HOSTILE, scored_split=HOSTILE)))
     assert "script" not in reader.seen
     assert not reader.faults
     assert not [name for name, _ in reader.attributes if name.startswith("on")]
 
 
 def test_nothing_is_fetched_from_outside(page):
-    outside = [
-        v for n, v in Reader(page).attributes if n in ("src", "href", "xlink:href") and not v.startswith("#")
-    ]
+    outside = [v for n, v in Reader(page).attributes if n in ("src", "href", "xlink:href") and not v.startswith("#")]
     assert not outside
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
@@ -101,14 +96,8 @@ def test_pictures_are_read_aloud_and_tables_have_scopes(page):
     [
         (difference(0.062, 0.041, 0.083, 0.0004, "better"), "Pretraining is worth +6.2 points of accuracy"),
         (difference(-0.02, -0.03, -0.01, 0.01, "worse"), "Pretraining costs 2.0 points of accuracy"),
-        (
-            difference(0.01, -0.01, 0.03, 0.4, "no difference shown"),
-            "No difference shown with and without pretraining",
-        ),
-        (
-            difference(0.05, 0.01, 0.09, 0.02, "better", "classical"),
-            "“fine-tuned” over “classical” is worth +5.0",
-        ),
+        (difference(0.01, -0.01, 0.03, 0.4, "no difference shown"), "No difference shown with and without pretraining"),
+        (difference(0.05, 0.01, 0.09, 0.02, "better", "classical"), "“fine-tuned” over “classical” is worth +5.0"),
     ],
 )
 def test_the_headline_says_no_more_than_the_test(comparison, test, words):
@@ -155,18 +144,12 @@ def test_long_texts_are_folded_and_short_ones_are_not(page):
 
 
 def test_the_provenance_is_shown(comparison, page):
-    for fact in (
-        comparison.provenance.commit,
-        comparison.provenance.machine,
-        "torch 2.11.0",
-        "headstart compare",
-    ):
+    for fact in (comparison.provenance.commit, comparison.provenance.machine, "torch 2.11.0", "headstart compare"):
         assert fact in page
 
 
 @pytest.mark.parametrize(
-    "audit",
-    [{}, {"anything": [1, {"deep": "<b>"}], "short": 3}, {"splits": 5}, {"splits": {"train": {"count": 2}}}],
+    "audit", [{}, {"anything": [1, {"deep": "<b>"}], "short": 3}, {"splits": 5}, {"splits": {"train": {"count": 2}}}]
 )
 def test_an_audit_of_any_shape_is_shown(audit):
     section = render_audit(audit)

@@ -5,16 +5,12 @@ from headstart.results import Interval
 from tests.helpers.comparisons import example_comparison
 
 
-@pytest.mark.parametrize(
-    ("value", "words"), [(0.062, "+6.2"), (-0.0204, "−2.0"), (0.0, "+0.0"), (-0.0001, "+0.0")]
-)
+@pytest.mark.parametrize(("value", "words"), [(0.062, "+6.2"), (-0.0204, "−2.0"), (0.0, "+0.0"), (-0.0001, "+0.0")])
 def test_points_have_a_sign(value, words):
     assert formatting.format_points(value) == words
 
 
-@pytest.mark.parametrize(
-    ("value", "words"), [(1e-9, "p < 0.001"), (0.0123, "p = 0.012"), (0.4321, "p = 0.43")]
-)
+@pytest.mark.parametrize(("value", "words"), [(1e-9, "p < 0.001"), (0.0123, "p = 0.012"), (0.4321, "p = 0.43")])
 def test_p_values_are_short(value, words):
     assert formatting.format_p_value(value) == words
 
@@ -38,8 +34,7 @@ def test_durations_have_the_unit_that_fits(value, words):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "words"),
-    [([], "–"), ([None, None], "never"), ([2.0, None], "1 of 2"), ([1.0, 2.0, 4.0], "2")],
+    ("epochs", "words"), [([], "–"), ([None, None], "never"), ([2.0, None], "1 of 2"), ([1.0, 2.0, 4.0], "2")]
 )
 def test_the_target_is_reached_by_all_some_or_no_seeds(epochs, words):
     assert formatting.format_epochs_to_target(epochs) == words

@@ -24,9 +24,7 @@ def test_the_table_shows_every_arm_with_its_interval(comparison):
     text = shown(comparison_table(comparison))
     assert text.count("fine-tuned") == 3
     assert text.count("[0.") == len(comparison.arms)
-    one = replace(
-        comparison, label_budgets=[1600], arms=[arm for arm in comparison.arms if arm.labels == 1600]
-    )
+    one = replace(comparison, label_budgets=[1600], arms=[arm for arm in comparison.arms if arm.labels == 1600])
     lines = shown(comparison_table(one), width=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
@@ -67,9 +65,7 @@ def test_an_audit_becomes_counts_balance_and_lengths(comparison):
     assert "12.6%" in text
 
 
-@pytest.mark.parametrize(
-    ("audit", "count"), [({}, 0), ({"odd": [1]}, 1), ({"splits": {"train": {"count": 2}}}, 1)]
-)
+@pytest.mark.parametrize(("audit", "count"), [({}, 0), ({"odd": [1]}, 1), ({"splits": {"train": {"count": 2}}}, 1)])
 def test_an_audit_of_any_shape_is_shown(audit, count):
     assert len(audit_tables(audit)) == count
     text = shown(*map(terminal_table, audit_tables(audit)))

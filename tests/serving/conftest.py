@@ -38,9 +38,7 @@ def runs(tmp_path_factory):
             "training": {"max_length": 40, "tokens_per_batch": 1024, "max_steps": 3},
             "lr_schedule": {"warmup_steps": 10},
         }
-        headstart.finetune(
-            "scratch", str(folder / "pairs"), folder / "translator", pair="src-trg", settings=translator
-        )
+        headstart.finetune("scratch", str(folder / "pairs"), folder / "translator", pair="src-trg", settings=translator)
     unfinished = folder / "unfinished"
     unfinished.mkdir()
     about = json.loads((folder / "base" / "run.json").read_text("utf-8"))

@@ -224,8 +224,7 @@ def test_a_run_without_the_ability_differs_from_one_that_is_not_served(serve):
 
 
 @pytest.mark.parametrize(
-    ("limits", "query"),
-    [({"max_texts": 2}, {"texts": ["a"] * 3}), ({"max_chars": 20}, {"texts": ["a" * 21]})],
+    ("limits", "query"), [({"max_texts": 2}, {"texts": ["a"] * 3}), ({"max_chars": 20}, {"texts": ["a" * 21]})]
 )
 def test_more_than_the_limits_allow_is_refused(serve, limits, query):
     client, _ = serve(**limits)

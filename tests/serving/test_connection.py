@@ -107,9 +107,7 @@ def test_what_is_no_request_is_refused_and_hung_up_on(bomb):
 
 def test_trailers_after_a_body_are_ignored_and_limited():
     chunks = (
-        b"POST /x HTTP/1.1\r\n"
-        + HOST
-        + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+        b"POST /x HTTP/1.1\r\n" + HOST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
     )
     answer, scopes = response_to(chunks + b"X-Late: b\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
@@ -126,18 +124,14 @@ def test_an_old_client_need_not_name_the_host():
 
 
 def test_an_upgrade_to_another_protocol_is_ignored():
-    answer, _ = response_to(
-        b"GET /plain HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
-    )
+    answer, _ = response_to(b"GET /plain HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"/plain")
 
 
 def test_requests_sent_at_once_are_answered_one_after_the_other():
     bodies = [b"%d " % number * (number % 900) + b"." for number in range(1, 1200)]
-    sent = [
-        b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in bodies
-    ]
+    sent = [b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in bodies]
 
     async def talk():
         async with connected() as (reader, writer, _):

@@ -24,12 +24,7 @@ def test_a_stream_of_pieces_ends_with_the_whole(serve):
 
 def test_the_text_is_that_of_the_command(serve, runs):
     client, _ = serve()
-    for how in (
-        {"seed": 3},
-        {"temperature": 0.0},
-        {"top_k": 5, "temperature": 1.5},
-        {"top_p": 0.5, "seed": 8},
-    ):
+    for how in ({"seed": 3}, {"temperature": 0.0}, {"top_k": 5, "temperature": 1.5}, {"top_p": 0.5, "seed": 8}):
         query = {"prompt": "the film was", "tokens": 12, **how}
         found = client.post("/v1/generate", json={**query, "stream": False}).json()
         [known] = generate(str(runs / "base"), "the film was", tokens=12, **how)
@@ -45,9 +40,7 @@ def test_chance_is_the_seeds_and_nothing_elses(serve):
     ]
     assert texts[0] == texts[2] != texts[1]
     cold = [
-        client.post(
-            "/v1/generate", json={"prompt": "a", "stream": False, "temperature": 0, "seed": seed}
-        ).json()
+        client.post("/v1/generate", json={"prompt": "a", "stream": False, "temperature": 0, "seed": seed}).json()
         for seed in (1, 2)
     ]
     assert cold[0] == cold[1]

@@ -2,9 +2,7 @@ import re
 
 from headstart.serving.registry import BATCH_SIZES, SECONDS, Metrics
 
-LINE = re.compile(
-    r'^[a-z_]+(\{[a-z_]+="(?:[^"\\\n]|\\[n"\\])*"(,[a-z_]+="(?:[^"\\\n]|\\[n"\\])*")*\})? [0-9.e+-]+$'
-)
+LINE = re.compile(r'^[a-z_]+(\{[a-z_]+="(?:[^"\\\n]|\\[n"\\])*"(,[a-z_]+="(?:[^"\\\n]|\\[n"\\])*")*\})? [0-9.e+-]+$')
 
 
 def exposition(metrics):

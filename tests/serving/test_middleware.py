@@ -17,10 +17,7 @@ def bearer(token):
 
 
 PROTECTED = [
-    (method, route.path)
-    for route in router.routes
-    for method in route.methods
-    if route.path not in PUBLIC_PATHS
+    (method, route.path) for route in router.routes for method in route.methods if route.path not in PUBLIC_PATHS
 ]
 
 
@@ -28,14 +25,7 @@ PROTECTED = [
 def test_nothing_is_sent_without_the_token(serve, method, path):
     client, _ = serve(token=TOKEN)
     path = path.format(name="base")
-    for headers in (
-        {},
-        bearer("wrong"),
-        bearer(TOKEN[:-1]),
-        bearer(TOKEN + "x"),
-        bearer(""),
-        {"Authorization": TOKEN},
-    ):
+    for headers in ({}, bearer("wrong"), bearer(TOKEN[:-1]), bearer(TOKEN + "x"), bearer(""), {"Authorization": TOKEN}):
         answer = client.request(method, path, headers=headers)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -58,9 +48,7 @@ def test_the_page_and_the_health_of_the_server_need_no_token(serve):
 
 def test_a_report_is_opened_by_its_signature_alone_and_by_no_other(serve):
     client, state = serve(token=TOKEN)
-    runs = {
-        run["name"]: run["report"] for run in client.get("/v1/runs", headers=bearer(TOKEN)).json()["runs"]
-    }
+    runs = {run["name"]: run["report"] for run in client.get("/v1/runs", headers=bearer(TOKEN)).json()["runs"]}
     assert client.get(runs["comparison"]).status_code == 200
     signature = runs["comparison"].partition("?")[2]
     assert client.get(f"/v1/runs/base/report?{signature}").status_code == 401
@@ -110,12 +98,7 @@ def test_no_path_of_a_clients_choosing_is_opened(serve, path):
 
 def test_every_answer_carries_the_headers_that_keep_a_browser_safe(serve):
     client, _ = serve()
-    for answer in (
-        client.get("/"),
-        client.get("/v1/models"),
-        client.get("/nothing"),
-        client.post("/v1/embed"),
-    ):
+    for answer in (client.get("/"), client.get("/v1/models"), client.get("/nothing"), client.post("/v1/embed")):
         for name in SECURITY_HEADERS:
             assert name in answer.headers
         assert "unsafe" not in answer.headers["content-security-policy"]
@@ -132,8 +115,7 @@ def test_a_method_that_is_not_ours_is_refused(serve, method):
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json", "Content-Encoding": "gzip"}],
+    "headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json", "Content-Encoding": "gzip"}]
 )
 def test_a_body_that_is_not_said_to_be_plain_json_is_refused(serve, headers):
     client, _ = serve()
@@ -152,11 +134,7 @@ def test_a_body_over_the_limit_is_refused(serve):
 def test_a_server_that_is_stopping_takes_nothing_new(serve):
     client, state = serve()
     state.is_stopping = True
-    for answer in (
-        client.post("/v1/classify", json={"texts": ["a"]}),
-        client.get("/"),
-        client.get("/healthz"),
-    ):
+    for answer in (client.post("/v1/classify", json={"texts": ["a"]}), client.get("/"), client.get("/healthz")):
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
     assert client.get("/metrics").status_code == 200
@@ -201,9 +179,7 @@ def test_an_open_host_needs_a_token(tmp_path):
     assert "--token-file" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "content", ["", "short\n", "with space in it and long enough\n", "ä" * 20, "\n" + "a" * 20]
-)
+@pytest.mark.parametrize("content", ["", "short\n", "with space in it and long enough\n", "ä" * 20, "\n" + "a" * 20])
 def test_a_token_must_be_worth_the_name(tmp_path, content):
     path = tmp_path / "token"
     path.write_text(content, "utf-8")

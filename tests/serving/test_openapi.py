@@ -23,19 +23,7 @@ def fuzz(port, folder, *options):
     command = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
     assert command, "pip install 'headstart[dev]'"
     address = f"http://127.0.0.1:{port}/openapi.json"
-    words = [
-        command,
-        "run",
-        address,
-        "--checks",
-        "all",
-        "--max-examples",
-        "6",
-        "--seed",
-        "1",
-        *QUIET,
-        *options,
-    ]
+    words = [command, "run", address, "--checks", "all", "--max-examples", "6", "--seed", "1", *QUIET, *options]
     return subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=900)
 
 

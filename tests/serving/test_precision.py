@@ -52,9 +52,7 @@ def open_client(trained, monkeypatch):
 def texts():
     """Reviews of many lengths, most of them clear."""
     return [
-        " ".join(
-            PLAIN[(number + at) % len(PLAIN)] if at % 3 else words[at % len(words)] for at in range(number)
-        )
+        " ".join(PLAIN[(number + at) % len(PLAIN)] if at % 3 else words[at % len(words)] for at in range(number))
         for number in range(1, 33)
         for words in (GOOD, BAD)
     ]
@@ -96,12 +94,7 @@ def test_fast_vectors_point_where_those_of_float32_do(open_client):
 
 @pytest.mark.parametrize(
     ("precision", "has_half", "expected"),
-    [
-        (None, True, "float32"),
-        ("auto", True, "float32"),
-        ("fast", True, "bfloat16"),
-        ("fast", False, "float32"),
-    ],
+    [(None, True, "float32"), ("auto", True, "float32"), ("fast", True, "bfloat16"), ("fast", False, "float32")],
 )
 def test_a_model_reports_its_precision(open_client, precision, has_half, expected):
     found = open_client(precision, has_half).get("/v1/models").json()["models"]

@@ -64,11 +64,7 @@ def test_a_repeated_step_replaces_the_first_one(tmp_path):
     write(path, step(10), step(20))
     progress.read()
     write(path, step(20, loss=2.0), step(30))
-    assert [(point["step"], point["loss"]) for point in progress.read()["steps"]] == [
-        (10, 1),
-        (20, 2),
-        (30, 1),
-    ]
+    assert [(point["step"], point["loss"]) for point in progress.read()["steps"]] == [(10, 1), (20, 2), (30, 1)]
 
 
 def test_a_long_run_is_thinned_but_its_newest_point_stays(tmp_path):

@@ -115,13 +115,7 @@ GARBAGE = [
 
 async def lying(port, rng, count):
     """A client that sends no HTTP, no JSON, or far too much of it; it hears why, and nothing breaks."""
-    bodies = [
-        b"{",
-        b"[" * 50_000,
-        b'{"texts": [NaN]}',
-        b"\xff\xfe",
-        b'{"texts": ["' + b"a" * 300_000 + b'"]}',
-    ]
+    bodies = [b"{", b"[" * 50_000, b'{"texts": [NaN]}', b"\xff\xfe", b'{"texts": ["' + b"a" * 300_000 + b'"]}']
     for number in range(count):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         if number % 2:

@@ -8,13 +8,7 @@ from headstart.data.samplers import BlockLoader, TextLoader
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
 from headstart.objectives.distillation import Distillation, distill
-from headstart.training.compile import (
-    SIZED_OPTIONS,
-    CompiledSteps,
-    can_compile,
-    options_for_any_size,
-    should_compile,
-)
+from headstart.training.compile import SIZED_OPTIONS, CompiledSteps, can_compile, options_for_any_size, should_compile
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Evaluation, Trainer
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
@@ -47,15 +41,12 @@ def make_trainer(name, dropout=0.0, seed=0, teachers=(), **training):
     else:
         lengths = [5, 9, 7, 12, 9, 4, 10, 6, 6, 6, 13, 8]
         loader = TextLoader(random_rows(lengths, sources=objective.reads == "translations"), batch_tokens=40)
-    return Trainer(
-        model, objective, loader, VOCABULARY, config, CPU, lambda model: Evaluation({"loss": 0.0}, 0.0)
-    )
+    return Trainer(model, objective, loader, VOCABULARY, config, CPU, lambda model: Evaluation({"loss": 0.0}, 0.0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "graphs"),
-    [("masked-lm", 1), ("causal-lm", 1), ("causal+masked", 2), ("classify", 1), ("translate", 1)],
+    ("name", "graphs"), [("masked-lm", 1), ("causal-lm", 1), ("causal+masked", 2), ("classify", 1), ("translate", 1)]
 )
 def test_compiled_steps_are_the_plain_ones_and_are_compiled_once(name, graphs):
     from torch._dynamo.utils import counters
@@ -118,9 +109,7 @@ def test_a_compiled_run_resumes_exactly():
 
     def save():
         parts = first.parts()
-        saved["parts"] = {
-            name: {key: tensor.clone() for key, tensor in part.items()} for name, part in parts.items()
-        }
+        saved["parts"] = {name: {key: tensor.clone() for key, tensor in part.items()} for name, part in parts.items()}
         saved["state"] = first.state.to_dict()
 
     first.run(save)

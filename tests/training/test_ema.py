@@ -38,12 +38,7 @@ def test_training_is_the_same_whether_weights_are_averaged_or_not():
     tables = {kind: [] for kind in ("none", "ema", "last_epochs")}
     for kind, seen in tables.items():
         evaluate = lambda model: Evaluation({"accuracy": 0.5}, 0.5)
-        run(
-            evaluate,
-            lambda trainer, seen=seen: seen.append(table(trainer.model)),
-            max_epochs=4,
-            weight_averaging=kind,
-        )
+        run(evaluate, lambda trainer, seen=seen: seen.append(table(trainer.model)), max_epochs=4, weight_averaging=kind)
     for kind in ("ema", "last_epochs"):
         assert all(torch.equal(a, b) for a, b in zip(tables["none"], tables[kind], strict=True))
 
@@ -107,9 +102,7 @@ def test_metrics_and_the_best_weights_are_those_of_the_average(kind):
             found = trainer.average.tensors.get("backbone.embedding.token_embedding.weight")
             averages.append(table(trainer.model) if found is None else found.clone())
 
-    done = run(
-        evaluate, watch, max_epochs=4, weight_averaging=kind, averaging_epochs=2, checkpoint_selection="best"
-    )
+    done = run(evaluate, watch, max_epochs=4, weight_averaging=kind, averaging_epochs=2, checkpoint_selection="best")
     assert all(torch.equal(a, b) for a, b in zip(evaluated[1:], averages, strict=True))
     assert not torch.equal(table(done.model), averages[-1])  # training goes on from its own weights
     done.finish()

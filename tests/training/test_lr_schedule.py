@@ -36,9 +36,7 @@ def test_a_warmup_in_steps_is_the_share_that_those_steps_are(kind):
     by_steps = LrScheduleConfig(name=kind, warmup_steps=10)
     for step in range(100):
         shift = 1 if step < 10 or kind == "inverse-square-root" else 0
-        assert lr_factor(step / 100, by_steps, step) == pytest.approx(
-            lr_factor((step + shift) / 100, by_share)
-        )
+        assert lr_factor(step / 100, by_steps, step) == pytest.approx(lr_factor((step + shift) / 100, by_share))
 
 
 def test_inverse_square_root_is_the_formula_of_the_paper():
@@ -47,9 +45,7 @@ def test_inverse_square_root_is_the_formula_of_the_paper():
     top = (width * warmup) ** -0.5
     for step in (1, 2, 100, 3999, 4000, 4001, 10_000, 100_000):
         paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        assert top * lr_factor((step - 1) / 100_000, config, step - 1) == pytest.approx(
-            paper, rel=1e-9, abs=1e-3 * top
-        )
+        assert top * lr_factor((step - 1) / 100_000, config, step - 1) == pytest.approx(paper, rel=1e-9, abs=1e-3 * top)
 
 
 def test_inverse_square_root_without_a_rise_is_refused():
@@ -57,13 +53,9 @@ def test_inverse_square_root_without_a_rise_is_refused():
         LrScheduleConfig(name="inverse-square-root", warmup_ratio=0)
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in SCHEDULES if kind not in ("constant", "inverse-square-root")]
-)
+@pytest.mark.parametrize("kind", [kind for kind in SCHEDULES if kind not in ("constant", "inverse-square-root")])
 def test_every_falling_schedule_ends_where_it_should(kind):
-    assert lr_factor(1.0, LrScheduleConfig(name=kind, warmup_ratio=0.1, min_lr_ratio=0.25)) == pytest.approx(
-        0.25
-    )
+    assert lr_factor(1.0, LrScheduleConfig(name=kind, warmup_ratio=0.1, min_lr_ratio=0.25)) == pytest.approx(0.25)
 
 
 def test_the_stable_part_stays_at_the_top_until_the_decay():

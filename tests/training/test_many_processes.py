@@ -103,12 +103,7 @@ TOGETHER = [
     {"name": "translate", "kind": "encoder-decoder", "checkpoint_selection": "best", "eval_steps": 2},
     {"name": "classify", "asks": {"r_drop_alpha": 1.0}, "gradient_accumulation_steps": 3},
     {"name": "classify", "weight_averaging": "ema", "eval_steps": 3},
-    {
-        "name": "classify",
-        "weight_averaging": "last_epochs",
-        "averaging_epochs": 2,
-        "checkpoint_selection": "best",
-    },
+    {"name": "classify", "weight_averaging": "last_epochs", "averaging_epochs": 2, "checkpoint_selection": "best"},
 ]
 
 
@@ -116,9 +111,7 @@ TOGETHER = [
 @pytest.mark.parametrize("count", [2, 4])
 def test_many_processes_with_a_copy_each_train_what_one_would(count):
     alone = [train(**case) for case in TOGETHER]
-    for one, *others in zip(
-        alone, *in_processes(count, lambda: [train(**case) for case in TOGETHER]), strict=True
-    ):
+    for one, *others in zip(alone, *in_processes(count, lambda: [train(**case) for case in TOGETHER]), strict=True):
         for other in others:
             check_same(one, other)
 
@@ -155,9 +148,7 @@ def test_many_processes_with_a_part_each_train_what_one_would(count):
 def test_many_processes_in_half_the_bits_lose_what_one_would(sharded):
     cases = [{"name": "classify", "gradient_accumulation_steps": 3}, {"name": "causal-lm", "kind": "causal"}]
     cases = [{**case, "precision": torch.bfloat16} for case in cases]
-    alone, exact = (
-        [train(**{**case, **more}) for case in cases] for more in ({}, {"precision": torch.float32})
-    )
+    alone, exact = ([train(**{**case, **more}) for case in cases] for more in ({}, {"precision": torch.float32}))
     found = in_processes(2, lambda: [train(**case, sharded=sharded) for case in cases])
     for one, full, main in zip(alone, exact, found[0], strict=True):
         for some, others in zip(one[0], main[0], strict=True):
@@ -176,9 +167,7 @@ def test_a_process_without_rows_takes_part():
             torch.manual_seed(0)
             objective, body = Classification(), tiny_config("bidirectional")
             model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
-            config = RunConfig(
-                job="finetune", model=body, training={"max_steps": 2, "checkpoint_selection": "last"}
-            )
+            config = RunConfig(job="finetune", model=body, training={"max_steps": 2, "checkpoint_selection": "last"})
             runtime = Runtime(CPU, torch.float32, processes)
             Trainer(model, objective, TextLoader(rows, 100), VOCABULARY, config, runtime).run()
             found = predict_probabilities(model, objective, random_rows([4]), VOCABULARY, runtime, 100)

@@ -3,13 +3,7 @@ import torch
 
 from headstart.config import OptimizerConfig
 from headstart.models.model import HeadSpec, build_model
-from headstart.training.optimizers import (
-    Muon,
-    make_optimizer,
-    orthogonalized,
-    set_trainable_layers,
-    split_joint,
-)
+from headstart.training.optimizers import Muon, make_optimizer, orthogonalized, set_trainable_layers, split_joint
 from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
 HEADS = {"class": HeadSpec("class", 2, {"pooling": "mean", "projection": "dense"})}
@@ -35,9 +29,7 @@ def test_layer_wise_rates_fall_from_the_head_down():
     net = model()
     optimizer = make_optimizer(net, OptimizerConfig(layerwise_lr_decay=0.5, head_lr_multiplier=4.0))
     names = {id(weight): name for name, weight in net.named_parameters()}
-    rates = {
-        names[id(weight)]: group["lr_scale"] for group in optimizer.groups() for weight in group["params"]
-    }
+    rates = {names[id(weight)]: group["lr_scale"] for group in optimizer.groups() for weight in group["params"]}
     assert rates["heads.class.classifier.weight"] == 4.0
     assert rates["backbone.stack.final_norm.weight"] == 1.0
     assert rates["backbone.stack.blocks.2.attention.qkv_proj.weight"] == 1.0
@@ -90,9 +82,7 @@ def test_muon_agrees_with_the_one_in_torch():
     weights = [torch.nn.Parameter(torch.randn(24, 40)) for _ in range(2)]
     weights[1].data.copy_(weights[0].data)
     ours = Muon([weights[0]], lr=0.1, momentum=0.9, weight_decay=0.1)
-    theirs = torch.optim.Muon(
-        [weights[1]], lr=0.1, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
-    )
+    theirs = torch.optim.Muon([weights[1]], lr=0.1, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):
         update = torch.randn(24, 40)
         for weight, optimizer in zip(weights, (ours, theirs), strict=True):

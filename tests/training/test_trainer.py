@@ -75,9 +75,7 @@ def test_a_budget_in_tokens_or_minutes_ends_the_run():
 
 def test_padding_speed_and_time_left_are_reported():
     events = []
-    trainer(
-        random_rows([4, 12, 7, 9] * 5), on_event=events.append, max_steps=20, checkpoint_selection="last"
-    ).run()
+    trainer(random_rows([4, 12, 7, 9] * 5), on_event=events.append, max_steps=20, checkpoint_selection="last").run()
     last = [event for event in events if isinstance(event, StepDone)][-1]
     assert last.step == 20
     assert 0 <= last.padding < 0.5
@@ -122,9 +120,7 @@ def test_batches_made_in_another_thread_are_the_same_and_the_thread_ends():
     before = threading.active_count()
     inline = list(run("cpu"))
     ahead = list(run("meta"))
-    assert all(
-        torch.equal(a, b) for x, y in zip(inline, ahead, strict=True) for a, b in zip(x, y, strict=True)
-    )
+    assert all(torch.equal(a, b) for x, y in zip(inline, ahead, strict=True) for a, b in zip(x, y, strict=True))
     job = trainer(random_rows([4, 9] * 30), max_epochs=2, checkpoint_selection="last")
     job.runtime = Pretend(torch.device("meta"), torch.float32)
     steps = job.batches()

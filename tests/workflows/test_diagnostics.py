@@ -57,12 +57,7 @@ def test_accuracy_decides_and_loss_breaks_ties():
 def test_the_warning_names_both_scores_and_what_to_try():
     assert warn_of_baseline(score(81), score(80), "en-tiny", "data.tsv") == []
     (words,) = warn_of_baseline(score(70), score(80), "en-tiny", "data.tsv")
-    for part in (
-        "0.7000 against 0.8000",
-        "100 validation texts",
-        "headstart tune en-tiny data.tsv",
-        "--keep-winner",
-    ):
+    for part in ("0.7000 against 0.8000", "100 validation texts", "headstart tune en-tiny data.tsv", "--keep-winner"):
         assert part in words
 
 

@@ -31,13 +31,7 @@ MASKED = merge(
 SMALLER = {
     "model": {**QUICK["model"], "hidden_size": 8, "intermediate_size": 16},
     "objective": {"name": "masked-lm"},
-    "training": {
-        "max_steps": 8,
-        "max_length": 32,
-        "tokens_per_batch": 256,
-        "save_steps": 3,
-        "distillation_alpha": 1.0,
-    },
+    "training": {"max_steps": 8, "max_length": 32, "tokens_per_batch": 256, "save_steps": 3, "distillation_alpha": 1.0},
 }
 TUNING = {"training": {"max_epochs": 2, "max_length": 32, "batch_size": 8, "save_steps": 5}}
 
@@ -72,8 +66,7 @@ def losses_of(run):
 def test_a_student_equal_to_its_teacher_has_no_loss(world, tmp_path):
     """It starts from the teacher's own weights, at a rate that moves nothing."""
     still = merge(
-        MASKED,
-        {"training": {"max_steps": 2, "distillation_alpha": 1.0}, "optimizer": {"learning_rate": 1e-12}},
+        MASKED, {"training": {"max_steps": 2, "distillation_alpha": 1.0}, "optimizer": {"learning_rate": 1e-12}}
     )
     base = str(world / "base")
     pretrain([str(world / "more.txt")], tmp_path / "student", base=base, teacher=base, settings=still)
@@ -90,9 +83,7 @@ def test_a_smaller_base_learns_from_a_larger_one(world, tmp_path):
     student, teacher = load_model(str(run)), load_model(str(world / "base"))
     assert student.tokenizer.fingerprint == teacher.tokenizer.fingerprint
     assert student.info.config.model.hidden_size == 8
-    assert np.isin(
-        teacher.train_fingerprints, student.train_fingerprints
-    ).all()  # it may have them from its teacher
+    assert np.isin(teacher.train_fingerprints, student.train_fingerprints).all()  # it may have them from its teacher
     assert student.info.inputs["teacher"] == [str(world / "base")]
 
 
@@ -108,13 +99,7 @@ def ends_alike(work, folder, step):
 
 def test_a_taught_base_that_was_stopped_ends_as_if_it_never_had(world, tmp_path):
     def work(out, **more):
-        pretrain(
-            [str(world / "more.txt")],
-            tmp_path / out,
-            teacher=str(world / "base"),
-            settings=SMALLER,
-            **more,
-        )
+        pretrain([str(world / "more.txt")], tmp_path / out, teacher=str(world / "base"), settings=SMALLER, **more)
 
     ends_alike(work, tmp_path, 7)
 
@@ -157,13 +142,7 @@ def test_a_taught_classifier_that_was_stopped_ends_as_if_it_never_had(world, tmp
 
 def test_a_student_from_scratch_takes_its_teachers_tokenizer(world, tmp_path):
     small = merge(TUNING, {"model": QUICK["model"]})
-    finetune(
-        "scratch",
-        str(world / "table.tsv"),
-        tmp_path / "student",
-        teacher=str(world / "tuned-0"),
-        settings=small,
-    )
+    finetune("scratch", str(world / "table.tsv"), tmp_path / "student", teacher=str(world / "tuned-0"), settings=small)
     found = load_model(str(tmp_path / "student")).tokenizer.fingerprint
     assert found == load_model(str(world / "base")).tokenizer.fingerprint
 
@@ -175,21 +154,14 @@ def test_a_student_from_scratch_takes_its_teachers_tokenizer(world, tmp_path):
         ("base", {"objective": {"name": "causal-lm"}}, "cannot teach causal-lm"),
         ("base", {"objective": {"name": "causal+masked"}}, "cannot be distilled"),
         ("base", {"tokenizer": {"vocab_size": 500}}, "tokenizer.vocab_size"),
-        (
-            "base",
-            {"training": {"max_length": 128}, "model": {"max_position_embeddings": 128}},
-            "64 tokens at most",
-        ),
+        ("base", {"training": {"max_length": 128}, "model": {"max_position_embeddings": 128}}, "64 tokens at most"),
         ("none", {}, "no run at"),
     ],
 )
 def test_a_teacher_that_cannot_teach_is_refused(world, tmp_path, teacher, over, problem):
     with pytest.raises((ConfigError, RunError), match=problem) as caught:
         pretrain(
-            [str(world / "more.txt")],
-            tmp_path / "student",
-            teacher=str(world / teacher),
-            settings=merge(SMALLER, over),
+            [str(world / "more.txt")], tmp_path / "student", teacher=str(world / teacher), settings=merge(SMALLER, over)
         )
     assert caught.value.hint
     assert not (tmp_path / "student").exists()
@@ -200,21 +172,11 @@ def test_teachers_must_fit_the_data_and_the_student(world, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text(table.read_text().replace("\tgood", "\tfine"))
     with pytest.raises(RunError, match="has the classes"):
-        finetune(
-            str(world / "base"), str(other), tmp_path / "x", teacher=str(world / "tuned-0"), settings=TUNING
-        )
-    pretrain(
-        [str(world / "more.txt")],
-        tmp_path / "stranger",
-        settings=merge(MASKED, {"training": {"max_steps": 1}}),
-    )
+        finetune(str(world / "base"), str(other), tmp_path / "x", teacher=str(world / "tuned-0"), settings=TUNING)
+    pretrain([str(world / "more.txt")], tmp_path / "stranger", settings=merge(MASKED, {"training": {"max_steps": 1}}))
     with pytest.raises(RunError, match="another tokenizer"):
         finetune(
-            str(tmp_path / "stranger"),
-            str(table),
-            tmp_path / "y",
-            teacher=str(world / "tuned-0"),
-            settings=TUNING,
+            str(tmp_path / "stranger"), str(table), tmp_path / "y", teacher=str(world / "tuned-0"), settings=TUNING
         )
     with pytest.raises(ConfigError, match="need teachers"):
         finetune(str(world / "base"), str(table), tmp_path / "z", unlabelled=["x.txt"], settings=TUNING)
@@ -223,16 +185,7 @@ def test_teachers_must_fit_the_data_and_the_student(world, tmp_path):
 
 
 def test_the_commands_take_teachers(world, tmp_path):
-    words = [
-        "--distill-from",
-        world / "base",
-        "--steps",
-        2,
-        "--max-length",
-        32,
-        "--out",
-        tmp_path / "student",
-    ]
+    words = ["--distill-from", world / "base", "--steps", 2, "--max-length", 32, "--out", tmp_path / "student"]
     call("pretrain", world / "more.txt", "--preset", "tiny", *words)
     ensemble = f"{world / 'tuned-0'},{world / 'tuned-1'}"
     more = ["--distill-from", ensemble, "--unlabeled", world / "more.txt", "--epochs", 1, "--max-length", 32]

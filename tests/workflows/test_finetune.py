@@ -69,9 +69,7 @@ def test_a_swapped_head_is_new_and_everything_below_it_is_the_base(world):
         model.backbone.table.add_(1.0)
     assert all(torch.equal(base.weights[name], weight) for name, weight in before.items())
     assert {name.split(".")[0] for name in transfer.reused} == {"backbone"}
-    assert set(transfer.initialized) == {
-        name for name in model.state_dict() if name.startswith("heads.topic.")
-    }
+    assert set(transfer.initialized) == {name for name in model.state_dict() if name.startswith("heads.topic.")}
     assert set(transfer.dropped) == {name for name in base.weights if name.startswith("heads.class.")}
 
 
@@ -122,11 +120,7 @@ def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
         (None, {"training": {"head_init": "random"}}, ""),
         (None, {"training": {"reinit_top_layers": 1}}, "layers below it are reinitialized"),
         (None, {"objective": {"pooling": "max"}}, "--set objective.pooling=mean reuses it"),
-        (
-            None,
-            {"objective": {"head_hidden_layer": "linear"}},
-            "--set objective.head_hidden_layer=dense reuses it",
-        ),
+        (None, {"objective": {"head_hidden_layer": "linear"}}, "--set objective.head_hidden_layer=dense reuses it"),
     ],
 )
 def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings, told):
@@ -201,9 +195,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_head_it_began_with(world, tmp_p
     settings = merge(TUNING, {"training": {"save_steps": 1}})
 
     def tune(out, **more):
-        return finetune(
-            str(world / "run"), str(world / "table.tsv"), tmp_path / out, settings=settings, **more
-        )
+        return finetune(str(world / "run"), str(world / "table.tsv"), tmp_path / out, settings=settings, **more)
 
     def interrupt(event):
         if getattr(event, "step", -1) >= step:
@@ -221,11 +213,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_head_it_began_with(world, tmp_p
 @pytest.mark.slow
 def test_a_head_that_went_on_may_have_a_teacher(world, tmp_path):
     done = finetune(
-        str(world / "run"),
-        str(world / "table.tsv"),
-        tmp_path / "taught",
-        teacher=str(world / "run"),
-        settings=TUNING,
+        str(world / "run"), str(world / "table.tsv"), tmp_path / "taught", teacher=str(world / "run"), settings=TUNING
     )
     assert done.transfer.reused_head
 

@@ -113,11 +113,7 @@ def test_it_stands_over_the_preset_and_under_the_user(world):
     trained = base(world)
     found, objective = finetune_config(trained, None, {})
     assert (found.optimizer.learning_rate, found.optimizer.layerwise_lr_decay) == (0.004, 0.9)
-    assert (found.training.max_steps, found.training.max_epochs, found.training.token_cutoff) == (
-        3,
-        None,
-        0.1,
-    )
+    assert (found.training.max_steps, found.training.max_epochs, found.training.token_cutoff) == (3, None, 0.1)
     assert found.model.dropout == 0.25
     assert objective.pooling == "max"
     usual, _ = finetune_config(trained, None, {}, is_control=True)
@@ -227,15 +223,7 @@ def test_a_pooler_may_be_added(world):
 
 def test_a_wrong_key_in_a_recipe_dies_before_anything_is_trained(world, tmp_path):
     (tmp_path / "recipe.toml").write_text(RECIPE.replace("layerwise_lr_decay", "layerwise_lr_dcay"))
-    words = [
-        "pretrain",
-        "--recipe",
-        tmp_path / "recipe.toml",
-        "--data-root",
-        world,
-        "--out",
-        tmp_path / "run",
-    ]
+    words = ["pretrain", "--recipe", tmp_path / "recipe.toml", "--data-root", world, "--out", tmp_path / "run"]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert "layerwise_lr_dcay" in str(result.exception)
     assert "layerwise_lr_decay" in result.exception.hint

@@ -112,13 +112,7 @@ def test_pairs_that_are_too_long_are_left_out_of_train_and_told(world, tmp_path)
     assert [note for note in notes if "over 20 tokens" in note]
     assert [note for note in notes if "tokens on both sides" in note]
     with pytest.raises(DataError, match="fits into 3 tokens"):
-        hs.finetune(
-            "scratch",
-            data,
-            tmp_path / "no",
-            pair=PAIR,
-            settings=merge(QUICK, {"training": {"max_length": 3}}),
-        )
+        hs.finetune("scratch", data, tmp_path / "no", pair=PAIR, settings=merge(QUICK, {"training": {"max_length": 3}}))
 
 
 @pytest.mark.parametrize(
@@ -151,8 +145,7 @@ def test_what_cannot_be_trained_is_a_sentence_and_a_hint(world, tmp_path, pair, 
 def test_weights_of_the_last_epochs_are_averaged_and_both_sides_split_anew(world, tmp_path):
     """As in the paper, which averages its last checkpoints; resuming such runs is tested for classifiers."""
     settings = merge(
-        QUICK,
-        {"tokenizer": {"type": "bpe", "vocab_size": 300}, "objective": {"metric_for_best_model": "loss"}},
+        QUICK, {"tokenizer": {"type": "bpe", "vocab_size": 300}, "objective": {"metric_for_best_model": "loss"}}
     )
     training = {"max_epochs": 3, "weight_averaging": "last_epochs", "averaging_epochs": 2, "bpe_dropout": 0.1}
     settings = merge(settings, {"training": training})
@@ -161,17 +154,13 @@ def test_weights_of_the_last_epochs_are_averaged_and_both_sides_split_anew(world
         run = tmp_path / name
         found.append(hs.finetune("scratch", data, run, pair=PAIR, settings=settings))
     assert found[0].curve == found[1].curve
-    assert (tmp_path / "first/model.safetensors").read_bytes() == (
-        tmp_path / "second/model.safetensors"
-    ).read_bytes()
+    assert (tmp_path / "first/model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
 
 
 def test_translation_is_no_way_to_pretrain(tmp_path):
     (tmp_path / "corpus.txt").write_text("a text\n" * 10)
     with pytest.raises(ConfigError) as caught:
-        hs.pretrain(
-            [str(tmp_path / "corpus.txt")], tmp_path / "run", settings={"objective": {"name": "translate"}}
-        )
+        hs.pretrain([str(tmp_path / "corpus.txt")], tmp_path / "run", settings={"objective": {"name": "translate"}})
     assert "--pair" in caught.value.hint
 
 
@@ -184,11 +173,7 @@ def test_a_tokenizer_that_was_changed_is_refused(world, tmp_path):
 
 def test_what_is_for_translators_alone_is_refused_elsewhere(world, tmp_path):
     table = write_labelled(tmp_path / "table.tsv", 20)
-    settings = {
-        "model": BODY,
-        "tokenizer": {"type": "characters", "vocab_size": 60},
-        "training": {"max_steps": 1},
-    }
+    settings = {"model": BODY, "tokenizer": {"type": "characters", "vocab_size": 60}, "training": {"max_steps": 1}}
     hs.finetune("scratch", str(table), tmp_path / "run", settings=settings)
     with pytest.raises(ConfigError, match="not a translator"):
         hs.evaluate(str(tmp_path / "run"), str(table), beam=3)

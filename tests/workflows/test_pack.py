@@ -23,8 +23,7 @@ from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
 
 MASKED = merge(
-    QUICK,
-    {"objective": {"name": "masked-lm"}, "training": {"max_steps": 40}, "optimizer": {"learning_rate": 0.01}},
+    QUICK, {"objective": {"name": "masked-lm"}, "training": {"max_steps": 40}, "optimizer": {"learning_rate": 0.01}}
 )
 TUNING = {"training": {"max_epochs": 1, "max_length": 32}}
 FACTS = """
@@ -125,13 +124,7 @@ def test_what_is_measured_on_is_read_as_the_packed_base_reads_it(bases, tmp_path
 
 def test_a_card_says_what_is_known_and_what_is_not(bases):
     card = (bases / "bases" / "xx-test" / "card.md").read_text()
-    for words in (
-        "a small base for tests",
-        "our own",
-        "0.8800 to 0.9200",
-        "anything that matters",
-        "masked-lm",
-    ):
+    for words in ("a small base for tests", "our own", "0.8800 to 0.9200", "anything that matters", "masked-lm"):
         assert words in card
     other = (bases / "bases" / "xx-writer" / "card.md").read_text()
     assert other.count("Not stated.") >= 3

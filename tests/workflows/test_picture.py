@@ -5,12 +5,7 @@ import pytest
 
 from headstart.errors import ConfigError, DataError
 from headstart.workflows.finetune import finetune
-from headstart.workflows.picture import (
-    picture_attention,
-    picture_attention_heads,
-    picture_masks,
-    picture_positions,
-)
+from headstart.workflows.picture import picture_attention, picture_attention_heads, picture_masks, picture_positions
 from headstart.workflows.pretrain import pretrain
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
@@ -47,9 +42,7 @@ def test_attention_of_every_run_is_drawn_in_all_three_kinds(runs, tmp_path, run)
 
 
 def test_a_name_with_an_ending_gives_that_file_alone(runs, tmp_path):
-    _, files = picture_attention(
-        str(runs / "masked-lm"), "a film", tmp_path / "one.svg", layer=1, attention_head=2
-    )
+    _, files = picture_attention(str(runs / "masked-lm"), "a film", tmp_path / "one.svg", layer=1, attention_head=2)
     assert files == [tmp_path / "one.svg"]
     assert list(tmp_path.iterdir()) == files
     assert "attention head 2" in files[0].read_text("utf-8")
@@ -80,18 +73,14 @@ def test_a_picture_is_the_same_bytes_each_time(tmp_path, kind):
 
 def test_positions_of_a_run_stand_beside_sinusoids(runs, tmp_path):
     maps, _ = picture_positions(str(runs / "causal-lm"), tmp_path / "p.png")
-    assert [(each.kind, each.vectors.shape) for each in maps] == [
-        ("learned", (64, 16)),
-        ("sinusoidal", (64, 16)),
-    ]
+    assert [(each.kind, each.vectors.shape) for each in maps] == [("learned", (64, 16)), ("sinusoidal", (64, 16))]
     assert [each.kind for each in picture_positions(None, None, width=8, length=9)[0]] == ["sinusoidal"]
     with pytest.raises(ConfigError):
         picture_positions(str(runs / "causal-lm"), None, width=8)
 
 
 @pytest.mark.parametrize(
-    ("run", "file"),
-    [("masked-lm", "corpus.txt"), ("causal-lm", "corpus.txt"), ("classifier", "labelled.tsv")],
+    ("run", "file"), [("masked-lm", "corpus.txt"), ("causal-lm", "corpus.txt"), ("classifier", "labelled.tsv")]
 )
 @pytest.mark.slow
 def test_every_run_s_attention_heads_are_studied_with_its_own_loss(runs, tmp_path, run, file):

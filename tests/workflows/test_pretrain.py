@@ -84,9 +84,7 @@ def test_a_run_goes_on_from_a_base_with_all_it_has(world, tmp_path):
 
 def test_a_run_from_a_base_that_was_stopped_ends_as_if_it_never_had(world, tmp_path):
     def work(out, **more):
-        pretrain(
-            [str(world / "two.txt")], tmp_path / out, base=str(world / "base"), settings=GOING_ON, **more
-        )
+        pretrain([str(world / "two.txt")], tmp_path / out, base=str(world / "base"), settings=GOING_ON, **more)
 
     work("whole")
     for step in (1, 7):  # before any checkpoint, and after one
@@ -158,8 +156,7 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
     rows = [line.split("\t")[0] for line in table.read_text().splitlines()[1:]]
     (tmp_path / "corpus.txt").write_text("\n".join(rows * 2) + "\n")
     settings = merge(
-        MASKED,
-        {"data": {"exclude_eval_texts_of": [str(table)], "deduplicate": True, "document_separator": "line"}},
+        MASKED, {"data": {"exclude_eval_texts_of": [str(table)], "deduplicate": True, "document_separator": "line"}}
     )
     pretrain([str(tmp_path / "corpus.txt")], tmp_path / "run", settings=settings)
     from headstart.data.decontamination import evaluation_hashes
@@ -226,9 +223,7 @@ def test_an_adaptation_reads_enough_and_not_too_much(tokens):
     found = adaptation_defaults(tokens, ModelConfig(hidden_size=256))
     training = found["training"]
     assert 3 <= training["max_epochs"] <= 400
-    assert (
-        training["max_epochs"] * tokens / training["tokens_per_batch"] >= 45 or training["max_epochs"] == 400
-    )
+    assert training["max_epochs"] * tokens / training["tokens_per_batch"] >= 45 or training["max_epochs"] == 400
     assert found["optimizer"]["learning_rate"] == 5e-4
     wide = adaptation_defaults(tokens, ModelConfig(hidden_size=768))
     assert wide["optimizer"]["learning_rate"] < 1e-4

@@ -140,9 +140,7 @@ def test_finished_stages_are_not_trained_again(world):
 
 
 def test_budgets_are_scaled_and_settings_given_over_all_stages_or_one(world):
-    run_small_recipe(
-        world, "run", scale=0.5, settings={"training": {"seed": 9}, "decay": {"training.max_steps": 6}}
-    )
+    run_small_recipe(world, "run", scale=0.5, settings={"training": {"seed": 9}, "decay": {"training.max_steps": 6}})
     infos = [
         json.loads((world / "run" / "stages" / name / "run.json").read_text())["settings"]["training"]
         for name in ("01-general", "02-stars", "03-decay")
@@ -170,9 +168,7 @@ def test_a_changed_recipe_does_not_go_on_in_an_old_folder(world):
     run_small_recipe(world, "run", last_stage=1)
     text = (world / "recipe.toml").read_text()
     (world / "recipe.toml").write_text(text.replace("rate = 0.3", "rate = 0.2"))
-    with pytest.raises(
-        RunError, match=r"another recipe: .*general.settings.objective.rate was 0.3 and is now 0.2"
-    ):
+    with pytest.raises(RunError, match=r"another recipe: .*general.settings.objective.rate was 0.3 and is now 0.2"):
         run_small_recipe(world, "run")
     assert "rate = 0.3" in json.loads((world / "run" / "recipe.json").read_text())["text"]
     (world / "run" / "recipe.json").unlink()  # as if only the stages had been copied
@@ -203,11 +199,7 @@ def changed(world, **changes):
         ('apart = ["target.tsv"]', 'apart = ["targt.tsv"]', "targt.tsv"),
         ("rate = 0.3", "rate = 3.0", "stage general: setting objective.mask_rate"),
         ("tokens = 2000 }", 'tokens = 2000 }\nobjective = { name = "masked-lm", rte = 0.3 }', "'rte'"),
-        (
-            'kind = "finetune"',
-            'kind = "finetune"\nobjective = { rate = 0.3 }',
-            "stage stars: classify has no setting",
-        ),
+        ('kind = "finetune"', 'kind = "finetune"\nobjective = { rate = 0.3 }', "stage stars: classify has no setting"),
     ],
 )
 def test_a_fault_in_a_recipe_is_told_before_anything_is_trained(world, old, new, problem):
@@ -226,10 +218,7 @@ def test_a_fault_in_a_recipe_is_told_before_anything_is_trained(world, old, new,
         (["--recipe", "recipe.toml", "--data-root", "texts", "--stop-after-stage", "4"], "no stage 4"),
         (["--recipe", "recipe.toml", "--data-root", "texts", "--budget-scale", "0"], "trains nothing"),
         (["--recipe", "recipe.toml", "--data-root", "texts", "--set", "dcay.training.steps=3"], "dcay"),
-        (
-            ["--recipe", "recipe.toml", "--data-root", "texts", "--set", "decay.steps=3"],
-            "no setting of the stage",
-        ),
+        (["--recipe", "recipe.toml", "--data-root", "texts", "--set", "decay.steps=3"], "no setting of the stage"),
         (["--recipe", "recipe.toml", "corpus.txt"], "names its own texts"),
         (["--recipe", "recipe.toml", "--init-from", "base"], "--init-from"),
         (["--stop-after-stage", "2", "corpus.txt"], "--stop-after-stage goes with --recipe"),

@@ -38,9 +38,7 @@ def test_a_stage_goes_on_from_an_earlier_one_and_is_taught_by_another(world):
     inputs = json.loads((stages / "04-taught" / "run.json").read_text())["inputs"]
     assert inputs["base"] == str(stages / "01-general")
     assert inputs["teacher"] == [str(stages / "02-stars")]
-    assert json.loads((stages / "03-decay" / "run.json").read_text())["inputs"]["base"] == str(
-        stages / "02-stars"
-    )
+    assert json.loads((stages / "03-decay" / "run.json").read_text())["inputs"]["base"] == str(stages / "02-stars")
 
 
 def test_a_taught_stage_that_was_stopped_ends_as_if_it_never_had(world):

@@ -28,11 +28,7 @@ def world(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (
-            DECAY,
-            DECAY + "model = { hidden_size = 32 }\n",
-            "stage decay: model.hidden_size of stars is 16, not 32",
-        ),
+        (DECAY, DECAY + "model = { hidden_size = 32 }\n", "stage decay: model.hidden_size of stars is 16, not 32"),
         (
             "training = { max_epochs = 1, max_length = 32 }",
             "training = { max_epochs = 1, max_length = 4096 }",
@@ -49,11 +45,7 @@ def world(tmp_path):
             "training = { max_tokens = 2000, freeze_backbone = true }",
             "stage decay: a base has",
         ),
-        (
-            "training = { epochs = 1,",
-            "training = { reset_layers = 3, epochs = 1,",
-            "stage stars: .*reset_layers",
-        ),
+        ("training = { epochs = 1,", "training = { reset_layers = 3, epochs = 1,", "stage stars: .*reset_layers"),
         ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'here'", "stage decay: here is not a run directory"),
         ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'general, general'", "one teacher is named twice"),
         ("[texts.general]", "[texts]\nodd = 'corpus.txt'\n[texts.general]", "texts.odd is 'corpus.txt'"),
@@ -115,28 +107,16 @@ def test_a_scale_is_a_number_above_nothing(world, scale):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (
-            "general = 1, reviews = 0.5",
-            "general = 1, reviews = 0.25",
-            "general.mix.reviews was 0.5 and is now 0.25",
-        ),
+        ("general = 1, reviews = 0.5", "general = 1, reviews = 0.25", "general.mix.reviews was 0.5 and is now 0.25"),
         ('path = "general.txt"', 'path = "other.txt"', "general.texts.general.path was 'general.txt'"),
-        (
-            'title = "a small one"',
-            'title = "a"\ntokenizer_texts = ["general"]',
-            "tokenizer_texts.reviews was there",
-        ),
+        ('title = "a small one"', 'title = "a"\ntokenizer_texts = ["general"]', "tokenizer_texts.reviews was there"),
         ('name = "general"', 'name = "first"', "stages.01-general was there and is now absent"),
         ("rate = 0.3", "rate = 0.2", "general.settings.objective.rate was 0.3 and is now 0.2"),
         ("shard_mib = 0.01", "shard_mib = 0.02", "carry.shard_mib was 0.01"),
         # of stages that have not started, too
         ("epochs = 1, length = 32 }", "epochs = 2, length = 32 }", "stars.settings.training.epochs was 1.0"),
         ('name = "decay"', 'name = "end"', "stages.03-decay was there and is now absent"),
-        (
-            "tokens = 2000 }",
-            "tokens = 2000 }\nteacher = 'general'",
-            "decay.teacher was '' and is now 'general'",
-        ),
+        ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'general'", "decay.teacher was '' and is now 'general'"),
     ],
 )
 def test_a_recipe_that_has_started_is_not_changed(world, old, new, problem):
@@ -181,8 +161,7 @@ def test_a_card_claims_to_be_blind_only_to_what_every_stage_set_apart(world, tmp
     run_small_recipe(world, "other")
     pack(str(world / "other"), "yy", tmp_path / "bases")
     assert (
-        "Never read: the validation and test texts of target.tsv"
-        in (tmp_path / "bases" / "yy" / "card.md").read_text()
+        "Never read: the validation and test texts of target.tsv" in (tmp_path / "bases" / "yy" / "card.md").read_text()
     )
 
 
@@ -239,9 +218,7 @@ def test_a_recipe_that_another_trains_keeps_its_own_words(world, monkeypatch):
 
 
 def test_where_a_stage_is_trained_is_decided_when_it_starts(world):
-    text = TEXT.replace(
-        "training = { max_tokens = 2000 }", 'training = { max_tokens = 2000, device = "cuda" }'
-    )
+    text = TEXT.replace("training = { max_tokens = 2000 }", 'training = { max_tokens = 2000, device = "cuda" }')
     (world / "recipe.toml").write_text(text)
     assert run_small_recipe(world, "run", last_stage=1) is None
     if not torch.cuda.is_available():

@@ -67,8 +67,7 @@ def test_one_that_waits_takes_the_place_of_one_that_came_to_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names",
-    [["tokenizer.json"], ["sentencepiece.model", "dict.txt"], ["train_fingerprints.npy"], [".own.part"]],
+    "names", [["tokenizer.json"], ["sentencepiece.model", "dict.txt"], ["train_fingerprints.npy"], [".own.part"]]
 )
 def test_files_of_ones_own_are_in_the_way_and_stay(tmp_path, names):
     own = tmp_path / "own"

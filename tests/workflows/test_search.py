@@ -12,9 +12,7 @@ from headstart.workflows.search import SEARCH, Row, as_settings, make_space, par
 
 
 def test_a_row_is_read_as_it_is_written():
-    assert parse_row("optimizer.learning_rate=1e-5:1e-3:log") == Row(
-        "optimizer.learning_rate", 1e-5, 1e-3, True
-    )
+    assert parse_row("optimizer.learning_rate=1e-5:1e-3:log") == Row("optimizer.learning_rate", 1e-5, 1e-3, True)
     assert parse_row("training.max_epochs=3:20:int") == Row("training.max_epochs", 3, 20, is_whole=True)
     assert parse_row("lr_schedule.name=linear,cosine").choices == ("linear", "cosine")
     assert parse_row("training.freeze_backbone=true,false").choices == (True, False)
@@ -64,17 +62,12 @@ def test_a_row_that_makes_no_sense_is_told_with_the_form(text, words):
 
 
 def test_what_is_asked_for_goes_over_the_usual_and_what_is_set_is_not_searched():
-    rows = {
-        row.name: row
-        for row in make_space(["training.max_epochs=1:2:int"], False, {"model": {"dropout": 0.1}})
-    }
+    rows = {row.name: row for row in make_space(["training.max_epochs=1:2:int"], False, {"model": {"dropout": 0.1}})}
     assert rows["training.max_epochs"].high == 2
     assert "model.dropout" not in rows
     assert "optimizer.learning_rate" in rows
     assert [row.name for row in make_space(["a.b=1:2"], True, {})] == ["a.b"]
-    assert "training.max_epochs" not in {
-        row.name for row in make_space([], False, {"training": {"max_steps": 5}})
-    }
+    assert "training.max_epochs" not in {row.name for row in make_space([], False, {"training": {"max_steps": 5}})}
     with pytest.raises(ConfigError, match="both set and searched"):
         make_space(["model.dropout=0.1:0.2"], False, {"model": {"dropout": 0.1}})
     with pytest.raises(ConfigError, match="nothing to search"):
@@ -92,9 +85,7 @@ def test_the_nearest_value_lies_in_the_row():
 
 
 words = st.text(st.sampled_from("ab \"'\\\n\t\x00\x7f\u2028é😀"), max_size=8)
-values = st.one_of(
-    st.booleans(), st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False), words
-)
+values = st.one_of(st.booleans(), st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False), words)
 nested = st.one_of(values, st.dictionaries(words, st.lists(words, max_size=2), max_size=2))
 sections = st.dictionaries(st.sampled_from("abc"), nested, max_size=3)
 

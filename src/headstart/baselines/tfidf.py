@@ -76,9 +76,7 @@ class TfidfModel:
             content = json.loads((folder / VOCABULARY_FILE).read_text("utf-8"))
             arrays = load_file(folder / ARRAYS_FILE)
         except (OSError, ValueError, SafetensorError) as error:
-            raise RunError(
-                f"the TF-IDF model of {folder} cannot be read: {error}", hint="fine-tune it again"
-            ) from None
+            raise RunError(f"the TF-IDF model of {folder} cannot be read: {error}", hint="fine-tune it again") from None
         vectorizers = {}
         for name, ngrams in content["ngrams"].items():
             vectorizers[name] = _make_vectorizer(name, 1)
@@ -148,8 +146,7 @@ def _calibrate(features: csr_matrix, labels: np.ndarray, seed: int) -> float:
     margins = _margins(cross_val_predict(model, features, labels, cv=folds, method="decision_function"))
     rows, columns = np.arange(len(labels)), np.searchsorted(classes, labels)
     losses = [
-        -np.log(softmax(scale * margins, axis=1)[rows, columns].clip(1e-7, 1)).mean()
-        for scale in INVERSE_TEMPERATURES
+        -np.log(softmax(scale * margins, axis=1)[rows, columns].clip(1e-7, 1)).mean() for scale in INVERSE_TEMPERATURES
     ]
     return float(INVERSE_TEMPERATURES[int(np.argmin(losses))])
 

@@ -68,9 +68,7 @@ app = typer.Typer(
 for panel, commands in COMMANDS.items():
     for command in commands:
         command.add_to(app, panel)
-plot = typer.Typer(
-    help="Plot attention, masks, positions, and what each attention head does.", no_args_is_help=True
-)
+plot = typer.Typer(help="Plot attention, masks, positions, and what each attention head does.", no_args_is_help=True)
 for command in PLOTS:
     command.add_to(plot)
 app.add_typer(plot, name="plot", rich_help_panel="Look inside")
@@ -78,8 +76,7 @@ app.add_typer(plot, name="plot", rich_help_panel="Look inside")
 
 @app.callback(invoke_without_command=True)
 def check_start(
-    context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version.", metavar=""),
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.", metavar="")
 ) -> None:
     """Print the version, and refuse one of many processes for a command that runs in one."""
     if version:

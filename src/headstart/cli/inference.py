@@ -66,13 +66,9 @@ def show_score(result: Any) -> None:
             )
     else:
         bits = "" if result.bits_per_byte is None else f", {result.bits_per_byte:.4f} bits a byte"
-        print(
-            f"perplexity {result.perplexity:.3f}, accuracy {result.accuracy:.4f}{bits}, over {result.count:,} tokens"
-        )
+        print(f"perplexity {result.perplexity:.3f}, accuracy {result.accuracy:.4f}{bits}, over {result.count:,} tokens")
         if result.leaked:
-            print(
-                f"{result.leaked} of {result.documents} documents were read in training: this score is not fair"
-            )
+            print(f"{result.leaked} of {result.documents} documents were read in training: this score is not fair")
 
 
 def _show_translations(result: Any) -> None:
@@ -115,11 +111,7 @@ def predict(
     sys.stdout.flush()
 
 
-@command(
-    'generate runs/writer "the film" --tokens 40',
-    "generate runs/writer - --num-beams 5 --json",
-    settings="--set",
-)
+@command('generate runs/writer "the film" --tokens 40', "generate runs/writer - --num-beams 5 --json", settings="--set")
 def generate(
     call: Call,
     run: str = argument("RUN", "A causal language model: its folder, or the name of a shipped base."),
@@ -287,9 +279,7 @@ def _show_vectors(found: Any) -> None:
     for path in found.extra_files:
         print(f"beside: {path}")
     if found.cut:
-        print(
-            f"{found.cut:,} texts were longer than {found.length} tokens and were cut: --max-length reads more"
-        )
+        print(f"{found.cut:,} texts were longer than {found.length} tokens and were cut: --max-length reads more")
 
 
 @command(

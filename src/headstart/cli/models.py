@@ -37,10 +37,7 @@ def models(call: Call, name: str | None = argument("[NAME]", "Show the card of t
 
 def _described(path: Path) -> dict[str, Any]:
     """What a base says of itself, and its size."""
-    return {
-        **describe_base(path),
-        "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
-    }
+    return {**describe_base(path), "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file())}
 
 
 def _show_models(rows: list[dict[str, Any]]) -> None:
@@ -65,8 +62,7 @@ def _show_models(rows: list[dict[str, Any]]) -> None:
 
 
 @command(
-    "package runs/base --name fr-small -o my-bases",
-    "package runs/base --name fr-small -o my-bases --dtype bfloat16",
+    "package runs/base --name fr-small -o my-bases", "package runs/base --name fr-small -o my-bases --dtype bfloat16"
 )
 def package(
     call: Call,
@@ -74,9 +70,7 @@ def package(
     name: str = flag(..., "The name of the base, such as fr-small."),
     out: Path = out_flag("The folder of bases; FOLDER/NAME is written."),
     dtype: str = flag("int8", "How weights are stored.", metavar="int8|bfloat16|float32"),
-    eval_data: str | None = flag(
-        None, "What to measure the loss of storing on.", show_default="held-out texts"
-    ),
+    eval_data: str | None = flag(None, "What to measure the loss of storing on.", show_default="held-out texts"),
     card: Path | None = flag(None, "A TOML file for the card: licences, scores, limits."),
     max_shard_size: float = flag(12.0, "MiB that a file holds at most.", min=0.01),
 ) -> None:
@@ -102,9 +96,7 @@ def _show_package(result: Any, out: Path) -> None:
 
 @command("import camembert-base -o runs/camembert", "import ../bert-tiny -o runs/bert --json")
 def import_(
-    call: Call,
-    folder: Path = argument("FOLDER", "A local folder of transformers' save_pretrained."),
-    out: Path = OUT,
+    call: Call, folder: Path = argument("FOLDER", "A local folder of transformers' save_pretrained."), out: Path = OUT
 ) -> None:
     """Import a BERT, RoBERTa, CamemBERT, ModernBERT, EuroBERT, GPT-2 or Llama as a base."""
     call.show(hs.import_model(folder, out), _show_import)
@@ -161,8 +153,7 @@ def _show_export(result: Any, to: str, int8: bool) -> None:
 def serve(
     call: Call,
     runs: list[str] = argument(
-        "RUN...",
-        "Folders, NAME=FOLDER, or shipped bases; runs still in training and comparisons are shown too.",
+        "RUN...", "Folders, NAME=FOLDER, or shipped bases; runs still in training and comparisons are shown too."
     ),
     host: str = flag("127.0.0.1", "The address to listen at; any but this machine's own needs a token."),
     port: int = flag(8000, "The port to listen at; 0 = any that is free.", min=0, max=65535),
@@ -186,9 +177,7 @@ def serve(
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("headstart"):
             raise
-        raise ConfigError(
-            f"serving needs the package {error.name}", hint="pip install 'headstart[serve]'"
-        ) from None
+        raise ConfigError(f"serving needs the package {error.name}", hint="pip install 'headstart[serve]'") from None
     start(
         runs,
         host=host,

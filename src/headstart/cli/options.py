@@ -56,9 +56,7 @@ VARYING = [
     "batch-size",
 ]
 # Flags without a value, for settings that have one: that value, and their help.
-SWITCHES = {
-    "data.on_bad_row": ("error", "Stop at the first row that cannot be used, instead of skipping it.")
-}
+SWITCHES = {"data.on_bad_row": ("error", "Stop at the first row that cannot be used, instead of skipping it.")}
 
 
 def argument(metavar: str, help: str, default: Any = ...) -> Any:
@@ -95,9 +93,7 @@ class ProcessFlags:
 
 
 CONFIG = flag(None, "A TOML file of settings.", metavar="FILE")
-SET = flag(
-    None, "Any setting: --set model.hidden_size=256; may be repeated.", "--set", metavar="SECTION.KEY=VALUE"
-)
+SET = flag(None, "Any setting: --set model.hidden_size=256; may be repeated.", "--set", metavar="SECTION.KEY=VALUE")
 
 
 @dataclass(frozen=True)
@@ -132,9 +128,7 @@ class Call:
         info = rank_info()
         if nproc is None:
             if nodes > 1 or endpoint or restarts:
-                raise ConfigError(
-                    "--nodes, --rdzv-endpoint and --max-restarts go with --nproc", hint="add --nproc N"
-                )
+                raise ConfigError("--nodes, --rdzv-endpoint and --max-restarts go with --nproc", hint="add --nproc N")
             return False
         if info.is_launched:
             if nproc != info.local_count:

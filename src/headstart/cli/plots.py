@@ -100,12 +100,8 @@ def attention(
     run: str = RUN,
     text: str = argument("TEXT", "The text to read, in quotes."),
     out: Path | None = OUT,
-    target: str | None = flag(
-        None, "The translation of TEXT.", metavar="TEXT", show_default="the translator's own"
-    ),
-    attention_type: str | None = flag(
-        None, "Attention of a translator.", metavar=TYPES, show_default="cross"
-    ),
+    target: str | None = flag(None, "The translation of TEXT.", metavar="TEXT", show_default="the translator's own"),
+    attention_type: str | None = flag(None, "Attention of a translator.", metavar=TYPES, show_default="cross"),
     layer: int | None = flag(None, "Plot this layer alone, counted from 1."),
     attention_head: int | None = flag(None, "Plot this attention head alone, counted from 1."),
 ) -> None:
@@ -122,20 +118,14 @@ def attention(
 
     def show(_: object) -> None:
         keys = "" if maps.is_self else f" that attend to {len(maps.keys)}"
-        print(
-            f"{len(maps.queries)} tokens{keys}, {maps.layers} layers of {maps.attention_heads} attention heads"
-        )
+        print(f"{len(maps.queries)} tokens{keys}, {maps.layers} layers of {maps.attention_heads} attention heads")
         _show_files(files)
 
     call.show(maps.to_dict(layer, attention_head), show, compact=True)
 
 
 @command("plot masks -o plots/masks.png", "plot masks --max-length 12 --json")
-def masks(
-    call: Call,
-    max_length: int = flag(8, "Tokens of the texts that are drawn."),
-    out: Path | None = OUT,
-) -> None:
+def masks(call: Call, max_length: int = flag(8, "Tokens of the texts that are drawn."), out: Path | None = OUT) -> None:
     """Plot which token may attend to which: causal, padding, both, packed documents, prefix, cross."""
     _need_target(out, call)
     from headstart.workflows.picture import picture_masks
@@ -182,8 +172,7 @@ def heads(
     call: Call,
     run: str = RUN,
     file: str = argument(
-        "FILE",
-        "Texts for a base (.txt, one a line, or a table), labelled data for a classifier, or a built-in name.",
+        "FILE", "Texts for a base (.txt, one a line, or a table), labelled data for a classifier, or a built-in name."
     ),
     out: Path | None = OUT,
     max_texts: int = flag(200, "Texts to read at most.", min=2),
@@ -198,9 +187,7 @@ def heads(
         )
 
     def show(_: object) -> None:
-        print(
-            f"loss with all attention heads {study.loss:.4f}, over {study.answers:,} answers of {study.texts} texts"
-        )
+        print(f"loss with all attention heads {study.loss:.4f}, over {study.answers:,} answers of {study.texts} texts")
         print("layer  attention head  entropy  distance  loss rises by  95 % interval")
         for row in study.rows():
             print(

@@ -64,16 +64,12 @@ class Listener:
             f"loss {event.loss:.3f}  {event.tokens_per_second:,.0f} tokens/s  padding {event.padding:.0%}  "
             f"{format_duration(event.seconds_left)} left"
         )
-        self.progress.update(
-            self.task, description=self.title, completed=event.progress * 100, total=100, text=text
-        )
+        self.progress.update(self.task, description=self.title, completed=event.progress * 100, total=100, text=text)
 
     def _show_evaluation(self, event: Evaluated) -> None:
         values = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in event.values.items())
         best = "  [green]best so far[/green]" if event.is_best else ""
-        self.console.print(
-            f"  {escape(self.title)}: epoch {event.epoch:5.2f}, step {event.step:6d}  {values}{best}"
-        )
+        self.console.print(f"  {escape(self.title)}: epoch {event.epoch:5.2f}, step {event.step:6d}  {values}{best}")
 
     def _show_stage(self, event: Stage) -> None:
         self.title = event.name if ", seed" in event.name else "training"
@@ -97,9 +93,7 @@ def print_tables(tables: Iterable[Any], lines: Iterable[str]) -> None:
 def print_json(result: Any, compact: bool = False) -> None:
     """A result as JSON on standard output; what is not a number is null."""
     content = _as_json_values(result)
-    sys.stdout.write(
-        json.dumps(finite(content), ensure_ascii=False, indent=None if compact else 2, default=str) + "\n"
-    )
+    sys.stdout.write(json.dumps(finite(content), ensure_ascii=False, indent=None if compact else 2, default=str) + "\n")
 
 
 def _as_json_values(result: Any) -> Any:

@@ -13,9 +13,7 @@ from headstart.training.launch import rank_info
 BASE = argument("BASE", "A run folder, the name of a shipped base, or scratch.")
 LABELLED = argument("DATA", "A table, a folder of train/valid/test tables, or a built-in name.")
 OUT = out_flag("The new folder of the run.", None, metavar="RUN", show_default="a new one in runs/")
-PRESET = flag(
-    None, "Settings by name: tiny, small, lab, bert, translate-tiny, …", show_default="tiny or the base's"
-)
+PRESET = flag(None, "Settings by name: tiny, small, lab, bert, translate-tiny, …", show_default="tiny or the base's")
 TEACHER = flag(None, "Distil from this run; RUN1,RUN2 for several.", metavar="RUN")
 NO_PAIR = flag(None, "Refused: translators have finetune and evaluate.", "--pair", hidden=True)
 COLUMNS = "data.text_column data.label_column data.on_bad_row"
@@ -57,14 +55,10 @@ def demo(
 )
 def pretrain(
     call: Call,
-    corpora: list[str] | None = argument(
-        "CORPUS[=WEIGHT]...", "Texts, tables, folders or built-in names.", None
-    ),
+    corpora: list[str] | None = argument("CORPUS[=WEIGHT]...", "Texts, tables, folders or built-in names.", None),
     out: Path | None = OUT,
     preset: str | None = PRESET,
-    init_from: str | None = flag(
-        None, "A base to continue: its tokenizer, weights and shape.", metavar="RUN"
-    ),
+    init_from: str | None = flag(None, "A base to continue: its tokenizer, weights and shape.", metavar="RUN"),
     distill_from: str | None = TEACHER,
     recipe: Path | None = flag(None, "Make a base stage by stage, as this file says."),
     data_root: Path = flag(Path("."), "With --recipe: the folder that holds its texts."),
@@ -80,9 +74,7 @@ def pretrain(
     if recipe is None and stop_after_stage is not None:
         raise ConfigError("--stop-after-stage goes with --recipe", hint="name a recipe, or leave it out")
     if recipe is not None and corpora:
-        raise ConfigError(
-            f"a recipe names its own texts, and {corpora[0]} is given too", hint="leave one of them out"
-        )
+        raise ConfigError(f"a recipe names its own texts, and {corpora[0]} is given too", hint="leave one of them out")
     for name in ("init_from", "distill_from", "preset", "nproc"):
         if recipe is not None and call.context.params[name] is not None:
             raise ConfigError(f"--{name.replace('_', '-')} does not go with --recipe", hint="leave it out")
@@ -98,13 +90,9 @@ def pretrain(
             listener.note(f"the run is written to {folder}")
         shared: dict[str, Any] = {"settings": call.settings, "on_event": listener}
         if recipe is not None:
-            result = hs.run_recipe(
-                recipe, data_root, folder, last_stage=stop_after_stage, scale=budget_scale, **shared
-            )
+            result = hs.run_recipe(recipe, data_root, folder, last_stage=stop_after_stage, scale=budget_scale, **shared)
         else:
-            result = hs.pretrain(
-                corpora or [], folder, base=init_from, teacher=distill_from, preset=preset, **shared
-            )
+            result = hs.pretrain(corpora or [], folder, base=init_from, teacher=distill_from, preset=preset, **shared)
     if result is None:
         call.show({"finished": False}, lambda _: print(f"more stages are left: headstart resume {folder}"))
     else:
@@ -166,9 +154,7 @@ def tune(
     folds: int | None = flag(None, "Score each trial over folds of train and valid, not on valid."),
     trials: int | None = flag(None, "Trials in all.", show_default="20, or as many as --minutes allows"),
     minutes: float | None = flag(None, "Start no new trial after this many minutes of them."),
-    search: list[str] | None = flag(
-        None, "A setting to search; may be repeated.", metavar="SECTION.KEY=RANGE"
-    ),
+    search: list[str] | None = flag(None, "A setting to search; may be repeated.", metavar="SECTION.KEY=RANGE"),
     search_only: bool = flag(False, "Search what --search names and nothing else."),
     pruner: str = flag("median", "How trials stop early.", metavar="median|hyperband|none"),
     pair: str | None = NO_PAIR,
@@ -219,9 +205,7 @@ def compare(
     base: list[str] | None = flag(None, "A base to compare; may be repeated.", metavar="BASE"),
     out: Path = out_flag("The new folder for the report.", Path("runs/compare")),
     preset: str | None = PRESET,
-    arms: str = flag(
-        "classical,scratch,frozen,fine-tuned", "Arms to train; also ensemble.", metavar="ARM,..."
-    ),
+    arms: str = flag("classical,scratch,frozen,fine-tuned", "Arms to train; also ensemble.", metavar="ARM,..."),
     seed: int = flag(0, "The first seed; the others follow it."),
     train_size: str | None = flag(None, "Label budgets: 100,400,1600 gives a curve.", metavar="N,..."),
     folds: int | None = flag(None, "Join train and valid, and hold out each of this many folds once."),
@@ -229,23 +213,17 @@ def compare(
     objectives: str | None = flag(None, "Pretrain and compare a base with each.", metavar="NAME,..."),
     corpus: list[str] | None = flag(None, "With --objectives: what to pretrain on; may be repeated."),
     tokens: int | None = flag(None, "With --objectives: tokens that the first of them reads."),
-    target_accuracy: float | None = flag(
-        None, "Report when each arm reaches it.", show_default="that of scratch"
-    ),
+    target_accuracy: float | None = flag(None, "Report when each arm reaches it.", show_default="that of scratch"),
     pair: str | None = NO_PAIR,
 ) -> None:
     """Measure what pretraining gains: every arm at equal budget, over several seeds, against a TF-IDF baseline."""
     _refuse_pair(pair, "compare")
     if objectives is None and (corpus or tokens):
-        raise ConfigError(
-            "--corpus and --tokens go with --objectives", hint="add --objectives, or leave them out"
-        )
+        raise ConfigError("--corpus and --tokens go with --objectives", hint="add --objectives, or leave them out")
     if objectives is not None and base:
         raise ConfigError("--objectives makes its own bases", hint="leave out --base, or --objectives")
     if objectives is not None and not corpus:
-        raise ConfigError(
-            "--objectives needs text to pretrain on", hint="add --corpus FILE, or --corpus imdb"
-        )
+        raise ConfigError("--objectives needs text to pretrain on", hint="add --corpus FILE, or --corpus imdb")
     with call.progress() as listener:
         comparing: dict[str, Any] = {
             "seeds": seeds, "first_seed": seed, "labels": _label_budgets(train_size), "folds": folds,
@@ -312,9 +290,7 @@ def _label_budgets(text: str | None) -> list[int] | None:
         return None
     numbers = [int(part) if part.isdigit() else 0 for part in _names(text)]
     if min(numbers) < 2:
-        raise ConfigError(
-            f"--train-size {text!r} is no list of numbers from 2 on", hint="write 1600, or 100,400,1600"
-        )
+        raise ConfigError(f"--train-size {text!r} is no list of numbers from 2 on", hint="write 1600, or 100,400,1600")
     return numbers
 
 
@@ -330,10 +306,7 @@ def show_run(result: Any) -> None:
         score = result.score
         if score is not None:
             bits = "" if score.bits_per_byte is None else f", {score.bits_per_byte:.3f} bits a byte"
-            print(
-                f"on held-out text: perplexity {score.perplexity:.2f}, accuracy {score.accuracy:.4f}{bits}",
-                end=" ",
-            )
+            print(f"on held-out text: perplexity {score.perplexity:.2f}, accuracy {score.accuracy:.4f}{bits}", end=" ")
             print(f"({score.count:,} tokens of {score.documents:,} documents)")
         print(f"next: headstart finetune {result.path} DATA --out RUN")
         return
@@ -343,9 +316,7 @@ def show_run(result: Any) -> None:
     print(f"{kind} ready in {result.path}: {size}, trained in {seconds},")
     print(f"weights of epoch {result.best_epoch:g}")
     if isinstance(result, Finetuned) and result.classifier == "tfidf":
-        print(
-            "the run answers with TF-IDF + linear SVM (--keep-winner); the network's weights are saved beside it"
-        )
+        print("the run answers with TF-IDF + linear SVM (--keep-winner); the network's weights are saved beside it")
     show_score(result.score)
     if isinstance(result, Finetuned) and result.baseline is not None:
         print(

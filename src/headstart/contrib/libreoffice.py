@@ -29,9 +29,7 @@ from headstart.data.text_io import CORRUPT, decompressed, reading
 from headstart.errors import DataError, RunError, nearest, pick
 
 NAME = "libreoffice-help"
-LICENCE = (
-    "MPL-2.0, by the LibreOffice contributors and Oracle; parts Apache-2.0, by the Apache Software Foundation"
-)
+LICENCE = "MPL-2.0, by the LibreOffice contributors and Oracle; parts Apache-2.0, by the Apache Software Foundation"
 ENGLISH = "en_us"  # the language that the others are translated from
 MAX_BYTES = 2**28  # of one package, compressed or not; the largest help package unpacks to a quarter of that
 PAGE = re.compile(r"/help/[^/]+/text/(.+\.html)$")
@@ -104,8 +102,7 @@ def fetch(
         splits[split_of(text_hash(row[0]))].append(row)
     if not all(splits.values()):
         raise DataError(
-            f"{len(pairs):,} pairs are too few for train, valid and test",
-            hint="choose another pair of languages",
+            f"{len(pairs):,} pairs are too few for train, valid and test", hint="choose another pair of languages"
         )
     counts = {split: len(rows) for split, rows in splits.items()}
     versions = {package: unquote(path.stem.split("_")[1]) for package, path in files.items()}
@@ -232,9 +229,7 @@ def _refuse_unknown_languages(pair: tuple[str, str]) -> None:
     for language in pair:
         if known and _package_name(language) not in known:
             languages = sorted(name.removeprefix(f"{NAME}-").replace("-", "_") for name in known)
-            raise DataError(
-                f"Debian has no LibreOffice help in {language!r}", hint=nearest(language, languages)
-            )
+            raise DataError(f"Debian has no LibreOffice help in {language!r}", hint=nearest(language, languages))
 
 
 def _download(names: Sequence[str], folder: Path) -> None:
@@ -273,9 +268,7 @@ def find_packages(names: Sequence[str], folder: Path) -> dict[str, Path]:
     found = {path.name.partition("_")[0]: path for path in files if "_" in path.name}
     for name in names:
         if name not in found:
-            raise DataError(
-                f"{folder} holds no file {name}_VERSION.deb", hint=f"get it there: apt-get download {name}"
-            )
+            raise DataError(f"{folder} holds no file {name}_VERSION.deb", hint=f"get it there: apt-get download {name}")
     return {name: found[name] for name in names}
 
 

@@ -8,6 +8,5 @@ from headstart.convert.weight_map import ModelFamily
 
 # By the model_type in config.json. A model is exported as the first family that represents it exactly.
 FAMILIES: dict[str, ModelFamily] = {
-    family.model_type: family
-    for family in (LLAMA, EUROBERT, BERT, MODERNBERT, GPT2, ROBERTA, CAMEMBERT, XLM_ROBERTA)
+    family.model_type: family for family in (LLAMA, EUROBERT, BERT, MODERNBERT, GPT2, ROBERTA, CAMEMBERT, XLM_ROBERTA)
 }

@@ -143,9 +143,7 @@ BERT = ModelFamily(
     read=read,
     write=write,
     rename=rename,
-    extra_weights=lambda body: (
-        {} if body.token_type_embeddings else {TOKEN_TYPES: torch.zeros(1, body.hidden_size)}
-    ),
+    extra_weights=lambda body: {} if body.token_type_embeddings else {TOKEN_TYPES: torch.zeros(1, body.hidden_size)},
 )
 
 

@@ -19,12 +19,7 @@ from headstart.models.model import HeadSpec, build_model
 
 WEIGHTS = "model.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-CONSTANTS = (
-    "position_ids",
-    ".attn.bias",
-    ".attn.masked_bias",
-    "rotary_emb.inv_freq",
-)  # saved by old versions
+CONSTANTS = ("position_ids", ".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # saved by old versions
 TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "decoder.weight")  # copies of the embedding
 DUPLICATES = (*TIED, "cls.predictions.decoder.bias")  # which old versions save under two names
 LM_CLASSES = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForPreTraining")
@@ -52,9 +47,7 @@ def load_transformers(folder: Path) -> ImportedModel:
     model_type = str(config.get("model_type", ""))
     if model_type not in FAMILIES:
         problem = (
-            f"has the model_type {model_type!r}, which cannot be imported"
-            if model_type
-            else "names no model_type"
+            f"has the model_type {model_type!r}, which cannot be imported" if model_type else "names no model_type"
         )
         raise RunError(f"{config.source} {problem}", hint=nearest(model_type, FAMILIES))
     if config.get("quantization_config"):
@@ -72,10 +65,7 @@ def load_transformers(folder: Path) -> ImportedModel:
         not unsupported(lm_class.supported, body)
         and all(name in theirs for rule in head_rules for name in rule.theirs)
         # a tied head without a bias has no weights of its own
-        and (
-            bool(head_rules)
-            or any(str(name).endswith(LM_CLASSES) for name in config.get("architectures", []))
-        )
+        and (bool(head_rules) or any(str(name).endswith(LM_CLASSES) for name in config.get("architectures", [])))
     )
     rules += head_rules if has_lm_head else []
     weights = import_weights(rules, theirs)
@@ -97,9 +87,7 @@ def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         parent = folder.parent
         others = [item.name for item in parent.iterdir() if item.is_dir()] if parent.is_dir() else []
-        raise RunError(
-            f"there is no folder {folder}", hint=nearest(folder.name, others) if others else NO_MODEL
-        )
+        raise RunError(f"there is no folder {folder}", hint=nearest(folder.name, others) if others else NO_MODEL)
     if (folder / "run.json").is_file():
         raise RunError(f"{folder} is a run of headstart already", hint="use it as it is")
     if not (folder / "config.json").is_file():
@@ -128,8 +116,7 @@ def _read_weights(folder: Path) -> Weights:
             found |= load_file(str(folder / Path(name).name))
         except (SafetensorError, OSError) as error:
             raise RunError(
-                f"the weights at {folder / name} cannot be read: {error}",
-                hint="the file is torn: copy it again",
+                f"the weights at {folder / name} cannot be read: {error}", hint="the file is torn: copy it again"
             ) from None
     return {
         name: weight.float()

@@ -115,9 +115,7 @@ LLAMA = ModelFamily(
     },
     read=lambda config, weights: {**read(config, weights), "head_bias": False},
     write=write,
-    rename=lambda config, weights: with_prefix(
-        weights, "model.", ("lm_head.", "score.", "dense.", "classifier.")
-    ),
+    rename=lambda config, weights: with_prefix(weights, "model.", ("lm_head.", "score.", "dense.", "classifier.")),
 )
 
 EUROBERT = replace(

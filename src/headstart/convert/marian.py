@@ -9,15 +9,7 @@ from torch import Tensor
 
 from headstart.convert.bert import BERT
 from headstart.convert.parity import ExportBundle
-from headstart.convert.weight_map import (
-    HFClass,
-    Modules,
-    Settings,
-    Supported,
-    Weights,
-    export_weights,
-    weight_rules,
-)
+from headstart.convert.weight_map import HFClass, Modules, Settings, Supported, Weights, export_weights, weight_rules
 
 MARIAN = HFClass("MarianMTModel", "AutoModelForSeq2SeqLM", outputs={"lm": "logits"})
 ACTIVATION = BERT.keys["activation"]

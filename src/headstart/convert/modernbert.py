@@ -86,10 +86,7 @@ MODERNBERT = ModelFamily(
         "num_heads": ConfigKey("num_attention_heads"),
         "intermediate_size": ConfigKey("intermediate_size"),
         "activation": ConfigKey(
-            "hidden_activation",
-            "classifier_activation",
-            default="gelu",
-            values={"gelu": "geglu", "silu": "swiglu"},
+            "hidden_activation", "classifier_activation", default="gelu", values={"gelu": "geglu", "silu": "swiglu"}
         ),
         "bias": ConfigKey("norm_bias", "attention_bias", "mlp_bias", default=False),
         "dropout": ConfigKey("mlp_dropout", "embedding_dropout", default=0.0),
@@ -97,13 +94,7 @@ MODERNBERT = ModelFamily(
         "max_position_embeddings": ConfigKey("max_position_embeddings", default=8192),
         "norm_eps": ConfigKey("norm_eps", default=1e-5),
     },
-    other_keys=(
-        "head_bias",
-        "sliding_window",
-        "global_attn_every_n_layers",
-        "rope_theta",
-        "local_rope_theta",
-    ),
+    other_keys=("head_bias", "sliding_window", "global_attn_every_n_layers", "rope_theta", "local_rope_theta"),
     modules={
         "backbone.embedding.token_embedding": "model.embeddings.tok_embeddings",
         "backbone.embedding.norm": "model.embeddings.norm",

@@ -55,8 +55,7 @@ def write_onnx(bundle: ExportBundle, folder: Path, int8: bool = False) -> Parity
         require_package(package, "onnx", "an export to onnx")
     if bundle.config.architecture == "bi-lstm":
         raise RunError(
-            "an ONNX graph of any length cannot skip padding as a bi-lstm does",
-            hint="export a Transformer or a cnn",
+            "an ONNX graph of any length cannot skip padding as a bi-lstm does", hint="export a Transformer or a cnn"
         )
     if bundle.is_translator:
         raise RunError(
@@ -143,11 +142,7 @@ def _quantize(path: Path) -> None:
         file.unlink()
     with _quiet():
         quantize_dynamic(
-            graph,
-            path,
-            weight_type=QuantType.QInt8,
-            per_channel=True,
-            use_external_data_format=len(files) > 1,
+            graph, path, weight_type=QuantType.QInt8, per_channel=True, use_external_data_format=len(files) > 1
         )
 
 
@@ -173,9 +168,7 @@ def _run_session(session: Any, batch: Batch) -> list[Tensor]:
 def _compare(bundle: ExportBundle, folder: Path, heads: list[str]) -> ParityReport:
     """Compare the tokens of every sample and the outputs of the graph with those of the run."""
     exported = Tokenizer.load(folder)
-    for text, *encoded in zip(
-        SAMPLES, bundle.tokenizer.encode(SAMPLES), exported.encode(SAMPLES), strict=True
-    ):
+    for text, *encoded in zip(SAMPLES, bundle.tokenizer.encode(SAMPLES), exported.encode(SAMPLES), strict=True):
         ours, theirs = (
             tokenizer.add_special_tokens(ids, bundle.max_length, bundle.truncation_side).tolist()
             for tokenizer, ids in zip((bundle.tokenizer, exported), encoded, strict=True)
@@ -230,9 +223,7 @@ class OnnxClassifier:
             classes, max_length = list(content["classes"]), int(content["max_length"])
             truncation_side = str(content["truncation_side"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"{folder / DESCRIPTION} cannot be read: {error!r}", hint="export the run again"
-            ) from None
+            raise RunError(f"{folder / DESCRIPTION} cannot be read: {error!r}", hint="export the run again") from None
         if not is_known:
             raise RunError(f"{folder} was written by another version", hint="export the run again")
         if not classes:

@@ -78,9 +78,7 @@ class ExportBundle:
     def outputs(self, batch: Batch) -> dict[str, Tensor]:
         """The logits of each head, or `hidden` (B, T, D) if there is none."""
         hidden = self.model.backbone(batch)
-        logits = {
-            name: self.model.heads[name](hidden, batch, self.model.backbone).float() for name in self.heads
-        }
+        logits = {name: self.model.heads[name](hidden, batch, self.model.backbone).float() for name in self.heads}
         return logits or {"hidden": hidden.float()}
 
     def batches(self) -> list[Batch]:
@@ -91,9 +89,7 @@ class ExportBundle:
         for source, target in zip(self._batches(self.sources), self._batches(self.tokenizer), strict=True):
             order = torch.arange(len(target.tokens)).flip(0)  # so that the lengths of the two sides differ
             tokens, mask = target.tokens[order], target.attention_mask[order]
-            found.append(
-                Batch(tokens, mask, source=source.tokens, source_attention_mask=source.attention_mask)
-            )
+            found.append(Batch(tokens, mask, source=source.tokens, source_attention_mask=source.attention_mask))
         return found
 
     def _batches(self, tokenizer: Tokenizer) -> list[Batch]:
@@ -107,9 +103,7 @@ class ExportBundle:
         for part in (rows, [long], random):
             tokens, mask = pad(part, tokenizer.pad_id)
             segments = (
-                torch.from_numpy(generator.integers(0, 2, tokens.shape))
-                if self.config.token_type_embeddings
-                else None
+                torch.from_numpy(generator.integers(0, 2, tokens.shape)) if self.config.token_type_embeddings else None
             )
             found.append(Batch(tokens, mask, segments=segments))
         return found
@@ -151,9 +145,7 @@ def require_package(package: str, extra: str, work: str) -> Any:
 def largest_difference(ours: Tensor, theirs: Tensor, mask: Tensor | None = None) -> float:
     """The largest difference of two outputs, without padding where there is an output for each token."""
     if ours.shape != theirs.shape:
-        raise RunError(
-            f"outputs have the shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}", hint=BUG
-        )
+        raise RunError(f"outputs have the shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}", hint=BUG)
     if mask is not None and ours.shape[:2] == mask.shape and ours.ndim > 2:
         ours, theirs = ours[mask], theirs[mask]
     gap = (ours - theirs).abs()

@@ -12,15 +12,7 @@ from headstart.atomic_io import write_json
 from headstart.batch import Batch
 from headstart.checkpoint import save_weights
 from headstart.convert import FAMILIES, marian
-from headstart.convert.parity import (
-    BUG,
-    SAMPLES,
-    SPECIALS,
-    ExportBundle,
-    ParityReport,
-    check_tokens,
-    require_package,
-)
+from headstart.convert.parity import BUG, SAMPLES, SPECIALS, ExportBundle, ParityReport, check_tokens, require_package
 from headstart.convert.tokenizers import (
     TARGET,
     TRUNCATION_SIDES,
@@ -189,8 +181,7 @@ def _compare(bundle: ExportBundle, target: HFClass, folder: Path, texts: int, pa
         batch = each
         if _pools_last_token(bundle):  # the class would take a padding token inside a text for its end
             batch = replace(
-                each,
-                tokens=each.tokens.masked_fill(each.tokens == padding, (padding + 1) % bundle.tokenizer.size),
+                each, tokens=each.tokens.masked_fill(each.tokens == padding, (padding + 1) % bundle.tokenizer.size)
             )
         theirs = model.eval()(**_inputs(batch, padding))
         for name, logits in bundle.outputs(batch).items():

@@ -141,9 +141,7 @@ def load_tokenizer(folder: Path, config: HFConfig, vocab_size: int) -> Tokenizer
             hint="the two do not belong together: copy the model's own tokenizer",
         )
     specials = _special_ids(settings, config, ids)
-    default = {
-        role: next((ids[name] for name in names if name in ids), None) for role, names in NAMES.items()
-    }
+    default = {role: next((ids[name] for name in names if name in ids), None) for role, names in NAMES.items()}
     if specials == default and size == vocab_size:
         return make_tokenizer(content)
     return make_tokenizer(content, json.dumps({"size": vocab_size, "specials": specials}, indent=1) + "\n")
@@ -162,8 +160,7 @@ def _special_ids(settings: dict[str, Any], config: HFConfig, ids: dict[str, int]
     end = found["last"] if found["last"] is not None else found["first"]
     if end is None:
         raise RunError(
-            "the tokenizer names no token that begins or ends a text",
-            hint=f"add bos_token and eos_token to {CONFIG}",
+            "the tokenizer names no token that begins or ends a text", hint=f"add bos_token and eos_token to {CONFIG}"
         )
     # GPT-2 has one special token; the attention mask tells padding from text, the id does not have to
     return {role: number if number is not None or role == "mask" else end for role, number in found.items()}

@@ -16,9 +16,7 @@ from headstart.objectives.classification import HEAD_SETTINGS
 
 Settings = dict[str, Any]
 Weights = dict[str, Tensor]
-Modules = Mapping[
-    str, str | tuple[str, ...]
-]  # our module -> the modules that hold its weights, `{}` = a layer
+Modules = Mapping[str, str | tuple[str, ...]]  # our module -> the modules that hold its weights, `{}` = a layer
 Supported = Mapping[str, tuple[Any, ...]]  # a setting -> the values that can be represented
 
 HEAD_OUTPUTS = {"lm": "tokens", "class": "classes", "pair": "pairs of texts", "replaced": "replaced tokens"}
@@ -37,9 +35,7 @@ class ConfigKey:
             return self.values[config.require(self.names[0], tuple(self.values), self.default)]
         if isinstance(self.default, bool):
             return config.flag(*self.names, default=self.default)
-        return (config.number if isinstance(self.default, float) else config.integer)(
-            self.names[0], self.default
-        )
+        return (config.number if isinstance(self.default, float) else config.integer)(self.names[0], self.default)
 
     def write(self, value: Any) -> Settings:
         """What config.json says."""
@@ -83,11 +79,7 @@ class ModelFamily:
     def read_settings(self, config: HFConfig, weights: Weights) -> Settings:
         """Our settings of the model in `config` and `weights`."""
         fixed = {name: values[0] for name, values in self.supported.items() if len(values) == 1}
-        return {
-            **fixed,
-            **{name: key.read(config) for name, key in self.keys.items()},
-            **self.read(config, weights),
-        }
+        return {**fixed, **{name: key.read(config) for name, key in self.keys.items()}, **self.read(config, weights)}
 
     def write_settings(self, body: ModelConfig) -> Settings:
         """What config.json says about the backbone."""
@@ -154,9 +146,7 @@ def find_class(
 
 def _no_family(families: Sequence[ModelFamily], body: ModelConfig) -> RunError:
     trainable = [family for family in families if family.train_flags]
-    alike = [
-        family for family in trainable if body.architecture in family.supported["architecture"]
-    ] or trainable
+    alike = [family for family in trainable if body.architecture in family.supported["architecture"]] or trainable
     closest = min(alike, key=lambda family: len(family.mismatches(body)))
     return RunError(
         f"no transformers model is exactly this one: {closest.name}, the closest, has no "
@@ -194,9 +184,7 @@ def weight_rules(
         number = layer[1] if layer else ""
         rows = len(weight)
         queries = body.hidden_size if len(parts) == 3 else rows // len(parts)
-        sizes = (
-            (queries, *[(rows - queries) // (len(parts) - 1)] * (len(parts) - 1)) if parts[1:] else (rows,)
-        )
+        sizes = (queries, *[(rows - queries) // (len(parts) - 1)] * (len(parts) - 1)) if parts[1:] else (rows,)
         rules.append(
             WeightRule(
                 name,
@@ -228,9 +216,7 @@ def import_weights(rules: Sequence[WeightRule], theirs: Weights) -> Weights:
             found[rule.ours] = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
         except RuntimeError:
             shapes = ", ".join(str(tuple(part.shape)) for part in parts)
-            raise RunError(
-                f"the shapes of {', '.join(rule.theirs)} do not match: {shapes}", hint=hint
-            ) from None
+            raise RunError(f"the shapes of {', '.join(rule.theirs)} do not match: {shapes}", hint=hint) from None
     return found
 
 

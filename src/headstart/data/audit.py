@@ -120,9 +120,7 @@ def inspect_data(
     sections = settings or {}
     for name in sections:
         if name not in ("data", "tokenizer"):
-            raise ConfigError(
-                f"an audit has no setting {name!r}", hint="only data.* and tokenizer.* count here"
-            )
+            raise ConfigError(f"an audit has no setting {name!r}", hint="only data.* and tokenizer.* count here")
     config = parse(DataConfig, sections.get("data", {}), "data")
     kind = {"kind": tokenizer} if tokenizer else {}
     tokenizer_config = parse(TokenizerConfig, {**sections.get("tokenizer", {}), **kind}, "tokenizer")
@@ -131,9 +129,7 @@ def inspect_data(
         if config.train_size is not None:
             dataset = balanced_subset(dataset, config.train_size, seed)
         found = resolve_tokenizer(tokenizer_config, lambda: dataset.texts("train"))
-        return audit(
-            dataset, {split: token_counts(found, dataset.texts(split)) for split in dataset.splits}, length
-        )
+        return audit(dataset, {split: token_counts(found, dataset.texts(split)) for split in dataset.splits}, length)
     texts = load_parallel(data, parse_pair(pair) if isinstance(pair, str) else pair, config, with_test=True)
     if not (tokenizer or sections.get("tokenizer")):
         return audit_parallel(texts)
@@ -153,18 +149,14 @@ def token_counts(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenCounts:
     return TokenCounts([len(ids) + 2 for ids in encoded], unknown / max(1, total))
 
 
-def audit(
-    dataset: Dataset, tokens: Mapping[str, TokenCounts] | None = None, limit: int | None = None
-) -> Audit:
+def audit(dataset: Dataset, tokens: Mapping[str, TokenCounts] | None = None, limit: int | None = None) -> Audit:
     """An account of `dataset`, with lengths in `tokens` by split where they are given."""
     splits, leaks, near = _audit_splits(dataset, tokens or {}, limit)
     warnings = []
     for name, part in splits.items():
         low, high = min(part.classes.values(), default=0), max(part.classes.values(), default=0)
         if high > IMBALANCE * low:
-            rare, common = (
-                next(label for label, n in part.classes.items() if n == count) for count in (low, high)
-            )
+            rare, common = (next(label for label, n in part.classes.items() if n == count) for count in (low, high))
             warnings.append(f"{name} is uneven: {high:,} rows of {common!r} and {low:,} of {rare!r}")
         warnings += _text_warnings(part, f"rows of {name}", f"texts of {name}", limit)
         if part.conflicts:
@@ -174,9 +166,7 @@ def audit(
 
 
 def audit_parallel(
-    texts: ParallelText,
-    tokens: Mapping[str, Mapping[str, TokenCounts]] | None = None,
-    limit: int | None = None,
+    texts: ParallelText, tokens: Mapping[str, Mapping[str, TokenCounts]] | None = None, limit: int | None = None
 ) -> Audit:
     """An account of `texts`, with lengths in `tokens` by language, then by split, where they are given."""
     parts: dict[str, dict[str, SplitAudit]] = {name: {} for name in texts.splits}
@@ -194,9 +184,7 @@ def audit_parallel(
     warnings = []
     for name, pairs in audits.items():
         if pairs.copies > COPIES * pairs.count:
-            warnings.append(
-                f"{pairs.copies:,} of the {pairs.count:,} pairs of {name} have the same text on both sides"
-            )
+            warnings.append(f"{pairs.copies:,} of the {pairs.count:,} pairs of {name} have the same text on both sides")
         for language, part in pairs.sides.items():
             rows = f"{language} texts of {name}"
             warnings += _text_warnings(part, rows, rows, limit)
@@ -268,9 +256,7 @@ def _one_side(texts: ParallelText, side: int) -> Dataset:
     splits = {}
     for name, pairs in texts.splits.items():
         both = [(pair.source, pair.target) for pair in pairs]
-        splits[name] = [
-            Example(row[side], row[1 - side], pair.origin) for row, pair in zip(both, pairs, strict=True)
-        ]
+        splits[name] = [Example(row[side], row[1 - side], pair.origin) for row, pair in zip(both, pairs, strict=True)]
     return Dataset(texts.name, splits, [])
 
 

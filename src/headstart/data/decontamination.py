@@ -34,8 +34,7 @@ def exclude_evaluation_texts(dataset: Dataset, names: Sequence[str]) -> Dataset:
     """The dataset without the validation and test texts of the named sets."""
     excluded = frozenset(evaluation_hashes(names).tolist())
     splits = {
-        name: [row for row in rows if text_hash(row.text) not in excluded]
-        for name, rows in dataset.splits.items()
+        name: [row for row in rows if text_hash(row.text) not in excluded] for name, rows in dataset.splits.items()
     }
     if not all(splits.values()):
         raise DataError(

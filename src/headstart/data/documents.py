@@ -136,19 +136,14 @@ def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
             if files:
                 notes = [f"only {', '.join(file.name for file in files)} is read"]
                 return Documents(
-                    split,
-                    [_open_file(file, config, notes) for file in files],
-                    notes,
-                    config.on_bad_row == "error",
+                    split, [_open_file(file, config, notes) for file in files], notes, config.on_bad_row == "error"
                 )
     return open_documents(corpus, config)
 
 
 def _open_file(path: Path, config: DataConfig, notes: list[str]) -> _File:
     if check_kind(path, KINDS) != ".txt":
-        next(
-            iterate_rows(path, [config.text_column]), None
-        )  # refuses a missing column before any work is done
+        next(iterate_rows(path, [config.text_column]), None)  # refuses a missing column before any work is done
         return _File(path, config.text_column)
     separator: str = config.document_separator
     if separator == "auto":
@@ -175,9 +170,7 @@ def _folder_parts(folder: Path, config: DataConfig, notes: list[str]) -> list[_F
         else:
             parts.append(_open_file(path, config, notes))
     if not parts:
-        found = (
-            "; ".join(notes[:5]) or f"no file there ends in one of {', '.join(KINDS)} (also with .gz or .xz)"
-        )
+        found = "; ".join(notes[:5]) or f"no file there ends in one of {', '.join(KINDS)} (also with .gz or .xz)"
         raise DataError(f"{folder} holds no text to read: {found}", hint="put .txt files or tables into it")
     return parts
 
@@ -286,9 +279,7 @@ def _parse_component(word: str) -> MixtureComponent:
     try:
         return MixtureComponent(corpus, float(weight))
     except ValueError:
-        return (
-            MixtureComponent(corpus, _weight(corpus, weight)) if _exists(corpus) else MixtureComponent(word)
-        )
+        return MixtureComponent(corpus, _weight(corpus, weight)) if _exists(corpus) else MixtureComponent(word)
 
 
 def _exists(corpus: str) -> bool:

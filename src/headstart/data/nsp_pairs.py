@@ -97,9 +97,7 @@ class PairLoader:
                 return other
 
 
-def units_of(
-    stream: TokenStream, unit: str, tokenizer: Tokenizer
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def units_of(stream: TokenStream, unit: str, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Where each unit begins and ends in the stream, without special tokens, and which document it is of."""
     ends = stream.document_ends()
     begins = np.concatenate([[0], ends[:-1]]) + 1  # after the first special token

@@ -26,14 +26,11 @@ def parse_pair(text: str) -> tuple[str, str]:
     found = re.fullmatch(r"([^\W_][^\s-]*)-([^\W_][^\s-]*)", text.strip())
     if not found:
         region = " (a region with an underscore: en-pt_br)" if text.count("-") > 1 else ""
-        raise ConfigError(
-            f"{text!r} is no pair of languages", hint=f"write source-target, such as en-de{region}"
-        )
+        raise ConfigError(f"{text!r} is no pair of languages", hint=f"write source-target, such as en-de{region}")
     source, target = found.groups()
     if language_key(source) == language_key(target):
         raise ConfigError(
-            f"{text!r} names one language twice",
-            hint="write source-target, such as en-de; the two must differ",
+            f"{text!r} names one language twice", hint="write source-target, such as en-de; the two must differ"
         )
     return source, target
 
@@ -48,9 +45,7 @@ def find_language(language: str, names: Iterable[str], where: str) -> str | None
     spelled = [name for name in names if language_key(name) == language_key(language)]
     if len(spelled) > 1:
         shown = " and ".join(map(repr, spelled))
-        raise DataError(
-            f"{where} has {language} twice: {shown}", hint="keep one of them, or rename the other"
-        )
+        raise DataError(f"{where} has {language} twice: {shown}", hint="keep one of them, or rename the other")
     return spelled[0] if spelled else None
 
 
@@ -106,17 +101,13 @@ def load_parallel(data: str, pair: Pair, config: DataConfig, *, with_test: bool 
         )
     shown, skips = SPLITS if with_test else SPLITS[:2], list[SkippedRow]()
     splits = {
-        name: _usable_pairs(sources[name], f"{name} of {data}", config, skips)
-        for name in shown
-        if name in sources
+        name: _usable_pairs(sources[name], f"{name} of {data}", config, skips) for name in shown if name in sources
     }
     if "valid" not in sources:
         names = [name for name in SPLITS if name == "train" or name not in sources]
         splits |= _split_by_source(splits["train"], names, data)
         each = "each " * (len(names) > 2)
-        notes.append(
-            f"no {' and '.join(names[1:])} given: a tenth of train {each}is used, by a hash of the source"
-        )
+        notes.append(f"no {' and '.join(names[1:])} given: a tenth of train {each}is used, by a hash of the source")
     splits["train"] = _within_ratio(splits["train"], config, skips)
     splits = {name: splits[name] for name in shown if name in splits}
     return ParallelText(Path(data).resolve().name.split(".")[0], pair, splits, skips, notes)
@@ -171,9 +162,7 @@ def _find_rows(data: str, pair: Pair) -> tuple[dict[str, Rows], list[str]]:
 def _existing_table(data: str) -> Path:
     if not os.path.exists(data):
         raise missing(Path(data))
-    check_kind(
-        Path(data), hint="for aligned files, such as train.en and train.de, give the folder that holds them"
-    )
+    check_kind(Path(data), hint="for aligned files, such as train.en and train.de, give the folder that holds them")
     return Path(data)
 
 
@@ -212,8 +201,7 @@ def _table_rows(path: Path, pair: Pair) -> Iterator[PairExample | SkippedRow]:
             yield SkippedRow(origin, values)
             continue
         faults = (
-            fault and f"{language}: {fault}"
-            for language, fault in zip(pair, map(text_fault, values), strict=True)
+            fault and f"{language}: {fault}" for language, fault in zip(pair, map(text_fault, values), strict=True)
         )
         reason = next(filter(None, faults), "")
         yield SkippedRow(origin, reason) if reason else PairExample(values[0], values[1], origin)
@@ -274,9 +262,7 @@ def length_ratio(pair: PairExample) -> float:
     return max(longer, SHORTEST) / max(shorter, SHORTEST)
 
 
-def _split_by_source(
-    pairs: list[PairExample], names: Sequence[str], data: str
-) -> dict[str, list[PairExample]]:
+def _split_by_source(pairs: list[PairExample], names: Sequence[str], data: str) -> dict[str, list[PairExample]]:
     """Pairs split by the hash of their source; a split that would be empty gets the source of lowest hash."""
     hashed = [text_hash(pair.source) for pair in pairs]
     split = {key: name if (name := split_of(key)) in names else "train" for key in sorted(hashed)}

@@ -57,13 +57,7 @@ class BlockLoader:
     """
 
     def __init__(
-        self,
-        stream: TokenStream,
-        length: int,
-        batch_tokens: int,
-        seed: int,
-        lookahead: int = 0,
-        shuffled: bool = True,
+        self, stream: TokenStream, length: int, batch_tokens: int, seed: int, lookahead: int = 0, shuffled: bool = True
     ):
         self.stream, self.length, self.lookahead = stream, length, lookahead
         self.rows_per_batch = max(1, batch_tokens // length)

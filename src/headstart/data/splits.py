@@ -17,9 +17,7 @@ def split_of(hashed: int) -> str:
     return {0: "valid", 1: "test"}.get(hashed % 10, "train")
 
 
-def split_by_hash(
-    examples: Sequence[Example], names: Sequence[str]
-) -> tuple[dict[str, list[Example]], list[str]]:
+def split_by_hash(examples: Sequence[Example], names: Sequence[str]) -> tuple[dict[str, list[Example]], list[str]]:
     """Examples split by hash into `names` ("train" first; what falls elsewhere stays in train), and notes.
 
     Where the hash leaves a class out of a split, its texts of lowest hash are moved: each class has a text
@@ -33,9 +31,7 @@ def split_by_hash(
         splits[split[key]].append(example)
     notes = []
     if moved:
-        notes.append(
-            f"texts moved between the splits by hash, so that each class is in each where it can be: {moved}"
-        )
+        notes.append(f"texts moved between the splits by hash, so that each class is in each where it can be: {moved}")
     for name in names[1:]:
         labels = {example.label for example in splits[name]}
         absent = sorted({str(example.label) for example in examples if example.label not in labels})
@@ -44,9 +40,7 @@ def split_by_hash(
     return splits, notes
 
 
-def _spread_classes(
-    examples: Sequence[Example], hashed: list[int], split: dict[int, str], names: Sequence[str]
-) -> int:
+def _spread_classes(examples: Sequence[Example], hashed: list[int], split: dict[int, str], names: Sequence[str]) -> int:
     """Change `split` until no class is missing from a split that it could have; the number of texts moved."""
     labels_of: defaultdict[int, set[str | None]] = defaultdict(set)
     for example, key in zip(examples, hashed, strict=True):
@@ -85,13 +79,10 @@ def balanced_subset(dataset: Dataset, count: int, seed: int) -> Dataset:
     train, classes = dataset.train, dataset.classes
     if count > len(train):
         raise DataError(
-            f"{count:,} labels are requested, but train has {len(train):,}",
-            hint=f"request {len(train)} or fewer",
+            f"{count:,} labels are requested, but train has {len(train):,}", hint=f"request {len(train)} or fewer"
         )
     if count < len(classes):
-        raise DataError(
-            f"{count} labels cannot show {len(classes)} classes", hint=f"request {len(classes)} or more"
-        )
+        raise DataError(f"{count} labels cannot show {len(classes)} classes", hint=f"request {len(classes)} or more")
     chosen = set(_balanced_order(train, seed)[:count])
     labelled = [example for index, example in enumerate(train) if index in chosen]
     rest = [replace(example, label=None) for index, example in enumerate(train) if index not in chosen]
@@ -113,9 +104,7 @@ def _balanced_order(examples: Sequence[Example], seed: int) -> list[int]:
         key = hashlib.blake2b(f"{seed}:{hashed}:{times[hashed]}".encode(), digest_size=8).digest()
         times[hashed] += 1
         by_class[example.label].append((key, index))
-    ranked = [
-        (rank, key, index) for rows in by_class.values() for rank, (key, index) in enumerate(sorted(rows))
-    ]
+    ranked = [(rank, key, index) for rows in by_class.values() for rank, (key, index) in enumerate(sorted(rows))]
     return [index for _, _, index in sorted(ranked)]
 
 
@@ -147,8 +136,7 @@ def stratified_folds(dataset: Dataset, count: int) -> list[Dataset]:
     if rare is not None or len(examples) < count:
         found = f"{len(examples)} texts" if rare is None else f"the class {rare!r} has fewer than two texts"
         raise DataError(
-            f"{dataset.name} cannot be cut into {count} folds: {found}",
-            hint="give more labelled texts, or fewer folds",
+            f"{dataset.name} cannot be cut into {count} folds: {found}", hint="give more labelled texts, or fewer folds"
         )
     dealt = [example for label in dataset.classes for example in by_class[label]]
     notes = list(dataset.notes)

@@ -61,9 +61,7 @@ def iterate_rows(path: Path, columns: Sequence[str], has_labels: bool = True) ->
             if len(labels) < KNOWN_LABELS and fields[indices[1]].strip():
                 labels.add(fields[indices[1]].strip())
             if any(records.holds_row(field, len(names), indices[1], labels) for field in fields):
-                raise DataError(
-                    f"{path}:{number} opens a quote that seems to swallow the rows after it", hint=QUOTING
-                )
+                raise DataError(f"{path}:{number} opens a quote that seems to swallow the rows after it", hint=QUOTING)
         yield number, [fields[index] for index in indices]
 
 
@@ -86,9 +84,7 @@ def find_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> li
             hint = nearest(name, shortened) if len(found) <= 12 else "its first line names its columns"
             if any("\r" in other for other in found):
                 hint = f"the lines end in CR alone: {CARRIAGE_RETURN}"
-            raise DataError(
-                f"{path} has no column {name!r}; it has {shown or 'none'}", hint=f"{hint} ({flag} NAME)"
-            )
+            raise DataError(f"{path} has no column {name!r}; it has {shown or 'none'}", hint=f"{hint} ({flag} NAME)")
         if found.count(name) > 1:
             raise DataError(
                 f"{path} has {found.count(name)} columns called {name!r}",
@@ -239,15 +235,11 @@ def iterate_texts(path: Path, text_column: str) -> Iterator[str]:
 
 def refuse(skip: SkippedRow) -> NoReturn:
     """Raise an error about a row that would be skipped."""
-    raise DataError(
-        f"{skip.origin}: {skip.reason}", hint="mend the row, or leave out --strict to skip such rows"
-    )
+    raise DataError(f"{skip.origin}: {skip.reason}", hint="mend the row, or leave out --strict to skip such rows")
 
 
 def _without_rows(path: Path) -> DataError:
-    return DataError(
-        f"{path} holds no rows", hint="a table has one row a text, below a header that names the columns"
-    )
+    return DataError(f"{path} holds no rows", hint="a table has one row a text, below a header that names the columns")
 
 
 def _example(values: list[Any], origin: str) -> Example | str:

@@ -58,9 +58,7 @@ def check_kind(
     if kind in kinds:
         return kind
     problem = f"{path} is no table" if kinds == TABLE_KINDS else f"{path} cannot be read"
-    raise DataError(
-        f"{problem}: its name ends in none of {', '.join(kinds)} (also with .gz or .xz)", hint=hint
-    )
+    raise DataError(f"{problem}: its name ends in none of {', '.join(kinds)} (also with .gz or .xz)", hint=hint)
 
 
 @contextmanager
@@ -165,8 +163,6 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise missing(path) from None
     except (*CORRUPT, OSError, ValueError) as error:
-        problem, hint = next(
-            (problem, hint) for kinds, problem, hint in READ_ERRORS if isinstance(error, kinds)
-        )
+        problem, hint = next((problem, hint) for kinds, problem, hint in READ_ERRORS if isinstance(error, kinds))
         reason = str(error) or type(error).__name__
         raise DataError(problem.format(path=path, reason=reason), hint=hint.format(path=path)) from None

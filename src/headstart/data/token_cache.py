@@ -31,9 +31,7 @@ PIECE_CHARACTERS = 16_000_000  # a piece is closed by the document that reaches 
 HELD_OUT = 200  # one document in this many is held out
 
 OnProgress = Callable[[int, int], None]
-TokensAndCounts = tuple[
-    NDArray[np.int32], NDArray[np.int64]
-]  # of documents in one row, and how many each has
+TokensAndCounts = tuple[NDArray[np.int32], NDArray[np.int64]]  # of documents in one row, and how many each has
 
 
 def default_cache() -> Path:
@@ -70,10 +68,7 @@ class Corpus:
 
 
 def prepare(
-    documents: Documents,
-    tokenizer: Tokenizer,
-    cache: Path,
-    on_progress: OnProgress = lambda done, total: None,
+    documents: Documents, tokenizer: Tokenizer, cache: Path, on_progress: OnProgress = lambda done, total: None
 ) -> Corpus:
     """The corpus tokenized under `cache`, from disk when it has been tokenized before.
 
@@ -139,12 +134,7 @@ def _folder(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Path:
 
 
 def _write_missing_pieces(
-    folder: Path,
-    documents: Documents,
-    tokenizer: Tokenizer,
-    on_progress: OnProgress,
-    number: int = 0,
-    count: int = 1,
+    folder: Path, documents: Documents, tokenizer: Tokenizer, on_progress: OnProgress, number: int = 0, count: int = 1
 ) -> int:
     """Write the missing pieces of a share, and the index when all are there; the number of pieces of the corpus.
 
@@ -216,8 +206,7 @@ def _digest(records: NDArray[Any]) -> str:
 def _encode(tokenizer: Tokenizer, texts: list[str]) -> TokensAndCounts:
     """The texts with special tokens, encoded in large batches."""
     found = [
-        tokenizer.add_special_tokens_flat(*tokenizer.encode_flat(batch))
-        for batch in batched(texts, BATCH_CHARACTERS)
+        tokenizer.add_special_tokens_flat(*tokenizer.encode_flat(batch)) for batch in batched(texts, BATCH_CHARACTERS)
     ]
     tokens, counts = zip(*found, strict=True)
     return np.concatenate(tokens), np.concatenate(counts)

@@ -24,9 +24,7 @@ __all__ = ["TOKENIZERS", "TRUNCATION", "Tokenizer", "open_tokenizer", "resolve_t
 FILE = "tokenizer.json"
 DICTIONARY = "dict.txt"
 MODEL = "sentencepiece.model"
-ROLES = (
-    "roles.json"  # beside a tokenizer of others: which token has which role, and the size of the vocabulary
-)
+ROLES = "roles.json"  # beside a tokenizer of others: which token has which role, and the size of the vocabulary
 
 Ids = Sequence[int] | NDArray[np.integer]
 
@@ -86,9 +84,7 @@ class Tokenizer:
         lacking = [role for role in ("padding", "unknown", "first", "last") if ids[role] is None]
         if lacking:
             names = ", ".join(f"{role} ({' or '.join(NAMES[role])})" for role in lacking)
-            raise ConfigError(
-                f"the tokenizer has no token for {names}", hint="add it, or train one: --tokenizer bpe"
-            )
+            raise ConfigError(f"the tokenizer has no token for {names}", hint="add it, or train one: --tokenizer bpe")
         self.pad_id, self.unk_id = int(ids["padding"] or 0), int(ids["unknown"] or 0)
         self.bos_id, self.eos_id = int(ids["first"] or 0), int(ids["last"] or 0)
         self.mask_id = ids["mask"]
@@ -116,9 +112,7 @@ class Tokenizer:
         borders = np.ravel([ends - counts, ends], order="F")  # the start and end of each text
         return np.insert(ids, borders, np.tile([self.bos_id, self.eos_id], len(counts))), counts + 2
 
-    def add_special_tokens(
-        self, ids: Ids, max_length: int, truncation_side: str = "start"
-    ) -> NDArray[np.int32]:
+    def add_special_tokens(self, ids: Ids, max_length: int, truncation_side: str = "start") -> NDArray[np.int32]:
         """`bos_id`, the ids and `eos_id`; of a text longer than `max_length` its `truncation_side` remains."""
         assert max_length >= 2, max_length
         array = np.asarray(ids, dtype=np.int32)
@@ -189,10 +183,7 @@ class _RustEngine:
         }
         if roles:
             given = json.loads(roles)
-            self.size, self.specials = (
-                max(self.size, given["size"]),
-                dict.fromkeys(NAMES) | given["specials"],
-            )
+            self.size, self.specials = (max(self.size, given["size"]), dict.fromkeys(NAMES) | given["specials"])
         self.unused = frozenset(range(self.size)) - set(vocabulary.values())
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -299,8 +290,7 @@ def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]
     if Path(config.type).exists():
         return open_tokenizer(config.type)
     raise ConfigError(
-        f"{config.type!r} is neither a kind of tokenizer nor an existing path",
-        hint=nearest(config.type, TOKENIZERS),
+        f"{config.type!r} is neither a kind of tokenizer nor an existing path", hint=nearest(config.type, TOKENIZERS)
     )
 
 
@@ -312,9 +302,7 @@ def _read(path: Path) -> bytes:
             return lzma.decompress(compressed.read_bytes())
         return path.read_bytes()
     except OSError as error:
-        raise DataError(
-            f"cannot read {path}: {error.strerror}", hint="check the path given to --tokenizer"
-        ) from None
+        raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path given to --tokenizer") from None
 
 
 def _read_json(path: Path) -> Tokenizer:

@@ -37,9 +37,7 @@ def sample(texts: Iterable[str], limit: int = SAMPLE) -> list[str]:
             chosen = [text for text in chosen if not text_hash(text) >> (64 - halvings)] or chosen[:1]
             characters = sum(map(len, chosen))
     if not any(text.strip() for text in chosen):
-        raise DataError(
-            "there is no text to learn a vocabulary from", hint="check the corpus and its text column"
-        )
+        raise DataError("there is no text to learn a vocabulary from", hint="check the corpus and its text column")
     return chosen
 
 
@@ -88,10 +86,7 @@ def train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = _assemble(models.BPE(), _lowercase(config), byte_level, decoders.ByteLevel())
     trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size,
-        special_tokens=list(SPECIALS),
-        initial_alphabet=alphabet,
-        show_progress=False,
+        vocab_size=config.vocab_size, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
@@ -104,8 +99,7 @@ def train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     for text in _normalized(texts, normalizer):
         counts.update(text)
     alphabet = _alphabet(
-        Counter({c: n for c, n in counts.items() if not c.isspace()}),
-        (config.vocab_size - len(SPECIALS)) // 2,
+        Counter({c: n for c, n in counts.items() if not c.isspace()}), (config.vocab_size - len(SPECIALS)) // 2
     )
 
     def trained(size: int, known: list[str]) -> dict[str, int]:
@@ -123,9 +117,7 @@ def train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
         return tokenizer.get_vocab()
 
     # the trainer numbers inner characters in no fixed order and breaks ties by number, so it gets them in order
-    inner = sorted(
-        piece for piece in trained(0, list(SPECIALS)) if len(piece) == 3 and piece.startswith("##")
-    )
+    inner = sorted(piece for piece in trained(0, list(SPECIALS)) if len(piece) == 3 and piece.startswith("##"))
     vocabulary = trained(config.vocab_size, [*SPECIALS, *inner])
     model = models.WordPiece(vocab=vocabulary, unk_token="[UNK]")
     return _assemble(model, normalizer, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece())

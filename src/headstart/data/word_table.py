@@ -70,9 +70,7 @@ class WordTable:
                 slots = slots + ~is_free & len(self.keys) - 1  # a slot that was free is looked at again
             found[left], is_own, is_free = self._look(slots, first[left], second[left])
 
-    def _look(
-        self, slots: Places, first: Half, second: Half
-    ) -> tuple[Places, NDArray[np.bool_], NDArray[np.bool_]]:
+    def _look(self, slots: Places, first: Half, second: Half) -> tuple[Places, NDArray[np.bool_], NDArray[np.bool_]]:
         """The number in each slot, whether it is the key's, and whether the slot is free."""
         keys = self.keys.take(slots, axis=0)
         is_own = (keys[:, 0] == first) & (keys[:, 1] == second)

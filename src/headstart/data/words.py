@@ -17,9 +17,7 @@ from headstart.data.word_table import LONGEST, ROOM, WordTable, make_keys
 
 LONGEST_WORD = 64  # bytes; a text with a longer one is split as a whole
 MOST_WORDS = 1_000_000  # remembered; then all are forgotten
-EDGES = (
-    WHITE_SPACE + "\u180e\u200b\ufeff"
-)  # white space, to some readers at least: no word begins or ends with it
+EDGES = WHITE_SPACE + "\u180e\u200b\ufeff"  # white space, to some readers at least: no word begins or ends with it
 LINES = 500  # new words that are split together
 SPACE, LINE_END = ord(" "), ord("\n")
 FIRST, AFTER_SPACE, AFTER_LINE = range(3)  # marks of words, by what stands in front of them
@@ -119,11 +117,7 @@ class Words:
         return self.ids[spots], np.diff(borders)
 
     def _in_part(
-        self,
-        texts: Sequence[str],
-        numbers: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        counts: NDArray[np.int64],
+        self, texts: Sequence[str], numbers: NDArray[np.int64], sizes: NDArray[np.int64], counts: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The same where some texts hold what words cannot tell: those are split as a whole."""
         owners = np.repeat(np.arange(len(texts)), counts)
@@ -143,9 +137,7 @@ class Words:
     def _learn(self, words: list[str], marks: NDArray[np.uint8]) -> None:
         """Split new words; they are given the next numbers."""
         safe = [at for at, word in enumerate(words) if word.strip(EDGES) == word]
-        words = [
-            " " + word if spaced else word for word, spaced in zip(words, marks == AFTER_SPACE, strict=True)
-        ]
+        words = [" " + word if spaced else word for word, spaced in zip(words, marks == AFTER_SPACE, strict=True)]
         lines = [at for at in safe if "\n" not in words[at]]
         others = [at for at in safe if "\n" in words[at]] if len(lines) < len(safe) else []
         sizes = np.full(len(words), UNSAFE, np.int64)

@@ -119,9 +119,7 @@ def translation_maps(
     attentions = body.watch_all(batch)
     layers = {"cross": attentions.cross, "encoder": attentions.source, "decoder": attentions.target}
     weights = torch.stack([layer[0] for layer in layers[attention_type]]).float().cpu().numpy()
-    inputs, outputs, source = (
-        [readable(piece) for piece in pieces] for pieces in (targets[:-1], targets[1:], sources)
-    )
+    inputs, outputs, source = ([readable(piece) for piece in pieces] for pieces in (targets[:-1], targets[1:], sources))
     queries = {"cross": outputs, "encoder": source, "decoder": inputs}[attention_type]
     keys = inputs if attention_type == "decoder" else source
     assert weights.shape[2:] == (len(queries), len(keys)), (weights.shape, len(queries), len(keys))
@@ -155,9 +153,7 @@ def attention_mask(body: TransformerBackbone, batch: Batch) -> np.ndarray:
 
 def readable(piece: str) -> str:
     """A token that is safe to display: control and direction characters are escaped, an empty token is "∅"."""
-    escaped = [
-        f"\\u{ord(char):04x}" if unicodedata.category(char).startswith("C") else char for char in piece
-    ]
+    escaped = [f"\\u{ord(char):04x}" if unicodedata.category(char).startswith("C") else char for char in piece]
     return "".join(escaped) or "∅"
 
 

@@ -120,9 +120,7 @@ def measure_head_ablation(
     )
 
 
-def _attention_statistics(
-    model: Model, batches: Sequence[Batch]
-) -> tuple[np.ndarray, np.ndarray, float, float]:
+def _attention_statistics(model: Model, batches: Sequence[Batch]) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Mean entropy and distance (L, A) over all tokens but padding, and those of uniform attention."""
     body = self_attention_body(model)
     sums = np.zeros((2, body.config.num_layers, body.config.num_heads))

@@ -9,9 +9,7 @@ from headstart.results import Score
 BINS = 15  # of equal width, for the calibration error
 SMALLEST_PROBABILITY = 1e-7  # about what float32 can tell from 0; keeps one sure mistake from being infinite
 
-Metric = Callable[
-    [np.ndarray, np.ndarray], float
-]  # of class indices (N,) and probabilities (N, C); NaN for N = 0
+Metric = Callable[[np.ndarray, np.ndarray], float]  # of class indices (N,) and probabilities (N, C); NaN for N = 0
 
 
 def accuracy(truth: np.ndarray, probabilities: np.ndarray) -> float:

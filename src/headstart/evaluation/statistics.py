@@ -20,9 +20,7 @@ SMALLEST_P = 1e-9  # below this the arithmetic of the exact test is rounding
 Verdict = Literal["better", "worse", "no difference shown"]
 
 
-def interval(
-    values_by_seed: Sequence[float], correct: np.ndarray | None = None, rng_seed: int = 0
-) -> Interval:
+def interval(values_by_seed: Sequence[float], correct: np.ndarray | None = None, rng_seed: int = 0) -> Interval:
     """The mean over seeds with its 95 % interval.
 
     With `correct` (seeds, N), True where a text was answered rightly, seeds and texts are both resampled; for
@@ -38,9 +36,7 @@ def interval(
         reach = float(stdtrit(seeds - 1, 0.975)) * spread / seeds**0.5 if seeds > 1 else float("nan")
         return Interval(mean, mean - reach, mean + reach, spread)
     low, high = _bootstrap(np.asarray(correct, dtype=np.float64), None, rng_seed)
-    surely = 0.025 ** (
-        1 / correct.shape[1]
-    )  # resampling flawless answers finds no flaw: Clopper and Pearson (1934)
+    surely = 0.025 ** (1 / correct.shape[1])  # resampling flawless answers finds no flaw: Clopper and Pearson (1934)
     low = min(low, surely) if mean == 1.0 else max(low, 0.0)
     high = max(high, 1 - surely) if mean == 0.0 else min(high, 1.0)
     return Interval(mean, low, high, spread)

@@ -44,11 +44,7 @@ class Measure:
 
     def signature(self, metric: Any, language: str) -> str:
         """How a score was counted, after the metric has read its references."""
-        before = (
-            f"|before:{self.before}-{_base(language)},{self.needs}-{version(self.needs)}"
-            if self.before
-            else ""
-        )
+        before = f"|before:{self.before}-{_base(language)},{self.needs}-{version(self.needs)}" if self.before else ""
         return f"{metric.get_signature()}{before}"
 
 
@@ -143,9 +139,7 @@ def compare_translations(
     """
     kind = pick(MEASURES, measure, "measure")
     if why := kind.absence():
-        raise ConfigError(
-            f"{measure} cannot be computed: {why}", hint="choose another measure, or install the package"
-        )
+        raise ConfigError(f"{measure} cannot be computed: {why}", hint="choose another measure, or install the package")
     for _, hypotheses in (system, against):
         _require_same_length(hypotheses, references)
     metric = kind.metric(language)

@@ -49,9 +49,7 @@ class Text:
 
     tokens: list[int]
     is_cut: bool  # True = the length ran out before the text ended
-    log_probabilities: list[float] | None = (
-        None  # the model's, of each token, and of the end unless it is cut
-    )
+    log_probabilities: list[float] | None = None  # the model's, of each token, and of the end unless it is cut
 
 
 def rooms(reader: Reader, batch: Batch, rules: Rules, most: Sequence[int] | None) -> Tensor:
@@ -109,9 +107,7 @@ def staying(done: np.ndarray) -> np.ndarray:
 def _own(batch: Batch, row: int) -> tuple[np.ndarray, int]:
     """What a row has of its own: its source or its prompt."""
     tokens, real = (
-        (batch.tokens, batch.attention_mask)
-        if batch.source is None
-        else (batch.source, batch.source_attention_mask)
+        (batch.tokens, batch.attention_mask) if batch.source is None else (batch.source, batch.source_attention_mask)
     )
     assert real is not None
     return tokens[row][real[row]].cpu().numpy(), 0
@@ -136,9 +132,7 @@ class _Decoding:
         self.limits = room.cpu().numpy()  # (R,), of the rows still written
         longest = int(self.limits.max())
         self.written = np.full((len(room), longest), rules.last)  # what is counted is kept off the device
-        self.marks: list[
-            tuple[np.ndarray, Tensor]
-        ] = []  # at each step, whose log-probabilities (R,), and these
+        self.marks: list[tuple[np.ndarray, Tensor]] = []  # at each step, whose log-probabilities (R,), and these
         self.counts = np.zeros(len(room), dtype=int)  # tokens of each row, its end included
         self.is_ended = np.zeros(len(room), dtype=bool)
         self.owners = np.arange(len(room))  # (R,), numbers of the rows still written
@@ -211,9 +205,7 @@ class _Decoding:
     def texts(self) -> list[Text]:
         """What every row got."""
         found, scores = [], self._scores()
-        for row, (count, is_ended) in enumerate(
-            zip(self.counts.tolist(), self.is_ended.tolist(), strict=True)
-        ):
+        for row, (count, is_ended) in enumerate(zip(self.counts.tolist(), self.is_ended.tolist(), strict=True)):
             own = None if scores is None else scores[row, :count].tolist()
             found.append(Text(self.written[row, : count - is_ended].tolist(), not is_ended, own))
         return found
@@ -289,13 +281,7 @@ def stream(
 
 
 def _next(
-    reader: Reader,
-    vectors: Tensor,
-    rules: Rules,
-    sampling: Sampling,
-    history: Tensor | None,
-    draws: Tensor,
-    step: int,
+    reader: Reader, vectors: Tensor, rules: Rules, sampling: Sampling, history: Tensor | None, draws: Tensor, step: int
 ) -> Tensor:
     scores = rules.bar(reader.score(vectors), step)
     return choose(scores, sampling, history, draws[:, step] if draws.shape[1] else draws)

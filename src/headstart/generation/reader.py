@@ -59,9 +59,7 @@ class ModelReader:
 
     def __init__(self, model: Model):
         body, head = model.backbone, dict(model.heads.items()).get("lm")
-        if not isinstance(body, CausalBackbone | EncoderDecoderBackbone) or not isinstance(
-            head, LanguageHead
-        ):
+        if not isinstance(body, CausalBackbone | EncoderDecoderBackbone) or not isinstance(head, LanguageHead):
             raise ConfigError(
                 f"a {body.config.architecture} body with heads {', '.join(model.heads) or 'none'} writes no text",
                 hint="text comes from a causal or encoder-decoder body under a language-model head",
@@ -71,9 +69,7 @@ class ModelReader:
         self.can_share = self.step is not None and self.step.can_share
         self.transform = None if head.transform is None else packed(head.transform)
         self.head = PackedLinear(*head.projection(body.table))
-        self.positions = (
-            body.config.max_position_embeddings if body.config.position_embedding == "learned" else None
-        )
+        self.positions = body.config.max_position_embeddings if body.config.position_embedding == "learned" else None
         self.device = body.table.device
 
     def begin(self, batch: Batch, room: int) -> Any:
@@ -159,9 +155,7 @@ def _top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, torch.where(found < inside.shape[-1], own, found - inside.shape[-1] + size)
 
 
-Sums = tuple[
-    np.ndarray, np.ndarray, np.ndarray
-]  # sums (B, count) from the top, each of which row, and which token
+Sums = tuple[np.ndarray, np.ndarray, np.ndarray]  # sums (B, count) from the top, each of which row, and which token
 
 
 def ranked_sums(totals: np.ndarray, gains: Tensor, count: int) -> Sums:

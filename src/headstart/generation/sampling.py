@@ -87,9 +87,7 @@ def shortlist(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None
     return _cut(*ranked(scores, size), whole, sampling)
 
 
-def _cut(
-    values: Tensor, places: Tensor, whole: Tensor | None, sampling: Sampling
-) -> tuple[Tensor, Tensor | None]:
+def _cut(values: Tensor, places: Tensor, whole: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
     """Chances of ranked scores, 0 where top-p or min-p leaves them out."""
     whole = values.logsumexp(dim=-1, keepdim=True) if whole is None else whole
     chances = (values - whole).exp()

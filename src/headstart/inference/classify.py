@@ -33,8 +33,7 @@ def encode_rows(
     encoded = tokenizer.encode([example.text for example in examples])
     return [
         EncodedExample(
-            tokenizer.add_special_tokens(ids, length, keep),
-            None if example.label is None else index.get(example.label),
+            tokenizer.add_special_tokens(ids, length, keep), None if example.label is None else index.get(example.label)
         )
         for ids, example in zip(encoded, examples, strict=True)
     ]
@@ -94,12 +93,7 @@ class Classifier:
         length, keep = self.config.training.max_length, self.config.data.truncation_side
         rows = encode_rows(loaded.tokenizer, examples, None, length, keep)
         return predict_probabilities(
-            self.model,
-            loaded.objective,
-            rows,
-            loaded.tokenizer,
-            self.runtime,
-            self.runtime.eval_batch_tokens,
+            self.model, loaded.objective, rows, loaded.tokenizer, self.runtime, self.runtime.eval_batch_tokens
         )
 
 
@@ -147,8 +141,7 @@ def _predict_with_onnx(run: str | Sequence[str], path: str, settings: Mapping[st
     names = run_names(run)
     if len(names) > 1:
         raise RunError(
-            "--engine onnx takes one exported graph at a time",
-            hint="an ensemble consists of runs: leave --engine out",
+            "--engine onnx takes one exported graph at a time", hint="an ensemble consists of runs: leave --engine out"
         )
     model = OnnxClassifier.open(Path(names[0]))
     for section in settings:

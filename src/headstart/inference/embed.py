@@ -44,9 +44,7 @@ class Embedded:
     length: int  # maximum number of tokens read of a text
     cut: int  # texts that were longer
     seconds: float
-    extra_files: list[Path] = field(
-        default_factory=list
-    )  # of `token`: where each text starts, and its tokens
+    extra_files: list[Path] = field(default_factory=list)  # of `token`: where each text starts, and its tokens
 
 
 @dataclass(frozen=True)
@@ -108,9 +106,7 @@ def open_encoder(run: str, pool: str = "mean", settings: Mapping[str, Any] | Non
     """The encoder of a base or a fine-tuned run; `training.max_length` in `settings` limits the tokens read of a text."""
     pick(POOLS, pool, "pool")
     loaded = load_model(run)
-    config = loaded.info.config.with_({"training": {"max_length": usual_length(loaded)}}).with_(
-        settings or {}
-    )
+    config = loaded.info.config.with_({"training": {"max_length": usual_length(loaded)}}).with_(settings or {})
     longest = config.model.max_position_embeddings
     if config.training.max_length > longest:
         raise ConfigError(
@@ -132,9 +128,7 @@ def usual_length(loaded: LoadedModel) -> int:
     Rotary positions extrapolate past the blocks that a base was trained on; learned and sinusoidal ones do not.
     """
     config = loaded.info.config
-    extrapolates = (
-        config.model.position_embedding in ("rotary", "none") and loaded.objective.reads == "blocks"
-    )
+    extrapolates = config.model.position_embedding in ("rotary", "none") and loaded.objective.reads == "blocks"
     return config.model.max_position_embeddings if extrapolates else config.training.max_length
 
 
@@ -150,9 +144,7 @@ def embed(
     """Write the vectors of every text of a file (or `-`, standard input) to `out`, a .npy, in order."""
     path, started = Path(out), time.time()
     if path.suffix != ".npy":
-        raise ConfigError(
-            f"vectors are written as .npy, not as {path.name!r}", hint=f"use --out {path.name}.npy"
-        )
+        raise ConfigError(f"vectors are written as .npy, not as {path.name!r}", hint=f"use --out {path.name}.npy")
     encoder = open_encoder(run, pool, settings)
     texts = load_texts(file, encoder.config.data)
     extra = [path.with_suffix(".offsets.npy"), path.with_suffix(".pieces.jsonl")] if pool == TOKEN else []
@@ -189,8 +181,7 @@ def _write_vectors(
                 offsets.append(start + np.cumsum([len(row.tokens) for row in rows]))
                 for row in rows:
                     pieces.write(
-                        json.dumps(encoder.tokenizer.convert_ids_to_tokens(row.tokens), ensure_ascii=False)
-                        + "\n"
+                        json.dumps(encoder.tokenizer.convert_ids_to_tokens(row.tokens), ensure_ascii=False) + "\n"
                     )
             count, cut = count + len(chunk), cut + were_cut
             on_done(count)
@@ -207,21 +198,11 @@ def text_vectors(
         raise ConfigError("texts differ in their number of token vectors", hint="write them with `embed`")
     encoder = open_encoder(run, pool, settings)
     rows, _ = encoder.rows(list(texts))
-    return (
-        np.stack(encoder.vectors(rows))
-        if rows
-        else np.zeros((0, encoder.config.model.hidden_size), np.float32)
-    )
+    return np.stack(encoder.vectors(rows)) if rows else np.zeros((0, encoder.config.model.hidden_size), np.float32)
 
 
 def nearest_texts(
-    run: str,
-    file: str,
-    query: str,
-    *,
-    top: int = 5,
-    pool: str = "mean",
-    settings: Mapping[str, Any] | None = None,
+    run: str, file: str, query: str, *, top: int = 5, pool: str = "mean", settings: Mapping[str, Any] | None = None
 ) -> list[Neighbour]:
     """The `top` texts of a file with the highest cosine similarity to the query, best first."""
     if not query.strip():
@@ -259,8 +240,7 @@ def contextual_vectors(
     rows, _ = encoder.rows(given)
     spans = [word_span(encoder.tokenizer, row, word, text) for row, text in zip(rows, given, strict=True)]
     found = [
-        vectors[start:end].mean(axis=0)
-        for vectors, (start, end) in zip(encoder.vectors(rows), spans, strict=True)
+        vectors[start:end].mean(axis=0) for vectors, (start, end) in zip(encoder.vectors(rows), spans, strict=True)
     ]
     return np.stack(found) if found else np.zeros((0, encoder.config.model.hidden_size), np.float32)
 

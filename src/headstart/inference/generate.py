@@ -45,12 +45,8 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.count < 1:
-            raise ConfigError(
-                f"{self.count} texts of {self.tokens} tokens cannot be generated", hint="1 is the least"
-            )
-        sampled = [
-            name for name in ("temperature", "top_k", "top_p", "min_p") if getattr(self, name) is not None
-        ]
+            raise ConfigError(f"{self.count} texts of {self.tokens} tokens cannot be generated", hint="1 is the least")
+        sampled = [name for name in ("temperature", "top_k", "top_p", "min_p") if getattr(self, name) is not None]
         ways = [name for name, is_on in (("greedy", self.greedy), ("beam", self.beam is not None)) if is_on]
         for name in [*ways[1:], *(sampled if ways else [])]:
             raise ConfigError(
@@ -215,9 +211,7 @@ def _batches(rows: list[np.ndarray], request: Request, width: int) -> list[list[
     return [numbers.tolist() for numbers in loader.batches(0)]
 
 
-def _search(
-    writer: Writer, encoded: list[np.ndarray], request: Request, beam: Beam
-) -> list[list[Hypothesis]]:
+def _search(writer: Writer, encoded: list[np.ndarray], request: Request, beam: Beam) -> list[list[Hypothesis]]:
     found: list[list[Hypothesis]] = [[] for _ in encoded]
     for numbers in _batches(encoded, request, beam.width):
         batch = prompt_batch([encoded[number] for number in numbers], writer.tokenizer.pad_id)

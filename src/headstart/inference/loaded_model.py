@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from headstart.baselines.tfidf import TfidfModel
 
 Classifier = Literal["network", "tfidf"]
-Tokenizers = tuple[
-    Tokenizer, Tokenizer | None
-]  # the second: of a translator's source side, where it has its own
+Tokenizers = tuple[Tokenizer, Tokenizer | None]  # the second: of a translator's source side, where it has its own
 HEAD = "class"  # name of a classifier's head
 SCRATCH = "scratch"  # the name of a base with random weights
 FORMAT_VERSION = 2  # of run.json
@@ -70,17 +68,14 @@ class RunInfo:
             raise RunError(f"{where} was written by a newer headstart", hint="upgrade headstart to read it")
         if isinstance(version, int) and version < FORMAT_VERSION:
             raise RunError(
-                f"{where} was written by an earlier headstart (format {version}; this version reads "
-                f"{FORMAT_VERSION})",
+                f"{where} was written by an earlier headstart (format {version}; this version reads {FORMAT_VERSION})",
                 hint="train the run again, or install the headstart version that its provenance names",
             )
         try:
             fields = {name: content[name] for name in RunInfo.__dataclass_fields__ if name in content}
             return RunInfo(config=parse(RunConfig, content["settings"], where), **fields)
         except (KeyError, TypeError) as error:
-            raise RunError(
-                f"{where} does not describe a run: {error!r}", hint="is it a run directory?"
-            ) from None
+            raise RunError(f"{where} does not describe a run: {error!r}", hint="is it a run directory?") from None
 
     @staticmethod
     def read(path: Path) -> "RunInfo":
@@ -135,10 +130,7 @@ class LoadedModel:
             )
 
     def change_model(
-        self,
-        wanted: Mapping[str, Any],
-        may_change: Callable[[str, Any], bool],
-        body: Mapping[str, Any] | None = None,
+        self, wanted: Mapping[str, Any], may_change: Callable[[str, Any], bool], body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """The settings of the body (its own by default) with the `wanted` changes, if the weights allow them."""
         own = self.info.config.model.model_dump() if body is None else dict(body)
@@ -170,9 +162,7 @@ class LoadedModel:
         new = _shape(_new_head(config, objective, classes))
         changes = {HEAD_SETTINGS[key]: value for key, value in _shape(own).items() if new[key] != value}
         wanted = " ".join(f"--set objective.{key}={value}" for key, value in changes.items())
-        return (
-            f"the base's head has the same classes but another shape, so the head is new; {wanted} reuses it"
-        )
+        return f"the base's head has the same classes but another shape, so the head is new; {wanted} reuses it"
 
     def _head(self, classes: Sequence[str]) -> HeadSpec | None:
         """The classifier's head if it has these classes, in any order."""
@@ -225,8 +215,7 @@ def check_is_run(path: Path) -> None:
         return
     if (path / RECIPE).is_file():
         raise RunError(
-            f"the recipe in {path} is not finished",
-            hint=f"`headstart resume {shlex.quote(str(path))}` continues it",
+            f"the recipe in {path} is not finished", hint=f"`headstart resume {shlex.quote(str(path))}` continues it"
         )
     if path.exists():
         raise RunError(f"{path} is not a run directory", hint=f"a run directory holds {RUN_INFO}")

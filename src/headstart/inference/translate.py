@@ -63,17 +63,13 @@ class Translator:
     longest_source: int  # tokens of a line that are read, at most
     data: DataConfig
 
-    def translate(
-        self, lines: Sequence[str], beam: Beam, longest: int | None, first: int
-    ) -> list[Translation]:
+    def translate(self, lines: Sequence[str], beam: Beam, longest: int | None, first: int) -> list[Translation]:
         """The translations of some lines, numbered from `first`; a blank line stays blank."""
         numbers = [number for number, line in enumerate(lines) if line.strip()]
         encoded = self.source_tokenizer.encode([lines[number] for number in numbers])
         rows = [self.source_tokenizer.add_special_tokens(ids, self.longest_source) for ids in encoded]
         found = search_translations(self.reader, rows, self.tokenizer, self.runtime, beam, longest)
-        cut = {
-            number for number, ids in zip(numbers, encoded, strict=True) if len(ids) + 2 > self.longest_source
-        }
+        cut = {number for number, ids in zip(numbers, encoded, strict=True) if len(ids) + 2 > self.longest_source}
         best = dict(zip(numbers, found, strict=True))
         return [
             Translation(first + number, line, self._candidates(best.get(number)), number in cut)
@@ -173,11 +169,7 @@ def batch_tokens(runtime: Runtime) -> int:
 
 
 def write_translations(
-    model: Model,
-    rows: Sequence[np.ndarray],
-    tokenizer: Tokenizer,
-    runtime: Runtime,
-    beam: Beam | None = None,
+    model: Model, rows: Sequence[np.ndarray], tokenizer: Tokenizer, runtime: Runtime, beam: Beam | None = None
 ) -> list[Text]:
     """A translation of every encoded source, in order: greedy, or the best of a beam search.
 
@@ -220,9 +212,7 @@ def _source_batches(
 ) -> Iterator[tuple[list[int], Batch, Rules, list[int]]]:
     """Batches of sources of similar length: their numbers, the batch, its rules, and each translation's token limit."""
     banned = tuple(sorted(tokenizer.special_ids - {tokenizer.eos_id}))
-    loader = TextLoader(
-        [EncodedExample(row) for row in rows], max(1, batch_tokens(runtime) // width), shuffled=False
-    )
+    loader = TextLoader([EncodedExample(row) for row in rows], max(1, batch_tokens(runtime) // width), shuffled=False)
     for numbers in loader.batches(0):
         chosen = [rows[number] for number in numbers]
         limits = [min(len(row) + EXTRA_TOKENS, longest or len(row) + EXTRA_TOKENS) for row in chosen]

@@ -12,15 +12,7 @@ from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.flat import flat_of, is_short
 from headstart.models.kv_cache import Cache, laid_out, new_cache
-from headstart.models.transformer import (
-    CrossAttention,
-    Embedding,
-    Source,
-    Stack,
-    Turns,
-    View,
-    at,
-)
+from headstart.models.transformer import CrossAttention, Embedding, Source, Stack, Turns, View, at
 
 
 class Backbone(nn.Module):
@@ -54,9 +46,7 @@ class Backbone(nn.Module):
     def pooled(self, hidden: Tensor) -> Tensor:
         """The pooler's summary of each text (B, D)."""
         if self.pooler is None:
-            raise ConfigError(
-                "this body has no pooler", hint="set objective.pooling=mean, or model.pooler=true"
-            )
+            raise ConfigError("this body has no pooler", hint="set objective.pooling=mean, or model.pooler=true")
         return torch.tanh(self.pooler(hidden[:, 0]))
 
     @property
@@ -185,9 +175,7 @@ class EncoderDecoderBackbone(Backbone):
 
     def _source(self, batch: Batch) -> Batch:
         if batch.source is None or batch.source_attention_mask is None:
-            raise ConfigError(
-                "an encoder-decoder reads two texts, and one was given", hint="it translates: see --pair"
-            )
+            raise ConfigError("an encoder-decoder reads two texts, and one was given", hint="it translates: see --pair")
         return Batch(batch.source, batch.source_attention_mask)
 
     def encode(self, batch: Batch) -> list[Source]:

@@ -64,10 +64,7 @@ class _Mixing:
     def _make_room(self, places: int) -> None:
         sources, heads, each, _ = self.shape
         self.places, self.scores = places, torch.empty(sources * heads, each, places)
-        self.weights, self.by_source = (
-            torch.empty_like(self.scores),
-            self.scores.view(sources, heads, each, -1),
-        )
+        self.weights, self.by_source = (torch.empty_like(self.scores), self.scores.view(sources, heads, each, -1))
 
     def __call__(self, keys: Tensor, values: Tensor, veil: Tensor | None) -> Tensor:
         """Each row's mixture (R, D) of the values, what the veil hides left out."""

@@ -136,9 +136,7 @@ class ClassHead(nn.Module):
         """The one position of each text that is read, in the flattened batch (B,); None when all are."""
         if self.pool is last_real:
             return last_places(real) + torch.arange(len(real), device=real.device) * real.shape[1]
-        return (
-            torch.arange(len(real), device=real.device) * real.shape[1] if self.pool is first_token else None
-        )
+        return torch.arange(len(real), device=real.device) * real.shape[1] if self.pool is first_token else None
 
     def forward(self, hidden: Tensor, batch: Batch, body: Backbone) -> Tensor:
         """Scores (B, C) of vectors (B, T, D), or of those at `places` alone (B, D)."""
@@ -196,15 +194,9 @@ class GeneratorHead(nn.Module):
         super().__init__()
         wide = body.hidden_size // body.num_heads
         attention_heads = max(1, round(body.num_heads * share))
-        narrow = {
-            "hidden_size": wide * attention_heads,
-            "num_heads": attention_heads,
-            "position_embedding": "rotary",
-        }
+        narrow = {"hidden_size": wide * attention_heads, "num_heads": attention_heads, "position_embedding": "rotary"}
         narrow |= {"intermediate_size": max(1, round(body.intermediate_size * share)), "num_kv_heads": None}
-        self.config = body.model_copy(
-            update={**narrow, "num_layers": max(1, body.num_layers // 2), "norm_first": True}
-        )
+        self.config = body.model_copy(update={**narrow, "num_layers": max(1, body.num_layers // 2), "norm_first": True})
         self.in_proj = nn.Linear(body.hidden_size, self.config.hidden_size, bias=False)
         self.blocks = nn.ModuleList(Block(self.config) for _ in range(self.config.num_layers))
         self.out_proj = nn.Linear(self.config.hidden_size, body.hidden_size, bias=False)
@@ -216,9 +208,7 @@ class GeneratorHead(nn.Module):
     def forward(self, hidden: Tensor, batch: Batch, body: Backbone) -> Tensor:
         """Scores for every token (N, V) at the asked positions, or everywhere (B, T, V); `hidden` is not read."""
         read = self.in_proj(F.embedding(batch.tokens, body.table))  # (B, T, d)
-        cos, sin = rotary_turns(
-            batch.tokens.shape[1], self.config.hidden_size // self.config.num_heads, 10000.0
-        )
+        cos, sin = rotary_turns(batch.tokens.shape[1], self.config.hidden_size // self.config.num_heads, 10000.0)
         turns = (cos.to(read.device), sin.to(read.device))
         mask = None if batch.unpadded else batch.attention_mask[:, None, None, :]
         for block in self.blocks:

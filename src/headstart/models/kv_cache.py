@@ -129,9 +129,7 @@ class Cache:
     length: int = 0  # positions read so far, padding included
     places: Tensor | None = None  # (R,), the position of each row's next token; None = `length`, for all
     real: Tensor | None = None  # (R, length), True = a real token was read there; None = everywhere
-    unseen: Tensor | None = (
-        None  # (R, room), -inf where a row sees no shared place, else 0; None = not shared yet
-    )
+    unseen: Tensor | None = None  # (R, room), -inf where a row sees no shared place, else 0; None = not shared yet
     desk: object = None  # what a step keeps here from one token to the next
     moves: int = 0  # times that rows which share took others' places
     sources: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # each layer's (B, A, S, D/A)
@@ -217,8 +215,7 @@ class Cache:
                 hidden = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
                 hidden = hidden.expand(-1, heads, -1, -1).flatten(0, 1)  # (B * A, 1, S)
             self._crossings = [
-                (key.transpose(2, 3).flatten(0, 1), value.flatten(0, 1), hidden)
-                for key, value in self.sources
+                (key.transpose(2, 3).flatten(0, 1), value.flatten(0, 1), hidden) for key, value in self.sources
             ]
         return self._crossings
 
@@ -237,9 +234,7 @@ class Cache:
         self.real = None if self.real is None else self.real[rows]
         if sources is not None:
             moved = moves(sources)
-            self.sources = [
-                (_kept(key, sources, moved), _kept(value, sources, moved)) for key, value in self.sources
-            ]
+            self.sources = [(_kept(key, sources, moved), _kept(value, sources, moved)) for key, value in self.sources]
             self._crossings = None
             self.source_mask = None if self.source_mask is None else self.source_mask[sources]
 

@@ -35,27 +35,18 @@ class Model(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The answers of every head, by its name."""
-        hidden = self.backbone(
-            batch, self._places(batch)
-        )  # (B, T, D), or (B, D) if one vector a text is enough
+        hidden = self.backbone(batch, self._places(batch))  # (B, T, D), or (B, D) if one vector a text is enough
         return {name: head(hidden, batch, self.backbone) for name, head in self.heads.items()}
 
     def _places(self, batch: Batch) -> Tensor | None:
         """The positions at which a lone class head reads; None when it reads them all."""
         heads = list(self.heads.values())
-        return (
-            heads[0].places(batch.attention_mask)
-            if len(heads) == 1 and isinstance(heads[0], ClassHead)
-            else None
-        )
+        return heads[0].places(batch.attention_mask) if len(heads) == 1 and isinstance(heads[0], ClassHead) else None
 
 
 def build_heads(config: ModelConfig, specs: Mapping[str, HeadSpec]) -> dict[str, nn.Module]:
     """Fresh heads for a body of this shape."""
-    return {
-        name: pick(HEADS, spec.kind, "head")(config, spec.size, **spec.settings)
-        for name, spec in specs.items()
-    }
+    return {name: pick(HEADS, spec.kind, "head")(config, spec.size, **spec.settings) for name, spec in specs.items()}
 
 
 def build_model(config: ModelConfig, vocabulary: int, specs: Mapping[str, HeadSpec]) -> Model:
@@ -81,9 +72,7 @@ def transfer(
         return model.backbone.layer_of(name.removeprefix("backbone.")) <= highest
 
     may_cross = {name: weight for name, weight in base.items() if crosses(name)}
-    same = {
-        name: weight for name, weight in may_cross.items() if name in new and new[name].shape == weight.shape
-    }
+    same = {name: weight for name, weight in may_cross.items() if name in new and new[name].shape == weight.shape}
     model.load_state_dict(same, strict=False)
     return TransferReport(
         reused={name: weight.numel() for name, weight in same.items()},
@@ -92,9 +81,7 @@ def transfer(
     )
 
 
-def reordered(
-    weights: Mapping[str, Tensor], head: str, old: Sequence[str], new: Sequence[str]
-) -> dict[str, Tensor]:
+def reordered(weights: Mapping[str, Tensor], head: str, old: Sequence[str], new: Sequence[str]) -> dict[str, Tensor]:
     """A classifier's weights with the answers of its head in another order of the same classes."""
     order = [old.index(name) for name in new]
     answers = f"heads.{head}.classifier."

@@ -20,9 +20,7 @@ Module = TypeVar("Module", bound=nn.Module)
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN can keep a matrix in the order that it reads."""
     is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return (
-        is_plain and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    return is_plain and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _pays(weight: Tensor) -> bool:

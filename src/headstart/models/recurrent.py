@@ -39,9 +39,7 @@ class RecurrentBackbone(Backbone):
         lengths = batch.attention_mask.sum(dim=1).clamp(min=1).cpu()
         for recurrence, norm in zip(self.lstms, self.norms, strict=True):
             packed = pack_padded_sequence(norm(hidden), lengths, batch_first=True, enforce_sorted=False)
-            read, _ = pad_packed_sequence(
-                recurrence(packed)[0], batch_first=True, total_length=hidden.shape[1]
-            )
+            read, _ = pad_packed_sequence(recurrence(packed)[0], batch_first=True, total_length=hidden.shape[1])
             hidden = hidden + drop(read, self.config.dropout, self.training)
         return self.final_norm(at(hidden, places))
 
@@ -55,15 +53,12 @@ class ConvolutionalBackbone(Backbone):
     def __init__(self, config: ModelConfig, vocabulary: int):
         if config.kernel_size % 2 == 0:
             raise ConfigError(
-                f"a cnn needs an odd model.kernel_size, not {config.kernel_size}",
-                hint=f"try {config.kernel_size + 1}",
+                f"a cnn needs an odd model.kernel_size, not {config.kernel_size}", hint=f"try {config.kernel_size + 1}"
             )
         super().__init__(config, vocabulary)
         steps = [2**layer if config.dilation else 1 for layer in range(config.num_layers)]
         self.convs = nn.ModuleList(
-            nn.Conv1d(
-                config.hidden_size, 2 * config.hidden_size, config.kernel_size, padding="same", dilation=step
-            )
+            nn.Conv1d(config.hidden_size, 2 * config.hidden_size, config.kernel_size, padding="same", dilation=step)
             for step in steps
         )
         self.norms = nn.ModuleList(make_norm(config) for _ in range(config.num_layers))

@@ -58,10 +58,7 @@ class Step:
 
     def _desk(self, rows: int, cache: Cache) -> Desk:
         store = cache.pasts[0].store
-        sources = (
-            rows if store is None else store.shape[1],
-            cache.sources[0][0].shape[0] if cache.sources else 0,
-        )
+        sources = (rows if store is None else store.shape[1], cache.sources[0][0].shape[0] if cache.sources else 0)
         if not isinstance(cache.desk, Desk) or (cache.desk.rows, cache.desk.sources) != (rows, sources):
             cache.desk = Desk(rows, sources, self.config)
         return cache.desk
@@ -106,21 +103,12 @@ class _Layer:
         self.norm_first, self.is_local = block.norm_first, config.is_local(number)
         self.attention = _SelfAttention(block.attention, config)
         self.cross = None if block.cross_attention is None else _Crossing(block.cross_attention)
-        self.attention_norm, self.feed_forward_norm = (
-            _norm(block.attention_norm),
-            _norm(block.feed_forward_norm),
-        )
+        self.attention_norm, self.feed_forward_norm = (_norm(block.attention_norm), _norm(block.feed_forward_norm))
         self.cross_norm = None if block.cross_attention_norm is None else _norm(block.cross_attention_norm)
         self.bent, self.narrow = _bent(block.feed_forward), _added_to(block.feed_forward.down_proj)
 
     def __call__(
-        self,
-        hidden: Tensor,
-        veil: Tensor | None,
-        turns: Turns | None,
-        past: Past,
-        source: Crossing | None,
-        desk: Desk,
+        self, hidden: Tensor, veil: Tensor | None, turns: Turns | None, past: Past, source: Crossing | None, desk: Desk
     ) -> Tensor:
         """(R, D) in, (R, D) out."""
         attention, cross, cross_norm = self.attention, self.cross, self.cross_norm

@@ -126,12 +126,7 @@ class Attention(nn.Module):
         return self._merge(mixed), weights
 
     def read(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None,
-        causal: bool,
-        turns: tuple[Tensor, Tensor] | None,
-        past: Past,
+        self, hidden: Tensor, mask: Tensor | None, causal: bool, turns: tuple[Tensor, Tensor] | None, past: Past
     ) -> Tensor:
         """What `forward` gives at new positions alone, the keys and values of earlier ones being remembered."""
         query, key, value = self._split(hidden, turns)
@@ -190,9 +185,7 @@ def at(hidden: Tensor, places: Tensor | None) -> Tensor:
     return hidden if places is None else hidden.flatten(0, 1).index_select(0, places)
 
 
-def mix(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, dropout: float
-) -> Tensor:
+def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
     """Each query's mixture of the values (B, A, T, D/A); `mask` is True where a key may be read.
 
     A CPU has no fused attention with dropout, and torch draws its mask number by number there.
@@ -275,9 +268,7 @@ class Embedding(nn.Module):
             if config.position_embedding == "learned"
             else None
         )
-        self.token_type_embedding = (
-            nn.Embedding(2, config.hidden_size) if config.token_type_embeddings else None
-        )
+        self.token_type_embedding = nn.Embedding(2, config.hidden_size) if config.token_type_embeddings else None
         self.norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
         self._fill(config.max_position_embeddings)
@@ -317,9 +308,7 @@ class Embedding(nn.Module):
         self._reach(length)
         return self._place(batch.tokens, slice(0, length), batch.segments)
 
-    def at(
-        self, tokens: Tensor, places: slice | Tensor, reach: int
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    def at(self, tokens: Tensor, places: slice | Tensor, reach: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Vectors and turns of tokens that stand at `places`, a range or (B, T), all of them below `reach`."""
         self.reach(places, reach)
         return self._place(tokens, places, None)
@@ -345,19 +334,13 @@ class Embedding(nn.Module):
             turns = (self.cos[places], self.sin[places])
         if self.token_type_embedding is not None:
             hidden = hidden + (
-                self.token_type_embedding.weight[0]
-                if segments is None
-                else self.token_type_embedding(segments)
+                self.token_type_embedding.weight[0] if segments is None else self.token_type_embedding(segments)
             )
         return drop(self.norm(hidden), self.config.dropout, self.training), turns
 
     def near_turns(self, places: slice | Tensor) -> tuple[Tensor, Tensor] | None:
         """The rotary turns of layers that see a window; known for every length that was read."""
-        return (
-            (self.near_cos[places], self.near_sin[places])
-            if self.config.position_embedding == "rotary"
-            else None
-        )
+        return (self.near_cos[places], self.near_sin[places]) if self.config.position_embedding == "rotary" else None
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -481,12 +464,7 @@ class Block(nn.Module):
         return self._finish(self._cross(self._add(hidden, mixed, self.attention_norm), source))
 
     def watch(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None,
-        causal: bool,
-        turns: Turns | None,
-        source: Source | None = None,
+        self, hidden: Tensor, mask: Tensor | None, causal: bool, turns: Turns | None, source: Source | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """What `forward` gives, the attention weights (B, A, T, T), and those over the source (B, A, T, S)."""
         mixed, weights = self.attention.watch(self._read(hidden), mask, causal, turns)
@@ -561,9 +539,7 @@ class Stack(nn.Module):
             hidden = block(hidden, *view, source, places if layer == last else None)
         return self.final_norm(hidden)
 
-    def through_flat(
-        self, hidden: Tensor, flat: Flat, views: Sequence[View], places: Tensor | None = None
-    ) -> Tensor:
+    def through_flat(self, hidden: Tensor, flat: Flat, views: Sequence[View], places: Tensor | None = None) -> Tensor:
         """What `through` gives in evaluation at real tokens alone: (N, D) in, (N, D) out, or those at `places`."""
         last = len(self.blocks) - 1
         for layer, (block, view) in enumerate(zip(self.each(), views, strict=True)):

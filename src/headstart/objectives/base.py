@@ -72,13 +72,9 @@ class Objective:
 
     name: ClassVar[str]
     architectures: ClassVar[tuple[str, ...]]  # that it can train; the first is the default
-    reads: ClassVar[
-        Reads
-    ]  # blocks of a corpus, its sentence pairs, labelled texts, or texts with translations
+    reads: ClassVar[Reads]  # blocks of a corpus, its sentence pairs, labelled texts, or texts with translations
     lookahead: ClassVar[int] = 0  # tokens needed beyond the end of a block
-    is_rowwise: ClassVar[bool] = (
-        False  # True = the labels of a row depend neither on other rows nor on chance
-    )
+    is_rowwise: ClassVar[bool] = False  # True = the labels of a row depend neither on other rows nor on chance
 
     def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
         """The heads it needs on a model of this shape."""

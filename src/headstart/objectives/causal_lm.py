@@ -57,6 +57,4 @@ class CausalLM(Objective):
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy at every position."""
         hidden, labels = vectors_with_labels(model, batch)
-        return {
-            "lm": language_model_loss(model, hidden, labels, self.label_smoothing if model.training else 0.0)
-        }
+        return {"lm": language_model_loss(model, hidden, labels, self.label_smoothing if model.training else 0.0)}

@@ -45,9 +45,7 @@ class Classification(Objective):
                 hint="set model.dropout=0.1, or leave objective.r_drop_alpha out",
             )
         if self.pooling == "pooler" and not body.pooler:
-            raise ConfigError(
-                "this body has no pooler", hint="set objective.pooling=mean, or model.pooler=true"
-            )
+            raise ConfigError("this body has no pooler", hint="set objective.pooling=mean, or model.pooler=true")
         return super().resolve_backbone(body)
 
     def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:
@@ -55,9 +53,7 @@ class Classification(Objective):
         is_causal = body.architecture == "causal"
         pooling = self.pooling if self.pooling != "auto" else ("last" if is_causal else "mean")
         projection = (
-            self.head_hidden_layer
-            if self.head_hidden_layer != "auto"
-            else ("linear" if is_causal else "dense")
+            self.head_hidden_layer if self.head_hidden_layer != "auto" else ("linear" if is_causal else "dense")
         )
         settings = {"pooling": pooling, "projection": projection, "dropout": self.head_dropout}
         return {"class": HeadSpec("class", classes, settings)}
@@ -84,9 +80,7 @@ class Classification(Objective):
         if self.r_drop_alpha and model.training:
             other_logits, second = self.logits_and_loss(model, batch)
             losses["class"] = replace(first, total=(first.total + second.total) / 2)
-            losses["agreement"] = replace(
-                second, total=divergence(logits, other_logits), weight=self.r_drop_alpha
-            )
+            losses["agreement"] = replace(second, total=divergence(logits, other_logits), weight=self.r_drop_alpha)
         return losses
 
     def logits_and_loss(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:

@@ -30,11 +30,7 @@ def token_loss(
     if device == "cpu":
         return tiled_loss(hidden, weight, bias, labels, smoothing)
     return kept_loss(
-        hidden,
-        weight,
-        bias,
-        plain_mark(labels, smoothing),
-        LOGITS_PER_CHUNK.get(device, DEFAULT_LOGITS_PER_CHUNK),
+        hidden, weight, bias, plain_mark(labels, smoothing), LOGITS_PER_CHUNK.get(device, DEFAULT_LOGITS_PER_CHUNK)
     )
 
 

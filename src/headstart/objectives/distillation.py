@@ -59,11 +59,7 @@ NO_TEACHER = Distillation((), 0.0, 1.0)
 
 
 def token_loss_and_grad(
-    logits: Tensor,
-    labels: Tensor,
-    others: Sequence[Tensor],
-    distillation: Distillation,
-    needs_grad: bool = True,
+    logits: Tensor, labels: Tensor, others: Sequence[Tensor], distillation: Distillation, needs_grad: bool = True
 ) -> tuple[Tensor, ...]:
     """The weighted loss of logits (n, V), the number of correct predictions, and on demand the gradient of the logits.
 
@@ -166,9 +162,7 @@ class DistilledClassification(_Distilled, Classification):
         with torch.no_grad():
             teacher_logits = [teacher(batch)["class"] for teacher in self.teachers]
         student_log_probs = self.distillation.student_log_probs(logits)
-        distance = self.distillation.distance(
-            student_log_probs, self.distillation.teacher_log_probs(teacher_logits)
-        )
+        distance = self.distillation.distance(student_log_probs, self.distillation.teacher_log_probs(teacher_logits))
         return logits, replace(loss, total=self.distillation.weighted(loss.total, distance))
 
 

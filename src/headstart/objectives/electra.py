@@ -48,9 +48,7 @@ class Electra(MaskedLM):
         targets, original = batch.labels["generator"], batch.labels["replaced"]
         logits = model.heads["generator"](batch.tokens, batch, model.backbone).float()  # (N, V)
         generator = Loss(
-            F.cross_entropy(logits, targets, reduction="sum"),
-            targets.numel(),
-            (logits.argmax(-1) == targets).sum(),
+            F.cross_entropy(logits, targets, reduction="sum"), targets.numel(), (logits.argmax(-1) == targets).sum()
         )
         noise = -torch.empty_like(logits).exponential_().log()
         sampled = (logits.detach() + noise).argmax(dim=-1)  # (N,), from the generator's distribution

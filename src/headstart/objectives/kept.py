@@ -14,14 +14,10 @@ from torch.nn import functional as F
 Mark = Callable[[Tensor, slice, bool], tuple[Tensor, Tensor, Tensor | None]]
 
 
-Spot = tuple[
-    Tensor, Tensor, Tensor | None
-]  # vectors (N, D), and the matrix and bias that make scores of them
+Spot = tuple[Tensor, Tensor, Tensor | None]  # vectors (N, D), and the matrix and bias that make scores of them
 
 
-def kept_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, mark: Mark, piece: int
-) -> tuple[Tensor, Tensor]:
+def kept_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, mark: Mark, piece: int) -> tuple[Tensor, Tensor]:
     """The summed loss of scores `hidden @ weight.T + bias` by `mark`, and how many are right.
 
     `hidden` is (N, D), `weight` (V, D); no more than about `piece` scores are alive at once.

@@ -123,9 +123,7 @@ class MaskedLM(Objective):
             starts = torch.from_numpy(vocabulary.word_starts)[tokens].flatten()
         return UNITS[self.masking](may_hide, starts, count, rng)
 
-    def hide(
-        self, tokens: Tensor, mask: Tensor, vocabulary: Vocabulary, rng: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def hide(self, tokens: Tensor, mask: Tensor, vocabulary: Vocabulary, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """The tokens with some of them masked or replaced, and the positions (N,) that were chosen."""
         if vocabulary.mask_id is None:
             raise ConfigError(

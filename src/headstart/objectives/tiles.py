@@ -73,10 +73,7 @@ def _score(part: Tensor, weight: Tensor, bias: Tensor | None, tile: _Tile) -> No
 def _read(part: Tensor, weight: Tensor, bias: Tensor | None, tiles: list[_Tile]) -> _Piece:
     """Score every tile once and leave powers in it."""
     count = part.shape[0]
-    best, own = (
-        part.new_full((count,), -torch.inf, dtype=torch.float),
-        part.new_empty(count, dtype=torch.float),
-    )
+    best, own = (part.new_full((count,), -torch.inf, dtype=torch.float), part.new_empty(count, dtype=torch.float))
     right = torch.zeros(count, dtype=torch.bool)
     tops, sums = [], []
     for tile in tiles:

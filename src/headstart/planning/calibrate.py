@@ -48,8 +48,7 @@ class SyntheticData:
         lengths = [self.length - (index == 0 and self.classes > 0) for index in range(len(numbers))]
         rows = [
             EncodedExample(
-                rng.integers(2, self.size, length, dtype=np.int32),
-                index % self.classes if self.classes else None,
+                rng.integers(2, self.size, length, dtype=np.int32), index % self.classes if self.classes else None
             )
             for index, length in enumerate(lengths)
         ]
@@ -76,9 +75,7 @@ def measure_steps(
     """Train a new model for about `seconds` (three steps at least) on random tokens, and report."""
     objective = make_objective(config.objective)
     body = objective.resolve_backbone(config.model)
-    config = config.with_(
-        {"model": body.model_dump(), "training": {"max_steps": 1_000_000, "save_minutes": None}}
-    )
+    config = config.with_({"model": body.model_dump(), "training": {"max_steps": 1_000_000, "save_minutes": None}})
     runtime = start_runtime(config.training)
     seed_everything(0)
     model = build_model(body, vocabulary, objective.heads(body, vocabulary, classes))

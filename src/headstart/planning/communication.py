@@ -59,15 +59,11 @@ def share_of(workload: Workload, cluster: Cluster) -> Workload:
     count = cluster.count
     shards = count if cluster.sharded else 1
     if workload.accumulation_steps >= count:
-        return replace(
-            workload, accumulation_steps=-(-workload.accumulation_steps // count), num_shards=shards
-        )
+        return replace(workload, accumulation_steps=-(-workload.accumulation_steps // count), num_shards=shards)
     return replace(workload, batch_size=-(-workload.batch_size // count), num_shards=shards)
 
 
-def predict_communication(
-    workload: Workload, device: Device, cluster: Cluster, batch_seconds: float
-) -> Communication:
+def predict_communication(workload: Workload, device: Device, cluster: Cluster, batch_seconds: float) -> Communication:
     """The communication in one step of a process's share, whose batches take `batch_seconds` of computation each."""
     if cluster.count == 1:
         return Communication(0.0, 0.0, 0.0)

@@ -20,9 +20,7 @@ class Device:
     bandwidth_gbs: float
     bfloat16: bool
     kind: str = "cuda"  # the name that torch has for it: cuda, mps, cpu
-    link_gbs: float | None = (
-        None  # each way between two such devices of one machine; None = as the PCIe of its time
-    )
+    link_gbs: float | None = None  # each way between two such devices of one machine; None = as the PCIe of its time
     compiles: bool = True  # whether triton supports it, if it is a GPU
 
     @property
@@ -57,17 +55,13 @@ class Device:
 
 def _read_devices() -> dict[str, Device]:
     table = tomllib.loads((resources.files("headstart.planning") / "devices.toml").read_text("utf-8"))
-    return {
-        name: Device(name, kind=kind, **row) for kind, rows in table.items() for name, row in rows.items()
-    }
+    return {name: Device(name, kind=kind, **row) for kind, rows in table.items() for name, row in rows.items()}
 
 
 DEVICES: dict[str, Device] = _read_devices()
 
 # Words in product names that do not distinguish one device from another.
-_NOISE = re.compile(
-    r"nvidia|geforce|tesla|amd|instinct|apple|graphics|rtx|gtx|sxm\d?|pcie|hbm\d?e?|[^a-z0-9]"
-)
+_NOISE = re.compile(r"nvidia|geforce|tesla|amd|instinct|apple|graphics|rtx|gtx|sxm\d?|pcie|hbm\d?e?|[^a-z0-9]")
 _MEMORY = re.compile(r"(\d+)\s*gi?b\b")
 
 
@@ -85,8 +79,7 @@ def find_device(name: str) -> Device:
         near = get_close_matches(core, cores, n=1, cutoff=0.5)
         offer = f"did you mean {cores[near[0]]!r}? " if near else ""
         raise ConfigError(
-            f"no GPU is called {name!r}",
-            hint=f"{offer}`headstart plan` without --gpu lists all {len(DEVICES)} devices",
+            f"no GPU is called {name!r}", hint=f"{offer}`headstart plan` without --gpu lists all {len(DEVICES)} devices"
         )
 
     def distance(device: Device) -> tuple[float, float]:

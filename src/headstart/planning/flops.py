@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 from headstart.planning.workload import Stack, Workload
 
-HEADS_OVER_TOKENS = (
-    "replaced",
-    "generator",
-)  # heads that answer at each token; the others do once for each text
+HEADS_OVER_TOKENS = ("replaced", "generator")  # heads that answer at each token; the others do once for each text
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,7 @@ def count_flops(workload: Workload) -> Flops:
     model, parameters, length = workload.model, workload.parameters, workload.tokens_per_example
     attention = 0.0
     if any("attention" in block.name for block in parameters.backbone):
-        pairs = sum(
-            stack.layers * stack.length * keys_per_query(workload, stack) for stack in workload.stacks
-        )
+        pairs = sum(stack.layers * stack.length * keys_per_query(workload, stack) for stack in workload.stacks)
         attention = 4 * model.hidden_size * pairs / length
     matrices = float(parameters.matrices())
     if workload.source_length:

@@ -57,9 +57,7 @@ def predict_memory(workload: Workload) -> Memory:
     embedding = FLOAT32 * workload.vocab_size * workload.model.hidden_size
     forward = max(0, loss_bytes(workload)[0] - embedding)
     # What is allocated and freed within a step leaves holes: all but gradients and embeddings, which are large.
-    temporary = (
-        activations(workload) + layer_working_bytes(workload) + forward + update_working_bytes(workload)
-    )
+    temporary = activations(workload) + layer_working_bytes(workload) + forward + update_working_bytes(workload)
     parts |= {"fragmentation": framework.fragmentation * temporary, "framework": framework.base}
     if workload.device == "cuda":
         parts["GPU context"] = CUDA_CONTEXT
@@ -91,9 +89,7 @@ def _bytes_by_moment(workload: Workload) -> dict[str, dict[str, float]]:
     embedding = FLOAT32 * workload.vocab_size * model.hidden_size
     head = FLOAT32 * sum(block.total for block in parameters.heads)
     head = head or (embedding if workload.label_fraction else 0)
-    is_shared = (
-        model.tie_embeddings and workload.label_fraction > 0
-    )  # two gradients of one embedding are added
+    is_shared = model.tie_embeddings and workload.label_fraction > 0  # two gradients of one embedding are added
     forward, saved, backward = loss_bytes(workload)
     backbone = {
         "activations": activations(workload),
@@ -135,9 +131,7 @@ def _low_precision_copies(workload: Workload) -> float:
     if workload.matmul_bytes == FLOAT32:
         return 0
     embedding = workload.vocab_size * workload.model.hidden_size if workload.label_fraction else 0
-    matrices = (
-        workload.parameters.matrices() if workload.num_shards == 1 else 0
-    )  # shards are gathered in bfloat16
+    matrices = workload.parameters.matrices() if workload.num_shards == 1 else 0  # shards are gathered in bfloat16
     return workload.matmul_bytes * (matrices + embedding)
 
 
@@ -153,9 +147,7 @@ def activations(workload: Workload) -> float:
         + _dropout_mask(workload, 2 * model.hidden_size + model.intermediate_size)
     )
     # A generator's layers, half as many as the backbone's and narrower, count as a fraction of a layer each.
-    extra_layers = sum(
-        spec.settings.get("share", 0.5) * max(1, model.num_layers // 2) for spec in workload.generators
-    )
+    extra_layers = sum(spec.settings.get("share", 0.5) * max(1, model.num_layers // 2) for spec in workload.generators)
     total, fraction = 0.0, workload.last_layer_fraction
     for stack in workload.stacks:
         total += (stack.layers + extra_layers) * layer_activations(workload, stack)
@@ -191,9 +183,7 @@ def _attention_layer(workload: Workload, stack: Stack) -> float:
     else:
         rotated = 2 * low * width if model.position_embedding == "rotary" or model.qk_norm else 0
         attention += rotated + FLOAT32 * heads
-        if (
-            workload.device == "cuda" and (width // heads) % 8
-        ):  # its kernels pad odd sizes and copy the output
+        if workload.device == "cuda" and (width // heads) % 8:  # its kernels pad odd sizes and copy the output
             attention += low * width
     attention += _qk_norm_input(workload)
     feed_forward = low * inner * _feed_forward_copies(workload)

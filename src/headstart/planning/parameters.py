@@ -168,10 +168,7 @@ def _encoder_decoder(formulas: _Formulas) -> Iterator[ParameterBlock]:
     model = formulas.model
     norm = formulas.final_norm() if model.norm_first else []
     encoder = [*_attention_layers(formulas, model.num_layers), *norm]
-    decoder = [
-        *_attention_layers(formulas, model.num_decoder_layers or model.num_layers, has_cross=True),
-        *norm,
-    ]
+    decoder = [*_attention_layers(formulas, model.num_decoder_layers or model.num_layers, has_cross=True), *norm]
     yield from formulas.embedding()
     if model.source_vocab_size is not None:
         yield from (replace(block, name=f"source {block.name}") for block in formulas.embedding("UD"))
@@ -205,10 +202,7 @@ def _language_head(name: str, model: ModelConfig, spec: "HeadSpec") -> list[Para
         others = f"D + {formulas.norms()}" if model.bias else formulas.norms()
         blocks.append(formulas.block(f"head {name}, transform", "D²", others))
     has_bias = model.has_head_bias and spec.settings.get("bias", True)
-    return [
-        *blocks,
-        formulas.block(f"head {name}", "" if model.tie_embeddings else "VD", "V" if has_bias else ""),
-    ]
+    return [*blocks, formulas.block(f"head {name}", "" if model.tie_embeddings else "VD", "V" if has_bias else "")]
 
 
 def _class_head(name: str, model: ModelConfig, spec: "HeadSpec") -> list[ParameterBlock]:

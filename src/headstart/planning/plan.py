@@ -241,9 +241,7 @@ def _precision(config: RunConfig, device: Device) -> str:
     return device.default_precision if precision == "auto" else precision
 
 
-def _total_tokens(
-    config: RunConfig, step: Workload, tokens: float | None, epochs: float | None
-) -> float | None:
+def _total_tokens(config: RunConfig, step: Workload, tokens: float | None, epochs: float | None) -> float | None:
     """Tokens of the whole run: those given times the epochs, else the settings' own budget; None for one in minutes."""
     training = config.training
     if tokens is not None:
@@ -278,23 +276,15 @@ def _advice(plan: Plan) -> Iterator[str]:
             f"batches of {most} texts, {batches} to a step: --set training.tokens_per_batch="
             f"{most * workload.tokens_per_example} --set training.gradient_accumulation_steps={batches}"
         )
-    if (
-        device.bfloat16
-        and workload.precision == "float32"
-        and fits(replace(workload, precision="bfloat16"), device)
-    ):
+    if device.bfloat16 and workload.precision == "float32" and fits(replace(workload, precision="bfloat16"), device):
         yield "bfloat16 numbers: --set training.precision=bfloat16"
     shorter = workload.length
     while shorter > 16 and not fits(workload.with_length(shorter), device):
         shorter //= 2
     if shorter < workload.length and fits(workload.with_length(shorter), device):
         tokens = plan.step.batch_size * workload.with_length(shorter).tokens_per_example
-        yield (
-            f"as many, shorter texts: --set training.max_length={shorter} --set training.tokens_per_batch={tokens}"
-        )
-    can_shard = not (
-        workload.source_length or training.compile or training.gradual_unfreezing_epochs is not None
-    )
+        yield (f"as many, shorter texts: --set training.max_length={shorter} --set training.tokens_per_batch={tokens}")
+    can_shard = not (workload.source_length or training.compile or training.gradual_unfreezing_epochs is not None)
     if workload.num_shards == 1 and can_shard and fits(replace(workload, num_shards=8), device):
         yield "a part of the model in each of 8 processes: --nproc 8 --set training.fsdp=true"
     if smaller := _smaller_preset(plan):

@@ -123,9 +123,7 @@ def _attention_pairs(workload: Workload) -> tuple[float, float]:
     """Pairs of tokens in a text's attention: without a mask, as in a causal stack, and with one, in tiles."""
     unmasked = masked = 0.0
     for stack in workload.stacks:
-        length, source = (
-            MASKED_TILE * math.ceil(side / MASKED_TILE) for side in (stack.length, stack.source_length)
-        )
+        length, source = (MASKED_TILE * math.ceil(side / MASKED_TILE) for side in (stack.length, stack.source_length))
         if stack.is_causal:
             unmasked += stack.layers * stack.length * (stack.length + 1) / 2
         else:

@@ -4,11 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headstart.config import ModelConfig, RunConfig
-from headstart.constants import (
-    DEFAULT_LOGITS_PER_CHUNK,
-    GATED_ACTIVATIONS,
-    LOGITS_PER_CHUNK,
-)
+from headstart.constants import DEFAULT_LOGITS_PER_CHUNK, GATED_ACTIVATIONS, LOGITS_PER_CHUNK
 from headstart.planning.parameters import ParameterTable, parameter_table
 
 if TYPE_CHECKING:
@@ -37,9 +33,7 @@ class Workload:
     parameters: ParameterTable
     batch_size: int  # texts, or pairs of texts (B)
     length: int  # tokens of each (T), in a pair those of the target
-    label_fraction: (
-        float  # of the positions, those with logits over the vocabulary; 0 without a language-model head
-    )
+    label_fraction: float  # of the positions, those with logits over the vocabulary; 0 without a language-model head
     precision: str  # "float32" or "bfloat16"
     optimizer: str
     device: str  # "cpu", "cuda" or "mps"

@@ -44,18 +44,7 @@ def _explorer() -> str:
     return f"{_report('attention.js')}\nexport {{ exploreAttention }};\n"
 
 
-SCRIPTS = (
-    "app",
-    "api",
-    "elements",
-    "classify",
-    "generate",
-    "translate",
-    "attention",
-    "plan",
-    "runs",
-    "chart",
-)
+SCRIPTS = ("app", "api", "elements", "classify", "generate", "translate", "attention", "plan", "runs", "chart")
 
 FILES: dict[str, Asset] = {
     "/": Asset(HTML, partial(_own, "index.html")),

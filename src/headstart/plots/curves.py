@@ -151,9 +151,7 @@ def draw_label_efficiency(lines: list[Band], split: str) -> Figure:
             x = line.x * (1 + 0.012 * (offset - (len(lines) - 1) / 2))
             error = np.maximum([line.mean - line.low, line.high - line.mean], 0)
             style = "--" if line.is_classical else "-"
-            axes.errorbar(
-                x, line.mean, error, color=line.colour, linewidth=2, linestyle=style, marker="o", capsize=3
-            )
+            axes.errorbar(x, line.mean, error, color=line.colour, linewidth=2, linestyle=style, marker="o", capsize=3)
         ticks = sorted({float(x) for line in lines for x in line.x})
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], minor=False)
@@ -240,12 +238,7 @@ def _label_ends(axes: Axes, ends: list[tuple[str, str, float]]) -> None:
     for (name, colour, value), position in zip(ordered, positions, strict=True):
         ends_at, weight = (value - low) / (high - low), "normal" if colour == INK else "bold"
         axes.plot(
-            [1.003, 1.03],
-            [ends_at, position],
-            color=colour,
-            clip_on=False,
-            linewidth=1,
-            transform=axes.transAxes,
+            [1.003, 1.03], [ends_at, position], color=colour, clip_on=False, linewidth=1, transform=axes.transAxes
         )
         text = axes.text(1.038, position, f"{_truncate(name)} {value:.3f}", transform=axes.transAxes)
         text.set(color=colour, va="center", fontsize=10, fontweight=weight)

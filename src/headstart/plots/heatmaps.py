@@ -17,9 +17,9 @@ from headstart.plots.style import FAINT, INK, STYLE
 
 DARK_TEXT, LIGHT_TEXT = "#11151c", "#fdfdfe"  # not the style's colours, which a dark page replaces
 MASKED = "#e9ecf1"  # a key that the mask hides from the query; an allowed key of weight 0 is white
-WEIGHTS = LinearSegmentedColormap.from_list(
-    "weights", ["#ffffff", "#a9d3ec", "#0072b2", "#00304d"]
-).with_extremes(bad=MASKED)
+WEIGHTS = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#a9d3ec", "#0072b2", "#00304d"]).with_extremes(
+    bad=MASKED
+)
 HEADINGS = {
     "self": "Attention weights of each token",
     "cross": "Cross-attention: source tokens that each target token attends to",
@@ -45,9 +45,7 @@ def draw_heatmap(
 ) -> AxesImage:
     """An array (rows, columns) as coloured cells, with lines of the given width between them."""
     low, high = limits
-    image = axes.imshow(
-        values, cmap, vmin=low, vmax=high, aspect=aspect, origin=origin, interpolation="nearest"
-    )
+    image = axes.imshow(values, cmap, vmin=low, vmax=high, aspect=aspect, origin=origin, interpolation="nearest")
     axes.grid(False)
     if cell_lines:
         axes.tick_params(which="both", length=0)
@@ -65,9 +63,7 @@ def label_axis(axis: Any, names: Sequence[str], *, step: int = 1, **params: Any)
     axis.set_tick_params(length=0, **{"labelcolor": INK, **params})
 
 
-def draw_attention(
-    maps: AttentionMaps, layer: int | None = None, attention_head: int | None = None
-) -> Figure:
+def draw_attention(maps: AttentionMaps, layer: int | None = None, attention_head: int | None = None) -> Figure:
     """A grid of heat maps, a row for each layer and a column for each attention head; one alone is enlarged."""
     layers, heads = maps.chosen(layer, attention_head)
     if len(layers) == len(heads) == 1:
@@ -91,9 +87,7 @@ def draw_attention(
                 _draw_map(axes, maps, layer_index, head_index)
                 is_bottom = row == len(layers) - 1
                 _label_tokens(axes, maps, font_size, has_labels and column == 0, has_labels and is_bottom)
-                axes.set_title(
-                    f"layer {layer_index + 1} · attention head {head_index + 1}", fontsize=8.5, pad=4
-                )
+                axes.set_title(f"layer {layer_index + 1} · attention head {head_index + 1}", fontsize=8.5, pad=4)
         _draw_heading(figure, maps, height)
     return figure
 

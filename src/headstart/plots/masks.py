@@ -131,12 +131,7 @@ def _cross_mask(queries: int, keys: int, padding: int) -> np.ndarray:
 
 def _smallest_config(kind: str, length: int) -> ModelConfig:
     return ModelConfig(
-        architecture=kind,
-        num_layers=1,
-        hidden_size=2,
-        num_heads=1,
-        intermediate_size=1,
-        max_position_embeddings=length,
+        architecture=kind, num_layers=1, hidden_size=2, num_heads=1, intermediate_size=1, max_position_embeddings=length
     )
 
 
@@ -174,9 +169,7 @@ def _draw_mask(axes: Axes, mask: Mask) -> None:
     _draw_key_groups(axes, mask)
     source = "applied by a model" if mask.source == "model" else "a definition, not used by a model here"
     axes.set_title(f"{mask.name}\n", fontsize=11, fontweight="bold", color=INK)
-    axes.text(
-        0.5, 1.02, source, transform=axes.transAxes, ha="center", va="bottom", fontsize=8.5, color=colour
-    )
+    axes.text(0.5, 1.02, source, transform=axes.transAxes, ha="center", va="bottom", fontsize=8.5, color=colour)
     axes.set_ylabel("query" if mask.name != "cross" else "query (target)", fontsize=9.5)
     label_pad = 25 if any(mask.key_groups) else 4
     axes.set_xlabel("key" if mask.name != "cross" else "key (source)", fontsize=9.5, labelpad=label_pad)

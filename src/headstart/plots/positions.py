@@ -41,10 +41,7 @@ class PositionMap:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
         names = ("vectors", "dot", "cosine", "low", "high")
-        return {
-            "kind": self.kind,
-            **{name: np.round(getattr(self, name).astype(float), 6).tolist() for name in names},
-        }
+        return {"kind": self.kind, **{name: np.round(getattr(self, name).astype(float), 6).tolist() for name in names}}
 
 
 def sinusoidal_map(length: int, width: int) -> PositionMap:
@@ -122,16 +119,12 @@ def draw_positions(maps: list[PositionMap]) -> Figure:
     """A heat map for each position embedding, above cosine similarity and dot product by distance."""
     colours = dict(zip(TITLES, PALETTE, strict=False))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(
-            figsize=(9.6, 3.1 * len(maps) + 3.4), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1)
-        )
+        figure = Figure(figsize=(9.6, 3.1 * len(maps) + 3.4), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1))
         grid = figure.add_gridspec(len(maps) + 1, 2, height_ratios=[3.1] * len(maps) + [3.4])
         for row, each in enumerate(maps):
             axes = figure.add_subplot(grid[row, :])
             limit = float(np.abs(each.vectors).max()) or 1.0
-            image = draw_heatmap(
-                axes, each.vectors.T, "RdBu_r", (-limit, limit), aspect="auto", origin="lower"
-            )
+            image = draw_heatmap(axes, each.vectors.T, "RdBu_r", (-limit, limit), aspect="auto", origin="lower")
             axes.set(xlabel="position", ylabel="dimension", title=TITLES.get(each.kind, each.kind))
             figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03).outline.set_visible(False)
         cosine, dot = figure.add_subplot(grid[-1, 0]), figure.add_subplot(grid[-1, 1])

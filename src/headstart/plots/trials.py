@@ -75,14 +75,10 @@ def _draw_history(axes: Axes, data: TrialsData) -> None:
     axes.step(x[: len(best)], best, where="post", color=PALETTE[0], linewidth=2, label="best so far")
     axes.scatter(data.numbers, data.values, s=22, color=PALETTE[0], alpha=0.75, linewidth=0, label="finished")
     if len(data.pruned):
-        axes.scatter(
-            data.pruned[:, 0], data.pruned[:, 1], s=24, marker="x", color=FAINT, linewidth=1.4, label="pruned"
-        )
+        axes.scatter(data.pruned[:, 0], data.pruned[:, 1], s=24, marker="x", color=FAINT, linewidth=1.4, label="pruned")
     axes.set(xlabel="trial", ylabel=data.metric.replace("_", "-"))
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    axes.legend(
-        frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2
-    )
+    axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2)
 
 
 def _draw_setting(axes: Axes, name: str, data: TrialsData) -> None:
@@ -93,9 +89,7 @@ def _draw_setting(axes: Axes, name: str, data: TrialsData) -> None:
     x = np.array([value if is_number else known.index(str(value)) for value in values], dtype=float)
     axes.scatter(x, data.values, s=16, color=PALETTE[0], alpha=0.6, linewidth=0)
     best = data.values == data.best_so_far[-1:]
-    axes.scatter(
-        x[best][:1], data.values[best][:1], s=70, facecolors="none", edgecolors=PALETTE[1], linewidth=1.8
-    )
+    axes.scatter(x[best][:1], data.values[best][:1], s=70, facecolors="none", edgecolors=PALETTE[1], linewidth=1.8)
     if not is_number:
         axes.set_xticks(range(len(known)), known)
     elif name in data.log_settings:

@@ -142,9 +142,7 @@ def headline(comparison: Comparison) -> str:
 
 def format_test(test: PairedTest) -> str:
     """A paired test in one line."""
-    verdict = {"better": "is better than", "worse": "is worse than"}.get(
-        test.verdict, "no difference shown from"
-    )
+    verdict = {"better": "is better than", "worse": "is worse than"}.get(test.verdict, "no difference shown from")
     interval = format_points_interval(test.difference)
     numbers = f"{format_points(test.difference.mean)} points, 95\u00a0% interval {interval}"
     p_value = format_p_value(test.p_value)

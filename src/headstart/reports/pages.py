@@ -40,13 +40,9 @@ MAX_EXCERPT = 160  # characters of an error's text that are visible before it is
 BASELINE_METRICS = ("accuracy", "macro_f1", "loss", "count", "correct")
 
 
-def render_figure(
-    title: str, figure: Figure, lines: Sequence[str] = (), study: HeadAblation | None = None
-) -> str:
+def render_figure(title: str, figure: Figure, lines: Sequence[str] = (), study: HeadAblation | None = None) -> str:
     """One figure above its description; a head ablation also has its numbers as a table."""
-    return render(
-        "figure.html", title=title, svg=inline_svg(figure, "figure", title), lines=lines, study=study
-    )
+    return render("figure.html", title=title, svg=inline_svg(figure, "figure", title), lines=lines, study=study)
 
 
 def render_attention(maps: AttentionMaps, layer: int | None = None, attention_head: int | None = None) -> str:
@@ -87,9 +83,7 @@ def render_run(name: str, result: Mapping[str, Any], settings: Mapping[str, Any]
         warnings=result.get("warnings") or [],
         metrics={key: value for key, value in metrics.items() if not isinstance(value, dict | None)},
         baseline={key: baseline[key] for key in BASELINE_METRICS} if baseline else {},
-        figure=inline_svg(draw_training_curve(curve), "metrics", "Validation metrics by epoch")
-        if curve
-        else "",
+        figure=inline_svg(draw_training_curve(curve), "metrics", "Validation metrics by epoch") if curve else "",
         facts=facts,
         provenance=result["provenance"],
         settings=settings,
@@ -110,9 +104,7 @@ def render_model_card(card: Mapping[str, Any]) -> str:
 
 def render_audit(audit: Mapping[str, Any]) -> Markup:
     """A data audit as part of a page."""
-    html = render(
-        "audit.html", audit=audit, tables=audit_tables(audit, is_page=True), leaks=audit_leaks(audit)
-    )
+    html = render("audit.html", audit=audit, tables=audit_tables(audit, is_page=True), leaks=audit_leaks(audit))
     return Markup(html)
 
 
@@ -121,11 +113,7 @@ def render_comparison(comparison: Comparison) -> str:
     budget = max(comparison.label_budgets)
     main = main_test(comparison)
     colours = arm_colours((arm.name, arm.kind) for arm in comparison.arms)
-    curves, efficiency, panels = (
-        accuracy_curves(comparison),
-        label_efficiency(comparison),
-        reliability(comparison),
-    )
+    curves, efficiency, panels = (accuracy_curves(comparison), label_efficiency(comparison), reliability(comparison))
     figures: dict[str, str] = dict.fromkeys(("curves", "efficiency", "calibration"), "")
     if curves.lines:
         ends = [f"{line.name} ends at {line.mean[-1]:.3f}" for line in curves.lines]
@@ -146,9 +134,7 @@ def render_comparison(comparison: Comparison) -> str:
         comparison=comparison,
         budget=budget,
         headline=headline(comparison),
-        other_tests=[
-            format_test(test) for test in comparison.tests if test.labels == budget and test is not main
-        ],
+        other_tests=[format_test(test) for test in comparison.tests if test.labels == budget and test is not main],
         has_leaks=has_leaks(comparison),
         budgets=sorted(set(comparison.label_budgets), reverse=True),
         colour_index={name: PALETTE.index(colour) for name, colour in colours.items()},

@@ -68,11 +68,7 @@ def terminal_table(table: TextTable) -> Table:
 
 
 def _terminal_table(
-    title: str,
-    columns: Mapping[str, str],
-    rows: Iterable[Mapping[str, Any]],
-    text_columns: int,
-    caption: str = "",
+    title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]], text_columns: int, caption: str = ""
 ) -> Table:
     """A table with a format string for the cells of each column."""
     cells = [[cell.format(**row) for cell in columns.values()] for row in rows]
@@ -163,13 +159,7 @@ def _class_balance(splits: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     totals = [max(sum(split.values()), 1) for split in counts]
     labels = dict.fromkeys(label for split in counts for label in split)
     return [
-        [
-            label,
-            *(
-                f"{c.get(label, 0):,} ({c.get(label, 0) / n:.0%})"
-                for c, n in zip(counts, totals, strict=True)
-            ),
-        ]
+        [label, *(f"{c.get(label, 0):,} ({c.get(label, 0) / n:.0%})" for c, n in zip(counts, totals, strict=True))]
         for label in labels
     ]
 
@@ -276,9 +266,7 @@ def trials_table(search: Mapping[str, Any]) -> Table:
     rows = [[search["metric"], *(_format_value(trial["value"]) for trial in shown)]]
     rows += [[name, *(_format_value(trial["values"][name]) for trial in shown)] for name in names]
     states = Counter(trial["state"] for trial in trials)
-    title = ", ".join(
-        f"{states[state]} {state}" for state in ("finished", "pruned", "failed") if states[state]
-    )
+    title = ", ".join(f"{states[state]} {state}" for state in ("finished", "pruned", "failed") if states[state])
     table = terminal_table(TextTable(f"trials: {title}", ["trial", *columns], rows))
     table.rows[0].style = "bold"
     return table

@@ -108,10 +108,7 @@ def _add_errors(operation: dict[str, Any], state: AppState, path: str) -> None:
     statuses |= dict.fromkeys((400, 408, 409, 413, 415, 429), "requestBody" in operation)
     for status in (status for status, is_possible in statuses.items() if is_possible):
         schema = {"$ref": "#/components/schemas/ErrorResponse"}
-        responses[str(status)] = {
-            "description": ERRORS[status],
-            "content": {"application/json": {"schema": schema}},
-        }
+        responses[str(status)] = {"description": ERRORS[status], "content": {"application/json": {"schema": schema}}}
     for status in {"429", "503"} & responses.keys():
         seconds = {"schema": {"type": "integer", "minimum": 1}, "description": "seconds to wait"}
         responses[status]["headers"] = {"Retry-After": seconds}
@@ -268,12 +265,7 @@ class ServerMiddleware:
         metrics.seconds.labels(endpoint).observe(seconds)
         if logger.isEnabledFor(20):
             method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD") else "OTHER"
-            fields = {
-                "method": method,
-                "endpoint": endpoint,
-                "status": status,
-                "ms": round(1000 * seconds, 1),
-            }
+            fields = {"method": method, "endpoint": endpoint, "status": status, "ms": round(1000 * seconds, 1)}
             texts = {"texts": scope[TEXTS]} if scope.get(TEXTS) else {}
             logger.info("request", extra={"fields": fields | texts})
 

@@ -64,9 +64,7 @@ class Batcher:
         self._is_open = True
         self._executor = ThreadPoolExecutor(num_threads, name)
 
-    async def submit(
-        self, kind: Hashable, items: Sequence[Any], costs: Sequence[int], timeout: float
-    ) -> list[Any]:
+    async def submit(self, kind: Hashable, items: Sequence[Any], costs: Sequence[int], timeout: float) -> list[Any]:
         """The result of each item. A request that is too large or that finds a full queue is an HTTP error.
 
         A request whose task is cancelled, or whose time is over, leaves the queue.

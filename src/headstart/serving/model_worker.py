@@ -138,9 +138,7 @@ class ModelWorker:
         with THREAD_POOL.share(2 * self._weights_per_token * tokens), lock:
             return self._methods[ability](texts, *options)
 
-    def generate(
-        self, query: GenerateRequest, max_new_tokens: int, name: str
-    ) -> Generator[dict[str, Any], None, None]:
+    def generate(self, query: GenerateRequest, max_new_tokens: int, name: str) -> Generator[dict[str, Any], None, None]:
         """Pieces of the continuation of a prompt, and the whole at the end.
 
         Prompt and continuation share the positions of the model: a prompt that is too long loses its beginning,
@@ -154,11 +152,7 @@ class ModelWorker:
         prompt = ids[max(0, len(ids) - (max_tokens - max_new_tokens)) :]
         row = np.concatenate([[tokenizer.bos_id], prompt])
         settings = GenerationSettings(
-            tokens=max_new_tokens,
-            temperature=query.temperature,
-            top_k=query.top_k,
-            top_p=query.top_p,
-            seed=query.seed,
+            tokens=max_new_tokens, temperature=query.temperature, top_k=query.top_k, top_p=query.top_p, seed=query.seed
         )
         tokens = stream(
             writer.reader,
@@ -203,9 +197,7 @@ class ModelWorker:
         rows, truncated = self._encode("classify", texts)
         if (tfidf := self.trained.tfidf) is not None:
             if explain:
-                raise http_error(
-                    422, "this run answers with its TF-IDF baseline", hint="explanations are for networks"
-                )
+                raise http_error(422, "this run answers with its TF-IDF baseline", hint="explanations are for networks")
             probabilities, truncated = tfidf.predict_probabilities(list(texts)), [False] * len(texts)
         else:
             logits = self._logits(rows).astype(np.float64)  # (N, C)
@@ -247,18 +239,13 @@ class ModelWorker:
                 hint="use the pool mean, or last: the last token of a causal model has seen the whole text",
             )
         rows, truncated = self._encode("embed", texts)
-        encoder = Encoder(
-            self.fast_model, self.tokenizer, self.config, self.runtime, pooling, self.eval_tokens
-        )
+        encoder = Encoder(self.fast_model, self.tokenizer, self.config, self.runtime, pooling, self.eval_tokens)
         vectors = np.stack(encoder.vectors(rows)).astype(np.float64)  # (N, D)
         return list(zip(np.round(vectors, 6).tolist(), truncated, strict=True))
 
     def _attention(self, texts: Sequence[str], layer: int | None, head: int | None) -> list[dict[str, Any]]:
         body = self.config.model
-        for name, number, most in (
-            ("layer", layer, body.num_layers),
-            ("attention head", head, body.num_heads),
-        ):
+        for name, number, most in (("layer", layer, body.num_layers), ("attention head", head, body.num_heads)):
             if number is not None and number > most:
                 raise http_error(404, f"there is no {name} {number} in this run", hint=f"it has {most}")
         num_maps = (1 if layer else body.num_layers) * (1 if head else body.num_heads)
@@ -277,9 +264,7 @@ class ModelWorker:
         indices = [index for index, text in enumerate(texts) if text.strip()]
         encoded = translator.source_tokenizer.encode([texts[index] for index in indices])
         sources = [translator.source_tokenizer.add_special_tokens(ids, max_length) for ids in encoded]
-        hypotheses = search_translations(
-            translator.reader, sources, translator.tokenizer, translator.runtime, Beam()
-        )
+        hypotheses = search_translations(translator.reader, sources, translator.tokenizer, translator.runtime, Beam())
         results: list[dict[str, Any]] = [{"text": "", "cut": False} for _ in texts]
         for index, ids, source, best in zip(indices, encoded, sources, hypotheses, strict=True):
             tokens = best[0].tokens
@@ -327,12 +312,7 @@ def _maps_json(found: AttentionMaps, layer: int | None, head: int | None) -> dic
         for layer in layers
         for head in heads
     ]
-    return {
-        "queries": found.queries,
-        "keys": found.keys,
-        "seen": found.seen.astype(int).tolist(),
-        "maps": maps,
-    }
+    return {"queries": found.queries, "keys": found.keys, "seen": found.seen.astype(int).tolist(), "maps": maps}
 
 
 def _no_classifier(trained: LoadedModel) -> str:
@@ -345,11 +325,7 @@ def _no_embedder(trained: LoadedModel) -> str:
 
 def _no_attention(trained: LoadedModel) -> str:
     kind = trained.info.config.model.architecture
-    return (
-        ""
-        if issubclass(BACKBONES[kind], TransformerBackbone)
-        else f"has a {kind} body without attention to show"
-    )
+    return "" if issubclass(BACKBONES[kind], TransformerBackbone) else f"has a {kind} body without attention to show"
 
 
 def _no_generator(trained: LoadedModel) -> str:

@@ -63,9 +63,7 @@ class Metrics:
         memory.set_function(resident_memory)
 
 
-def _new_metric(
-    registry: CollectorRegistry, kind: type[M], name: str, text: str, *labels: str, **options: Any
-) -> M:
+def _new_metric(registry: CollectorRegistry, kind: type[M], name: str, text: str, *labels: str, **options: Any) -> M:
     return kind(f"headstart_{name}", text, labels, registry=registry, **options)
 
 
@@ -275,7 +273,5 @@ class AppState:
 
 def _equal(candidate: str, secret: str) -> bool:
     """Equality in constant time, whatever the two lengths are."""
-    digests = [
-        hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest() for text in (candidate, secret)
-    ]
+    digests = [hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest() for text in (candidate, secret)]
     return hmac.compare_digest(*digests)

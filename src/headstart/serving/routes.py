@@ -26,9 +26,7 @@ DISCARD_SECONDS = 2.0  # to read what a client still sends after an error
 MAX_FIELD_CHARS = 60  # of a client's own field name in an error message
 MAX_STEP = 2**53
 # A report has no scripts; an injected one could neither run nor send requests.
-REPORT_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"
-)
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"
 
 
 # --- the body of a request
@@ -184,9 +182,7 @@ async def _run(
 def _check_texts(limits: Limits, texts: Sequence[str]) -> None:
     if len(texts) > limits.max_texts:
         raise http_error(
-            422,
-            f"{len(texts):,} texts are too many: {limits.max_texts:,} are the most",
-            hint="send several requests",
+            422, f"{len(texts):,} texts are too many: {limits.max_texts:,} are the most", hint="send several requests"
         )
     longest = max(map(len, texts), default=0)
     if longest > limits.max_chars:
@@ -217,9 +213,7 @@ async def generate(request: Request, query: schema.GenerateRequest) -> Response:
     max_new_tokens = min(64, limits.max_new_tokens) if query.tokens is None else query.tokens
     if max_new_tokens > limits.max_new_tokens:
         raise http_error(
-            422,
-            f"{limits.max_new_tokens:,} new tokens are the most",
-            hint="ask for fewer, then continue the result",
+            422, f"{limits.max_new_tokens:,} new tokens are the most", hint="ask for fewer, then continue the result"
         )
     model = await _find(state, "generate", query.model)
     generated = model.worker.generate(query, max_new_tokens, model.name)
@@ -368,9 +362,7 @@ async def report(request: Request, name: Name) -> Response:
 # --- the server itself
 
 
-@router.get(
-    "/healthz", response_model=schema.Health, responses={503: {"model": schema.Health | schema.ErrorResponse}}
-)
+@router.get("/healthz", response_model=schema.Health, responses={503: {"model": schema.Health | schema.ErrorResponse}})
 async def health(request: Request) -> Response:
     """Tell whether the server accepts requests."""
     if state_of(request).is_stopping:

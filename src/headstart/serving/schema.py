@@ -43,9 +43,7 @@ def make_limits(settings: Mapping[str, Any]) -> Limits:
     return parse(Limits, settings.get("limits", {}), "limits")
 
 
-def http_error(
-    status: int, problem: str, *, hint: str = "", retry_after: float | None = None
-) -> HTTPException:
+def http_error(status: int, problem: str, *, hint: str = "", retry_after: float | None = None) -> HTTPException:
     """An HTTP error whose body is `{"error": problem, "hint": hint}`."""
     headers = {}
     if retry_after is not None:
@@ -85,9 +83,7 @@ Ability = Literal["classify", "embed", "generate", "translate", "attention"]
 class RequestModel(BaseModel):
     """The body of a request: strict types, no unknown fields."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class ResponseModel(BaseModel):
@@ -208,9 +204,7 @@ class GenerateRequest(ModelRequest):
         description="nucleus sampling: sample from the most probable tokens of this total probability; default: 0.95",
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), INTEGRAL] = Field(0, description="random seed")
-    stream: bool = Field(
-        True, description="stream one JSON line for each new piece, or send one response at the end"
-    )
+    stream: bool = Field(True, description="stream one JSON line for each new piece, or send one response at the end")
 
 
 class GenerateResponse(ResponseModel):
@@ -219,9 +213,7 @@ class GenerateResponse(ResponseModel):
     model: str
     text: str = Field(description="the generated text, without the prompt")
     tokens: int = Field(description="number of new tokens")
-    reason: Literal["end", "length"] = Field(
-        description="stopped at the end-of-text token, or at the maximum length"
-    )
+    reason: Literal["end", "length"] = Field(description="stopped at the end-of-text token, or at the maximum length")
     cut: bool = Field(description="whether the beginning of the prompt was truncated")
 
 
@@ -257,9 +249,7 @@ class PlanRequest(RequestModel):
     vocabulary: Annotated[int, Field(ge=8, le=10_000_000), INTEGRAL] | None = None
     batch: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
     length: Annotated[int, Field(ge=2, le=1_000_000), INTEGRAL] | None = None
-    tokens: Annotated[int, Field(ge=1, le=10**15), INTEGRAL] | None = Field(
-        None, description="training tokens"
-    )
+    tokens: Annotated[int, Field(ge=1, le=10**15), INTEGRAL] | None = Field(None, description="training tokens")
     epochs: float | None = Field(None, gt=0, le=10**6)
     price: float | None = Field(None, ge=0, le=10**6, description="price of one hour on the device")
     precision: Literal["auto", "float32", "bfloat16"] | None = None

@@ -99,14 +99,10 @@ class LogFormatter(logging.Formatter):
         if not fields:
             return f"{timestamp} {record.getMessage()}"
         texts = f" {json.dumps(fields['texts'])}" if "texts" in fields else ""
-        return (
-            f"{timestamp} {fields['method']} {fields['endpoint']} {fields['status']} {fields['ms']} ms{texts}"
-        )
+        return f"{timestamp} {fields['method']} {fields['endpoint']} {fields['status']} {fields['ms']} ms{texts}"
 
 
-def make_logger(
-    *, as_json: bool = False, quiet: bool = False, stream: TextIO | None = None
-) -> logging.Logger:
+def make_logger(*, as_json: bool = False, quiet: bool = False, stream: TextIO | None = None) -> logging.Logger:
     """A logger of one server, to standard error by default; `quiet` leaves requests out."""
     logger = logging.Logger("headstart.serving", logging.WARNING if quiet else logging.INFO)
     handler = logging.StreamHandler(stream)

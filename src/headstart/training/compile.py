@@ -51,9 +51,7 @@ def will_compile(
     return seconds >= WORTH_SECONDS
 
 
-def should_compile(
-    config: RunConfig, model: Model, objective: Objective, runtime: Runtime, steps: int | None
-) -> bool:
+def should_compile(config: RunConfig, model: Model, objective: Objective, runtime: Runtime, steps: int | None) -> bool:
     """Whether the steps of this run are compiled on this machine."""
     training = config.training
     tokens_per_step = training.tokens_per_batch * training.gradient_accumulation_steps
@@ -86,8 +84,7 @@ class CompiledSteps:
         # torch counts the graphs of all backbones together
         dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS * (1 + len(objective.teachers)))
         self._backbones = [
-            _CompiledBackbone(each.backbone, self._has_blocks, backend)
-            for each in (model, *objective.teachers)
+            _CompiledBackbone(each.backbone, self._has_blocks, backend) for each in (model, *objective.teachers)
         ]
 
     def _fits(self, batch: Batch) -> bool:
@@ -121,9 +118,7 @@ class _CompiledBackbone:
         self._backbone, self._has_blocks = backbone, has_blocks
         self.max_length = backbone.config.max_position_embeddings
         options = options_for_any_size() if backend == "inductor" and not has_blocks else None
-        self._forward = torch.compile(
-            backbone.forward, dynamic=not has_blocks, backend=backend, options=options
-        )
+        self._forward = torch.compile(backbone.forward, dynamic=not has_blocks, backend=backend, options=options)
 
     def _compiled_forward(self, batch: Batch, positions: Tensor | None = None) -> Tensor:
         if self._has_blocks:

@@ -22,11 +22,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import (  # type: ignore[attr-defined]
-    PrefixStore,
-    Store,
-    rendezvous,
-)
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from headstart.errors import ConfigError, HeadstartError, LostError, Stopped
 from headstart.training.launch import RankInfo, cores, rank_info, set_tcp_timeouts

@@ -41,9 +41,7 @@ def class_logits(
         model.eval()
     padding = None if model.backbone.is_flat else runtime.eval_max_padding
     loader = TextLoader(rows, batch_tokens, shuffled=False, padding=padding)
-    return compute_rows(
-        lambda batch: model(batch)["class"], objective, loader, len(rows), vocabulary, runtime
-    )
+    return compute_rows(lambda batch: model(batch)["class"], objective, loader, len(rows), vocabulary, runtime)
 
 
 def compute_rows(
@@ -91,8 +89,7 @@ def loss_sums(
     total = runtime.processes.all_reduce(sums)
     heads = [name.removeprefix("loss ") for name in total if name.startswith("loss ")]
     return {
-        head: (total[f"loss {head}"], round(total[f"count {head}"]), round(total[f"correct {head}"]))
-        for head in heads
+        head: (total[f"loss {head}"], round(total[f"count {head}"]), round(total[f"correct {head}"])) for head in heads
     }
 
 

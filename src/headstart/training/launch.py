@@ -61,8 +61,7 @@ def require_single_process(what: str) -> None:
     """Raise an error if this is one of several processes."""
     if rank_info().count > 1:
         error = ConfigError(
-            f"{what} runs in one process",
-            hint="without torchrun; pretrain, finetune and resume run in several",
+            f"{what} runs in one process", hint="without torchrun; pretrain, finetune and resume run in several"
         )
         error.is_shared = True  # every process finds the same
         raise error
@@ -213,8 +212,7 @@ def _is_served(endpoint: str) -> bool:
     question.join(5)
     if not answers:
         raise ConfigError(
-            f"port {port} of {host} is in use by something else",
-            hint="choose another port for --rdzv-endpoint",
+            f"port {port} of {host} is in use by something else", hint="choose another port for --rdzv-endpoint"
         )
     return True
 
@@ -242,9 +240,7 @@ def set_tcp_timeouts(seconds: float) -> None:
 
     Torch opens them without a limit and gives no access to them, so they are found where Linux lists open files.
     """
-    if not (
-        hasattr(socket, "TCP_USER_TIMEOUT") and OPEN_FILES.is_dir()
-    ):  # other systems have their own limits
+    if not (hasattr(socket, "TCP_USER_TIMEOUT") and OPEN_FILES.is_dir()):  # other systems have their own limits
         return
     for path in list(OPEN_FILES.iterdir()):
         with suppress(OSError):  # closed in the meantime, or not a TCP socket

@@ -41,9 +41,7 @@ def fit_head(
     weights, penalty = list(head.parameters()), WEIGHT_PENALTY / len(sample)
     device = weights[0].device
     head.cpu().eval()
-    optimizer = torch.optim.LBFGS(
-        weights, max_iter=ITERATIONS, history_size=10, line_search_fn="strong_wolfe"
-    )
+    optimizer = torch.optim.LBFGS(weights, max_iter=ITERATIONS, history_size=10, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()

@@ -73,9 +73,7 @@ class Muon(torch.optim.Optimizer):
                 if chunk:
                     self._update(chunk, group["lr"], group["momentum"], group["weight_decay"])
 
-    def _update(
-        self, weights: list[nn.Parameter], learning_rate: float, momentum: float, weight_decay: float
-    ) -> None:
+    def _update(self, weights: list[nn.Parameter], learning_rate: float, momentum: float, weight_decay: float) -> None:
         grads = [weight.grad for weight in weights if weight.grad is not None]
         momenta = [self._momentum(weight) for weight in weights]
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
@@ -101,9 +99,7 @@ class Muon(torch.optim.Optimizer):
         for shape, (parts, changes) in by_shape.items():
             orthogonal = orthogonalized(torch.stack(changes))
             if orthogonal.device.type == "cuda":
-                orthogonal = (
-                    orthogonal.contiguous()
-                )  # the layout of the weights, so that one kernel serves all
+                orthogonal = orthogonal.contiguous()  # the layout of the weights, so that one kernel serves all
             torch._foreach_sub_(parts, orthogonal.unbind(0), alpha=_step_size(learning_rate, shape))
 
     def _momentum(self, weight: nn.Parameter) -> Tensor:
@@ -189,14 +185,10 @@ def make_optimizer(model: Model, config: OptimizerConfig, strategy: SingleDevice
             plain.setdefault((scale, decay), []).append(weight)
     rule = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     groups = [{"params": each, "lr": scale, "weight_decay": decay} for (scale, decay), each in plain.items()]
-    parts: list[torch.optim.Optimizer] = [
-        rule(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
-    ]
+    parts: list[torch.optim.Optimizer] = [rule(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)]
     if matrices:
         muon = [{"params": each, "lr": scale} for scale, each in matrices.items()]
-        parts.append(
-            Muon(muon, momentum=config.momentum, weight_decay=config.weight_decay, strategy=strategy)
-        )
+        parts.append(Muon(muon, momentum=config.momentum, weight_decay=config.weight_decay, strategy=strategy))
     return Optimizers(parts)
 
 

@@ -153,10 +153,7 @@ class DDPStrategy(SingleDevice):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every supported torch
             return DistributedDataParallel(
-                self._call,
-                find_unused_parameters=some_unused,
-                gradient_as_bucket_view=True,
-                broadcast_buffers=False,
+                self._call, find_unused_parameters=some_unused, gradient_as_bucket_view=True, broadcast_buffers=False
             )
 
 
@@ -216,9 +213,7 @@ class FSDPStrategy(SingleDevice):
         """Cut out of the unsharded tensor, which every process has."""
         if not isinstance(like, self._dtensor) or tensor.shape != like.shape:
             return tensor
-        return self._distribute(
-            tensor.to(self.runtime.device), like.device_mesh, like.placements, src_data_rank=None
-        )
+        return self._distribute(tensor.to(self.runtime.device), like.device_mesh, like.placements, src_data_rank=None)
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """Gathered; every process gets it."""

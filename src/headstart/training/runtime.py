@@ -88,8 +88,7 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"this machine cannot use device {name!r}: {str(error).splitlines()[0]}",
-            hint="set training.device=auto",
+            f"this machine cannot use device {name!r}: {str(error).splitlines()[0]}", hint="set training.device=auto"
         ) from None
     if config.precision in ("auto", "fast"):
         may_use = device.type == "cuda" or config.precision == "fast"
@@ -139,9 +138,7 @@ def has_bfloat16(device: torch.device) -> bool:
     """Whether the device has bfloat16 arithmetic, which is faster than float32 then."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and (
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    )
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def seed_for(*numbers: int) -> int:

@@ -131,9 +131,7 @@ class Trainer:
         self.may_select_initial = may_select_initial
         set_trainable_layers(model, training.freeze_backbone, training.gradual_unfreezing_epochs, 0)
         self.strategy = make_strategy(model, runtime)
-        self.optimizer = make_optimizer(
-            model, config.optimizer, self.strategy if runtime.is_sharded else None
-        )
+        self.optimizer = make_optimizer(model, config.optimizer, self.strategy if runtime.is_sharded else None)
         self.state = State()
         self.best: dict[str, Tensor] | None = None
         self.average = WeightAverage(training)
@@ -265,9 +263,7 @@ class Trainer:
         """Undo what evaluations changed, and unfreeze layers at the beginning of an epoch."""
         training, epoch = self.config.training, self.state.epoch
         if training.gradual_unfreezing_epochs is not None and epoch != self._unfrozen_epoch:
-            set_trainable_layers(
-                self.model, training.freeze_backbone, training.gradual_unfreezing_epochs, epoch
-            )
+            set_trainable_layers(self.model, training.freeze_backbone, training.gradual_unfreezing_epochs, epoch)
             self._unfrozen_epoch = epoch
         self.strategy.refresh()
         if not self.model.training or (training.freeze_backbone and self.model.backbone.training):
@@ -344,9 +340,7 @@ class Trainer:
         if epochs is not None:
             left = epochs - self.epochs_done
         is_end = is_done or state.batch == 0
-        state.num_averaged = self.average.update(
-            self.model, state.step, steps, is_end, left, state.num_averaged
-        )
+        state.num_averaged = self.average.update(self.model, state.step, steps, is_end, left, state.num_averaged)
 
     def _save_if_due(self, save: Callable[[], None], is_done: bool) -> None:
         steps, is_stopped = self.config.training.save_steps, bool(self._clock["stop"])
@@ -367,9 +361,7 @@ class Trainer:
             return True
         if training.eval_steps is not None:
             return state.step % training.eval_steps == 0
-        if (
-            self.objective.reads == "blocks"
-        ):  # one epoch of a corpus can be the whole run: at every tenth of it
+        if self.objective.reads == "blocks":  # one epoch of a corpus can be the whole run: at every tenth of it
             return int(10 * self.progress) > int(10 * state.evaluated_progress)
         return state.batch == 0
 

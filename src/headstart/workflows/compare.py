@@ -88,9 +88,7 @@ def compare(
         if name not in (*ARMS, *OPTIONAL_ARMS):
             raise ConfigError(f"no arm is called {name!r}", hint=nearest(name, (*ARMS, *OPTIONAL_ARMS)))
     if seeds < 1:
-        raise ConfigError(
-            f"{seeds} seeds train nothing", hint="--seeds 3 or more separates luck from difference"
-        )
+        raise ConfigError(f"{seeds} seeds train nothing", hint="--seeds 3 or more separates luck from difference")
     own = bases if isinstance(bases, Mapping) else {}
     given = with_absolute_paths(json.loads(json.dumps(dict(settings or {}))))
     if (tokenizer := given.get("tokenizer", {}).get("type")) is not None:
@@ -145,9 +143,7 @@ def _short_names(bases: Sequence[str]) -> list[str]:
 
 def _run_comparison(out: Path, inputs: ComparisonInputs, on_event: OnEvent) -> Comparison:
     started = time.time()
-    bases = [
-        replace(load_model(path), name=name) for path, name in zip(inputs.bases, inputs.names, strict=True)
-    ]
+    bases = [replace(load_model(path), name=name) for path, name in zip(inputs.bases, inputs.names, strict=True)]
     experiment = _plan_experiment(inputs, bases, on_event)
     _write_inputs(out, experiment, bases)
     results, transfers = _train_all(out, experiment, on_event)
@@ -175,9 +171,7 @@ def _plan_experiment(inputs: ComparisonInputs, bases: list[LoadedModel], on_even
         largest = balanced_subset(largest, max(budgets), 0)
     variants = _make_variants(bases, inputs, scored, largest, folds[0].split, on_event)
     if not variants:
-        raise ConfigError(
-            "there is nothing to train: these arms need a base", hint="add --base RUN, or other --arms"
-        )
+        raise ConfigError("there is nothing to train: these arms need a base", hint="add --base RUN, or other --arms")
     has_ensemble = any(variant.kind == "ensemble" for variant in variants)
     if "ensemble" in inputs.arms and (len(inputs.seeds) < 2 or not has_ensemble):
         raise ConfigError(
@@ -196,12 +190,7 @@ def _plan_experiment(inputs: ComparisonInputs, bases: list[LoadedModel], on_even
 
 
 def _make_variants(
-    bases: list[LoadedModel],
-    inputs: ComparisonInputs,
-    scored: Dataset,
-    largest: Dataset,
-    split: str,
-    on_event: OnEvent,
+    bases: list[LoadedModel], inputs: ComparisonInputs, scored: Dataset, largest: Dataset, split: str, on_event: OnEvent
 ) -> list[Variant]:
     """The variants, in the order of the report; their settings are those for the `largest` label budget."""
     last: Settings = {"training": {"checkpoint_selection": "last"}} if split == "valid" else {}
@@ -230,17 +219,12 @@ def _make_variants(
         config = tuned(facts)
         is_recommended = uses_recommendation(base, facts, config, make_objective(config.objective), settings)
         control = "" if own else controls.get(shape, "")
-        kinds: list[tuple[ArmKind, Callable[[DatasetFacts], RunConfig]]] = [
-            ("frozen", frozen),
-            ("fine-tuned", tuned),
-        ]
+        kinds: list[tuple[ArmKind, Callable[[DatasetFacts], RunConfig]]] = [("frozen", frozen), ("fine-tuned", tuned)]
         for kind, configure in kinds:
             if kind in inputs.arms:
                 name = f"{base.name} {kind}"
                 variants.append(
-                    Variant(
-                        name, kind, base, tokenizer, configure(facts), configure, control, "", is_recommended
-                    )
+                    Variant(name, kind, base, tokenizer, configure(facts), configure, control, "", is_recommended)
                 )
         if "ensemble" in inputs.arms and "fine-tuned" in inputs.arms:
             name, members = f"{base.name} ensemble", f"{base.name} fine-tuned"
@@ -249,12 +233,7 @@ def _make_variants(
 
 
 def _configure(
-    base: LoadedModel | None,
-    preset: str | None,
-    settings: Settings,
-    *,
-    is_control: bool = False,
-    rate: float = 1.0,
+    base: LoadedModel | None, preset: str | None, settings: Settings, *, is_control: bool = False, rate: float = 1.0
 ) -> Callable[[DatasetFacts], RunConfig]:
     """The settings of a variant as a function of its dataset; `rate` multiplies the learning rate."""
 
@@ -311,9 +290,7 @@ def _train_all(
                 cell = CellResult.load(path)
                 if cell is None:
                     labels = None if budget == all_labels else budget
-                    cell = train_cell(
-                        variant, folds[number], labels, seed, encoder, checkpoints, stop, on_event
-                    )
+                    cell = train_cell(variant, folds[number], labels, seed, encoder, checkpoints, stop, on_event)
                     cell.save(path)
                     shutil.rmtree(checkpoints, ignore_errors=True)
                     if stop:
@@ -323,9 +300,7 @@ def _train_all(
     except Stopped as stopped:
         stopped.again = f"headstart resume {shlex.quote(str(out))}"
         raise
-    shutil.rmtree(
-        checkpoints, ignore_errors=True
-    )  # of a last cell that was saved before the comparison was killed
+    shutil.rmtree(checkpoints, ignore_errors=True)  # of a last cell that was saved before the comparison was killed
     for variant in experiment.variants:
         for budget in experiment.budgets if variant.kind == "ensemble" else []:
             members = [models[variant.members, budget, seed] for seed in seeds]
@@ -383,9 +358,7 @@ def compare_objectives(
             if (bases[name] / "run.json").exists():
                 resume(bases[name], on_event)
                 continue
-            own = base_settings(
-                name, training={"max_tokens": budget}, tokenizer={"type": str(tokenizer.resolve())}
-            )
+            own = base_settings(name, training={"max_tokens": budget}, tokenizer={"type": str(tokenizer.resolve())})
             pretrain(corpora, bases[name], preset=preset, settings=own, on_event=on_event)
         write_json(folder / "objectives.json", {"tokens": budgets})
         compared = folder / "compare"

@@ -14,15 +14,7 @@ from headstart.evaluation.statistics import adjust, first_epoch_reaching, interv
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
 from headstart.plots.style import save_figure
 from headstart.reports.pages import render_comparison
-from headstart.results import (
-    Comparison,
-    Mistake,
-    PairedTest,
-    SeedResult,
-    TransferReport,
-    VariantResult,
-    plain,
-)
+from headstart.results import Comparison, Mistake, PairedTest, SeedResult, TransferReport, VariantResult, plain
 from headstart.training.runtime import start_runtime
 from headstart.workflows.compare_cells import Fold, Variant
 from headstart.workflows.run_dir import collect_provenance
@@ -75,10 +67,7 @@ class Experiment:
 
 
 def analyze(
-    experiment: Experiment,
-    results: Results,
-    transfers: Mapping[str, TransferReport | None],
-    started: float,
+    experiment: Experiment, results: Results, transfers: Mapping[str, TransferReport | None], started: float
 ) -> Comparison:
     """All variants side by side, tested against each other, with the audit and the provenance."""
     inputs, variants, truth = experiment.inputs, experiment.variants, experiment.truth
@@ -109,9 +98,7 @@ def analyze(
         audit=audit(dataset, tokens, first.config.training.max_length).to_dict(),
         settings={variant.name: variant.config.model_dump() for variant in experiment.neural},
         notes=[*experiment.notes, *_design_notes(experiment), *_selection_notes(variants, results)],
-        provenance=collect_provenance(
-            start_runtime(first.config.training), inputs.seeds, started, inputs.command
-        ),
+        provenance=collect_provenance(start_runtime(first.config.training), inputs.seeds, started, inputs.command),
     )
 
 
@@ -161,9 +148,7 @@ def _paired_tests(arms: Sequence[VariantResult], truth: np.ndarray) -> list[Pair
     tests = []
     for index, arm in enumerate(arms):
         for number, other in enumerate(arms):
-            is_control = (
-                other.name == arm.control if arm.control else bool(arm.base) and other.kind == "scratch"
-            )
+            is_control = other.name == arm.control if arm.control else bool(arm.base) and other.kind == "scratch"
             is_baseline = is_control or (other.kind == "classical" and arm.kind != "classical")
             is_alternative = arm.kind == other.kind == "fine-tuned" and number < index
             if (is_baseline or is_alternative) and other.labels == arm.labels:
@@ -220,13 +205,9 @@ def _design_notes(experiment: Experiment) -> list[str]:
             "not for new training sets",
         ]
         if any(variant.base is None for variant in neural):
-            notes.append(
-                "vocabularies were learned without labels from the texts of all folds, or came with a base"
-            )
+            notes.append("vocabularies were learned without labels from the texts of all folds, or came with a base")
     elif folds[0].split == "valid":
-        notes.append(
-            "there is no test split, so the last epoch is scored on valid and nothing is selected on it"
-        )
+        notes.append("there is no test split, so the last epoch is scored on valid and nothing is selected on it")
     else:
         notes.append("each neural model is the best of its epochs on valid; test is read once, at the end")
     if neural and len(neural) < len(variants):
@@ -259,9 +240,7 @@ def _design_notes(experiment: Experiment) -> list[str]:
             "its own stages learned of them"
         )
     if "ensemble" in kinds:
-        notes.append(
-            "an ensemble is one model made of all seeds of its arm: its interval is for texts, not for seeds"
-        )
+        notes.append("an ensemble is one model made of all seeds of its arm: its interval is for texts, not for seeds")
     notes += [
         f"{name} has settings of its own and no arm from scratch: it differs from the other arms in model, tokenizer and "
         "settings too, not in its start only"

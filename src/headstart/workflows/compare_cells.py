@@ -44,9 +44,7 @@ class Variant:
     tokenizer: Tokenizer
     config: RunConfig  # for the largest label budget
     configure: Callable[[DatasetFacts], RunConfig]  # the settings for another label budget
-    control: str = (
-        ""  # the variant that differs in one thing only: from scratch, or for an ensemble its members
-    )
+    control: str = ""  # the variant that differs in one thing only: from scratch, or for an ensemble its members
     members: str = ""  # the variant whose models an ensemble is made of
     is_recommended: bool = False  # whether it uses the settings that its base recommends
 
@@ -177,10 +175,7 @@ def train_cell(
         job.on_event = on_event
         trainer = job.make_trainer(model, variant.objective, job.training_data(task), transfer, stop)
         identity = {"arm": [variant.name, variant.kind], "scored": fold.split}
-        state = FitState(
-            checkpoints,
-            lambda: identity | cell_inputs(config, variant.base, variant.tokenizer, dataset),
-        )
+        state = FitState(checkpoints, lambda: identity | cell_inputs(config, variant.base, variant.tokenizer, dataset))
         state.load(trainer)
         seconds = trainer.state.seconds
         trainer.run(lambda: state.save(trainer))
@@ -201,9 +196,7 @@ def train_cell(
     )
 
 
-def cell_inputs(
-    config: RunConfig, base: LoadedModel | None, tokenizer: Tokenizer, dataset: Dataset
-) -> dict[str, Any]:
+def cell_inputs(config: RunConfig, base: LoadedModel | None, tokenizer: Tokenizer, dataset: Dataset) -> dict[str, Any]:
     """What every trained model depends on: its settings with the seed, its base, and every text and label."""
     return {
         "settings": config.model_dump(),
@@ -213,12 +206,8 @@ def cell_inputs(
     }
 
 
-def _train_classical(
-    variant: Variant, dataset: Dataset, split: str, seed: int
-) -> tuple[np.ndarray, list[CurvePoint]]:
-    model = train_tfidf(
-        dataset.texts("train"), dataset.targets("train"), seed=seed, classes=len(dataset.classes)
-    )
+def _train_classical(variant: Variant, dataset: Dataset, split: str, seed: int) -> tuple[np.ndarray, list[CurvePoint]]:
+    model = train_tfidf(dataset.texts("train"), dataset.targets("train"), seed=seed, classes=len(dataset.classes))
     chosen = eval_subset(len(dataset.valid), variant.config.training.eval_subset_size)
     on_valid = model.predict_probabilities([dataset.valid[index].text for index in chosen])
     found = score(np.array(dataset.targets("valid"))[chosen], on_valid, dataset.classes)

@@ -78,9 +78,7 @@ def run_demo(
 def _check(inputs: dict[str, Any]) -> None:
     """Refuse settings that would fail after minutes of work."""
     if inputs["seeds"] < 1:
-        raise ConfigError(
-            f"{inputs['seeds']} seeds train nothing", hint="--seeds 3 tells luck from difference"
-        )
+        raise ConfigError(f"{inputs['seeds']} seeds train nothing", hint="--seeds 3 tells luck from difference")
     base = inputs["base"]
     if base not in shipped_bases() and not Path(base).exists():
         raise RunError(

@@ -38,8 +38,7 @@ class DistillationSetup:
         if teacher is None:
             if unlabelled:
                 raise ConfigError(
-                    "texts without labels need teachers to label them",
-                    hint="add --distill-from RUN, or leave them out",
+                    "texts without labels need teachers to label them", hint="add --distill-from RUN, or leave them out"
                 )
             return None
         if not isinstance(teacher, str):
@@ -47,9 +46,7 @@ class DistillationSetup:
         else:
             names = [teacher] if Path(teacher).exists() else [name.strip() for name in teacher.split(",")]
         if len(set(names)) < len(names) or not all(names):
-            raise ConfigError(
-                f"teachers {', '.join(names)}: one is named twice, or not at all", hint="RUN1,RUN2"
-            )
+            raise ConfigError(f"teachers {', '.join(names)}: one is named twice, or not at all", hint="RUN1,RUN2")
         teachers = [load_model(name, with_weights=with_weights) for name in names]
         return DistillationSetup(teachers, parse_mixture(unlabelled or []))
 
@@ -84,9 +81,7 @@ class DistillationSetup:
     def check(self, objective: Objective, config: RunConfig, classes: Sequence[str] | None = None) -> None:
         """Refuse teachers whose outputs do not fit the student's objective, length or classes."""
         if type(objective) not in DISTILLED:
-            raise ConfigError(
-                f"{objective.name} cannot be distilled", hint="masked-lm, causal-lm and classify can be"
-            )
+            raise ConfigError(f"{objective.name} cannot be distilled", hint="masked-lm, causal-lm and classify can be")
         for teacher in self.teachers:
             if not can_teach(teacher.objective, objective) or not teacher.info.has_heads:
                 raise RunError(
@@ -125,17 +120,13 @@ class DistillationSetup:
         for model in models:
             model.requires_grad_(False)
         training = config.training
-        return distill(
-            objective, Distillation(models, training.distillation_alpha, training.distillation_temperature)
-        )
+        return distill(objective, Distillation(models, training.distillation_alpha, training.distillation_temperature))
 
     def texts(self, dataset: Dataset, objective: Objective, config: RunConfig) -> list[str]:
         """The unlabelled texts, each once, without those of the dataset and of excluded evaluation sets."""
         self.check(objective, config, dataset.classes)
         known = [dataset.hashes(split) for split in dataset.splits]
-        excluded = set(
-            np.concatenate([*known, evaluation_hashes(config.data.exclude_eval_texts_of)]).tolist()
-        )
+        excluded = set(np.concatenate([*known, evaluation_hashes(config.data.exclude_eval_texts_of)]).tolist())
         found = []
         for each in self.unlabelled:
             for text in each.open(config.data):
@@ -158,25 +149,17 @@ class DistillationSetup:
         if not texts:
             return dataset
         length, keep = config.training.max_length, config.data.truncation_side
-        rows = [
-            EncodedExample(tokenizer.add_special_tokens(ids, length, keep)) for ids in tokenizer.encode(texts)
-        ]
+        rows = [EncodedExample(tokenizer.add_special_tokens(ids, length, keep)) for ids in tokenizer.encode(texts)]
         alone = replace(runtime, processes=ALONE, is_sharded=False)  # each process predicts all of them
         predictions = [
             predict_probabilities(
-                teacher.model().to(runtime.device),
-                teacher.objective,
-                rows,
-                tokenizer,
-                alone,
-                alone.eval_batch_tokens,
+                teacher.model().to(runtime.device), teacher.objective, rows, tokenizer, alone, alone.eval_batch_tokens
             )
             for teacher in self.teachers
         ]
         best = np.mean(predictions, axis=0).argmax(axis=1)
         more = [
-            Example(text, dataset.classes[int(index)], "unlabelled")
-            for text, index in zip(texts, best, strict=True)
+            Example(text, dataset.classes[int(index)], "unlabelled") for text, index in zip(texts, best, strict=True)
         ]
         on_event(Note(f"{len(more):,} texts without labels are labelled by the teachers"))
         return replace(dataset, splits={**dataset.splits, "train": dataset.train + more})

@@ -90,9 +90,7 @@ def _evaluate_classifiers(
         )
     dataset = Dataset(name=data, splits={split: examples}, classes=classes)
     probabilities = mean_probabilities([Classifier(member, settings) for member in members], examples)
-    was_seen = is_contaminated(
-        dataset.hashes(split), np.concatenate([member.train_fingerprints for member in members])
-    )
+    was_seen = is_contaminated(dataset.hashes(split), np.concatenate([member.train_fingerprints for member in members]))
     found = score(np.array(dataset.targets(split)), probabilities, classes, was_seen, split)
     return replace(found, skipped=len(skips))
 

@@ -43,11 +43,7 @@ from headstart.training.linear_probe import fit_head
 from headstart.training.runtime import seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
-from headstart.workflows.finetune_defaults import (
-    DatasetFacts,
-    explain_settings,
-    finetune_config,
-)
+from headstart.workflows.finetune_defaults import DatasetFacts, explain_settings, finetune_config
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 if TYPE_CHECKING:
@@ -110,9 +106,7 @@ def finetune(
             )
             config, objective = finetune_config(loaded, preset, given, data=facts)
             if loaded is None and config.training.reinit_top_layers:
-                raise ConfigError(
-                    "from scratch every block is new", hint="leave training.reinit_top_layers out"
-                )
+                raise ConfigError("from scratch every block is new", hint="leave training.reinit_top_layers out")
             notes = explain_settings(loaded, facts, config, objective, given)
             runtime = start_runtime(config.training, processes)
         inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
@@ -133,11 +127,7 @@ class LabelledData:
 
     @staticmethod
     def load(
-        data: str,
-        config: RunConfig,
-        objective: Objective,
-        distillation: DistillationSetup | None,
-        on_event: OnEvent,
+        data: str, config: RunConfig, objective: Objective, distillation: DistillationSetup | None, on_event: OnEvent
     ) -> "LabelledData":
         """Read what the settings name."""
         dataset = load_labelled(data, config, on_event=on_event)
@@ -166,11 +156,7 @@ class Task:
 
 
 def load_labelled(
-    data: str,
-    config: RunConfig,
-    *,
-    with_test: bool = False,
-    on_event: OnEvent = ignore_event,
+    data: str, config: RunConfig, *, with_test: bool = False, on_event: OnEvent = ignore_event
 ) -> Dataset:
     """The labelled splits, with the training subset of `data.train_size` texts; skipped rows are reported."""
     dataset = load_dataset(data, config.data, with_test=with_test)
@@ -188,14 +174,10 @@ def load_labelled(
 
 def data_fingerprint(dataset: Dataset) -> str:
     """A hash of every text and label that a run learns from or is evaluated on."""
-    return content_hash(
-        {name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()}
-    )
+    return content_hash({name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()})
 
 
-def choose_tokenizer(
-    config: RunConfig, dataset: Dataset, base: LoadedModel | None, on_event: OnEvent
-) -> Tokenizer:
+def choose_tokenizer(config: RunConfig, dataset: Dataset, base: LoadedModel | None, on_event: OnEvent) -> Tokenizer:
     """The base's tokenizer; from scratch the one that the settings name, trained on the training texts."""
     if base is not None:
         return base.tokenizer
@@ -210,20 +192,14 @@ def make_task(
     """Every split as tokens."""
     on_event(Stage("tokenising the labelled texts"))
     rows = {
-        name: encode_rows(
-            tokenizer, examples, dataset.classes, config.training.max_length, config.data.truncation_side
-        )
+        name: encode_rows(tokenizer, examples, dataset.classes, config.training.max_length, config.data.truncation_side)
         for name, examples in dataset.splits.items()
     }
     return Task(dataset, tokenizer, rows)
 
 
 def swap_heads(
-    base: LoadedModel,
-    heads: Mapping[str, HeadSpec],
-    config: ModelConfig | None = None,
-    *,
-    reset_layers: int = 0,
+    base: LoadedModel, heads: Mapping[str, HeadSpec], config: ModelConfig | None = None, *, reset_layers: int = 0
 ) -> tuple[Model, TransferReport]:
     """A new model with the base's backbone under new heads, and an account of every weight.
 
@@ -270,8 +246,7 @@ def explain_difference(network: Score, baseline: Score) -> str:
     where = "inside" if found.low <= baseline.accuracy <= found.high else "outside"
     verdict = "no clear difference" if where == "inside" else "a clear difference"
     return (
-        f"{where} the network's 95 % interval [{found.low:.3f}, {found.high:.3f}]: {verdict} "
-        f"on {network.count:,} texts"
+        f"{where} the network's 95 % interval [{found.low:.3f}, {found.high:.3f}]: {verdict} on {network.count:,} texts"
     )
 
 
@@ -291,19 +266,13 @@ def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> l
     ]
 
 
-def warn_of_undertraining(
-    truth: np.ndarray, found: np.ndarray, classes: Sequence[str], config: RunConfig
-) -> list[str]:
+def warn_of_undertraining(truth: np.ndarray, found: np.ndarray, classes: Sequence[str], config: RunConfig) -> list[str]:
     """Warnings where a model has hardly learnt training texts: their true classes, and its probabilities of them."""
     loss = METRICS["loss"](truth, found)
     shares = np.bincount(truth) / len(truth)
     guessing = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
     predicted, present = set(found.argmax(axis=1).tolist()), set(truth.tolist())
-    more = (
-        f"raise --epochs (now {config.training.max_epochs:g})"
-        if config.training.max_epochs
-        else "raise the budget"
-    )
+    more = f"raise --epochs (now {config.training.max_epochs:g})" if config.training.max_epochs else "raise the budget"
     hint = f"{more} or optimizer.learning_rate (now {config.optimizer.learning_rate:g})"
     majority, right = float(shares.max()), METRICS["accuracy"](truth, found)
     if loss > LITTLE_LEARNT * guessing and right < majority + LITTLE_BETTER * (1 - majority):

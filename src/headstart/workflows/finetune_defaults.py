@@ -32,9 +32,7 @@ MIN_EPOCHS, MAX_EPOCHS = 3, 20
 MAX_EPOCHS_MANY_CLASSES = 30  # for sets with few texts per class
 EVALUATION_SHARE = 0.25  # of the cost of training that evaluations may take
 MIN_EVALUATIONS = 4
-LEARNING_RATE = (
-    4e-4  # of 4 pretrained layers 256 wide; falls with the square of the width and the root of the depth
-)
+LEARNING_RATE = 4e-4  # of 4 pretrained layers 256 wide; falls with the square of the width and the root of the depth
 SCRATCH_LEARNING_RATE = 5e-4  # of a model 256 wide with random weights; falls with the width
 # A reused head already knows the classes: more or faster training makes it forget them.
 REUSED_HEAD_EPOCHS, REUSED_HEAD_MIN_STEPS, REUSED_HEAD_RATE = 3, 10, 0.125
@@ -108,11 +106,7 @@ def _steps_between_evaluations(data: DatasetFacts, epochs: int, batch_size: int)
     """
     affordable = 3 * EVALUATION_SHARE * epochs * data.texts / max(1, data.valid_texts)
     evaluations = max(MIN_EVALUATIONS, affordable)
-    return (
-        None
-        if evaluations >= epochs
-        else math.ceil(epochs * math.ceil(data.texts / batch_size) / evaluations)
-    )
+    return None if evaluations >= epochs else math.ceil(epochs * math.ceil(data.texts / batch_size) / evaluations)
 
 
 def _learning_rate(model: ModelConfig, start: HeadStart) -> float:
@@ -131,9 +125,7 @@ def has_own_budget(preset: str) -> bool:
     return any(name in training for name in BUDGETS)
 
 
-def fits_recommendation(
-    recommended: Mapping[str, Mapping[str, Any]], data: DatasetFacts, starts_alike: bool
-) -> bool:
+def fits_recommendation(recommended: Mapping[str, Mapping[str, Any]], data: DatasetFacts, starts_alike: bool) -> bool:
     """Whether a base's recommended settings hold for this dataset.
 
     They were measured with the base's own head if it has one (`starts_alike`: this run reuses it too, or there is
@@ -147,30 +139,17 @@ def describe(config: RunConfig, given: Mapping[str, Any]) -> str:
     """The chosen settings in one line, without those that the user set."""
     training, is_pretraining = config.training, config.job == "pretrain"
     chosen = {
-        ("training", "max_epochs"): None
-        if training.max_epochs is None
-        else f"{training.max_epochs:g} epochs",
-        ("training", "batch_size"): None
-        if training.batch_size is None
-        else f"batches of {training.batch_size} texts",
+        ("training", "max_epochs"): None if training.max_epochs is None else f"{training.max_epochs:g} epochs",
+        ("training", "batch_size"): None if training.batch_size is None else f"batches of {training.batch_size} texts",
         ("optimizer", "learning_rate"): f"learning rate {config.optimizer.learning_rate:g}",
-        (
-            "training",
-            "max_length",
-        ): f"{'blocks' if is_pretraining else 'texts'} of up to {training.max_length} tokens",
+        ("training", "max_length"): f"{'blocks' if is_pretraining else 'texts'} of up to {training.max_length} tokens",
         ("training", "linear_probe"): "new head trained first" if training.linear_probe else None,
     }
-    return ", ".join(
-        words for (section, key), words in chosen.items() if words and key not in given.get(section, {})
-    )
+    return ", ".join(words for (section, key), words in chosen.items() if words and key not in given.get(section, {}))
 
 
 def explain_settings(
-    base: LoadedModel | None,
-    facts: DatasetFacts,
-    config: RunConfig,
-    objective: Objective,
-    given: Mapping[str, Any],
+    base: LoadedModel | None, facts: DatasetFacts, config: RunConfig, objective: Objective, given: Mapping[str, Any]
 ) -> list[str]:
     """A line on the settings that were chosen and why; none where the preset or the user chose all."""
     words = describe(config, given)
@@ -250,13 +229,10 @@ def _resolve(
     objective = make_objective(config.objective)
     if objective.reads == "translations":
         raise ConfigError(
-            f"{objective.name} needs to know the languages of DATA",
-            hint="add --pair SOURCE-TARGET, such as en-de",
+            f"{objective.name} needs to know the languages of DATA", hint="add --pair SOURCE-TARGET, such as en-de"
         )
     if objective.reads != "texts":
-        raise ConfigError(
-            f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`"
-        )
+        raise ConfigError(f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`")
     return with_backbone(config, objective), objective
 
 

@@ -134,10 +134,7 @@ def warm_start_defaults(data: PairFacts, model: ModelConfig) -> dict[str, dict[s
 
 
 def translator_config(
-    base: LoadedModel | None,
-    preset: str | None,
-    settings: Mapping[str, Any],
-    data: PairFacts | None = None,
+    base: LoadedModel | None, preset: str | None, settings: Mapping[str, Any], data: PairFacts | None = None
 ) -> RunConfig:
     """The settings of a run. A base brings the shape of its body and its tokenizer.
 
@@ -148,8 +145,7 @@ def translator_config(
         for key in keys:
             if isinstance(given, Mapping) and given.get(key):
                 raise ConfigError(
-                    f"{section}.{key} is for labelled texts, not for --pair",
-                    hint=f"leave {section}.{key} out",
+                    f"{section}.{key} is for labelled texts, not for --pair", hint=f"leave {section}.{key} out"
                 )
     name = settings.get("objective", {}).get("name", Seq2Seq.name)
     wanted = merge({"objective": {"name": name}}, settings)
@@ -162,8 +158,7 @@ def translator_config(
     objective = make_objective(config.objective)
     if not isinstance(objective, Seq2Seq):
         raise ConfigError(
-            f"{objective.name} reads no translations",
-            hint="leave --pair out, or set objective.name=translate",
+            f"{objective.name} reads no translations", hint="leave --pair out, or set objective.name=translate"
         )
     if base is None and config.model.source_vocab_size is not None:
         raise ConfigError(
@@ -191,12 +186,7 @@ def _settings_from_base(base: LoadedModel, preset: str | None, settings: Mapping
     body, free = own.model.model_dump(), {*FREE}
     if own.model.architecture in STACKS:
         warm, new = DEPTHS[STACKS[own.model.architecture]]
-        body |= {
-            "architecture": "auto",
-            "pooler": False,
-            warm: own.model.num_layers,
-            new: own.model.num_layers,
-        }
+        body |= {"architecture": "auto", "pooler": False, warm: own.model.num_layers, new: own.model.num_layers}
         free.add(new)
     elif own.model.architecture != "encoder-decoder":
         raise ConfigError(
@@ -244,10 +234,7 @@ class TranslationTask:
 
 
 def make_translation_task(
-    text: ParallelText,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    config: RunConfig,
-    on_event: OnEvent,
+    text: ParallelText, tokenizers: tuple[Tokenizer, Tokenizer], config: RunConfig, on_event: OnEvent
 ) -> TranslationTask:
     """Every split as tokens."""
     on_event(Stage("tokenising the pairs"))
@@ -258,9 +245,7 @@ def make_translation_task(
     fits = [max(sides(row)) <= length for row in train]
     whole = list(compress(train, fits))
     if not whole:
-        raise DataError(
-            f"no training pair fits into {length} tokens per side", hint="set a larger training.max_length"
-        )
+        raise DataError(f"no training pair fits into {length} tokens per side", hint="set a larger training.max_length")
     if len(whole) < len(train):
         on_event(
             Note(
@@ -278,10 +263,7 @@ def make_translation_task(
 
 
 def encode_pairs(
-    examples: Sequence[PairExample],
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    length: int | None,
-    keep: str = "start",
+    examples: Sequence[PairExample], tokenizers: tuple[Tokenizer, Tokenizer], length: int | None, keep: str = "start"
 ) -> list[EncodedExample]:
     """Pairs as token ids with special tokens on both sides, truncated to `length` where it is given."""
     tokenizer, source_tokenizer = tokenizers
@@ -374,17 +356,13 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         if self.objective.metric_for_best_model == "loss":
             return Evaluation(values, objective_value=-loss)
         sources, pairs = data.sources("valid"), data.text.valid
-        written = write_translations(
-            model, [sources[index] for index in chosen], data.tokenizer, self.runtime
-        )
+        written = write_translations(model, [sources[index] for index in chosen], data.tokenizer, self.runtime)
         found = [data.tokenizer.decode(each.tokens) for each in written]
         references, language = [pairs[index].target for index in chosen], data.text.pair[1]
         values["bleu"] = score_translations(found, references, language, measures=("bleu",)).bleu
         return Evaluation(values, objective_value=values["bleu"] - 1e-6 * min(loss, 100.0))
 
-    def _loss(
-        self, model: Model, rows: Sequence[EncodedExample], tokenizer: Tokenizer
-    ) -> tuple[float, float]:
+    def _loss(self, model: Model, rows: Sequence[EncodedExample], tokenizer: Tokenizer) -> tuple[float, float]:
         """The loss (nats per token, without smoothing) and the accuracy of the next token, given the true ones before it."""
         loader = TextLoader(rows, batch_tokens(self.runtime), shuffled=False)
         total, count, correct = loss_sums(model, self.objective, loader, tokenizer, self.runtime)["lm"]
@@ -407,9 +385,7 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         written = write_translations(model, data.sources(split), data.tokenizer, self.runtime, search)
         texts = [data.tokenizer.decode(each.tokens) for each in written]
         cut = sum(each.is_cut for each in written)
-        found = score_translations(
-            texts, references, language, measures=measures, hypotheses_cut=cut, split=split
-        )
+        found = score_translations(texts, references, language, measures=measures, hypotheses_cut=cut, split=split)
         unseen = np.flatnonzero(~is_contaminated(hashes(data.text.sources(split)), seen))
         leak_free = None
         if len(unseen):
@@ -432,7 +408,5 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
     ) -> FinishedTranslator:
         """The score of greedy translations of the validation split."""
         measures = ("bleu", "chrf")
-        score, _ = trainer.strategy.read(
-            lambda model: self.score(model, data, "valid", seen, measures=measures)
-        )
+        score, _ = trainer.strategy.read(lambda model: self.score(model, data, "valid", seen, measures=measures))
         return FinishedTranslator(**vars(run), pair=self.inputs["pair"], score=score)

@@ -77,9 +77,7 @@ def pack(
     `facts` is a TOML file with what only people know: licences, scores, what the base is not for.
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or name in (*SOURCES, SCRATCH):
-        raise ConfigError(
-            f"a base cannot be called {name!r}", hint="use small letters, digits and hyphens: fr-small"
-        )
+        raise ConfigError(f"a base cannot be called {name!r}", hint="use small letters, digits and hyphens: fr-small")
     if form not in FORMS:
         raise ConfigError(f"weights are not stored as {form!r}", hint=f"choose from {', '.join(FORMS)}")
     path = Path(out) / name
@@ -147,9 +145,7 @@ def _tight(content: bytes) -> bytes:
 
 def _error(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> float:
     """The root mean square error over the root mean square, of all weights together."""
-    off = sum(
-        float((stored[name].double() - weight.double()).square().sum()) for name, weight in weights.items()
-    )
+    off = sum(float((stored[name].double() - weight.double()).square().sum()) for name, weight in weights.items())
     size = sum(float(weight.double().square().sum()) for weight in weights.values())
     return float((off / max(size, 1e-300)) ** 0.5)
 
@@ -172,9 +168,7 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
             marks: Score | LanguageScore = FinetuneJob(config, runtime).score(model, task, "valid", seen)
             return f"the validation part of {Path(inputs['data']).name}", _numbers(marks)
         mix = [MixtureComponent(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
-        parts = [
-            prepare_documents(each.open(config.data), trained.tokenizer, lambda event: None) for each in mix
-        ]
+        parts = [prepare_documents(each.open(config.data), trained.tokenizer, lambda event: None) for each in mix]
         never = evaluation_hashes(config.data.exclude_eval_texts_of)
         valid = join(part.valid for part in without_repeats(parts, config.data, never, lambda event: None))
     except (DataError, KeyError) as error:
@@ -183,9 +177,7 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
             hint="--eval-data DATA names others to measure the loss of storing on",
         ) from None
     if len(valid) <= trained.objective.lookahead:
-        raise RunError(
-            f"{trained.name} had no held-out text", hint="--eval-data TEXT names some to measure on"
-        )
+        raise RunError(f"{trained.name} had no held-out text", hint="--eval-data TEXT names some to measure on")
     marks = PretrainJob(config, runtime).score(model, valid, trained.tokenizer)
     return "the held-out part of its texts", _numbers(marks)
 
@@ -236,14 +228,10 @@ def _without_places(trained: LoadedModel) -> RunInfo:
     )
     if Path(config.tokenizer.type).exists():
         config = config.with_({"tokenizer": {"type": trained.tokenizer.kind}})
-    return replace(
-        info, config=config, inputs=inputs, provenance={"command": "", **provenance}, transfer=None
-    )
+    return replace(info, config=config, inputs=inputs, provenance={"command": "", **provenance}, transfer=None)
 
 
-def _about(
-    trained: LoadedModel, run: Path, name: str, told: Facts, storing: dict[str, Any]
-) -> dict[str, Any]:
+def _about(trained: LoadedModel, run: Path, name: str, told: Facts, storing: dict[str, Any]) -> dict[str, Any]:
     """All that the card says."""
     recipe = json.loads((run / RECIPE).read_text("utf-8")) if (run / RECIPE).is_file() else {}
     said = recipe.get("recipe", {})
@@ -304,12 +292,8 @@ def _over(recipe: Mapping[str, Any]) -> str:
     """What was set beside the recipe's file, in words."""
     scale, settings = recipe.get("scale", 1), recipe.get("settings", {})
     told = [f"every budget times {scale:g}"] if scale != 1 else []
-    told += [
-        f"{section}.{key} = {value}" for section, keys in settings.items() for key, value in keys.items()
-    ]
-    return (
-        f"Made by this recipe, with {', '.join(told)}:" if told else "Made by this recipe:" if recipe else ""
-    )
+    told += [f"{section}.{key} = {value}" for section, keys in settings.items() for key, value in keys.items()]
+    return f"Made by this recipe, with {', '.join(told)}:" if told else "Made by this recipe:" if recipe else ""
 
 
 def _stages(run: Path, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -322,9 +306,7 @@ def _stages(run: Path, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
                 unknown = dict.fromkeys(("tokens", "steps", "time", "machine", "commit"), "")
                 found.append({"stage": folder.name, "kind": "not kept", **unknown})
             continue
-        result, info = (
-            json.loads((folder / each).read_text("utf-8")) for each in ("result.json", "run.json")
-        )
+        result, info = (json.loads((folder / each).read_text("utf-8")) for each in ("result.json", "run.json"))
         provenance, settings = result.get("provenance", {}), info["settings"]
         found.append(
             {

@@ -68,9 +68,7 @@ def picture_attention(
     if trained.objective.reads == "translations":
         maps = _translation_maps(trained, text, target, part or "cross")
     elif target is not None or part is not None:
-        raise ConfigError(
-            f"{run} is no translator", hint="--target and --attention-type go with a run for a --pair"
-        )
+        raise ConfigError(f"{run} is no translator", hint="--target and --attention-type go with a run for a --pair")
     else:
         batch, pieces = read_text(trained, text)
         maps = attention_maps(trained.model(), batch, pieces, title=Path(run).name)
@@ -93,13 +91,8 @@ def _translation_maps(trained: LoadedModel, text: str, target: str | None, part:
         tokens = trained.tokenizer.add_special_tokens(own.tokens, len(own.tokens) + 2)
     else:
         tokens = framed(trained, trained.tokenizer, target)
-    batch = trained.objective.collate(
-        [EncodedExample(tokens, source=source)], trained.tokenizer, generator_for(0)
-    )
-    pieces = (
-        trained.source_tokenizer.convert_ids_to_tokens(source),
-        trained.tokenizer.convert_ids_to_tokens(tokens),
-    )
+    batch = trained.objective.collate([EncodedExample(tokens, source=source)], trained.tokenizer, generator_for(0))
+    pieces = (trained.source_tokenizer.convert_ids_to_tokens(source), trained.tokenizer.convert_ids_to_tokens(tokens))
     title = Path(trained.name).name
     return translation_maps(model, batch.to(runtime.device), kind, *pieces, title)
 
@@ -108,9 +101,9 @@ def read_text(trained: LoadedModel, text: str) -> tuple[Batch, list[str]]:
     """One text as a batch with its tokens as words; an empty or over-long one is refused."""
     tokens = framed(trained, trained.tokenizer, text)
     row = torch.from_numpy(tokens).long()[None, :]  # (1, T)
-    return Batch(
-        row, torch.ones_like(row, dtype=torch.bool), unpadded=True
-    ), trained.tokenizer.convert_ids_to_tokens(tokens)
+    return Batch(row, torch.ones_like(row, dtype=torch.bool), unpadded=True), trained.tokenizer.convert_ids_to_tokens(
+        tokens
+    )
 
 
 def framed(trained: LoadedModel, tokenizer: Tokenizer, text: str) -> np.ndarray:
@@ -191,9 +184,7 @@ def picture_attention_heads(
     study = measure_head_ablation(model, batches, _loss_of(trained, parts, runtime), title, tell)
     page_title = "Attention heads: entropy, distance and ablation"
     drawing = Drawing(
-        "heads",
-        lambda: draw_head_ablation(study),
-        lambda figure: render_figure(page_title, figure, study=study),
+        "heads", lambda: draw_head_ablation(study), lambda figure: render_figure(page_title, figure, study=study)
     )
     return study, write_pictures(out, drawing)
 
@@ -250,8 +241,7 @@ def write_pictures(out: Path | None, drawing: Drawing) -> list[Path]:
         paths = [out]
     elif out.suffix and not out.is_dir():
         raise ConfigError(
-            f"pictures are not written as {out.suffix}",
-            hint=f"end --out in {', '.join(KINDS)}, or name a folder",
+            f"pictures are not written as {out.suffix}", hint=f"end --out in {', '.join(KINDS)}, or name a folder"
         )
     else:
         paths = [out / f"{drawing.name}{kind}" for kind in KINDS]

@@ -23,8 +23,7 @@ from headstart.workflows.finetune_defaults import REFERENCE, finetune_defaults, 
 def sharded_translator_error() -> ConfigError:
     """The refusal of a translator that is to be sharded."""
     return ConfigError(
-        "a translator is trained with a whole copy in each process, not with a part",
-        hint="leave training.fsdp out",
+        "a translator is trained with a whole copy in each process, not with a part", hint="leave training.fsdp out"
     )
 
 
@@ -47,13 +46,10 @@ def plan(
     device = this_machine() if gpu is None else find_device(gpu)
     cluster = Cluster(gpus, nodes, network, config.training.fsdp and gpus * nodes > 1)
     if measure and cluster.count > 1:
-        raise ConfigError(
-            "--calibrate runs on one device", hint="leave out --gpus and --nodes, or --calibrate"
-        )
+        raise ConfigError("--calibrate runs on one device", hint="leave out --gpus and --nodes, or --calibrate")
     if measure and device.name != this_machine().name:
         raise ConfigError(
-            f"--calibrate runs on this machine, and {device.name} is another",
-            hint="leave out --gpu or --calibrate",
+            f"--calibrate runs on this machine, and {device.name} is another", hint="leave out --gpu or --calibrate"
         )
     options = {"tokens": tokens, "epochs": epochs, "price": price, "cluster": cluster, **sizes}
     options["can_compile"] = can_compile(device.kind) if measure or gpu is None else None
@@ -83,12 +79,7 @@ def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:
 
 
 def announce(
-    config: RunConfig,
-    runtime: Runtime,
-    vocabulary: int,
-    classes: int,
-    tokens: int,
-    on_event: Callable[[Event], None],
+    config: RunConfig, runtime: Runtime, vocabulary: int, classes: int, tokens: int, on_event: Callable[[Event], None]
 ) -> None:
     """Report the plan of a run that is about to start in two lines, and refuse one that this machine cannot hold.
 

@@ -21,13 +21,7 @@ from headstart.data.token_cache import Corpus
 from headstart.data.token_stream import TokenStream, exclude_documents, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
-from headstart.inference.loaded_model import (
-    LoadedModel,
-    Tokenizers,
-    absolute_paths,
-    load_model,
-    with_absolute_paths,
-)
+from headstart.inference.loaded_model import LoadedModel, Tokenizers, absolute_paths, load_model, with_absolute_paths
 from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
@@ -144,29 +138,20 @@ def pretrain_config(
     objective = make_objective(config.objective)
     if objective.reads == "texts":
         raise ConfigError(
-            f"{objective.name} needs labels, so it cannot pretrain",
-            hint="--objective causal-lm or masked-lm can",
+            f"{objective.name} needs labels, so it cannot pretrain", hint="--objective causal-lm or masked-lm can"
         )
     if objective.reads == "translations":
         raise ConfigError(
             f"{objective.name} needs translations, so it cannot pretrain",
             hint="`headstart finetune scratch DATA --pair en-de` learns from them",
         )
-    for key in (
-        "freeze_backbone",
-        "gradual_unfreezing_epochs",
-        "reinit_top_layers",
-        "bpe_dropout",
-        "token_cutoff",
-    ):
+    for key in ("freeze_backbone", "gradual_unfreezing_epochs", "reinit_top_layers", "bpe_dropout", "token_cutoff"):
         if getattr(config.training, key):
             raise ConfigError(f"training.{key} is for fine-tuning", hint="leave it out when you pretrain")
     return fit_length(with_backbone(config, objective), settings), objective
 
 
-def _base_model_settings(
-    base: LoadedModel, preset: str | None, settings: Mapping[str, Any]
-) -> dict[str, Any]:
+def _base_model_settings(base: LoadedModel, preset: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The body of a base, with the dropout that the user sets."""
     own = base.info.config
     raw = load_preset(preset or own.preset)
@@ -266,18 +251,12 @@ def without_repeats(
 
 
 def make_mixed_loader(
-    corpora: Sequence[Corpus],
-    weights: Sequence[float],
-    make: Callable[[TokenStream], BlockLoader | PairLoader],
+    corpora: Sequence[Corpus], weights: Sequence[float], make: Callable[[TokenStream], BlockLoader | PairLoader]
 ) -> Loader:
     """One loader for all corpora; corpora that all have weight 1 are read as one long text."""
     if all(weight == 1 for weight in weights):
         return make(join([corpus.train for corpus in corpora]))
-    read = [
-        (corpus.train, weight)
-        for corpus, weight in zip(corpora, weights, strict=True)
-        if len(corpus.train) > 2
-    ]
+    read = [(corpus.train, weight) for corpus, weight in zip(corpora, weights, strict=True) if len(corpus.train) > 2]
     loaders = [make(stream) for stream, _ in read]
     first = loaders[0]
     return MixedLoader(loaders, [weight for _, weight in read], first.rows_per_batch, first.seed)
@@ -340,8 +319,7 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
                 self.distillation.check(objective, config)
             if isinstance(objective, MaskedLM) and tokenizer.mask_id is None:
                 raise ConfigError(
-                    f"this tokenizer has no mask token, so {objective.name} cannot hide anything",
-                    hint="use causal-lm",
+                    f"this tokenizer has no mask token, so {objective.name} cannot hide anything", hint="use causal-lm"
                 )
         if not processes.is_alone:
             with processes.raise_on_all():
@@ -375,9 +353,7 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
             has_validation=valid_loader is not None,
         )
 
-    def make_loader(
-        self, stream: TokenStream, tokenizer: Tokenizer, shuffled: bool = True
-    ) -> BlockLoader | PairLoader:
+    def make_loader(self, stream: TokenStream, tokenizer: Tokenizer, shuffled: bool = True) -> BlockLoader | PairLoader:
         """Blocks of a stream, or pairs of its sentences, as the objective reads them."""
         training, objective = self.config.training, self.objective
         length, size, seed = training.max_length, training.tokens_per_batch, training.seed
@@ -404,9 +380,7 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
             values[f"{prefix}accuracy"] = correct / max(1, count)
         return Evaluation(values, objective_value=-values["loss"])
 
-    def score(
-        self, model: Model, stream: TokenStream, tokenizer: Tokenizer, leaked: int = 0
-    ) -> LanguageScore:
+    def score(self, model: Model, stream: TokenStream, tokenizer: Tokenizer, leaked: int = 0) -> LanguageScore:
         """How well a language model predicts a whole stream of text, of which so many documents `leaked`."""
         loader = self.make_loader(stream, tokenizer, shuffled=False)
         sums = loss_sums(model, self.objective, loader, tokenizer, self.runtime)

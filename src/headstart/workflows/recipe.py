@@ -89,9 +89,7 @@ class StageConfig(Said):
     table: str = ""  # of labelled texts, for `finetune`
     base: str = ""  # an earlier stage to go on from, or "scratch"; empty = the one before
     teacher: str = ""  # an earlier stage, a run or a shipped base; several with commas between
-    unlabelled: list[str] = Field(
-        default_factory=list, description="texts that the teachers of a finetune label"
-    )
+    unlabelled: list[str] = Field(default_factory=list, description="texts that the teachers of a finetune label")
 
 
 class RecipeConfig(Said):
@@ -103,8 +101,7 @@ class RecipeConfig(Said):
     preset: str | None = None  # none = the base's, or tiny
     base: str = ""  # to go on from; empty = from scratch
     tokenizer_texts: list[str] = Field(
-        default_factory=list,
-        description="that a new tokenizer is learnt from; none = all that pretraining reads",
+        default_factory=list, description="that a new tokenizer is learnt from; none = all that pretraining reads"
     )
     tokenizer: Settings = Field(default_factory=dict)
     carry: CarryConfig = CarryConfig()
@@ -151,9 +148,7 @@ class Stage:
 
     def teacher(self, stages: Path) -> list[str] | None:
         """The runs that teach it, where earlier ones among them lie in `stages`."""
-        return [
-            each if isinstance(each, str) else str(stages / each.folder) for each in self.teachers
-        ] or None
+        return [each if isinstance(each, str) else str(stages / each.folder) for each in self.teachers] or None
 
 
 @dataclass(frozen=True)
@@ -185,9 +180,7 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     config = parse(RecipeConfig, rest, "the recipe")
     if config.carry.form not in FORMS:
         raise ConfigError(f"carry.form cannot be {config.carry.form!r}", hint=f"one of {', '.join(FORMS)}")
-    texts = {
-        name: parse(TextConfig, text, f"texts.{name}") for name, text in content.get("texts", {}).items()
-    }
+    texts = {name: parse(TextConfig, text, f"texts.{name}") for name, text in content.get("texts", {}).items()}
     found = {
         name: MixtureComponent(place(text.path, root), 1.0, text.text_column, text.documents)
         for name, text in texts.items()
@@ -202,9 +195,7 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
             hint="leave the recipe's base out, or make that stage a recipe of its own",
         )
     if given[0].kind != "pretrain" and not config.base:
-        raise ConfigError(
-            f"the first stage, {given[0].name}, has no base to start from", hint="pretrain one before it"
-        )
+        raise ConfigError(f"the first stage, {given[0].name}, has no base to start from", hint="pretrain one before it")
     stages: list[Stage] = []
     for number, stage in enumerate(given, start=1):
         stages.append(_stage(number, config, stage, found, stages, root, over, scale))
@@ -219,8 +210,7 @@ def place(name: str, root: Path) -> str:
     path = root / name
     if not path.exists():
         raise ConfigError(
-            f"the recipe reads {name}, which is not in {root}",
-            hint="--data-root names the folder that holds its texts",
+            f"the recipe reads {name}, which is not in {root}", hint="--data-root names the folder that holds its texts"
         )
     return str(path)
 
@@ -232,8 +222,7 @@ def _check_names(stages: list[StageConfig], over: Mapping[str, Any]) -> None:
             raise ConfigError(f"a stage cannot be called {name!r}", hint="it has that meaning already")
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,99}", name):
             raise ConfigError(
-                f"a stage cannot be called {name!r}",
-                hint="use small letters, digits and hyphens, 100 at most",
+                f"a stage cannot be called {name!r}", hint="use small letters, digits and hyphens, 100 at most"
             )
     if len(set(names)) < len(names):
         raise ConfigError("two stages have the same name", hint="name them apart")
@@ -281,9 +270,7 @@ def _stage(
     settings = merge(settings, _placed(settings, root))
     job: Job = "finetune" if is_tuned else "pretrain"
     settings = _scaled(settings, load_preset(_preset(config)).get(job, {}), scale)
-    mix = [
-        replace(pick(texts, name, "text of the recipe"), weight=weight) for name, weight in stage.mix.items()
-    ]
+    mix = [replace(pick(texts, name, "text of the recipe"), weight=weight) for name, weight in stage.mix.items()]
     table = place(stage.table, root) if is_tuned else ""
     earlier = {each.config.name: each for each in before}
     base = before[-1] if before else None
@@ -327,8 +314,7 @@ def _of_stage(over: Mapping[str, Any], name: str) -> Settings:
         section, _, own = key.partition(".")
         if section not in SECTIONS or not own:
             raise ConfigError(
-                f"--set {name}.{key} names no setting of the stage",
-                hint=f"write --set {name}.training.minutes=3",
+                f"--set {name}.{key} names no setting of the stage", hint=f"write --set {name}.training.minutes=3"
             )
         found.setdefault(section, {})[own] = value
     return found
@@ -337,11 +323,7 @@ def _of_stage(over: Mapping[str, Any], name: str) -> Settings:
 def _placed(settings: Settings, root: Path) -> Settings:
     data = parse(DataConfig, settings.get("data", {}))
     return {
-        "data": {
-            key: [place(name, root) for name in names]
-            for key in PATH_SETTINGS
-            if (names := getattr(data, key))
-        }
+        "data": {key: [place(name, root) for name in names] for key in PATH_SETTINGS if (names := getattr(data, key))}
     }
 
 
@@ -356,8 +338,7 @@ def _scaled(settings: Settings, preset: Mapping[str, Any], scale: float) -> Sett
         return settings
     budget = getattr(training, name) * scale
     return merge(
-        settings,
-        {"training": {name: max(1, round(budget)) if name in ("max_steps", "max_tokens") else budget}},
+        settings, {"training": {name: max(1, round(budget)) if name in ("max_steps", "max_tokens") else budget}}
     )
 
 
@@ -383,9 +364,7 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
         # What later stages ask of this one before it is trained: its settings, not its tokenizer and weights.
         info = RunInfo(config, "finished", 0, list(config.data.label_map), "", {}, {})
         nothing: Any = None
-        runs[stage.number] = LoadedModel(
-            stage.config.name, info, objective, nothing, {}, np.zeros(0, np.uint64)
-        )
+        runs[stage.number] = LoadedModel(stage.config.name, info, objective, nothing, {}, np.zeros(0, np.uint64))
     _check_finetune_defaults(recipe.config, runs[len(runs)])
     return [run.info.config for run in runs.values()]
 
@@ -426,9 +405,7 @@ def describe(recipe: Recipe, configs: list[RunConfig]) -> dict[str, Any]:
 def _deciding(config: RunConfig) -> dict[str, Any]:
     """The settings that decide what is trained; paths of other sets by their names."""
     content: dict[str, Any] = json.loads(config.model_dump_json())
-    content["training"] = {
-        name: value for name, value in content["training"].items() if name not in MACHINE_SETTINGS
-    }
+    content["training"] = {name: value for name, value in content["training"].items() if name not in MACHINE_SETTINGS}
     for key in PATH_SETTINGS:
         content["data"][key] = [Path(name).name for name in content["data"][key]]
     return content
@@ -450,14 +427,8 @@ def run_recipe(
     """
     require_single_process("a recipe")
     if not 0 < scale < math.inf:
-        raise ConfigError(
-            f"a budget times {scale:g} trains nothing", hint="--budget-scale 0.1 is a tenth of it"
-        )
-    given: Settings = {
-        "recipe": open_recipe(Path(recipe)),
-        "settings": dict(settings or {}),
-        "scale": scale,
-    }
+        raise ConfigError(f"a budget times {scale:g} trains nothing", hint="--budget-scale 0.1 is a tenth of it")
+    given: Settings = {"recipe": open_recipe(Path(recipe)), "settings": dict(settings or {}), "scale": scale}
     ready = read_recipe(given["recipe"], Path(data), given["settings"], scale)
     if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
         raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
@@ -522,8 +493,7 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
             yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     elif old != new:
         was, now = (
-            "absent" if each is None else "there" if isinstance(each, dict) else repr(each)
-            for each in (old, new)
+            "absent" if each is None else "there" if isinstance(each, dict) else repr(each) for each in (old, new)
         )
         yield f"{name} was {was} and is now {now}"
 
@@ -573,9 +543,7 @@ def _start_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: O
         pretrain(stage.mix, run, base=base or None, teacher=teacher, **more, **common)
 
 
-def _resume_stage(
-    run: Path, stage: Stage, recipe: Recipe, config: RunConfig, base: str, on_event: OnEvent
-) -> None:
+def _resume_stage(run: Path, stage: Stage, recipe: Recipe, config: RunConfig, base: str, on_event: OnEvent) -> None:
     """Resume a stage, which may have been brought from elsewhere, or see that it is finished."""
     from headstart.workflows.resume import resume_run
 

@@ -31,9 +31,7 @@ def resume(
     return resume_run(run, on_event)
 
 
-def resume_run(
-    run: str | Path, on_event: OnEvent = ignore_event
-) -> Pretrained | Finetuned | FinishedTranslator | None:
+def resume_run(run: str | Path, on_event: OnEvent = ignore_event) -> Pretrained | Finetuned | FinishedTranslator | None:
     """The result of a single run that is resumed; None when it was finished before."""
     with init_processes() as processes:
         run_dir = RunDir.open(Path(run), processes)

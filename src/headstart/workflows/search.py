@@ -55,9 +55,7 @@ class Row:
     def nearest(self, value: Any) -> Any:
         """The value of the row that is nearest to the one that stands in the settings."""
         if self.choices:
-            is_number = isinstance(value, int | float) and all(
-                isinstance(c, int | float) for c in self.choices
-            )
+            is_number = isinstance(value, int | float) and all(isinstance(c, int | float) for c in self.choices)
             if value in self.choices or not is_number:
                 return value if value in self.choices else self.choices[0]
             return min(self.choices, key=lambda choice: abs(choice - value))
@@ -87,9 +85,7 @@ def parse_row(text: str) -> Row:
     if ":" not in content:
         choices = tuple(_value(part.strip()) for part in content.split(","))
         if len(set(choices)) < 2:
-            raise ConfigError(
-                f"--search {text!r} leaves nothing to choose", hint=f"{FORM}; --set fixes a value"
-            )
+            raise ConfigError(f"--search {text!r} leaves nothing to choose", hint=f"{FORM}; --set fixes a value")
         return Row(name, choices=choices)
     low_text, high_text, *flags = content.split(":")
     low, high = _value(low_text), _value(high_text)
@@ -99,9 +95,7 @@ def parse_row(text: str) -> Row:
     row = Row(name, float(low), float(high), "log" in flags, "int" in flags)
     if not low < high or (row.is_log and low <= 0):
         raise ConfigError(
-            f"--search {text!r} is an empty range"
-            if not low < high
-            else f"--search {text!r} has no logarithm at 0",
+            f"--search {text!r} is an empty range" if not low < high else f"--search {text!r} has no logarithm at 0",
             hint="the lower end comes first, and lies above 0 for :log",
         )
     return row

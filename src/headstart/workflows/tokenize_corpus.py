@@ -112,9 +112,7 @@ def prepare_documents_share(
     documents: Documents, tokenizer: Tokenizer, number: int, count: int, on_event: OnEvent
 ) -> tuple[int, int]:
     """Tokenize one share of the documents into the cache; its number of pieces, and that of all shares."""
-    return prepare_share(
-        documents, tokenizer, default_cache(), number, count, _report_progress(documents, on_event)
-    )
+    return prepare_share(documents, tokenizer, default_cache(), number, count, _report_progress(documents, on_event))
 
 
 def _report_progress(documents: Documents, on_event: OnEvent) -> Callable[[int, int], None]:

@@ -237,8 +237,7 @@ class TrainingJob(ABC, Generic[Content, Result]):
         with self.processes.raise_on_all():
             if resumed is not None and resumed.inputs["fingerprint"] != fingerprint:
                 raise RunError(
-                    f"the data of {run_dir.path} has changed since the run started",
-                    hint="put the old data back",
+                    f"the data of {run_dir.path} has changed since the run started", hint="put the old data back"
                 )
         owner = self.base or self.distillation
         if resumed is not None:

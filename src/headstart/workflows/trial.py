@@ -215,19 +215,10 @@ def drop_begun(job: Job) -> None:
     shutil.rmtree(job.checkpoints, ignore_errors=True)
 
 
-def _fit(
-    job: Job,
-    values: dict[str, Any],
-    number: int,
-    asked: "Asked",
-    way: _Way,
-    stop: StopSignal,
-) -> float:
+def _fit(job: Job, values: dict[str, Any], number: int, asked: "Asked", way: _Way, stop: StopSignal) -> float:
     """The mark of one model after its last epoch; raises _GivenUp when the pruner has seen enough."""
     part = job.parts[number]
-    over = merge(
-        merge({"training": {"checkpoint_selection": "last"}}, job.inputs["settings"]), as_settings(values)
-    )
+    over = merge(merge({"training": {"checkpoint_selection": "last"}}, job.inputs["settings"]), as_settings(values))
     facts = DatasetFacts.of(part.dataset, job.tokenizer)
     config, objective = finetune_config(job.base, job.inputs["preset"], over, data=facts)
     task = job.encoder.encode(part.dataset, job.tokenizer, config)

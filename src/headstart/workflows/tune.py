@@ -18,13 +18,7 @@ from headstart.data.augmentation import bpe_dropout_of
 from headstart.data.dataset import Dataset
 from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
 from headstart.errors import ConfigError, RunError, Stopped, pick
-from headstart.inference.loaded_model import (
-    SCRATCH,
-    LoadedModel,
-    absolute_paths,
-    load_model,
-    with_absolute_paths,
-)
+from headstart.inference.loaded_model import SCRATCH, LoadedModel, absolute_paths, load_model, with_absolute_paths
 from headstart.results import Provenance, plain
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import require_single_process
@@ -123,9 +117,7 @@ def _need_optuna() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def _run(
-    path: Path, inputs: dict[str, Any], budget: dict[str, Any], on_event: Callable[[Event], None]
-) -> Tuned:
+def _run(path: Path, inputs: dict[str, Any], budget: dict[str, Any], on_event: Callable[[Event], None]) -> Tuned:
     started = time.time()
     rows = [parse_row(words) for words in inputs["search"]]
     trained = None if inputs["base"] == SCRATCH else load_model(inputs["base"])
@@ -169,11 +161,7 @@ def _announcement(config: RunConfig, rows: list[Row]) -> Iterator[str]:
 
 
 def _check(
-    rows: list[Row],
-    trained: LoadedModel | None,
-    preset: str | None,
-    settings: Mapping[str, Any],
-    config: RunConfig,
+    rows: list[Row], trained: LoadedModel | None, preset: str | None, settings: Mapping[str, Any], config: RunConfig
 ) -> None:
     """A value that the settings cannot take is told before anything is trained."""
     for row in rows:
@@ -213,9 +201,7 @@ def _begin(
             )
         for name, mark in marks.items():
             if known["fingerprints"][name] != mark:
-                raise RunError(
-                    f"the {name} of {path} changed since the search began", hint="put the old back"
-                )
+                raise RunError(f"the {name} of {path} changed since the search began", hint="put the old back")
         content["command"] = known["command"]
     write_json(path / "tune.json", content)
     return content
@@ -249,8 +235,7 @@ def _conclude(job: Job, provenance: Provenance) -> Tuned:
     finished = [trial for trial in trials if trial.state == "finished"]
     if not finished:
         raise RunError(
-            f"no trial of {job.path} reached its end",
-            hint="search smaller learning rates, or give more trials",
+            f"no trial of {job.path} reached its end", hint="search smaller learning rates, or give more trials"
         )
     best = max(finished, key=lambda trial: sign * (trial.value or 0.0))  # the first of equals
     settings = merge(job.inputs["settings"], as_settings(best.values))
