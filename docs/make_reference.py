@@ -24,14 +24,7 @@ def settings_page() -> str:
         section: Any = field.annotation
         if not (isinstance(section, type) and issubclass(section, config.Section)):
             continue
-        lines += [
-            f"## {name}",
-            "",
-            (section.__doc__ or "").strip(),
-            "",
-            "| key | default | meaning |",
-            "|---|---|---|",
-        ]
+        lines += [f"## {name}", "", (section.__doc__ or "").strip(), "", "| key | default | meaning |", "|---|---|---|"]
         for key, inner in section.model_fields.items():
             kind = str(inner.annotation).replace("typing.", "")
             values = f" ({kind.removeprefix('Literal').strip('[]')})" if kind.startswith("Literal") else ""
@@ -51,16 +44,7 @@ def settings_page() -> str:
         lines.append(f"| `limits.{key}` | `{inner.default}` | {inner.description} |")
     lines += ["", "## Presets", ""]
     for name in config.preset_names():
-        lines += [
-            f"### {name}",
-            "",
-            config.load_preset(name)["title"],
-            "",
-            "```toml",
-            preset_text(name),
-            "```",
-            "",
-        ]
+        lines += [f"### {name}", "", config.load_preset(name)["title"], "", "```toml", preset_text(name), "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

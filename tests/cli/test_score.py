@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from headstart.cli.inference import show_score
+from headstart.cli.training import show_score
 from headstart.results import Score
 
 

@@ -10,16 +10,15 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from headstart.cli import data, inference, models, plots, training
-from headstart.cli.options import without_flag_types
+from headstart.cli import data, experiments, inference, models, plots, training
+from headstart.cli.options import is_first, is_launched, without_flag_types
 from headstart.errors import ConfigError, HeadstartError, LostError, Stopped
-from headstart.training.launch import rank_info, require_single_process
 
 COMMANDS = {
-    "Start here": (training.demo, models.models),
+    "Start here": (experiments.demo, models.models),
     "Data": (data.audit, data.tokenize, data.download),
-    "Train": (training.pretrain, training.finetune, training.tune, training.resume),
-    "Evaluate": (training.compare, inference.evaluate),
+    "Train": (training.pretrain, training.finetune, experiments.tune, training.resume),
+    "Evaluate": (experiments.compare, training.evaluate),
     "Use": (
         inference.predict, inference.generate, inference.translate, inference.embed, inference.search, models.serve,
         models.package, models.export, models.import_,
@@ -27,22 +26,15 @@ COMMANDS = {
     "Look inside": (plots.plan, plots.complexity),
 }  # fmt: skip
 PLOTS = (plots.attention, plots.masks, plots.positions, plots.heads)
-MULTIPROCESS = ("pretrain", "finetune", "resume")
 
 
 class Group(TyperGroup):
     """The commands; a wrong word on the command line is an error like any other."""
 
-    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
-        """Remember the words of the command, with which processes of a run are started."""
-        words = list(args)
-        context = super().make_context(info_name, args, *more, **extra)
-        context.meta["words"] = words
-        return context
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The options of all commands."""
-        return without_flag_types(super().get_params(ctx))
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Flags without a value show no type."""
+        without_flag_types(self.get_params(ctx))
+        super().format_help(ctx, formatter)
 
     def main(self, *words: Any, **extra: Any) -> Any:
         """Run a command and exit with its code."""
@@ -75,76 +67,66 @@ app.add_typer(plot, name="plot", rich_help_panel="Look inside")
 
 
 @app.callback(invoke_without_command=True)
-def check_start(
-    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.", metavar="")
-) -> None:
-    """Print the version, and refuse one of many processes for a command that runs in one."""
+def start(version: bool = typer.Option(False, "--version", help="Print the version.", metavar="")) -> None:
+    """Print the version if that is what the flags say."""
     if version:
         from importlib.metadata import version as find
 
         print(find("headstart"))
         raise typer.Exit
-    if context.invoked_subcommand not in (None, *MULTIPROCESS):
-        require_single_process(f"headstart {context.invoked_subcommand}")
 
 
 def main() -> None:
     """Run a command; a problem that the user can fix is one sentence, a hint and exit code 2."""
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _run_app()
+        try:
+            app()
+        except Exception as error:
+            _report(error)
+        except KeyboardInterrupt:
+            if is_first():
+                print("stopped", file=sys.stderr)
+            sys.exit(130)
     except BaseException as leaving:
-        if rank_info().count == 1:
+        if not is_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             raise
         code = leaving.code if isinstance(leaving, SystemExit) else 1
         if not isinstance(leaving, SystemExit):
             traceback.print_exc()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # One of many processes leaves at once: threads of torch may wait for each other while they are taken down.
+        # One of several processes exits at once: at a normal exit the threads of torch may wait for each other.
         os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def _run_app() -> None:
-    """Run the command line and turn what went wrong into a message and an exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    is_first = rank_info().rank == 0
-    try:
-        app()
-    except HeadstartError as error:
-        if _is_reporter(error):
-            _print_error(error, error.hint)
-        sys.exit(2)
-    except Stopped as stopped:
-        if is_first:
-            print(f"stopped; nothing is lost: `{stopped.again}` continues from here", file=sys.stderr)
-        sys.exit(128 + stopped.signal)
-    except BrokenPipeError:  # the reader of our output has gone
+def _report(error: Exception) -> None:
+    """Print a problem that the user can fix and exit with its code; raise any other."""
+    if isinstance(error, Stopped):
+        if is_first():
+            print(f"stopped; nothing is lost: `{error.again}` continues from here", file=sys.stderr)
+        sys.exit(128 + error.signal)
+    if isinstance(error, BrokenPipeError):  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except KeyboardInterrupt:
-        if is_first:
-            print("stopped", file=sys.stderr)
-        sys.exit(130)
-    except MemoryError:
-        _print_error("this machine has not enough memory for that", "try a smaller --preset, batch or length")
-        sys.exit(2)
-
-
-def _is_reporter(error: HeadstartError) -> bool:
-    """Whether this process prints a problem: one process for all, or one a machine when some are lost."""
-    info = rank_info()
-    return info.rank == 0 or (info.local_rank == 0 if isinstance(error, LostError) else not error.is_shared)
+    if isinstance(error, MemoryError):
+        error = ConfigError(
+            "this machine has not enough memory for that", hint="try a smaller --preset, batch or length"
+        )
+    if not isinstance(error, HeadstartError):
+        raise error
+    # One process prints for all, or one of each machine when some processes are lost.
+    is_local_first = os.environ.get("LOCAL_RANK") == "0"
+    if is_first() or (is_local_first if isinstance(error, LostError) else not error.is_shared):
+        print(f"error: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _interrupt(number: int, frame: object) -> None:
     """Outside of training, which saves first, SIGTERM ends like Ctrl-C: unfinished output is removed."""
     raise KeyboardInterrupt
-
-
-def _print_error(problem: object, hint: str) -> None:
-    print(f"error: {problem}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
 
 
 if __name__ == "__main__":

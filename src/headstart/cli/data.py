@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import headstart as hs
-from headstart.cli.options import Call, argument, command, flag, out_flag
+from headstart.cli.options import Call, argument, command, flag, out_flag, print_tables
 from headstart.errors import ConfigError
 
 
@@ -35,7 +35,6 @@ def audit(
 
 
 def _show_audit(found: dict[str, Any]) -> None:
-    from headstart.cli.progress import print_tables
     from headstart.reports.tables import audit_lines, audit_tables, terminal_table
 
     print_tables(map(terminal_table, audit_tables(found)), audit_lines(found))
@@ -62,9 +61,9 @@ def tokenize(
         raise ConfigError(f"--shard {shard!r} is not I/N", hint="for example --shard 0/4")
     from headstart.workflows.tokenize_corpus import prepare_corpora
 
-    with call.progress() as listener:
+    with call.progress() as progress:
         found = prepare_corpora(
-            corpora, share=(int(number), int(count)), preset=preset, settings=call.settings, on_event=listener
+            corpora, share=(int(number), int(count)), preset=preset, settings=call.settings, on_event=progress
         )
     call.show(found, _show_tokens)
 
@@ -93,8 +92,8 @@ def download(
     """Build parallel text for translation from freely licensed packages of Debian, with apt and without root."""
     from headstart.training.callbacks import Stage
 
-    with call.progress() as listener:
-        found = hs.fetch(name, pair, out, packages=deb_dir, on_stage=lambda words: listener(Stage(words)))
+    with call.progress() as progress:
+        found = hs.fetch(name, pair, out, packages=deb_dir, on_stage=lambda words: progress(Stage(words)))
     call.show(found, _show_download)
 
 

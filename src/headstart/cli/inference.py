@@ -1,4 +1,4 @@
-"""Commands that use a trained model: evaluate, predict, generate, translate, embed, search."""
+"""Commands that use a trained model: predict, generate, translate, embed, search."""
 
 import json
 import sys
@@ -16,82 +16,6 @@ TEXTS = argument("FILE|-", "A .txt (one text a line) or a table; - = standard in
 ENCODER = argument("RUN", "A base or a fine-tuned run: its folder, or the name of a shipped base.")
 POOLING = flag("mean", "How token vectors become one; token keeps all.", metavar="cls|mean|last|token")
 LENGTH_PENALTY = flag(0.6, "Beam search: above 0 favours longer texts, below 0 shorter ones.")
-
-
-@command(
-    "evaluate runs/mine reviews.tsv --json",
-    "evaluate runs/en-fr aligned --num-beams 1",
-    settings="data.text_column data.label_column data.on_bad_row",
-)
-def evaluate(
-    call: Call,
-    run: str = argument("RUN", "A run folder, or the name of a shipped base; RUN1,RUN2 is an ensemble."),
-    data: str = argument("DATA", "Labelled data, pairs for a translator, or a corpus for a language model."),
-    num_beams: int | None = flag(None, "Beam width of a translator; 1 = greedy.", min=1, show_default="5"),
-    baseline: str | None = flag(None, "Another translator, for paired tests.", metavar="RUN"),
-) -> None:
-    """Score a run on DATA: the test split of a folder, else its valid split; all of a single file."""
-    call.show(hs.evaluate(run, data, settings=call.settings, beam=num_beams, against=baseline), show_score)
-
-
-def show_score(result: Any) -> None:
-    """A score in words, with the leak-free one when there is leakage."""
-    from headstart.results import Score, TranslationScore
-    from headstart.workflows.evaluate import TranslationComparison
-
-    if result.skipped:
-        print(f"{result.skipped} rows could not be used and are not counted (--strict names the first)")
-    if isinstance(result, Score):
-        print(
-            f"{result.split}: accuracy {result.accuracy:.4f} ({result.correct} of {result.count}), "
-            f"macro-F1 {result.macro_f1:.4f}, loss {result.loss:.4f}, calibration error {result.calibration_error:.4f}"
-        )
-        if result.leaked and not result.leak_free_count:
-            print(f"all {result.count} texts were seen in training: this score is not fair")
-        elif result.leaked:
-            print(
-                f"leak-free accuracy {result.leak_free_accuracy:.4f} over {result.leak_free_count} texts: "
-                f"{result.leaked} of {result.count} were seen in training"
-            )
-    elif isinstance(result, TranslationScore):
-        _show_translations(result)
-    elif isinstance(result, TranslationComparison):
-        _show_translations(result.score)
-        _show_translations(result.against)
-        for test in result.tests:
-            low, high = test.difference.low, test.difference.high
-            print(
-                f"{test.measure}: {test.system} is {test.difference.mean:+.2f} from {test.against} "
-                f"({low:+.2f} to {high:+.2f}, p = {test.p_value:.4f}): {test.verdict}"
-            )
-    else:
-        bits = "" if result.bits_per_byte is None else f", {result.bits_per_byte:.4f} bits a byte"
-        print(f"perplexity {result.perplexity:.3f}, accuracy {result.accuracy:.4f}{bits}, over {result.count:,} tokens")
-        if result.leaked:
-            print(f"{result.leaked} of {result.documents} documents were read in training: this score is not fair")
-
-
-def _show_translations(result: Any) -> None:
-    others = {
-        "chrF": result.chrf,
-        "TER": result.ter,
-        "lower-cased and tokenised BLEU": result.bleu_lowercased_tokenised,
-    }
-    more = "".join(f", {name} {value:.2f}" for name, value in others.items() if value is not None)
-    interval = result.intervals["bleu"]
-    print(
-        f"{result.split}: BLEU {result.bleu:.2f} ({interval.low:.2f} to {interval.high:.2f}){more} over "
-        f"{result.count:,} texts, {'greedy' if result.beam == 1 else f'beam of {result.beam}'}; "
-        f"perplexity {result.perplexity:.3f}"
-    )
-    if result.hypotheses_cut:
-        print(f"{result.hypotheses_cut} translations were stopped at the length limit")
-    if result.leaked:
-        fair = "unknown" if result.leak_free_bleu is None else f"{result.leak_free_bleu:.2f}"
-        print(
-            f"leak-free BLEU {fair} over {result.leak_free_count} texts: "
-            f"{result.leaked} of {result.count} sources were seen in training"
-        )
 
 
 @command("predict runs/mine new.txt", "predict en-tiny - --json", settings="data.text_column")
@@ -193,9 +117,8 @@ def translate(
     A blank line stays blank. --json prints an object a line. Standard error reports what was cut.
     """
     from headstart.atomic_io import write_with
-    from headstart.cli.progress import Listener
     from headstart.inference import translate as inference
-    from headstart.training.callbacks import Stage
+    from headstart.training.callbacks import ProgressBar, Stage
 
     translator = inference.open_translator(run, call.settings)
     found = inference.translate(
@@ -207,14 +130,14 @@ def translate(
     cut_texts: list[int] = []
 
     def write(handle: BinaryIO) -> None:
-        with Listener(call.quiet or (out is None and sys.stdout.isatty())) as listener:
+        with ProgressBar(call.quiet or (out is None and sys.stdout.isatty())) as progress:
             for each in found:
                 for line in _translation_lines(each, call.as_json, print_scores, n_best):
                     handle.write(line.encode() + b"\n")
                 handle.flush()
                 cut_sources.extend([each.line] * each.is_source_cut)
                 cut_texts.extend([each.line] * each.candidates[0].is_cut)
-                listener(Stage("translating", each.line, 0))
+                progress(Stage("translating", each.line, 0))
 
     def write_file(path: Path) -> None:
         with open(path, "wb") as handle:
@@ -266,10 +189,10 @@ def embed(
     """
     from headstart.training.callbacks import Stage
 
-    with call.progress() as listener:
+    with call.progress() as progress:
         found = hs.embed(
             run, file, out, pool=pooling, settings=call.settings,
-            on_done=lambda texts: listener(Stage("reading texts", texts, 0)),
+            on_done=lambda texts: progress(Stage("reading texts", texts, 0)),
         )  # fmt: skip
     call.show(found, _show_vectors)
 

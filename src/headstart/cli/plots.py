@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from headstart.cli.options import Call, argument, command, flag, out_flag
+from headstart.cli.options import Call, argument, command, flag, out_flag, print_tables
 from headstart.config import merge
 from headstart.errors import ConfigError
 
@@ -53,7 +53,6 @@ def plan(
 
 
 def _show_plan(found: dict[str, Any]) -> None:
-    from headstart.cli.progress import print_tables
     from headstart.reports.tables import plan_lines, plan_tables
 
     print_tables(plan_tables(found), plan_lines(found))
@@ -83,7 +82,6 @@ def complexity(
 
 
 def _show_complexity(content: dict[str, Any], out: Path | None) -> None:
-    from headstart.cli.progress import print_tables
     from headstart.reports.tables import complexity_tables, crossing_lines
 
     print_tables(complexity_tables(content), crossing_lines(content))
@@ -181,9 +179,9 @@ def heads(
     _need_target(out, call)
     from headstart.workflows.picture import picture_attention_heads
 
-    with call.progress() as listener:
+    with call.progress() as progress:
         study, files = picture_attention_heads(
-            run, file, out, texts=max_texts, settings=call.settings, on_event=listener
+            run, file, out, texts=max_texts, settings=call.settings, on_event=progress
         )
 
     def show(_: object) -> None:

@@ -1,14 +1,20 @@
-"""The events of a training run, and the logs that record them: a JSONL file and TensorBoard files."""
+"""The events of a training run, and what receives them: a JSONL log, TensorBoard files, a progress bar."""
 
 import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from headstart.atomic_io import write_text, writing
 from headstart.errors import ConfigError
+from headstart.reports.formatting import format_duration
 
 
 @dataclass(frozen=True)
@@ -148,3 +154,61 @@ class TensorBoardLog:
     def close(self) -> None:
         """Close the files."""
         self._writer.close()
+
+
+class ProgressBar:
+    """Shows events on standard error: as a progress bar in a terminal, else as lines."""
+
+    def __init__(self, quiet: bool = False):
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=self.console,
+            transient=True,
+            disable=quiet or not self.console.is_terminal,
+        )
+        self.task = self.progress.add_task("starting", total=None, text="")
+        self.title = "training"
+        self.last_stage = ""
+
+    def __enter__(self) -> "ProgressBar":
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        if isinstance(event, StepDone):
+            text = (
+                f"loss {event.loss:.3f}  {event.tokens_per_second:,.0f} tokens/s  padding {event.padding:.0%}  "
+                f"{format_duration(event.seconds_left)} left"
+            )
+            self.progress.update(
+                self.task, description=self.title, completed=event.progress * 100, total=100, text=text
+            )
+        elif isinstance(event, Evaluated):
+            values = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in event.values.items())
+            best = "  [green]best so far[/green]" if event.is_best else ""
+            self.console.print(
+                f"  {escape(self.title)}: epoch {event.epoch:5.2f}, step {event.step:6d}  {values}{best}"
+            )
+        elif isinstance(event, Stage):
+            self.title = event.name if ", seed" in event.name else "training"
+            total = event.total or None
+            self.progress.update(self.task, description=event.name, completed=event.done, total=total, text="")
+            if event.name != self.last_stage:
+                self.last_stage = event.name
+                self.note(event.name)
+        elif isinstance(event, Note):
+            self.note(event.text)
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(f"[dim]·[/dim] {escape(text)}")
