@@ -196,6 +196,7 @@ class TrainingConfig(Section):
     compile: bool | Literal["auto"] = Field(
         False, description="torch.compile, for about a minute; auto = for long runs on a GPU"
     )
+    fast: bool = Field(True, description="use the fast paths; false = the plain code alone")
     fsdp: bool = Field(False, description="shard the model over processes (FSDP2) instead of copying it (DDP)")
     ddp_timeout_minutes: float = Field(10.0, gt=0, description="minutes to wait for another process")
     deterministic: bool = Field(False, description="identical results in every run, also on a GPU, where it is slower")
@@ -265,7 +266,7 @@ class TrainingConfig(Section):
 BUDGETS = ("max_epochs", "max_steps", "max_tokens", "max_minutes")
 # Settings of training that say where and how it is done, not what comes out: another machine may have others.
 MACHINE_SETTINGS = (
-    "device", "precision", "compile", "fsdp", "ddp_timeout_minutes", "deterministic", "save_steps", "save_minutes",
+    "device", "precision", "compile", "fast", "fsdp", "ddp_timeout_minutes", "deterministic", "save_steps", "save_minutes",
     "ignore_memory_check",
     "tensorboard",
 )  # fmt: skip

@@ -20,6 +20,7 @@ LAYERS = [
     ["plots"],
     ["evaluation"],
     ["quantization"],
+    ["fast"],
     ["objectives", "checkpoint"],
     ["data", "models"],
     ["batch"],
@@ -56,6 +57,8 @@ def test_imports_point_down_only(path):
     own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     assert own in RANK, f"{own} stands on no line of the map"
     for module in imports(path):
+        if module == "headstart.fast":  # the switch, which imports nothing
+            continue
         other = room(module)
         if other and other != own:
             assert other in RANK, f"{module} stands on no line of the map"

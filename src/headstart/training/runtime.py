@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from headstart import fast
 from headstart.config import TrainingConfig
 from headstart.errors import ConfigError
 from headstart.training.distributed import ALONE, Processes
@@ -76,6 +77,7 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
     if processes is None:
         require_single_process("this command")
         processes = ALONE
+    fast.set_enabled(config.fast)
     if config.deterministic:
         _use_deterministic_algorithms()
     name = config.device
