@@ -84,7 +84,7 @@ def test_a_smaller_base_learns_from_a_larger_one(world, tmp_path):
     assert student.tokenizer.fingerprint == teacher.tokenizer.fingerprint
     assert student.info.config.model.hidden_size == 8
     assert np.isin(teacher.train_fingerprints, student.train_fingerprints).all()  # it may have them from its teacher
-    assert student.info.inputs["teacher"] == [str(world / "base")]
+    assert student.info.inputs.teacher == [str(world / "base")]
 
 
 def ends_alike(work, folder, step):
@@ -121,8 +121,8 @@ def test_an_ensemble_is_poured_into_one_model(world, tmp_path):
     student = load_model(str(tmp_path / "student"))
     assert np.isin(hashes(texts), student.train_fingerprints).all()
     inputs = student.info.inputs
-    assert inputs["teacher"] == [str(world / "tuned-0"), str(world / "tuned-1")]
-    assert inputs["unlabelled"][0]["corpus"] == str(world / "more.txt")
+    assert inputs.teacher == [str(world / "tuned-0"), str(world / "tuned-1")]
+    assert inputs.unlabelled[0].corpus == str(world / "more.txt")
 
 
 def test_a_taught_classifier_that_was_stopped_ends_as_if_it_never_had(world, tmp_path):

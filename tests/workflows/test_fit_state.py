@@ -6,9 +6,9 @@ import torch
 from headstart.config import merge
 from headstart.data.datasets import load_dataset
 from headstart.training.runtime import start_runtime
+from headstart.workflows.compare_cells import FitState
 from headstart.workflows.finetune import FinetuneJob, choose_tokenizer, make_task
 from headstart.workflows.finetune_defaults import finetune_config
-from headstart.workflows.run_dir import FitState
 from tests.helpers.datasets import QUICK, write_labelled
 
 SAVING = {"training": {"max_steps": 9, "save_steps": 3, "batch_size": 8, "seed": 1}}

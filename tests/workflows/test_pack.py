@@ -109,7 +109,7 @@ def test_what_is_measured_on_is_read_as_the_packed_base_reads_it(bases, tmp_path
     own = tmp_path / "stars.tsv"
     own.write_text("review_text\tstars\n" + "".join(f"{text}\t{stars[label]}\n" for text, label in rows))
     columns = {"text_column": "review_text", "label_column": "stars"}
-    data = {**columns, "classes": {"good": ["5"], "bad": ["1"]}}
+    data = {**columns, "label_map": {"good": ["5"], "bad": ["1"]}}
     finetune(str(bases / "base"), str(own), tmp_path / "run", settings={**TUNING, "data": data})
     table = write_labelled(tmp_path / "valid.tsv", 60, seed=5)
     done = pack(str(tmp_path / "run"), "starred", tmp_path / "bases", form="float32", measure=str(table))

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from headstart.config import PATH_SETTINGS, RunConfig, merge, parse
 from headstart.data.datasets import SOURCES
 from headstart.data.decontamination import unpack_fingerprints
+from headstart.data.documents import MixtureComponent
 from headstart.data.tokenizer import Tokenizer, open_tokenizer
 from headstart.errors import ConfigError, RunError, nearest
 from headstart.models.model import HeadSpec, Model, build_model
@@ -38,6 +39,37 @@ PACKED_FINGERPRINTS = "train_fingerprints.xz"  # the same in the compressed form
 
 
 @dataclass(frozen=True)
+class RunInputs:
+    """What the command of a run was given, with absolute paths; the fields that it does not use are empty."""
+
+    base: str = ""
+    data: str = ""
+    pair: str = ""  # the languages of a translator, as "en-de"
+    corpora: list[str] = field(default_factory=list)
+    mix: list[MixtureComponent] = field(default_factory=list)  # the same with weights
+    tokenizer_corpora: list[MixtureComponent] = field(default_factory=list)  # that a new tokenizer is trained on
+    teacher: list[str] = field(default_factory=list)
+    unlabelled: list[MixtureComponent] = field(default_factory=list)  # that the teachers label
+    fingerprint: str = ""  # of all texts and labels
+    imported: str = ""  # the folder of a model that was trained elsewhere
+    family: str = ""
+    dropped: dict[str, int] = field(default_factory=dict)  # its weights that are not used, and their sizes
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are used, JSON-able."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> "RunInputs":
+        """The inverse of `to_dict`."""
+        mixes = ("mix", "tokenizer_corpora", "unlabelled")
+        fields = {name: content[name] for name in RunInputs.__dataclass_fields__ if name in content}
+        return RunInputs(
+            **{**fields, **{name: [MixtureComponent(**each) for each in fields.get(name, [])] for name in mixes}}
+        )
+
+
+@dataclass(frozen=True)
 class RunInfo:
     """The contents of run.json."""
 
@@ -46,7 +78,7 @@ class RunInfo:
     vocab_size: int
     classes: list[str]
     tokenizer_fingerprint: str
-    inputs: dict[str, Any]  # what the command was given: data, corpora, base
+    inputs: RunInputs
     provenance: dict[str, Any]
     transfer: dict[str, Any] | None = None
     pair: list[str] = field(default_factory=list)  # the languages of a translator: from, to
@@ -58,7 +90,8 @@ class RunInfo:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with the format version first."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "config"}
-        return {"format_version": FORMAT_VERSION, **content, "settings": self.config.model_dump()}
+        settings = {"inputs": self.inputs.to_dict(), "settings": self.config.model_dump()}
+        return {"format_version": FORMAT_VERSION, **content, **settings}
 
     @staticmethod
     def from_dict(content: Mapping[str, Any], where: str) -> "RunInfo":
@@ -73,9 +106,15 @@ class RunInfo:
             )
         try:
             fields = {name: content[name] for name in RunInfo.__dataclass_fields__ if name in content}
+            fields["inputs"] = RunInputs.from_dict(content["inputs"])
             return RunInfo(config=parse(RunConfig, content["settings"], where), **fields)
         except (KeyError, TypeError) as error:
             raise RunError(f"{where} does not describe a run: {error!r}", hint="is it a run directory?") from None
+
+    @staticmethod
+    def find(path: Path) -> "RunInfo | None":
+        """The description of the run in the directory `path`, if there is one."""
+        return RunInfo.read(path) if (path / RUN_INFO).is_file() else None
 
     @staticmethod
     def read(path: Path) -> "RunInfo":

@@ -1,6 +1,7 @@
 """The cells of a comparison: models trained with one variant, label budget, seed and fold, and their predictions."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from headstart.atomic_io import content_hash, finite, write_text
 from headstart.baselines.tfidf import train_tfidf
 from headstart.batch import EncodedExample
+from headstart.checkpoint import load_checkpoint, save_checkpoint
 from headstart.config import RunConfig
 from headstart.data.dataset import Dataset, Example
 from headstart.data.decontamination import is_contaminated
@@ -27,9 +29,9 @@ from headstart.results import ArmKind, CurvePoint, SeedResult, TransferReport, p
 from headstart.training.callbacks import Event
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
+from headstart.training.trainer import Trainer
 from headstart.workflows.finetune import FinetuneJob, Task, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts
-from headstart.workflows.run_dir import FitState
 
 DIGITS = 9  # of a probability on disk: enough for every float32
 
@@ -108,6 +110,37 @@ class TextEncoder:
             for split, examples in dataset.splits.items()
         }
         return Task(dataset, tokenizer, encoded)
+
+
+class FitState:
+    """The training state of one fit among many; no other fit ever continues from it."""
+
+    def __init__(self, folder: Path, identity: Callable[[], Any]):
+        self.folder, self._identity = folder, identity
+
+    @cached_property
+    def fit_hash(self) -> str:
+        """The hash of all that the fit depends on; computed when needed, as most fits end before they save."""
+        return content_hash(self._identity())
+
+    def load(self, trainer: Trainer) -> dict[str, Any] | None:
+        """Continue from the newest complete state of this fit and return its extra content; else clear the folder."""
+        found = load_checkpoint(self.folder)
+        if found is None or found[1].get("fit") != self.fit_hash:
+            self.clear()
+            return None
+        parts, content = found
+        trainer.load(parts, content["training"])
+        return content["extra"]
+
+    def save(self, trainer: Trainer, extra: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint from which the fit continues bit for bit."""
+        content = {"fit": self.fit_hash, "training": trainer.state.to_dict(), "extra": extra or {}}
+        save_checkpoint(self.folder, trainer.state.step, trainer.parts(), content)
+
+    def clear(self) -> None:
+        """Remove the state, and anything else in its folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)

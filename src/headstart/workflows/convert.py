@@ -18,7 +18,7 @@ from headstart.convert.onnx import write_onnx
 from headstart.convert.parity import ExportBundle, ParityReport
 from headstart.convert.to_transformers import write_transformers
 from headstart.errors import ConfigError, RunError, pick
-from headstart.inference.loaded_model import LoadedModel, RunInfo, load_model
+from headstart.inference.loaded_model import LoadedModel, RunInfo, RunInputs, load_model
 from headstart.models.model import count_parameters
 from headstart.reports.pages import render_run
 from headstart.results import plain
@@ -143,7 +143,7 @@ def _run_info(model: ImportedModel, folder: Path, start: float) -> RunInfo:
         vocab_size=model.vocab_size,
         classes=[],
         tokenizer_fingerprint=model.tokenizer.fingerprint,
-        inputs={"imported": str(folder.resolve()), "family": model.family, "dropped": model.dropped},
+        inputs=RunInputs(imported=str(folder.resolve()), family=model.family, dropped=model.dropped),
         provenance=plain(collect_provenance(start_runtime(TrainingConfig(device="cpu")), [], start)),
         has_heads=model.has_lm_head,
     )

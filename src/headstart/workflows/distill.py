@@ -1,9 +1,8 @@
 """Distillation: a student is trained on the outputs of finished runs, its teachers, and on the true labels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from headstart.data.decontamination import evaluation_hashes
 from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
-from headstart.inference.loaded_model import LoadedModel, Tokenizers, absolute_paths, load_model
+from headstart.inference.loaded_model import LoadedModel, RunInputs, Tokenizers, absolute_paths, load_model
 from headstart.objectives.base import Objective
 from headstart.objectives.distillation import DISTILLED, Distillation, can_teach, distill
 from headstart.training.callbacks import Event, Note
@@ -50,12 +49,6 @@ class DistillationSetup:
         teachers = [load_model(name, with_weights=with_weights) for name in names]
         return DistillationSetup(teachers, parse_mixture(unlabelled or []))
 
-    @staticmethod
-    def from_inputs(inputs: Mapping[str, Any]) -> "DistillationSetup | None":
-        """The teachers that run.json names."""
-        unlabelled = [MixtureComponent(**each) for each in inputs.get("unlabelled", [])]
-        return DistillationSetup.load(inputs["teacher"], unlabelled) if "teacher" in inputs else None
-
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of teachers and student."""
@@ -71,12 +64,10 @@ class DistillationSetup:
         """Hashes of the texts that the teachers were trained on, which the student may learn from them."""
         return np.concatenate([teacher.train_fingerprints for teacher in self.teachers])
 
-    def inputs(self) -> dict[str, Any]:
-        """The part of run.json that `from_inputs` reads."""
-        given: dict[str, Any] = {"teacher": absolute_paths([teacher.name for teacher in self.teachers])}
-        if self.unlabelled:
-            given["unlabelled"] = [each.absolute().to_dict() for each in self.unlabelled]
-        return given
+    def add_to(self, inputs: RunInputs) -> RunInputs:
+        """The inputs of a run with these teachers and texts."""
+        teacher = absolute_paths([teacher.name for teacher in self.teachers])
+        return replace(inputs, teacher=teacher, unlabelled=[each.absolute() for each in self.unlabelled])
 
     def check(self, objective: Objective, config: RunConfig, classes: Sequence[str] | None = None) -> None:
         """Refuse teachers whose outputs do not fit the student's objective, length or classes."""

@@ -141,7 +141,7 @@ def evaluate_on_own_valid(loaded: LoadedModel) -> TranslationScore:
     """Score a translator on the validation split of its own training data."""
     config = loaded.info.config
     source, target = loaded.info.pair
-    text = load_parallel(loaded.info.inputs["data"], (source, target), config.data)
+    text = load_parallel(loaded.info.inputs.data, (source, target), config.data)
     task = _encode_split(loaded, replace(text, splits={"valid": text.splits["valid"]}), config)
     return _score_task(loaded, task, start_runtime(config.training), BEAM)[0]
 

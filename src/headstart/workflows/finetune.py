@@ -27,6 +27,7 @@ from headstart.inference.loaded_model import (
     SCRATCH,
     Classifier,
     LoadedModel,
+    RunInputs,
     Tokenizers,
     absolute_paths,
     load_model,
@@ -109,8 +110,10 @@ def finetune(
                 raise ConfigError("from scratch every block is new", hint="leave training.reinit_top_layers out")
             notes = explain_settings(loaded, facts, config, objective, given)
             runtime = start_runtime(config.training, processes)
-        inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
-        inputs |= {} if distillation is None else distillation.inputs()
+        data, base = absolute_paths([data, base])
+        inputs = RunInputs(base=base, data=data)
+        if distillation is not None:
+            inputs = distillation.add_to(inputs)
         job = FinetuneJob(config, runtime, inputs, listen, loaded, distillation, source)
         return job.start(Path(out), notes)
 
@@ -312,7 +315,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         with self.processes.raise_on_all():
             if self.source is None:
                 self.source = LabelledData.load(
-                    self.inputs["data"], self.config, self.objective, self.distillation, self.on_event
+                    self.inputs.data, self.config, self.objective, self.distillation, self.on_event
                 )
             return self.source.fingerprint
 
@@ -374,10 +377,6 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
             fit_head(model, head, objective, data.rows["train"], tokenizer, self.runtime)
         return model, report
 
-    def may_select_initial(self, transfer: TransferReport | None) -> bool:
-        """With a new head the weights before the first step are never the best ones."""
-        return transfer is not None and transfer.reused_head
-
     def evaluate(self, model: Model, data: Task) -> Evaluation:
         """Accuracy, macro F1 and loss on the validation texts, or on `training.eval_subset_size` of them."""
         chosen = eval_subset(len(data.rows["valid"]), self.config.training.eval_subset_size)
@@ -414,7 +413,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         wins = config.training.keep_winner and not is_better(network, baseline.score)
         if wins:
             baseline.model.save(run.path)
-        worse = warn_of_baseline(network, baseline.score, self.inputs["base"], self.inputs["data"])
+        worse = warn_of_baseline(network, baseline.score, self.inputs.base, self.inputs.data)
         return Finetuned(
             **vars(run),
             score=baseline.score if wins else network,

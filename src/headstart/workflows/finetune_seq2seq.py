@@ -24,7 +24,7 @@ from headstart.data.tokenizer_training import TOKENIZERS
 from headstart.errors import ConfigError, DataError
 from headstart.evaluation.translation_metrics import MEASURES, score_translations
 from headstart.generation.beam_search import Beam
-from headstart.inference.loaded_model import SCRATCH, LoadedModel, Tokenizers, absolute_paths, load_model
+from headstart.inference.loaded_model import SCRATCH, LoadedModel, RunInputs, Tokenizers, absolute_paths, load_model
 from headstart.inference.translate import batch_tokens, write_translations
 from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
@@ -91,8 +91,8 @@ def finetune_seq2seq(
                 facts = PairFacts.of(load_parallel(data, languages, config.data), loaded)
                 config = translator_config(loaded, preset, settings or {}, facts)
             runtime = start_runtime(config.training, processes)
-        inputs = dict(zip(("data", "base"), absolute_paths([data, base]), strict=True))
-        inputs["pair"] = "-".join(languages)
+        data, base = absolute_paths([data, base])
+        inputs = RunInputs(base=base, data=data, pair="-".join(languages))
         job = TranslationJob(config, runtime, inputs, on_event, loaded)
         return job.start(Path(out))
 
@@ -294,7 +294,7 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         with self.processes.raise_on_all():
             if self.runtime.is_sharded:
                 raise sharded_translator_error()
-            self.text = load_parallel(self.inputs["data"], parse_pair(self.inputs["pair"]), self.config.data)
+            self.text = load_parallel(self.inputs.data, parse_pair(self.inputs.pair), self.config.data)
         if self.text.skips:
             first, count = self.text.skips[0], len(self.text.skips)
             self.on_event(Note(f"{count} pairs skipped; the first is {first.origin}: {first.reason}"))
@@ -409,4 +409,4 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         """The score of greedy translations of the validation split."""
         measures = ("bleu", "chrf")
         score, _ = trainer.strategy.read(lambda model: self.score(model, data, "valid", seen, measures=measures))
-        return FinishedTranslator(**vars(run), pair=self.inputs["pair"], score=score)
+        return FinishedTranslator(**vars(run), pair=self.inputs.pair, score=score)

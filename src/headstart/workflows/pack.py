@@ -14,7 +14,7 @@ from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_f
 from headstart.config import DataConfig, load_toml, parse
 from headstart.data.datasets import SOURCES
 from headstart.data.decontamination import evaluation_hashes, pack_fingerprints
-from headstart.data.documents import MixtureComponent
+from headstart.data.documents import parse_mixture
 from headstart.data.token_stream import join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
@@ -26,6 +26,7 @@ from headstart.inference.loaded_model import (
     TOKENIZER,
     LoadedModel,
     RunInfo,
+    RunInputs,
     load_model,
 )
 from headstart.pretrained import BASE, CHECKSUMS
@@ -163,11 +164,13 @@ def _marks(trained: LoadedModel, measure: str | None) -> tuple[str, dict[str, fl
     model = trained.model().to(runtime.device)
     try:
         if trained.objective.reads == "texts":
-            task = make_task(load_labelled(inputs["data"], config), trained.tokenizer, config)
+            task = make_task(load_labelled(inputs.data, config), trained.tokenizer, config)
             seen = trained.train_fingerprints
             marks: Score | LanguageScore = FinetuneJob(config, runtime).score(model, task, "valid", seen)
-            return f"the validation part of {Path(inputs['data']).name}", _numbers(marks)
-        mix = [MixtureComponent(**each) for each in inputs.get("mix") or _plain(inputs["corpora"])]
+            return f"the validation part of {Path(inputs.data).name}", _numbers(marks)
+        mix = inputs.mix or parse_mixture(inputs.corpora)
+        if not mix:
+            raise DataError("they are not recorded")
         parts = [prepare_documents(each.open(config.data), trained.tokenizer, lambda event: None) for each in mix]
         never = evaluation_hashes(config.data.exclude_eval_texts_of)
         valid = join(part.valid for part in without_repeats(parts, config.data, never, lambda event: None))
@@ -188,7 +191,7 @@ def _translator_marks(trained: LoadedModel, measure: str | None) -> tuple[str, d
         marks = evaluate_translator(trained, measure, trained.info.config)
         assert isinstance(marks, TranslationScore)
         return Path(measure).name, _numbers(marks)
-    data = str(trained.info.inputs["data"])
+    data = trained.info.inputs.data
     try:
         return f"the validation part of {Path(data).name}", _numbers(evaluate_on_own_valid(trained))
     except DataError as error:
@@ -196,10 +199,6 @@ def _translator_marks(trained: LoadedModel, measure: str | None) -> tuple[str, d
             f"the pairs that {trained.name} was made of cannot be read here: {error}",
             hint="--eval-data DATA names others to measure the loss of storing on",
         ) from None
-
-
-def _plain(corpora: list[str]) -> list[dict[str, Any]]:
-    return [{"corpus": name} for name in corpora]
 
 
 def _numbers(marks: Score | LanguageScore | TranslationScore) -> dict[str, float]:
@@ -217,10 +216,8 @@ def _reading_as_usual(trained: LoadedModel) -> LoadedModel:
 def _without_places(trained: LoadedModel) -> RunInfo:
     """The run's description without the places of the machine that it was trained on, and of its table."""
     info = _reading_as_usual(trained).info
-    inputs = {
-        "corpora": [Path(name).name for name in info.inputs.get("corpora", [])],
-        **({"data": Path(info.inputs["data"]).name} if "data" in info.inputs else {}),
-    }
+    corpora = [Path(name).name for name in info.inputs.corpora]
+    inputs = RunInputs(data=Path(info.inputs.data).name, corpora=corpora)
     provenance = {key: value for key, value in info.provenance.items() if key != "command"}
     apart = [Path(name).name for name in info.config.data.exclude_eval_texts_of]
     config = info.config.model_copy(

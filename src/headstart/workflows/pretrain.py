@@ -21,7 +21,14 @@ from headstart.data.token_cache import Corpus
 from headstart.data.token_stream import TokenStream, exclude_documents, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
-from headstart.inference.loaded_model import LoadedModel, Tokenizers, absolute_paths, load_model, with_absolute_paths
+from headstart.inference.loaded_model import (
+    LoadedModel,
+    RunInputs,
+    Tokenizers,
+    absolute_paths,
+    load_model,
+    with_absolute_paths,
+)
 from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
@@ -92,7 +99,8 @@ def pretrain(
                 config, _ = pretrain_config(preset, given, loaded, distillation, tokens)
             runtime = start_runtime(config.training, processes)
         inputs = pretrain_inputs(mix, base, parse_mixture(tokenizer_corpora or []))
-        inputs |= {} if distillation is None else distillation.inputs()
+        if distillation is not None:
+            inputs = distillation.add_to(inputs)
         words = "" if tokens is None else describe(config, given)
         notes = [f"settings to adapt {base} to about {tokens:,} tokens: {words}"] if words else []
         return PretrainJob(config, runtime, inputs, on_event, loaded, distillation).start(Path(out), notes)
@@ -100,15 +108,15 @@ def pretrain(
 
 def pretrain_inputs(
     mix: Sequence[MixtureComponent], base: str | None, tokenizer_corpora: Sequence[MixtureComponent]
-) -> dict[str, Any]:
+) -> RunInputs:
     """The inputs in run.json; `tokenizer_corpora` are what a new tokenizer is trained on, if not the mix."""
-    given: dict[str, Any] = {
-        "corpora": [each.absolute().corpus for each in mix],
-        "mix": [each.absolute().to_dict() for each in mix],
-    }
-    if tokenizer_corpora:
-        given["tokenizer_corpora"] = [each.absolute().to_dict() for each in tokenizer_corpora]
-    return given if base is None else {**given, "base": absolute_paths([base])[0]}
+    found = [each.absolute() for each in mix]
+    return RunInputs(
+        base="" if base is None else absolute_paths([base])[0],
+        corpora=[each.corpus for each in found],
+        mix=found,
+        tokenizer_corpora=[each.absolute() for each in tokenizer_corpora],
+    )
 
 
 # --- The settings ---------------------------------------------------------------------------------------------------
@@ -295,18 +303,15 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
     def read_data(self) -> str:
         """Open the corpora; their text is the same on every machine."""
         with self.processes.raise_on_all():
-            self.documents = [each.open(self.config.data) for each in self._mixture("mix")]
+            self.documents = [each.open(self.config.data) for each in self.inputs.mix]
             self.excluded = evaluation_hashes(self.config.data.exclude_eval_texts_of)
         for note in (note for each in self.documents for note in each.notes):
             self.on_event(Note(note))
         return content_hash(shared_fingerprints(self.documents, self.processes))
 
-    def _mixture(self, key: str) -> list[MixtureComponent]:
-        return [MixtureComponent(**each) for each in self.inputs.get(key, [])]
-
     def train_tokenizers(self) -> Tokenizers:
         """One tokenizer, trained on the mix or on the corpora that are named for it."""
-        others = [each.open(self.config.data) for each in self._mixture("tokenizer_corpora")]
+        others = [each.open(self.config.data) for each in self.inputs.tokenizer_corpora]
         documents = others or self.documents
         return learn_tokenizer(self.config.tokenizer, documents, self.on_event, self.excluded), None
 
@@ -329,7 +334,7 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
             lambda: [prepare_documents(each, tokenizer, on_event) for each in self.documents]
         )
         corpora = without_repeats(corpora, config.data, self.excluded, on_event)
-        weights = [each.weight for each in self._mixture("mix")]
+        weights = [each.weight for each in self.inputs.mix]
         with processes.raise_on_all():
             if sum(len(corpus.train) for corpus in corpora) < 3:
                 raise DataError("the corpus holds almost no text", hint="give more or longer documents")

@@ -36,7 +36,15 @@ from headstart.config import (
 from headstart.data.datasets import SOURCES
 from headstart.data.documents import MixtureComponent
 from headstart.errors import ConfigError, HeadstartError, RunError, Stopped, pick
-from headstart.inference.loaded_model import RECIPE, SCRATCH, LoadedModel, RunInfo, absolute_paths, load_model
+from headstart.inference.loaded_model import (
+    RECIPE,
+    SCRATCH,
+    LoadedModel,
+    RunInfo,
+    RunInputs,
+    absolute_paths,
+    load_model,
+)
 from headstart.pretrained import shipped_bases
 from headstart.quantization import FORMS, compact
 from headstart.training.callbacks import Event, Note
@@ -362,7 +370,7 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
             error.args = (f"stage {stage.config.name}: {error}",)
             raise
         # What later stages ask of this one before it is trained: its settings, not its tokenizer and weights.
-        info = RunInfo(config, "finished", 0, list(config.data.label_map), "", {}, {})
+        info = RunInfo(config, "finished", 0, list(config.data.label_map), "", RunInputs(), {})
         nothing: Any = None
         runs[stage.number] = LoadedModel(stage.config.name, info, objective, nothing, {}, np.zeros(0, np.uint64))
     _check_finetune_defaults(recipe.config, runs[len(runs)])
@@ -548,7 +556,7 @@ def _resume_stage(run: Path, stage: Stage, recipe: Recipe, config: RunConfig, ba
     from headstart.workflows.resume import resume_run
 
     info = RunDir.open(run).info()
-    weights = [each["weight"] for each in info.inputs.get("mix", [])]
+    weights = [each.weight for each in info.inputs.mix]
     if _deciding(info.config) != _deciding(config) or weights != [each.weight for each in stage.mix]:
         raise RunError(
             f"{run} was trained with other settings than the recipe's stage {stage.number}",
@@ -558,14 +566,14 @@ def _resume_stage(run: Path, stage: Stage, recipe: Recipe, config: RunConfig, ba
         return
     # The texts, or the stages, may have moved since: the run finds them where they are now.
     if stage.is_tuned:
-        now = {"data": absolute_paths([stage.table])[0], "base": absolute_paths([base])[0]}
+        now = RunInputs(data=absolute_paths([stage.table])[0], base=absolute_paths([base])[0])
     else:
         tokenizer_texts = [] if base else list(recipe.tokenizer_texts.values())
         now = pretrain_inputs(stage.mix, base or None, tokenizer_texts)
     if teaching := DistillationSetup.load(stage.teacher(run.parent), stage.unlabelled, with_weights=False):
-        now |= teaching.inputs()
+        now = teaching.add_to(now)
     moved = info.config.with_({"data": {"exclude_eval_texts_of": config.data.exclude_eval_texts_of}})
-    RunDir(run).write_info(replace(info, config=moved, inputs={**info.inputs, **now}))
+    RunDir(run).write_info(replace(info, config=moved, inputs=replace(now, fingerprint=info.inputs.fingerprint)))
     resume_run(run, on_event)
 
 

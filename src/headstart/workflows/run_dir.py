@@ -8,22 +8,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from headstart.atomic_io import content_hash, write_json, write_text, write_with, writing
+from headstart.atomic_io import write_json, write_text, write_with, writing
 from headstart.checkpoint import load_checkpoint, save_checkpoint, save_weights
-from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, Stopped
 from headstart.inference.loaded_model import (
     FINGERPRINTS,
@@ -32,11 +29,10 @@ from headstart.inference.loaded_model import (
     RunInfo,
     Tokenizers,
     check_is_run,
-    read_fingerprints,
     read_tokenizers,
 )
 from headstart.quantization import WEIGHTS_FILE
-from headstart.results import Provenance, TransferReport, plain
+from headstart.results import Provenance, TransferReport
 from headstart.training.callbacks import OnEvent, RunLog, TensorBoardLog, call_all
 from headstart.training.distributed import ALONE, Processes
 from headstart.training.runtime import Runtime
@@ -194,7 +190,7 @@ class RunDir:
         """Write run.json."""
         write_json(self.path / RUN_INFO, info.to_dict())
 
-    def write_start(self, info: RunInfo, tokenizers: Tokenizers, hashes: Sequence[np.ndarray]) -> RunInfo:
+    def write_start(self, info: RunInfo, tokenizers: Tokenizers, hashes: Sequence[np.ndarray]) -> None:
         """Write all that a resume needs, run.json last; `hashes` are those of the training texts."""
         tokenizer, source = tokenizers
         with self.processes.raise_on_all():
@@ -205,56 +201,38 @@ class RunDir:
                 unique = np.unique(np.concatenate(hashes).astype(np.uint64))
                 write_with(self.path / FINGERPRINTS, lambda part: _save_array(part, unique))
                 self.write_info(info)
-        return info
 
     def info(self) -> RunInfo:
         """The contents of run.json."""
         return self.processes.broadcast(lambda: RunInfo.read(self.path))
 
-    def find_info(self) -> RunInfo | None:
-        """The contents of run.json; None where there is none."""
-        exists = (self.path / RUN_INFO).is_file
-        return self.processes.broadcast(lambda: RunInfo.read(self.path) if exists() else None)
-
-    def fingerprints(self) -> np.ndarray:
-        """The hashes of every text that any training stage has read, sorted; empty in all but the main process."""
-        return read_fingerprints(self.path) if self.processes.is_main else np.zeros(0, np.uint64)
-
     def tokenizers(self, info: RunInfo) -> Tokenizers:
         """The run's tokenizers, which must be those that it was trained with."""
-        return broadcast_tokenizers(self.processes, lambda: read_tokenizers(self.path, info))
-
-    def save_state(self, trainer: Trainer) -> None:
-        """Write a checkpoint from which training continues bit for bit, in any number of processes."""
-        parts = trainer.parts()
-        with self.processes.raise_on_all():
-            if self.processes.is_main:
-                save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
-
-    def load_state(self, trainer: Trainer) -> None:
-        """Load the newest complete checkpoint, if there is one."""
-        found = load_checkpoint(self.checkpoints) if self.processes.is_main else None
-        state = self.processes.broadcast(lambda: found and found[1])
-        if state is not None:
-            trainer.load(found and found[0], state)
+        return self.processes.broadcast(lambda: read_tokenizers(self.path, info))
 
     def train(self, trainer: Trainer, is_resumed: bool, on_event: OnEvent) -> None:
         """Train inside this directory: load the saved state, log, write checkpoints, and select the final weights."""
+        is_main, raise_on_all = self.processes.is_main, self.processes.raise_on_all
         if is_resumed:
-            self.load_state(trainer)
+            found = load_checkpoint(self.checkpoints) if is_main else None
+            state = self.processes.broadcast(lambda: found and found[1])
+            if state is not None:
+                trainer.load(found and found[0], state)
         logs: list[RunLog | TensorBoardLog] = []
-        with self.processes.raise_on_all():
-            if self.processes.is_main:
+        with raise_on_all():
+            if is_main:
                 log = RunLog(self.path / "log.jsonl", trainer.state.step)
                 logs.append(log)
                 if trainer.config.training.tensorboard:
                     logs.append(TensorBoardLog(self.path / "tensorboard"))
 
         def save() -> None:
-            with self.processes.raise_on_all():
-                if self.processes.is_main:
+            """Write a checkpoint from which training continues bit for bit, in any number of processes."""
+            parts = trainer.parts()
+            with raise_on_all():
+                if is_main:
                     log.sync()  # a checkpoint never outlives the log up to it
-            self.save_state(trainer)
+                    save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
 
         trainer.on_event = call_all([*logs, on_event])
         try:
@@ -271,7 +249,7 @@ class RunDir:
         """Write weights, result and report, set the status to finished, and remove the training state."""
         weights = trainer.strategy.whole(trainer.model.state_dict())
         seeds, command = [info.config.training.seed], info.provenance["command"]
-        result["provenance"] = plain(collect_provenance(trainer.runtime, seeds, started, command))
+        result["provenance"] = asdict(collect_provenance(trainer.runtime, seeds, started, command))
         with self.processes.raise_on_all():
             if not self.processes.is_main:
                 return
@@ -294,61 +272,6 @@ class RunDir:
 def _save_array(path: Path, array: np.ndarray) -> None:
     with open(path, "wb") as handle:
         np.save(handle, array)
-
-
-def broadcast_tokenizers(processes: Processes, make: Callable[[], Tokenizers]) -> Tokenizers:
-    """The tokenizers that `make` returns in the main process, in every process."""
-    if processes.is_alone:
-        return make()
-    made: list[Tokenizers] = []
-
-    def files() -> list[dict[str, bytes]]:
-        made.append(make())
-        return [dict(each.engine.files()) for each in made[0] if each is not None]
-
-    sent = processes.broadcast(files)
-    if made:
-        return made[0]
-    tokenizer, *source = (_tokenizer_from(each) for each in sent)
-    return tokenizer, source[0] if source else None
-
-
-def _tokenizer_from(files: Mapping[str, bytes]) -> Tokenizer:
-    with TemporaryDirectory() as directory:
-        for name, content in files.items():
-            (Path(directory) / name).write_bytes(content)
-        return Tokenizer.load(Path(directory))
-
-
-class FitState:
-    """The training state of one fit among many; no other fit ever continues from it."""
-
-    def __init__(self, folder: Path, identity: Callable[[], Any]):
-        self.folder, self._identity = folder, identity
-
-    @cached_property
-    def fit_hash(self) -> str:
-        """The hash of all that the fit depends on; computed when needed, as most fits end before they save."""
-        return content_hash(self._identity())
-
-    def load(self, trainer: Trainer) -> dict[str, Any] | None:
-        """Continue from the newest complete state of this fit and return its extra content; else clear the folder."""
-        found = load_checkpoint(self.folder)
-        if found is None or found[1].get("fit") != self.fit_hash:
-            self.clear()
-            return None
-        parts, content = found
-        trainer.load(parts, content["training"])
-        return content["extra"]
-
-    def save(self, trainer: Trainer, extra: dict[str, Any] | None = None) -> None:
-        """Write a checkpoint from which the fit continues bit for bit."""
-        content = {"fit": self.fit_hash, "training": trainer.state.to_dict(), "extra": extra or {}}
-        save_checkpoint(self.folder, trainer.state.step, trainer.parts(), content)
-
-    def clear(self) -> None:
-        """Remove the state, and anything else in its folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 # --- Provenance -----------------------------------------------------------------------------------------------------

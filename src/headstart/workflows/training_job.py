@@ -1,13 +1,9 @@
-"""One training run, from its inputs to its saved model: what pretraining, fine-tuning and translation share.
-
-A job loads its data, builds its model, evaluates it and summarizes the result. The rest is here: the run directory, the
-tokenizers, the plan, the trainer, the provenance, and the resume.
-"""
+"""One training run, from its inputs to its saved model: what pretraining, fine-tuning and translation share."""
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -22,17 +18,25 @@ from headstart.config import RunConfig
 from headstart.data.samplers import Loader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
-from headstart.inference.loaded_model import SCRATCH, LoadedModel, RunInfo, Tokenizers, load_model
+from headstart.inference.loaded_model import (
+    SCRATCH,
+    LoadedModel,
+    RunInfo,
+    RunInputs,
+    Tokenizers,
+    load_model,
+    read_fingerprints,
+)
 from headstart.models.model import Model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
-from headstart.results import TransferReport, plain
+from headstart.results import TransferReport
 from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.plan import announce
-from headstart.workflows.run_dir import RunDir, broadcast_tokenizers, collect_provenance
+from headstart.workflows.run_dir import RunDir, collect_provenance
 
 Content = TypeVar("Content")  # the data as the model reads it
 Result = TypeVar("Result", bound="FinishedRun")
@@ -58,21 +62,21 @@ class TrainingData(Generic[Content]):
     content: Content
     loader: Loader  # of the training part
     tokenizer: Tokenizer
-    tokens: int  # that an epoch reads
+    tokens: int  # in one epoch
     train_hashes: list[np.ndarray]  # of the training texts
     summary: str  # how much there is to train on, in words
     classes: list[str] = field(default_factory=list)
-    own_source_tokenizer: Tokenizer | None = None  # of a translator's source side, where it has its own
-    has_validation: bool = True  # False = there is nothing to evaluate on
+    own_source_tokenizer: Tokenizer | None = None  # of a translator with a vocabulary for each side
+    has_validation: bool = True
 
 
 @dataclass
 class TrainingJob(ABC, Generic[Content, Result]):
-    """A training run with its inputs."""
+    """A training run; a subclass loads its data, builds its model, evaluates it and summarizes the result."""
 
     config: RunConfig
     runtime: Runtime
-    inputs: dict[str, Any] = field(default_factory=dict)  # what the command was given, as run.json holds it
+    inputs: RunInputs = field(default_factory=RunInputs)
     on_event: OnEvent = ignore_event
     base: LoadedModel | None = None
     distillation: DistillationSetup | None = None
@@ -108,29 +112,12 @@ class TrainingJob(ABC, Generic[Content, Result]):
     def summarize(self, run: FinishedRun, trainer: Trainer, data: Content, seen: np.ndarray) -> Result:
         """Evaluate the trained model; `seen` are hashes of all texts that it was ever trained on."""
 
-    def may_select_initial(self, transfer: TransferReport | None) -> bool:
-        """Whether the weights before the first step may be the best ones."""
-        return True
-
-    def make_trainer(
-        self,
-        model: Model,
-        objective: Objective,
-        data: TrainingData[Content],
-        transfer: TransferReport | None,
-        stop: StopSignal | None = None,
-    ) -> Trainer:
-        """The trainer of a model; the `objective` may have teachers."""
-        evaluate = partial(self.evaluate, data=data.content) if data.has_validation else None
-        may_select_initial = self.may_select_initial(transfer)
-        given = (model, objective, data.loader, data.tokenizer, self.config, self.runtime)
-        return Trainer(*given, evaluate, self.on_event, stop, may_select_initial)
-
     def start(self, out: Path, notes: Sequence[str] = ()) -> Result:
-        """Train in a new run directory. A process that torchrun starts again resumes the run that it left."""
-        versions = {name: metadata.version(name) for name in ("headstart", "torch")}
-        base = "" if self.base is None else content_hash(self.base.info.to_dict())
-        self.processes.assert_equal({**self.config.model_dump(), "base": base, "version of": versions})
+        """Train in a new run directory. A process that torchrun restarts resumes the run that it left."""
+        if not self.processes.is_alone:
+            versions = {name: metadata.version(name) for name in ("headstart", "torch")}
+            base = "" if self.base is None else content_hash(self.base.info.to_dict())
+            self.processes.assert_equal({**self.config.model_dump(), "base": base, "version of": versions})
         own = self._find_own_run(out) if self.processes.info.may_resume else None
         run_dir = RunDir(out, self.processes) if own else RunDir.create(out, self.processes)
         with run_dir:
@@ -142,13 +129,12 @@ class TrainingJob(ABC, Generic[Content, Result]):
 
     def _find_own_run(self, path: Path) -> RunInfo | None:
         """The description of the unfinished or finished run in `path`, which must be this one."""
-        info = RunDir(path, self.processes).find_info()
+        info = self.processes.broadcast(lambda: RunInfo.find(path))
         if info is None:
             return None
         # The size of a translator's source vocabulary follows from its tokenizer; the settings do not contain it.
         derived = {"model": {"source_vocab_size": info.config.model.source_vocab_size}} if info.pair else {}
-        is_same = info.config == self.config.with_(derived)
-        if not is_same or any(info.inputs.get(name) != given for name, given in self.inputs.items()):
+        if info.config != self.config.with_(derived) or replace(info.inputs, fingerprint="") != self.inputs:
             error = RunError(f"{path} holds a run with other settings", hint="choose another --out")
             error.is_shared = True  # every process finds the same
             raise error
@@ -159,11 +145,11 @@ class TrainingJob(ABC, Generic[Content, Result]):
         """Continue the run in a locked directory; the result of a finished one is read."""
         if info.status == "finished":
             return cls.read_result(run_dir)
-        base, processes = info.inputs.get("base", SCRATCH), runtime.processes
+        processes, base = runtime.processes, info.inputs.base
         has_state = processes.broadcast(lambda: has_checkpoint(run_dir.checkpoints))
         with processes.raise_on_all():
-            loaded = None if has_state or base == SCRATCH else load_model(base)
-            distillation = DistillationSetup.from_inputs(info.inputs)
+            loaded = None if has_state or base in ("", SCRATCH) else load_model(base)
+            distillation = DistillationSetup.load(info.inputs.teacher or None, info.inputs.unlabelled)
         return cls(info.config, runtime, info.inputs, on_event, loaded, distillation).run(run_dir, info)
 
     @classmethod
@@ -181,40 +167,23 @@ class TrainingJob(ABC, Generic[Content, Result]):
     def run(self, run_dir: RunDir, resumed: RunInfo | None = None) -> Result:
         """Train in a locked run directory; `resumed` describes the run in it that continues."""
         started, runtime = time.time(), self.runtime
-        data, fingerprint = self._load_data(run_dir, resumed)
-        config, tokenizer, source = self.config, data.tokenizer, data.own_source_tokenizer
+        data = self._load_data(run_dir, resumed)
         with self.processes.raise_on_all():
-            announce(config, runtime, tokenizer.size, len(data.classes), data.tokens, self.on_event)
-        seed_everything(config.training.seed, 0, 3)
+            announce(self.config, runtime, data.tokenizer.size, len(data.classes), data.tokens, self.on_event)
+        seed_everything(self.config.training.seed, 0, 3)
         model, transfer = self.build_model(data.content)
-        owners = [owner for owner in (self.base, self.distillation) if owner is not None]
-        seen = data.train_hashes + [owner.train_fingerprints for owner in owners]
-        info = resumed or run_dir.write_start(
-            RunInfo(
-                config=config,
-                status="running",
-                vocab_size=tokenizer.size,
-                classes=data.classes,
-                tokenizer_fingerprint=tokenizer.fingerprint,
-                inputs={**self.inputs, "fingerprint": fingerprint},
-                provenance=plain(collect_provenance(runtime, [config.training.seed])),
-                transfer=None if transfer is None else plain(transfer),
-                pair=self.inputs["pair"].split("-") if "pair" in self.inputs else [],
-                source_tokenizer_fingerprint=source.fingerprint if source else "",
-            ),
-            (tokenizer, source),
-            seen,
-        )
-        transfer = TransferReport(**info.transfer) if info.transfer else None
-        self.processes.start(runtime.device, config.training.ddp_timeout_minutes)
+        if resumed is not None:
+            transfer = TransferReport(**resumed.transfer) if resumed.transfer else None
+        if transfer is not None:
+            self.on_event(Note(f"from {self.inputs.base}: {transfer.summary()}"))
+        self.on_event(Note(f"{count_parameters(model):,} parameters; {data.summary}"))
+        self.processes.start(runtime.device, self.config.training.ddp_timeout_minutes)
         objective = self.objective
         if self.distillation is not None:
-            objective = self.distillation.objective(objective, config, runtime)
-        if transfer is not None:
-            self.on_event(Note(f"from {self.inputs['base']}: {transfer.summary()}"))
-        self.on_event(Note(f"{count_parameters(model):,} parameters; {data.summary}"))
+            objective = self.distillation.objective(objective, self.config, runtime)
         with graceful_shutdown() as stop:
             trainer = self.make_trainer(model, objective, data, transfer, stop)
+            info = resumed or self._write_start(run_dir, data, transfer)
             run_dir.train(trainer, resumed is not None, self.on_event)
         state = trainer.state
         run = FinishedRun(
@@ -226,27 +195,64 @@ class TrainingJob(ABC, Generic[Content, Result]):
             best_epoch=trainer.best_epoch,
             transfer=transfer,
         )
-        result = self.summarize(run, trainer, data.content, run_dir.fingerprints())
-        run_dir.finish(info, trainer, {**plain(result), "path": "", "steps": state.step}, started)
+        seen = read_fingerprints(run_dir.path) if self.processes.is_main else np.zeros(0, np.uint64)
+        result = self.summarize(run, trainer, data.content, seen)
+        run_dir.finish(info, trainer, {**asdict(result), "path": "", "steps": state.step}, started)
         return result
 
-    def _load_data(self, run_dir: RunDir, resumed: RunInfo | None) -> tuple[TrainingData[Content], str]:
-        """The data as tokens, the same in every process, and its fingerprint."""
+    def _load_data(self, run_dir: RunDir, resumed: RunInfo | None) -> TrainingData[Content]:
+        """The data as tokens, the same in every process."""
         fingerprint = self.read_data()
         self.processes.assert_equal({"texts": fingerprint}, "data")
         with self.processes.raise_on_all():
-            if resumed is not None and resumed.inputs["fingerprint"] != fingerprint:
+            if resumed is not None and resumed.inputs.fingerprint != fingerprint:
                 raise RunError(
                     f"the data of {run_dir.path} has changed since the run started", hint="put the old data back"
                 )
+        self.inputs = replace(self.inputs, fingerprint=fingerprint)
         owner = self.base or self.distillation
         if resumed is not None:
             tokenizers = run_dir.tokenizers(resumed)
         elif owner is not None:
             tokenizers = owner.tokenizers
         else:
-            tokenizers = broadcast_tokenizers(self.processes, self.train_tokenizers)
+            tokenizers = self.processes.broadcast(self.train_tokenizers)
         if self.distillation is not None:
             with self.processes.raise_on_all():
                 self.distillation.check_student(tokenizers[0])
-        return self.encode_data(tokenizers), fingerprint
+        return self.encode_data(tokenizers)
+
+    def make_trainer(
+        self,
+        model: Model,
+        objective: Objective,
+        data: TrainingData[Content],
+        transfer: TransferReport | None,
+        stop: StopSignal | None = None,
+    ) -> Trainer:
+        """The trainer of a model; the `objective` may have teachers."""
+        evaluate = partial(self.evaluate, data=data.content) if data.has_validation else None
+        # With a new class head, the weights before the first step are never the best ones.
+        may_select_initial = not data.classes or (transfer is not None and transfer.reused_head)
+        given = (model, objective, data.loader, data.tokenizer, self.config, self.runtime)
+        return Trainer(*given, evaluate, self.on_event, stop, may_select_initial)
+
+    def _write_start(self, run_dir: RunDir, data: TrainingData[Content], transfer: TransferReport | None) -> RunInfo:
+        """Write all that a resume needs into the run directory."""
+        tokenizer, source = data.tokenizer, data.own_source_tokenizer
+        owners = (self.base, self.distillation)
+        hashes = data.train_hashes + [owner.train_fingerprints for owner in owners if owner is not None]
+        info = RunInfo(
+            config=self.config,
+            status="running",
+            vocab_size=tokenizer.size,
+            classes=data.classes,
+            tokenizer_fingerprint=tokenizer.fingerprint,
+            inputs=self.inputs,
+            provenance=asdict(collect_provenance(self.runtime, [self.config.training.seed])),
+            transfer=None if transfer is None else asdict(transfer),
+            pair=self.inputs.pair.split("-") if self.inputs.pair else [],
+            source_tokenizer_fingerprint=source.fingerprint if source else "",
+        )
+        run_dir.write_start(info, (tokenizer, source), hashes)
+        return info

@@ -17,10 +17,9 @@ from headstart.errors import ConfigError, Diverged
 from headstart.inference.loaded_model import LoadedModel
 from headstart.training.callbacks import Evaluated, Event
 from headstart.training.runtime import StopSignal, seed_for, start_runtime
-from headstart.workflows.compare_cells import Fold, TextEncoder
+from headstart.workflows.compare_cells import FitState, Fold, TextEncoder
 from headstart.workflows.finetune import FinetuneJob, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config
-from headstart.workflows.run_dir import FitState
 from headstart.workflows.search import Row, as_settings, standing
 
 if TYPE_CHECKING:
