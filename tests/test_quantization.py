@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from headstart.checkpoint import save_weights
+from headstart.checkpoint import read_weights, save_weights
 from headstart.errors import ConfigError, RunError
-from headstart.quantization import as_stored, compact, quantize, read_weights, store_weights, stored_bytes
+from headstart.quantization import as_stored, compact, quantize, store_weights, stored_bytes
 
 
 @pytest.fixture

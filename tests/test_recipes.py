@@ -17,7 +17,7 @@ from headstart.models.model import build_model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.distillation import can_teach
 from headstart.pretrained import describe_base, shipped_bases
-from headstart.quantization import _encoded
+from headstart.quantization import encode
 from headstart.workflows.recipe import read_recipe, run_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -70,7 +70,7 @@ def test_a_recipe_keeps_to_its_size(recipe):
     stored = sum(
         part.nbytes
         for weight in model.state_dict().values()
-        for part in _encoded(torch.zeros(weight.shape), "int8").values()
+        for part in encode(torch.zeros(weight.shape), "int8").values()
     )
     assert stored + BESIDE[name[:2]] < most_bytes
     packed = describe_base(shipped_bases()[name])  # fine-tuning stages add a head

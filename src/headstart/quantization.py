@@ -1,25 +1,29 @@
-"""Weights in files of 8, 16 or 32 bits, split into shards, each with a checksum."""
+"""Weights in 8, 16 or 32 bits, written as shards with checksums. `headstart.checkpoint.read_weights` reads them."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headstart.atomic_io import file_hash, write_json
-from headstart.checkpoint import load_weights, save_weights
-from headstart.errors import ConfigError, RunError
+from headstart.checkpoint import (
+    ROW_SEPARATOR,
+    SCALE,
+    SHARD_FORMAT,
+    SHARD_INDEX,
+    WEIGHTS_FILE,
+    Weights,
+    decode,
+    load_weights,
+    read_shard_index,
+    save_weights,
+)  # fmt: skip
+from headstart.errors import ConfigError
 
-FORMAT = 1
-INDEX = "weights.json"  # written last: the shards are complete when it exists
-WEIGHTS_FILE = "model.safetensors"  # the weights as training writes them
 FORMS = ("float32", "bfloat16", "int8")
 MIB = 2**20
 HEADER_BYTES = 256  # at most, of one tensor in a shard's header
-ROW_SEPARATOR = "@"  # between a matrix's name and the first row of a piece
-SCALE = ":scale"
 SMALLEST, LARGEST = 2.0**-14, 2.0**15  # float16 has its full precision between them
 
 
@@ -35,17 +39,12 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     return torch.round(flat / scale.float()[:, None]).to(torch.int8).view(rows.shape), scale
 
 
-def dequantize(whole: Tensor, scale: Tensor) -> Tensor:
-    """The matrix that `quantize` was given, to 8 bits."""
-    return (whole.float().flatten(1) * scale.float()[:, None]).view(whole.shape)
-
-
-def as_stored(weights: Mapping[str, Tensor], form: str) -> dict[str, Tensor]:
+def as_stored(weights: Mapping[str, Tensor], form: str) -> Weights:
     """The weights as they are read after being stored in this form."""
-    return {name: _decoded(_encoded(weight, form)) for name, weight in weights.items()}
+    return {name: decode(encode(weight, form)) for name, weight in weights.items()}
 
 
-def _encoded(weight: Tensor, form: str) -> dict[str, Tensor]:
+def encode(weight: Tensor, form: str) -> Weights:
     """The tensors that encode a weight, by the suffix of their name; vectors have 16 bits under int8."""
     if not weight.is_floating_point() or form == "float32":
         return {"": weight}
@@ -58,17 +57,11 @@ def _encoded(weight: Tensor, form: str) -> dict[str, Tensor]:
     return {"": whole, SCALE: scale}
 
 
-def _decoded(parts: Mapping[str, Tensor]) -> Tensor:
-    if SCALE in parts:
-        return dequantize(parts[""], parts[SCALE])
-    return parts[""].float() if parts[""].is_floating_point() else parts[""]
-
-
 def store_weights(folder: Path, weights: Mapping[str, Tensor], form: str, shard_mib: float) -> None:
-    """Write the weights into `folder` as shards of at most `shard_mib` MiB, and their index."""
+    """Write the weights into `folder` as shards of at most `shard_mib` MiB, and their index last."""
     if form not in FORMS:
         raise ConfigError(f"weights are not stored as {form!r}", hint=f"choose from {', '.join(FORMS)}")
-    shards: list[dict[str, Tensor]] = [{}]
+    shards: list[Weights] = [{}]
     room, most = shard_mib * MIB, shard_mib * MIB
     for name, parts, size in _pieces(weights, form, most):
         if size > room:
@@ -81,14 +74,14 @@ def store_weights(folder: Path, weights: Mapping[str, Tensor], form: str, shard_
         path = folder / f"weights-{number:05d}-of-{len(shards):05d}.safetensors"
         save_weights(path, shard)
         files[path.name] = file_hash(path)
-    write_json(folder / INDEX, {"format": FORMAT, "form": form, "files": files})
+    write_json(folder / SHARD_INDEX, {"format": SHARD_FORMAT, "form": form, "files": files})
 
 
-def _pieces(weights: Mapping[str, Tensor], form: str, most: float) -> Iterator[tuple[str, dict[str, Tensor], int]]:
+def _pieces(weights: Mapping[str, Tensor], form: str, most: float) -> Iterator[tuple[str, Weights, int]]:
     """Each weight's tensors with their bytes; a matrix larger than a shard is split into pieces of rows."""
     for name, weight in weights.items():
         own = weight.detach().cpu()
-        parts = _encoded(own, form)
+        parts = encode(own, form)
         size = _bytes(parts)
         if size <= most:
             yield name, parts, size
@@ -108,51 +101,12 @@ def _bytes(parts: Mapping[str, Tensor]) -> int:
 
 def compact(folder: Path, form: str, shard_mib: float) -> None:
     """Replace a run's training weights by their compact form; a second call changes nothing."""
-    if not (folder / INDEX).exists():
+    if not (folder / SHARD_INDEX).exists():
         store_weights(folder, load_weights(folder / WEIGHTS_FILE), form, shard_mib)
     (folder / WEIGHTS_FILE).unlink(missing_ok=True)
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a run in 32 bits, however they are stored; damage is an error."""
-    if not (folder / INDEX).exists():
-        return load_weights(folder / WEIGHTS_FILE)
-    index = _index(folder)
-    found: dict[str, dict[int, dict[str, Tensor]]] = {}
-    for file, checksum in index["files"].items():
-        verify_file(folder / file, checksum)
-        for key, tensor in load_weights(folder / file).items():
-            plain = key.removesuffix(SCALE)
-            name, _, start = plain.partition(ROW_SEPARATOR)
-            found.setdefault(name, {}).setdefault(int(start or 0), {})[key.removeprefix(plain)] = tensor
-    return {name: _together([_decoded(pieces[at]) for at in sorted(pieces)]) for name, pieces in found.items()}
-
-
-def _together(pieces: list[Tensor]) -> Tensor:
-    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-
-
 def stored_bytes(folder: Path) -> int:
     """Bytes of a run's weights on disk."""
-    names = _index(folder)["files"] if (folder / INDEX).exists() else [WEIGHTS_FILE]
+    names = read_shard_index(folder) if (folder / SHARD_INDEX).exists() else [WEIGHTS_FILE]
     return sum((folder / name).stat().st_size for name in names)
-
-
-def _index(folder: Path) -> dict[str, Any]:
-    try:
-        index = json.loads((folder / INDEX).read_text("utf-8"))
-        if index["format"] > FORMAT:
-            raise RunError(f"{folder / INDEX} was written by a newer headstart", hint="upgrade headstart")
-        return {**index, "files": dict(index["files"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{folder / INDEX} cannot be read: {error!r}", hint="copy the folder again") from None
-
-
-def verify_file(path: Path, checksum: str) -> None:
-    """Raise an error unless the file exists with exactly the bytes that were written."""
-    if not path.is_file():
-        raise RunError(f"{path} is missing", hint="copy the folder again, whole")
-    if file_hash(path) != checksum:
-        raise RunError(
-            f"{path} is damaged: its checksum is not the one it was written with", hint="copy the file again"
-        )

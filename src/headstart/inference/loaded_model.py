@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
+from headstart.checkpoint import read_weights
 from headstart.config import PATH_SETTINGS, RunConfig, merge, parse
 from headstart.data.datasets import SOURCES
 from headstart.data.decontamination import unpack_fingerprints
@@ -22,7 +23,6 @@ from headstart.objectives.base import Objective
 from headstart.objectives.classification import HEAD_SETTINGS
 from headstart.pretrained import BASE, CHECKSUMS, check_base
 from headstart.pretrained import shipped_bases as shipped_bases
-from headstart.quantization import read_weights
 
 if TYPE_CHECKING:
     from headstart.baselines.tfidf import TfidfModel

@@ -1,6 +1,6 @@
 """Distillation: a student is trained on the outputs of finished runs, its teachers, and on the true labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import LoadedModel, RunInputs, Tokenizers, absolute_paths, load_model
 from headstart.objectives.base import Objective
 from headstart.objectives.distillation import DISTILLED, Distillation, can_teach, distill
-from headstart.training.callbacks import Event, Note
+from headstart.training.callbacks import Note, OnEvent
 from headstart.training.distributed import ALONE
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import Runtime
@@ -128,19 +128,13 @@ class DistillationSetup:
         return found
 
     def add(
-        self,
-        dataset: Dataset,
-        texts: list[str],
-        tokenizer: Tokenizer,
-        config: RunConfig,
-        runtime: Runtime,
-        on_event: Callable[[Event], None],
+        self, dataset: Dataset, texts: list[str], config: RunConfig, runtime: Runtime, on_event: OnEvent
     ) -> Dataset:
         """The dataset with these texts in its training split, under the labels that the teachers predict."""
         if not texts:
             return dataset
-        length, keep = config.training.max_length, config.data.truncation_side
-        rows = [EncodedExample(tokenizer.add_special_tokens(ids, length, keep)) for ids in tokenizer.encode(texts)]
+        length, side, tokenizer = config.training.max_length, config.data.truncation_side, self.tokenizer
+        rows = [EncodedExample(tokenizer.add_special_tokens(ids, length, side)) for ids in tokenizer.encode(texts)]
         alone = replace(runtime, processes=ALONE, is_sharded=False)  # each process predicts all of them
         predictions = [
             predict_probabilities(

@@ -1,4 +1,4 @@
-"""Fine-tuning a classifier: a base under a new head or its own, or the same model from scratch."""
+"""Fine-tuning a classifier: a base with a new head or its own, or the same model from scratch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,11 +50,11 @@ from headstart.workflows.training_job import FinishedRun, TrainingData, Training
 if TYPE_CHECKING:
     from headstart.workflows.finetune_seq2seq import FinishedTranslator
 
-BASELINE_TEXTS = 50_000  # the baseline learns from at most as many, so that it stays cheap beside the network
-TEXTS_PER_CLASS = 20  # training texts of a class that the check for under-training reads at most
-CHECKED_TEXTS = 2_000  # and in all
-LITTLE_LEARNT = 0.9  # of the loss of guessing by class frequencies
-LITTLE_BETTER = 0.25  # of the way from the majority class's accuracy to 1
+BASELINE_TEXTS = 50_000  # at most, so that the baseline costs little compared with the network
+# The check for under-training: training texts that it reads per class and in all, at most; a loss of at least this
+# fraction of that of class frequencies, and an accuracy below this fraction of the way from the majority class to 1.
+CHECKED_PER_CLASS, CHECKED_TEXTS = 20, 2_000
+UNDERTRAINED_LOSS, UNDERTRAINED_ACCURACY = 0.9, 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,17 +97,16 @@ def finetune(
         with processes.raise_on_all():
             loaded = None if base == SCRATCH else load_model(base)
             given = with_absolute_paths(settings)
-            # A wrong setting is refused before the data is read; the data then decides the defaults.
+            # A wrong setting is an error before the data is read. The data then decides the defaults.
             draft, objective = finetune_config(loaded, preset, given)
             distillation = DistillationSetup.load(teacher, unlabelled) if teacher or unlabelled else None
             source = LabelledData.load(data, draft, objective, distillation, listen)
             owner = loaded or distillation
-            facts = DatasetFacts.of(
-                source.dataset, None if owner is None else owner.tokenizer, len(source.pseudo_labelled)
-            )
+            tokenizer = None if owner is None else owner.tokenizer
+            facts = DatasetFacts.of(source.dataset, tokenizer, len(source.pseudo_labelled))
             config, objective = finetune_config(loaded, preset, given, data=facts)
             if loaded is None and config.training.reinit_top_layers:
-                raise ConfigError("from scratch every block is new", hint="leave training.reinit_top_layers out")
+                raise ConfigError("from scratch every layer is new", hint="leave training.reinit_top_layers out")
             notes = explain_settings(loaded, facts, config, objective, given)
             runtime = start_runtime(config.training, processes)
         data, base = absolute_paths([data, base])
@@ -127,6 +126,7 @@ class LabelledData:
 
     dataset: Dataset
     pseudo_labelled: list[str]
+    fingerprint: str  # a hash of every text and label
 
     @staticmethod
     def load(
@@ -135,13 +135,8 @@ class LabelledData:
         """Read what the settings name."""
         dataset = load_labelled(data, config, on_event=on_event)
         texts = [] if distillation is None else distillation.texts(dataset, objective, config)
-        return LabelledData(dataset, texts)
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of every text and label."""
-        own = data_fingerprint(self.dataset)
-        return content_hash([own, self.pseudo_labelled]) if self.pseudo_labelled else own
+        own = data_fingerprint(dataset)
+        return LabelledData(dataset, texts, content_hash([own, texts]) if texts else own)
 
 
 @dataclass(frozen=True)
@@ -161,7 +156,7 @@ class Task:
 def load_labelled(
     data: str, config: RunConfig, *, with_test: bool = False, on_event: OnEvent = ignore_event
 ) -> Dataset:
-    """The labelled splits, with the training subset of `data.train_size` texts; skipped rows are reported."""
+    """The labelled splits, with `data.train_size` training texts; skipped rows are reported."""
     dataset = load_dataset(data, config.data, with_test=with_test)
     if dataset.skips:
         first = dataset.skips[0]
@@ -176,7 +171,7 @@ def load_labelled(
 
 
 def data_fingerprint(dataset: Dataset) -> str:
-    """A hash of every text and label that a run learns from or is evaluated on."""
+    """A hash of every text and label that a run is trained or evaluated on."""
     return content_hash({name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()})
 
 
@@ -189,9 +184,7 @@ def choose_tokenizer(config: RunConfig, dataset: Dataset, base: LoadedModel | No
     return resolve_tokenizer(config.tokenizer, lambda: [*dataset.texts("train"), *unlabelled])
 
 
-def make_task(
-    dataset: Dataset, tokenizer: Tokenizer, config: RunConfig, on_event: OnEvent = lambda event: None
-) -> Task:
+def make_task(dataset: Dataset, tokenizer: Tokenizer, config: RunConfig, on_event: OnEvent = ignore_event) -> Task:
     """Every split as tokens."""
     on_event(Stage("tokenising the labelled texts"))
     rows = {
@@ -204,9 +197,9 @@ def make_task(
 def swap_heads(
     base: LoadedModel, heads: Mapping[str, HeadSpec], config: ModelConfig | None = None, *, reset_layers: int = 0
 ) -> tuple[Model, TransferReport]:
-    """A new model with the base's backbone under new heads, and an account of every weight.
+    """A new model with the base's backbone and new heads, and a report on every weight.
 
-    `config` changes settings that shape no weight, such as dropout. The top `reset_layers` layers are reinitialized.
+    `config` changes settings that no weight depends on, such as dropout. The top `reset_layers` layers are reinitialized.
     """
     model = build_model(config or base.info.config.model, base.tokenizer.size, heads)
     return model, transfer(base.weights, model, reset_layers=reset_layers)
@@ -215,36 +208,26 @@ def swap_heads(
 # --- The baseline and warnings -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """TF-IDF and a linear SVM, trained on the same texts, with its validation score."""
-
-    model: TfidfModel
-    score: Score
-
-
-def train_baseline(dataset: Dataset, seed: int) -> Baseline | None:
-    """The baseline of a dataset; None where no text or only one class is left to learn from."""
+def train_baseline(dataset: Dataset, seed: int) -> tuple[TfidfModel, Score] | None:
+    """TF-IDF + linear SVM on the same texts, and its validation score; None if the texts have fewer than two classes."""
     step = max(1, -(-len(dataset.train) // BASELINE_TEXTS))
     texts, targets = dataset.texts("train")[::step], dataset.targets("train")[::step]
     try:
         model = train_tfidf(texts, targets, seed=seed, classes=len(dataset.classes))
     except DataError:
         return None
-    found = model.predict_probabilities(dataset.texts("valid"))
+    probabilities = model.predict_probabilities(dataset.texts("valid"))
     seen = is_contaminated(dataset.hashes("valid"), np.unique(dataset.hashes("train")))
-    return Baseline(model, score(np.array(dataset.targets("valid")), found, dataset.classes, seen, "valid"))
+    return model, score(np.array(dataset.targets("valid")), probabilities, dataset.classes, seen, "valid")
 
 
 def is_better(network: Score, baseline: Score) -> bool:
-    """Whether the network is ahead on the validation texts: by accuracy, or by loss where accuracies are equal."""
-    if network.correct != baseline.correct:
-        return network.correct > baseline.correct
-    return network.loss < baseline.loss
+    """Whether the network has the higher validation accuracy, or the same accuracy and the lower loss."""
+    return (network.correct, -network.loss) > (baseline.correct, -baseline.loss)
 
 
 def explain_difference(network: Score, baseline: Score) -> str:
-    """Whether the validation texts can tell network and baseline apart, in words."""
+    """Whether the difference between network and baseline is larger than the noise of the validation set, in words."""
     found = binomtest(network.correct, network.count).proportion_ci(method="wilson")
     where = "inside" if found.low <= baseline.accuracy <= found.high else "outside"
     verdict = "no clear difference" if where == "inside" else "a clear difference"
@@ -254,7 +237,7 @@ def explain_difference(network: Score, baseline: Score) -> str:
 
 
 def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> list[str]:
-    """The warning that the network does not pay, with what to try; empty where it does."""
+    """A warning with advice if the network is not better than the baseline, else an empty list."""
     if is_better(network, baseline):
         return []
     other = (
@@ -270,7 +253,7 @@ def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> l
 
 
 def warn_of_undertraining(truth: np.ndarray, found: np.ndarray, classes: Sequence[str], config: RunConfig) -> list[str]:
-    """Warnings where a model has hardly learnt training texts: their true classes, and its probabilities of them."""
+    """A warning if the model does not fit its own training texts: their classes, and its `found` probabilities (N, C)."""
     loss = METRICS["loss"](truth, found)
     shares = np.bincount(truth) / len(truth)
     guessing = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
@@ -278,7 +261,7 @@ def warn_of_undertraining(truth: np.ndarray, found: np.ndarray, classes: Sequenc
     more = f"raise --epochs (now {config.training.max_epochs:g})" if config.training.max_epochs else "raise the budget"
     hint = f"{more} or optimizer.learning_rate (now {config.optimizer.learning_rate:g})"
     majority, right = float(shares.max()), METRICS["accuracy"](truth, found)
-    if loss > LITTLE_LEARNT * guessing and right < majority + LITTLE_BETTER * (1 - majority):
+    if loss > UNDERTRAINED_LOSS * guessing and right < majority + UNDERTRAINED_ACCURACY * (1 - majority):
         return [
             f"the model is under-trained: its loss on its own training texts is {loss:.3f}, and guessing by class "
             f"frequencies has {guessing:.3f}; {hint}"
@@ -293,10 +276,10 @@ def warn_of_undertraining(truth: np.ndarray, found: np.ndarray, classes: Sequenc
 
 
 def sample_per_class(targets: np.ndarray) -> np.ndarray:
-    """Indices of training texts, at most TEXTS_PER_CLASS of a class."""
+    """Indices of training texts, at most CHECKED_PER_CLASS of a class."""
     order = np.argsort(targets, kind="stable")
     starts = np.searchsorted(targets[order], targets[order])  # where each class begins in the order
-    chosen = order[np.arange(len(order)) - starts < TEXTS_PER_CLASS]
+    chosen = order[np.arange(len(order)) - starts < CHECKED_PER_CLASS]
     return np.sort(chosen)[:: max(1, -(-len(chosen) // CHECKED_TEXTS))]
 
 
@@ -314,26 +297,26 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         """The labelled texts, unless they were read for the settings."""
         with self.processes.raise_on_all():
             if self.source is None:
-                self.source = LabelledData.load(
-                    self.inputs.data, self.config, self.objective, self.distillation, self.on_event
-                )
+                given = (self.inputs.data, self.config, self.objective, self.distillation, self.on_event)
+                self.source = LabelledData.load(*given)
             return self.source.fingerprint
 
-    def train_tokenizers(self) -> Tokenizers:
-        """One tokenizer, trained on the training texts."""
-        return choose_tokenizer(self.config, self._labelled.dataset, None, self.on_event), None
-
     @property
-    def _labelled(self) -> LabelledData:
+    def labelled(self) -> LabelledData:
+        """The labelled texts."""
         assert self.source is not None, "read_data comes first"
         return self.source
 
+    def train_tokenizers(self) -> Tokenizers:
+        """One tokenizer, trained on the training texts."""
+        return choose_tokenizer(self.config, self.labelled.dataset, None, self.on_event), None
+
     def encode_data(self, tokenizers: Tokenizers) -> TrainingData[Task]:
         """The texts as tokens, with those that the teachers label."""
-        tokenizer, dataset = tokenizers[0], self._labelled.dataset
+        tokenizer, dataset = tokenizers[0], self.labelled.dataset
         if self.distillation is not None:
             dataset = self.distillation.add(
-                dataset, self._labelled.pseudo_labelled, tokenizer, self.config, self.runtime, self.on_event
+                dataset, self.labelled.pseudo_labelled, self.config, self.runtime, self.on_event
             )
         with self.processes.raise_on_all():
             check_bpe_dropout(tokenizer, dataset.texts("train"), self.config.training)
@@ -393,34 +376,33 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
 
     def _probabilities(self, model: Model, data: Task, split: str, chosen: np.ndarray) -> np.ndarray:
         rows, runtime = [data.rows[split][index] for index in chosen], self.runtime
-        size = runtime.eval_batch_tokens
-        return predict_probabilities(model, self.objective, rows, data.tokenizer, runtime, size)
+        return predict_probabilities(model, self.objective, rows, data.tokenizer, runtime, runtime.eval_batch_tokens)
 
     def summarize(self, run: FinishedRun, trainer: Trainer, data: Task, seen: np.ndarray) -> Finetuned:
-        """The score of the network or of the baseline, whichever the run answers with."""
-        config, targets = self.config, np.array(data.dataset.targets("train"))
-        network = trainer.strategy.read(lambda model: self.score(model, data, "valid", seen))
+        """The score of the network, or of the baseline where the run predicts with that."""
+        config, targets, read = self.config, np.array(data.dataset.targets("train")), trainer.strategy.read
+        network = read(lambda model: self.score(model, data, "valid", seen))
         chosen = sample_per_class(targets)
-        learnt = trainer.strategy.read(lambda model: self._probabilities(model, data, "train", chosen))
-        warnings = warn_of_undertraining(targets[chosen], learnt, data.classes, config)
+        fitted = read(lambda model: self._probabilities(model, data, "train", chosen))
+        warnings = warn_of_undertraining(targets[chosen], fitted, data.classes, config)
+        found = None
         with self.processes.raise_on_all():
-            baseline = None
             if self.processes.is_main:
                 self.on_event(Stage("training the TF-IDF baseline"))
-                baseline = train_baseline(self._labelled.dataset, config.training.seed)
-        if baseline is None:
+                found = train_baseline(self.labelled.dataset, config.training.seed)
+        if found is None:
             return Finetuned(**vars(run), score=network, warnings=warnings)
-        wins = config.training.keep_winner and not is_better(network, baseline.score)
-        if wins:
-            baseline.model.save(run.path)
-        worse = warn_of_baseline(network, baseline.score, self.inputs.base, self.inputs.data)
+        tfidf, baseline = found
+        keeps_baseline = config.training.keep_winner and not is_better(network, baseline)
+        if keeps_baseline:
+            tfidf.save(run.path)
         return Finetuned(
             **vars(run),
-            score=baseline.score if wins else network,
-            baseline=baseline.score,
-            comparison=explain_difference(network, baseline.score),
-            warnings=[*worse, *warnings],
-            classifier="tfidf" if wins else "network",
+            score=baseline if keeps_baseline else network,
+            baseline=baseline,
+            comparison=explain_difference(network, baseline),
+            warnings=[*warn_of_baseline(network, baseline, self.inputs.base, self.inputs.data), *warnings],
+            classifier="tfidf" if keeps_baseline else "network",
         )
 
     @staticmethod

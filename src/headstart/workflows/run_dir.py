@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from headstart.atomic_io import write_json, write_text, write_with, writing
-from headstart.checkpoint import load_checkpoint, save_checkpoint, save_weights
+from headstart.checkpoint import WEIGHTS_FILE, load_checkpoint, save_checkpoint, save_weights
 from headstart.errors import RunError, Stopped
 from headstart.inference.loaded_model import (
     FINGERPRINTS,
@@ -31,7 +31,6 @@ from headstart.inference.loaded_model import (
     check_is_run,
     read_tokenizers,
 )
-from headstart.quantization import WEIGHTS_FILE
 from headstart.results import Provenance, TransferReport
 from headstart.training.callbacks import OnEvent, RunLog, TensorBoardLog, call_all
 from headstart.training.distributed import ALONE, Processes
