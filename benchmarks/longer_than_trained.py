@@ -23,7 +23,7 @@ def perplexities(base: Path) -> list[float]:
     """Perplexity on valid reviews at each multiple of the trained length; every block is read from its first token."""
     import numpy as np
 
-    from headstart.data.samplers import BlockLoader
+    from headstart.data.corpus_loaders import BlockLoader
     from headstart.training.evaluate import loss_sums
     from headstart.training.runtime import start_runtime
 

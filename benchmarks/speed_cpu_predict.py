@@ -18,8 +18,7 @@ from pathlib import Path
 from bench import Rate, Sheet, interleaved, options, rate_of, reached
 
 import headstart as hs
-from headstart.data.dataset import Example
-from headstart.data.datasets import load_dataset
+from headstart.data.datasets import Example, load_dataset
 from headstart.inference.classify import Classifier
 from headstart.inference.loaded_model import load_model
 

@@ -16,8 +16,8 @@ from bench import Sheet, ceiling, interleaved, number, options, rate_of, reached
 from peers import IGNORE, TrainerWay, bert, hidden_tokens, lab_gpt2, notebook_lm, pad_rows
 
 from headstart.config import RunConfig, resolve
+from headstart.data.corpus_loaders import BlockLoader
 from headstart.data.datasets import load_dataset
-from headstart.data.samplers import BlockLoader
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives import make_objective

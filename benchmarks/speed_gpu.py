@@ -132,7 +132,7 @@ def make_stream(folder: Path, size: int, tokens: int) -> Any:
     """A corpus of made-up documents on disk, as `headstart tokenize` would leave it."""
     import numpy as np
 
-    from headstart.data.token_stream import DOCUMENT, Shard, TokenStream
+    from headstart.data.token_cache import DOCUMENT, Shard, TokenStream
 
     chance, shards = np.random.default_rng(0), []
     for number in range(4):
@@ -172,7 +172,8 @@ def make_texts(objective: Any, size: int, length: int, count: int) -> list[Any]:
 
 def make_loader(config: Any, objective: Any, size: int, folder: Path) -> Any:
     """The product's own loader over made-up text."""
-    from headstart.data.samplers import BlockLoader, TextLoader
+    from headstart.data.corpus_loaders import BlockLoader
+    from headstart.data.samplers import TextLoader
 
     training = config.training
     if objective.reads == "blocks":

@@ -45,10 +45,8 @@ import headstart as hs
 from headstart.atomic_io import content_hash, file_hash, write_folder_once, write_json, write_text
 from headstart.baselines.tfidf import train_tfidf
 from headstart.config import DataConfig
-from headstart.data.dataset import Dataset, Example, text_hash
-from headstart.data.datasets import SOURCES, split_files
-from headstart.data.decontamination import is_contaminated
-from headstart.data.splits import balanced_subset, deduplicate
+from headstart.data.datasets import SOURCES, Dataset, Example, balanced_subset, deduplicate, split_files
+from headstart.data.hashing import is_contaminated, text_hash
 from headstart.data.tables import column_names, iterate_rows, read_table
 from headstart.data.text_io import read_lines
 from headstart.errors import DataError, HeadstartError, Stopped, pick

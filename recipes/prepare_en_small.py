@@ -13,10 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.dataset import Example, text_hash
-from headstart.data.datasets import label_mapper, load_dataset
-from headstart.data.decontamination import evaluation_hashes
-from headstart.data.splits import split_by_hash
+from headstart.data.datasets import Example, evaluation_hashes, label_mapper, load_dataset, split_by_hash
+from headstart.data.hashing import text_hash
 from headstart.data.text_io import read_lines
 from headstart.errors import DataError
 

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import DataConfig
-from headstart.data.dataset import hashes
 from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import LOW, is_contaminated
+from headstart.data.hashing import LOW, hashes, is_contaminated
 from headstart.errors import HeadstartError
 from headstart.inference.classify import predict
 from headstart.inference.loaded_model import load_model

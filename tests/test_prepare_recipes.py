@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import DataConfig
-from headstart.data.dataset import SPLITS, Example
-from headstart.data.datasets import SOURCES, load_dataset
-from headstart.data.splits import split_by_hash
+from headstart.data.datasets import SOURCES, SPLITS, Example, load_dataset, split_by_hash
 from headstart.errors import DataError
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import headstart as hs
-from headstart.data.dataset import Dataset, Example, text_hash
+from headstart.data.datasets import Dataset, Example
+from headstart.data.hashing import text_hash
 from headstart.errors import DataError
 from tests.helpers.datasets import write_labelled
 

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.data.audit import TokenCounts, audit
-from headstart.data.dataset import Dataset, Example, SkippedRow, text_hash
+from headstart.data.datasets import Dataset, Example, SkippedRow
+from headstart.data.hashing import text_hash
 
 
 def dataset_of(skips=(), **splits):

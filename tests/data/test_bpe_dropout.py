@@ -57,17 +57,17 @@ def test_with_dropout_the_text_stays_the_same(parts, rate, seed):
 
 
 def by_definition(dropout: BPEDropout, word: str, rate: float) -> dict[tuple[int, ...], float]:
-    """The probability of every split: at each turn each possible merge is left out at `rate`, the best of the rest made."""
+    """The probability of every split: at each step each possible merge is left out at `rate`, the best of the rest made."""
 
     @cache
     def after(symbols: tuple[int, ...]) -> dict[tuple[int, ...], float]:
         pairs = enumerate(pairwise(symbols))
-        turns = sorted((dropout.rank[pair], at) for at, pair in pairs if pair in dropout.rank)
-        found: Counter[tuple[int, ...]] = Counter({symbols: rate ** len(turns)})
-        for place, (rank, at) in enumerate(turns):
+        merges = sorted((dropout.rank[pair], at) for at, pair in pairs if pair in dropout.rank)
+        found: Counter[tuple[int, ...]] = Counter({symbols: rate ** len(merges)})
+        for step, (rank, at) in enumerate(merges):
             merged = (*symbols[:at], dropout.merges[rank][2], *symbols[at + 2 :])
             for split, share in after(merged).items():
-                found[split] += rate**place * (1 - rate) * share
+                found[split] += rate**step * (1 - rate) * share
         return found
 
     return dict(after(tuple(dropout.vocabulary[character] for character in word)))

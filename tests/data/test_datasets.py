@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import io
 import subprocess
@@ -6,9 +7,17 @@ import sys
 import pytest
 
 from headstart.config import DataConfig
-from headstart.data.dataset import Example
-from headstart.data.datasets import SOURCES, load_dataset, load_for_scoring, load_texts
-from headstart.data.splits import deduplicate
+from headstart.data.datasets import (
+    SOURCES,
+    Dataset,
+    Example,
+    deduplicate,
+    exclude_evaluation_texts,
+    load_dataset,
+    load_for_scoring,
+    load_texts,
+    stratified_folds,
+)
 from headstart.errors import DataError
 
 CONFIG = DataConfig()
@@ -126,9 +135,9 @@ def test_a_class_that_may_stand_for_no_label_is_kept_with_a_note(tmp_path, label
     path = write_table(tmp_path / "t.tsv", [*rows_of("no", "yes"), *rows_of(label, count=7)])
     dataset = load_dataset(path, CONFIG)
     assert dataset.classes == sorted(["no", "yes", label])
-    told = [note for note in dataset.notes if "is a class like the others" in note]
-    assert len(told) == 1
-    assert told[0].startswith(f"{label!r} is a class like the others, with 7 rows")
+    notes = [note for note in dataset.notes if "is a class like the others" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"{label!r} is a class like the others, with 7 rows")
 
 
 @pytest.mark.parametrize(
@@ -220,3 +229,49 @@ def test_texts_that_cannot_be_read_are_data_errors(tmp_path, name):
     with pytest.raises(DataError) as caught:
         list(load_texts(str(tmp_path / name), CONFIG))
     assert caught.value.hint
+
+
+DATASET = Dataset("toy", {"train": [Example("a", "no"), Example("b", "yes"), Example("c", "no")]}, ["no", "yes"])
+
+
+def test_a_dataset_answers_by_split():
+    assert DATASET.train[1] == Example("b", "yes")
+    assert DATASET.valid == DATASET.test == []
+    assert DATASET.texts("train") == ["a", "b", "c"]
+    assert DATASET.targets("train") == [0, 1, 0]
+    assert DATASET.balance("train") == {"no": 2, "yes": 1}
+    assert DATASET.balance("valid") == {"no": 0, "yes": 0}
+
+
+def test_an_example_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        DATASET.train[0].text = "other"
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Lines 0 to 399, and a set whose valid and test tables hold those of even number."""
+    lines = [f"text number {n} is here" for n in range(400)]
+    rows = {"train": ["a", "b"], "valid": lines[::4], "test": [f"{line}  " for line in lines[2::4]]}
+    for split, texts in rows.items():
+        table = "".join(f"{text}\t{'yes' if n % 2 else 'no'}\n" for n, text in enumerate(texts))
+        (tmp_path / f"{split}.tsv").write_text("text\tlabel\n" + table)
+    table = "".join(f"{line}\t{n % 3}\n" for n, line in enumerate(lines))
+    (tmp_path / "all.tsv").write_text("text\tlabel\n" + table)
+    return tmp_path
+
+
+def test_held_out_texts_are_in_no_split_and_in_no_fold(judged):
+    dataset = exclude_evaluation_texts(load_dataset(str(judged / "all.tsv"), DataConfig()), [str(judged)])
+    odd = {f"text number {n} is here" for n in range(1, 400, 2)}
+    assert {row.text for rows in dataset.splits.values() for row in rows} == odd
+    assert dataset.notes[-1] == "200 rows left out by data.exclude_eval_texts_of"
+    for fold in stratified_folds(dataset, 2):
+        assert {row.text for row in fold.train + fold.valid} == odd
+
+
+def test_a_set_that_is_all_held_out_is_told(judged):
+    lines = (judged / "test.tsv").read_text().splitlines()
+    (judged / "copy.tsv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"data\.exclude_eval_texts_of leaves"):
+        exclude_evaluation_texts(load_dataset(str(judged / "copy.tsv"), DataConfig()), [str(judged)])

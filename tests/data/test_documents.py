@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headstart.config import DataConfig
 from headstart.data import documents as module
-from headstart.data.dataset import Dataset, Example
+from headstart.data.datasets import Dataset, Example
 from headstart.data.documents import open_documents, separator_of
 from headstart.errors import DataError
 

@@ -1,4 +1,4 @@
-"""Training texts read anew: a function of seed and epoch, within the budget, and nothing but what was asked changes."""
+"""Augmented training texts: a function of seed and epoch, within the token budget; the rest stays equal."""
 
 from functools import cache
 
@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from headstart.batch import EncodedExample
 from headstart.config import DataConfig, TokenizerConfig, TrainingConfig
-from headstart.data.augmentation import token_cutoff, training_loader
+from headstart.data.augmentation import token_cutoff
 from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer, train_tokenizer
+from headstart.workflows.finetune import training_loader
 from tests.helpers.datasets import BAD, GOOD, PLAIN
 from tests.helpers.tiny_models import VOCABULARY, random_rows
 
@@ -39,7 +40,7 @@ def read(one, epoch):
     return [[(row.tokens.tolist(), row.label) for row in one.fetch(numbers, epoch)] for numbers in one.batches(epoch)]
 
 
-def test_nothing_asked_gives_the_ordinary_loader():
+def test_without_augmentation_the_loader_is_the_plain_one():
     assert isinstance(loader(), TextLoader)
 
 

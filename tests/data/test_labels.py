@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import DataConfig, RunConfig
-from headstart.data.dataset import Example
-from headstart.data.datasets import load_dataset, map_labels, normalize_label
+from headstart.data.datasets import Example, load_dataset, map_labels, normalize_label
 from headstart.errors import ConfigError, DataError
 
 HERE = Path("reviews.tsv")
@@ -73,7 +72,7 @@ def test_classes_that_are_set_replace_those_of_before():
 
 def test_long_numbers_are_told_apart():
     rows = [Example(f"day {n}", str(20240000 + n)) for n in range(20)]
-    found = map_labels(rows, {"kept": ["20240003", "20240004.0"]}, HERE)
+    found = map_labels(rows, {"chosen": ["20240003", "20240004.0"]}, HERE)
     assert [row.text for row in found] == ["day 3", "day 4"]
 
 

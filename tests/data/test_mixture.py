@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from headstart.config import DataConfig, TokenizerConfig
+from headstart.data.corpus_loaders import BlockLoader, MixedLoader
 from headstart.data.documents import MixtureComponent, open_documents, parse_mixture
-from headstart.data.samplers import BlockLoader, MixedLoader
-from headstart.data.token_cache import prepare
-from headstart.data.token_stream import exclude_documents, join
+from headstart.data.token_cache import exclude_documents, join, prepare
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import ConfigError, DataError
 from tests.helpers.datasets import write_corpus
@@ -148,9 +147,9 @@ def test_texts_set_apart_are_read_nowhere(parts):
 def test_streams_with_gaps_join_and_travel(parts):
     corpora, tokenizer = parts
     streams = exclude_documents([part.train for part in corpora], np.zeros(0, np.uint64), deduplicate=True)
-    joined = pickle.loads(pickle.dumps(join(streams)))
-    assert texts_of(joined, tokenizer) == [text for stream in streams for text in texts_of(stream, tokenizer)]
+    united = pickle.loads(pickle.dumps(join(streams)))
+    assert texts_of(united, tokenizer) == [text for stream in streams for text in texts_of(stream, tokenizer)]
     whole = np.concatenate([stream.slice(0, len(stream)) for stream in streams])
-    assert np.array_equal(joined.slice(0, len(joined)), whole)
-    for start in range(0, len(joined), 37):
-        assert np.array_equal(joined.slice(start, start + 50), whole[start : start + 50])
+    assert np.array_equal(united.slice(0, len(united)), whole)
+    for start in range(0, len(united), 37):
+        assert np.array_equal(united.slice(start, start + 50), whole[start : start + 50])

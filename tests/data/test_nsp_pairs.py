@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.data.nsp_pairs import PairLoader
+from headstart.data.corpus_loaders import PairLoader
 from headstart.errors import DataError
 from tests.helpers.tiny_models import VOCABULARY
 
@@ -70,7 +70,7 @@ def test_what_is_a_sentence_is_a_setting():
     whole = PairLoader(Documents([[20 + n] * 4 for n in range(9)]), "document", VOCABULARY, 11, 64, seed=0)
     for number in range(len(whole.stretches)):
         (_, a_end), (b, _) = whole.spans(number, 0, 0)
-        assert b == a_end + 2  # only the two marks lie between neighbours
+        assert b == a_end + 2  # only the two special tokens are between neighbours
 
 
 def test_a_corpus_without_sentence_breaks_is_refused_with_a_hint():

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from headstart.config import DataConfig
 from headstart.data.audit import audit_parallel
-from headstart.data.dataset import SkippedRow, text_hash
+from headstart.data.datasets import SkippedRow, split_of
+from headstart.data.hashing import text_hash
 from headstart.data.parallel import (
     PairExample,
     available_languages,
@@ -22,7 +23,6 @@ from headstart.data.parallel import (
     load_parallel,
     parse_pair,
 )
-from headstart.data.splits import split_of
 from headstart.errors import ConfigError, DataError
 from tests.helpers.parallel_datasets import TASKS, write_aligned, write_parallel_table
 
@@ -219,7 +219,7 @@ def test_pairs_that_cannot_be_used_are_counted_and_named(tmp_path):
         SkippedRow("train.en:5", ratio),
     ]
     assert sides(found.train) == [("one", "eins")]
-    assert len(found.valid) == 1, "what is judged on is kept whole"
+    assert len(found.valid) == 1, "evaluation data is complete"
     assert len(load(data, config=ANY_RATIO).train) == 2
     for config, line in (
         (DataConfig(on_bad_row="error"), ":2: source is empty"),
@@ -418,4 +418,4 @@ def test_the_synthetic_tasks_are_sets_that_load(tmp_path, task):
     for split in ("train", "valid", "test"):
         assert all(TASKS[task].target(pair.source) == pair.target for pair in found.splits[split])
     sources = [set(found.sources(split)) for split in found.splits]
-    assert sum(map(len, sources)) == len(set().union(*sources)), "no source stands in two splits"
+    assert sum(map(len, sources)) == len(set().union(*sources)), "no source is in two splits"

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.data.audit import TokenCounts, audit_parallel
-from headstart.data.dataset import SkippedRow, text_hash
+from headstart.data.datasets import SkippedRow
+from headstart.data.hashing import text_hash
 from headstart.data.parallel import PairExample, ParallelText
 from headstart.errors import HeadstartError
 from headstart.reports.pages import render_audit

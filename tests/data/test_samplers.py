@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.batch import EncodedExample
-from headstart.data.samplers import BlockLoader, Groups, TextLoader, padding_share
+from headstart.data.corpus_loaders import BlockLoader, Groups
+from headstart.data.samplers import TextLoader, padding_share
 
 
 class Numbers:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.data.dataset import Dataset, Example, text_hash
-from headstart.data.splits import balanced_subset, split_by_hash, split_of
+from headstart.data.datasets import Dataset, Example, balanced_subset, split_by_hash, split_of
+from headstart.data.hashing import text_hash
 from headstart.errors import DataError
 
 

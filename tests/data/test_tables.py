@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headstart.data import tables as records
-from headstart.data.dataset import Example, SkippedRow
+from headstart.data.datasets import Example, SkippedRow
 from headstart.data.tables import iterate_table, iterate_texts, read_table
 from headstart.errors import DataError
 

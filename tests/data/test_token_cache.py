@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from headstart.config import DataConfig, TokenizerConfig
 from headstart.data import token_cache as module
-from headstart.data.dataset import hashes, text_hash
 from headstart.data.documents import Documents, open_documents
-from headstart.data.token_cache import default_cache, find_prepared, is_held_out, prepare, prepare_share
-from headstart.data.token_stream import join
+from headstart.data.hashing import hashes, text_hash
+from headstart.data.token_cache import default_cache, find_prepared, is_held_out, join, prepare, prepare_share
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import DataError, RunError
 
@@ -126,11 +125,11 @@ def test_another_text_or_tokenizer_gets_another_place(small, tmp_path):
 def test_a_stopped_preparation_goes_on_where_it_was(small, tmp_path, monkeypatch, calls):
     documents = write(tmp_path, LINES)
     whole = contents(prepare(documents, TOKENIZER, tmp_path / "whole"))
-    heard = []
+    reported = []
 
     def stop(done, total):
-        heard.append(done)
-        if len(heard) == calls:
+        reported.append(done)
+        if len(reported) == calls:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -271,11 +270,11 @@ def test_a_share_that_is_missing_is_prepared_by_whoever_needs_it(small, tmp_path
 
 
 def test_progress_rises_to_the_total(small, tmp_path):
-    heard = []
+    reported = []
     documents = write(tmp_path, LINES)
-    prepare(documents, TOKENIZER, tmp_path / "cache", lambda done, total: heard.append((done, total)))
-    assert heard == sorted(heard)
-    assert heard[-1] == (documents.expected_bytes, documents.expected_bytes)
+    prepare(documents, TOKENIZER, tmp_path / "cache", lambda done, total: reported.append((done, total)))
+    assert reported == sorted(reported)
+    assert reported[-1] == (documents.expected_bytes, documents.expected_bytes)
 
 
 def test_what_was_left_out_is_remembered(tmp_path):

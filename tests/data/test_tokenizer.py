@@ -85,12 +85,12 @@ def test_a_frame_keeps_both_specials_and_as_much_as_fits(ids, length, keep):
     assert (framed[0], framed[-1]) == (BPE.bos_id, BPE.eos_id)
     assert len(framed) == min(len(ids) + 2, length)
     room = min(len(ids), length - 2)
-    kept = {
+    remaining = {
         "start": ids[:room],
         "end": ids[len(ids) - room :],
         "both": ids[: room - room // 2] + ids[len(ids) - room // 2 :],
     }
-    assert framed[1:-1].tolist() == kept[keep]
+    assert framed[1:-1].tolist() == remaining[keep]
 
 
 def test_a_mistyped_way_to_cut_is_answered_with_the_nearest_one():
@@ -169,10 +169,10 @@ def test_unigram_learns_the_frequent_words_whole():
 
 @given(st.lists(st.text("ab", min_size=1), min_size=1, max_size=60), st.integers(1, 60))
 def test_a_sample_is_part_of_the_texts_and_keeps_to_its_limit(words, limit):
-    kept = sample(words, limit)
-    assert set(kept) <= set(words)
-    assert sum(map(len, kept)) <= limit or len(kept) == 1
-    assert kept == words or sum(map(len, words)) > limit
+    remaining = sample(words, limit)
+    assert set(remaining) <= set(words)
+    assert sum(map(len, remaining)) <= limit or len(remaining) == 1
+    assert remaining == words or sum(map(len, words)) > limit
 
 
 def test_pieces_are_readable():
@@ -302,7 +302,7 @@ def test_a_tokenizer_with_names_of_its_own_plays_the_parts_it_is_told(tmp_path):
     known = make_tokenizer(text, json.dumps({"size": 310, "specials": dict.fromkeys(PARTS, 3)}))
     assert known.size == 310
     assert (known.bos_id, known.eos_id, known.pad_id, known.unk_id, known.mask_id) == (3, 3, 3, 3, None)
-    assert known.special_ids >= {3, 309}  # a number without a token stands for no text
+    assert known.special_ids >= {3, 309}  # an id without a token is no text
     known.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert loaded.fingerprint == known.fingerprint == pickle.loads(pickle.dumps(known)).fingerprint

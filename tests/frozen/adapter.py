@@ -12,7 +12,7 @@ from unittest.mock import patch
 import numpy as np
 
 from headstart.config import resolve
-from headstart.data.dataset import Example
+from headstart.data.datasets import Example
 from headstart.inference.classify import encode_rows
 from headstart.inference.embed import text_vectors
 from headstart.inference.loaded_model import load_model

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from headstart.config import RunConfig
-from headstart.data.samplers import BlockLoader, TextLoader
+from headstart.data.corpus_loaders import BlockLoader
+from headstart.data.samplers import TextLoader
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
 from headstart.objectives.distillation import Distillation, distill

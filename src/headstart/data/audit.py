@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from headstart.config import DataConfig, TokenizerConfig, parse
-from headstart.data.dataset import Dataset, Example, SkippedRow, text_hash
-from headstart.data.datasets import load_dataset
+from headstart.data.datasets import Dataset, Example, SkippedRow, balanced_subset, load_dataset
+from headstart.data.hashing import text_hash
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
-from headstart.data.splits import balanced_subset
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError
 

@@ -12,7 +12,7 @@ import numpy as np
 from headstart.batch import EncodedExample
 from headstart.config import DataConfig, TrainingConfig
 from headstart.data.parallel import PairExample
-from headstart.data.samplers import Loader, TextLoader, generator
+from headstart.data.samplers import TextLoader, generator
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError
 
@@ -129,10 +129,9 @@ def bpe_dropout_of(tokenizer: Tokenizer) -> BPEDropout:
     return BPEDropout(tokenizer)
 
 
-def check_bpe_dropout(tokenizer: Tokenizer, texts: Sequence[str], training: TrainingConfig) -> None:
-    """Refuse a tokenizer that BPE-dropout, if it is set, cannot split for; a few texts are tried."""
-    if training.bpe_dropout:
-        bpe_dropout_of(tokenizer).words(texts[:20])
+def check_bpe_dropout(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+    """Refuse a tokenizer that BPE-dropout does not work with, by a sample of the texts."""
+    bpe_dropout_of(tokenizer).words(texts[:20])
 
 
 def token_cutoff(
@@ -152,21 +151,8 @@ def token_cutoff(
     return EncodedExample(np.delete(row.tokens, gone), row.label, segments)
 
 
-def training_loader(
-    rows: Sequence[EncodedExample],
-    texts: Sequence[str],
-    tokenizer: Tokenizer,
-    training: TrainingConfig,
-    data: DataConfig,
-) -> Loader:
-    """The loader of the rows to learn from, augmented where the settings say so."""
-    if training.bpe_dropout or training.token_cutoff:
-        return AugmentedTextLoader(rows, texts, tokenizer, training, data)
-    return TextLoader(rows, training.tokens_per_batch, training.batch_size, training.seed)
-
-
 class AugmentedTextLoader:
-    """Rows that are augmented anew for each epoch, in the batches of a `TextLoader`."""
+    """Rows that are augmented again for each epoch, in the batches of a `TextLoader`."""
 
     def __init__(
         self,
@@ -218,15 +204,6 @@ class AugmentedTextLoader:
 
 
 Tokenizers = tuple[Tokenizer, Tokenizer]  # of the target and of the source
-
-
-def translation_loader(
-    rows: Sequence[EncodedExample], examples: Sequence[PairExample], tokenizers: Tokenizers, training: TrainingConfig
-) -> Loader:
-    """The loader of the pairs to learn from, with BPE-dropout on both sides where the settings say so."""
-    if training.bpe_dropout:
-        return AugmentedPairLoader(rows, examples, tokenizers, training)
-    return TextLoader(rows, training.tokens_per_batch, training.batch_size, training.seed)
 
 
 class AugmentedPairLoader(TextLoader):

@@ -14,8 +14,7 @@ from typing import Any
 
 from headstart.atomic_io import content_hash, file_hash
 from headstart.config import DataConfig
-from headstart.data.dataset import ALIASES, SkippedRow
-from headstart.data.datasets import SOURCES, load_dataset, unknown_source
+from headstart.data.datasets import ALIASES, SOURCES, SkippedRow, load_dataset, unknown_source
 from headstart.data.tables import iterate_rows, iterate_table, refuse
 from headstart.data.text_io import KINDS, OPENERS, check_kind, kind_of, open_text, opened, reading
 from headstart.errors import ConfigError, DataError

@@ -13,9 +13,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.dataset import SPLITS, SkippedRow, Splits, text_hash
-from headstart.data.datasets import language_files, split_files
-from headstart.data.splits import split_of
+from headstart.data.datasets import SPLITS, SkippedRow, Splits, language_files, split_files, split_of
+from headstart.data.hashing import text_hash
 from headstart.data.tables import column_names, iterate_rows, refuse, text_fault
 from headstart.data.text_io import check_kind, missing, open_text
 from headstart.errors import ConfigError, DataError

@@ -8,10 +8,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from headstart.data.dataset import Example, SkippedRow
 from headstart.data.text_io import check_kind, open_text
 from headstart.errors import DataError, nearest
 
@@ -26,6 +26,23 @@ CARRIAGE_RETURN = "convert it with tr '\\r' '\\n' < old > new"
 JSON_TYPES = {dict: "an object", list: "a list", bool: "a truth value", type(None): "null", str: "a string"}
 
 Row = tuple[int, list[Any] | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A text, its label where it has one, and where it comes from ("reviews.tsv:17")."""
+
+    text: str
+    label: str | None = None
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class SkippedRow:
+    """A row that cannot be used, and why."""
+
+    origin: str
+    reason: str
 
 
 def iterate_rows(path: Path, columns: Sequence[str], has_labels: bool = True) -> Iterator[Row]:

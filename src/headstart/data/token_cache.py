@@ -1,16 +1,17 @@
-"""A corpus tokenized once into memory-mapped shards, so that the next run starts at once and memory stays small.
+"""A corpus tokenized once into memory-mapped shards, and read from them as one long sequence of tokens.
 
-A corpus is cut into pieces by its text alone, and each piece becomes shards of its own. Files are renamed into place
-whole, and their content follows from the corpus and the tokenizer. So a killed job resumes where it stopped, two jobs
+A corpus is cut into pieces by its text alone, and each piece becomes shards of its own. Files are written atomically,
+and their content follows from the corpus and the tokenizer. So a killed job resumes where it stopped, two jobs
 at once write the same bytes, and many jobs may each tokenize their share of the pieces.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash, write_json, write_with
-from headstart.data.dataset import BATCH_CHARACTERS, batched, hashes_and_sizes
 from headstart.data.documents import Documents
-from headstart.data.token_stream import DOCUMENT, Shard, TokenStream
+from headstart.data.hashing import Hashes, hashes
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError, RunError
 
@@ -28,10 +28,145 @@ FORMAT = 2
 INDEX = "index.json"
 PARTS = ("train", "valid")
 PIECE_CHARACTERS = 16_000_000  # a piece is closed by the document that reaches this
+BATCH_CHARACTERS = 2_000_000  # text that is encoded together
 HELD_OUT = 200  # one document in this many is held out
+DOCUMENT = np.dtype([("end", np.int64), ("hash", np.uint64), ("bytes", np.int64)])  # a record of a shard
+NO_RECORDS = np.zeros(0, DOCUMENT)
+
+MOST_OPEN = 4096  # shards of a stream that are mapped at once: the system limits the maps of a process
 
 OnProgress = Callable[[int, int], None]
 TokensAndCounts = tuple[NDArray[np.int32], NDArray[np.int64]]  # of documents in one row, and how many each has
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Tokens on disk: `<path>.documents.npy`, then `<path>.tokens.npy`, which shows that the shard is whole."""
+
+    path: Path  # without its endings
+    tokens: int
+    documents: int
+    text_bytes: int
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """Its documents and its tokens."""
+        name = self.path.name
+        return self.path.with_name(f"{name}.documents.npy"), self.path.with_name(f"{name}.tokens.npy")
+
+    def records(self) -> NDArray[Any]:
+        """The end, hash and size of each document."""
+        return np.load(self.files[0], mmap_mode="r")
+
+    def is_whole(self) -> bool:
+        """Whether both files are complete and have the counts of this shard."""
+        try:
+            arrays = [np.load(file, mmap_mode="r") for file in self.files]
+            sizes = [file.stat().st_size for file in self.files]
+        except (OSError, ValueError, EOFError):
+            return False
+        documents, tokens = arrays
+        return (
+            documents.dtype == DOCUMENT
+            and (len(documents), len(tokens)) == (self.documents, self.tokens)
+            and documents["end"][-1] == self.tokens
+            and documents["bytes"].sum() == self.text_bytes
+            and [array.offset + array.nbytes for array in arrays] == sizes
+        )
+
+
+class TokenStream:
+    """The tokens of many documents as one long sequence, read from disk by position.
+
+    `excluded` are the numbers of the documents that are left out.
+    """
+
+    def __init__(self, shards: Sequence[Shard], excluded: Iterable[int] = ()):
+        self.shards = tuple(shards)
+        self.excluded = np.unique(np.fromiter(excluded, np.int64))
+        self.ranges = _ranges(self.shards, self.excluded)  # (N, 3) shard, start, stop
+        lengths = self.ranges[:, 2] - self.ranges[:, 1]
+        self._ends = [0, *np.cumsum(lengths).tolist()]  # of each range in the stream, after a 0
+        self.documents = sum(shard.documents for shard in self.shards) - len(self.excluded)
+        self.text_bytes = sum(shard.text_bytes for shard in self.shards)
+        if len(self.excluded):
+            self.text_bytes -= int(self._records()["bytes"][self.excluded].sum())
+        self._tokens = lru_cache(maxsize=MOST_OPEN)(lambda number: np.load(self.shards[number].files[1], mmap_mode="r"))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenStream, (self.shards, self.excluded.tolist())
+
+    def slice(self, start: int, stop: int) -> NDArray[np.int32]:
+        """A copy of the tokens from `start` up to `stop`, as far as there are any."""
+        start, stop = max(start, 0), min(stop, self._ends[-1])
+        at = bisect_right(self._ends, start) - 1
+        found: list[NDArray[Any]] = [np.zeros(0, np.int32)]
+        while start < stop:
+            shard, first, _ = self.ranges[at].tolist()
+            skip = first - self._ends[at]
+            found.append(self._tokens(shard)[start + skip : min(stop, self._ends[at + 1]) + skip])
+            start, at = self._ends[at + 1], at + 1
+        return np.concatenate(found, dtype=np.int32)
+
+    def document_ends(self) -> NDArray[np.int64]:
+        """Where each document ends in the stream."""
+        lengths = [np.diff(shard.records()["end"], prepend=0) for shard in self.shards]
+        return np.cumsum(np.delete(np.concatenate([np.zeros(0, np.int64), *lengths]), self.excluded))
+
+    def hashes(self) -> Hashes:
+        """The `text_hash` of each document, in order."""
+        return np.delete(self._records()["hash"], self.excluded)
+
+    def _records(self) -> NDArray[Any]:
+        """The records of all documents, the excluded ones too."""
+        return np.concatenate([NO_RECORDS, *(shard.records() for shard in self.shards)])
+
+
+def _ranges(shards: Sequence[Shard], excluded: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ranges of the shards that are read: shard, first token, the one after the last."""
+    if not len(excluded):
+        return np.array([(at, 0, shard.tokens) for at, shard in enumerate(shards)], np.int64).reshape(-1, 3)
+    found, first = [np.zeros((0, 3), np.int64)], 0
+    for at, shard in enumerate(shards):
+        borders = np.concatenate([[0], shard.records()["end"]])
+        is_read = np.ones(shard.documents + 2, bool)
+        is_read[[0, -1]] = False  # so that the shard's ends are changes too
+        own = excluded[(excluded >= first) & (excluded < first + shard.documents)] - first
+        is_read[own + 1] = False
+        changes = borders[np.flatnonzero(np.diff(is_read))].reshape(-1, 2)  # (N, 2) start, stop
+        found.append(np.insert(changes, 0, at, axis=1))
+        first += shard.documents
+    return np.concatenate(found)
+
+
+def join(streams: Iterable[TokenStream]) -> TokenStream:
+    """Several streams of one tokenizer as one, in the order given."""
+    shards: list[Shard] = []
+    excluded: list[int] = []
+    for stream in streams:
+        first = sum(shard.documents for shard in shards)
+        excluded += (first + stream.excluded).tolist()
+        shards += stream.shards
+    return TokenStream(shards, excluded)
+
+
+def exclude_documents(streams: Sequence[TokenStream], excluded: Hashes, deduplicate: bool) -> list[TokenStream]:
+    """The streams without documents that have an `excluded` hash; `deduplicate` also drops all but the first of each."""
+    assert not any(len(stream.excluded) for stream in streams)
+    own = np.concatenate([np.zeros(0, np.uint64), *(stream.hashes() for stream in streams)])
+    is_read = ~np.isin(own, excluded)
+    if deduplicate:
+        is_first = np.zeros(len(own), bool)
+        is_first[np.unique(own, return_index=True)[1]] = True
+        is_read &= is_first
+    parts = np.split(is_read, np.cumsum([stream.documents for stream in streams])[:-1])
+    return [
+        stream if part.all() else TokenStream(stream.shards, np.flatnonzero(~part).tolist())
+        for stream, part in zip(streams, parts, strict=True)
+    ]
 
 
 def default_cache() -> Path:
@@ -41,7 +176,7 @@ def default_cache() -> Path:
     return Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "headstart"
 
 
-def is_held_out(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def is_held_out(hashes: Hashes) -> NDArray[np.bool_]:
     """Which documents are for validation; the last digit of a hash, by which datasets are split, plays no part."""
     return hashes // np.uint64(10) % np.uint64(HELD_OUT) == 0
 
@@ -62,7 +197,7 @@ class Corpus:
         """How many documents each part has."""
         return {"train": self.train.documents, "valid": self.valid.documents}
 
-    def hashes(self) -> NDArray[np.uint64]:
+    def hashes(self) -> Hashes:
         """The `text_hash` of each document to learn from."""
         return self.train.hashes()
 
@@ -106,7 +241,7 @@ def prepare_share(
 
 
 def find_prepared(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Corpus | None:
-    """The corpus as it was tokenized before; None unless every file in its index has its size."""
+    """The corpus as it was tokenized before; None unless every file in its index exists and has its size."""
     folder = _folder(documents, tokenizer, cache)
     try:
         index = json.loads((folder / INDEX).read_text("utf-8"))
@@ -114,14 +249,7 @@ def find_prepared(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Co
         if any((folder / name).stat().st_size != size for name, size in sizes.items()):
             return None
         train, valid = (
-            TokenStream(
-                [
-                    Shard(folder / entry["name"], entry["tokens"], entry["documents"], entry["text_bytes"])
-                    for entry in index["shards"]
-                    if entry["part"] == part
-                ]
-            )
-            for part in PARTS
+            TokenStream([_shard(folder, entry) for entry in index["shards"] if entry["part"] == part]) for part in PARTS
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -174,28 +302,40 @@ def _write_missing_pieces(
 
 def _pieces(documents: Documents, on_progress: OnProgress) -> Iterator[list[str]]:
     """The corpus in pieces of consecutive documents, the same for every job."""
-    done = reported = size = 0
-    total, piece = documents.expected_bytes, []
-    for text in documents:
-        piece.append(text)
+    total = documents.expected_bytes
+
+    def texts() -> Iterator[str]:
+        done = reported = 0
+        for text in documents:
+            yield text
+            done += len(text.encode("utf-8")) + 1
+            if done - reported >= BATCH_CHARACTERS:
+                reported = done
+                on_progress(min(done, total), total)
+        on_progress(total, total)
+
+    return _batches(texts(), PIECE_CHARACTERS)
+
+
+def _batches(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+    """The texts in lists, each closed by the text with which it has so many characters."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
         size += len(text)
-        done += len(text.encode("utf-8")) + 1
-        if done - reported >= BATCH_CHARACTERS:
-            reported = done
-            on_progress(min(done, total), total)
-        if size >= PIECE_CHARACTERS:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
-    on_progress(total, total)
+        if size >= characters:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _records(texts: list[str]) -> NDArray[Any]:
-    """What is known of documents before they are encoded: their hashes and sizes."""
-    found = [hashes_and_sizes(batch) for batch in batched(texts, BATCH_CHARACTERS)]
+    """The hashes and sizes of documents; where they end is not known before they are encoded."""
     records = np.zeros(len(texts), DOCUMENT)
-    records["hash"], records["bytes"] = (np.concatenate(part) for part in zip(*found, strict=True))
+    records["hash"] = hashes(texts)
+    records["bytes"] = [len(text.encode("utf-8", "surrogatepass")) for text in texts]
     return records
 
 
@@ -205,10 +345,8 @@ def _digest(records: NDArray[Any]) -> str:
 
 def _encode(tokenizer: Tokenizer, texts: list[str]) -> TokensAndCounts:
     """The texts with special tokens, encoded in large batches."""
-    found = [
-        tokenizer.add_special_tokens_flat(*tokenizer.encode_flat(batch)) for batch in batched(texts, BATCH_CHARACTERS)
-    ]
-    tokens, counts = zip(*found, strict=True)
+    batches = map(tokenizer.encode_flat, _batches(texts, BATCH_CHARACTERS))
+    tokens, counts = zip(*(tokenizer.add_special_tokens_flat(*batch) for batch in batches), strict=True)
     return np.concatenate(tokens), np.concatenate(counts)
 
 
@@ -217,22 +355,20 @@ def _piece_path(folder: Path, number: int) -> Path:
 
 
 def _read_piece(folder: Path, number: int) -> dict[str, Any] | None:
-    """What is known of a piece; None unless all its files are there in their sizes."""
+    """The description of a piece; None unless all its shards are complete."""
     try:
         piece = json.loads(_piece_path(folder, number).read_text("utf-8"))
-        for entry in piece["shards"]:
-            shard = Shard.find(folder / entry["name"])
-            if shard is None or entry != _entry(shard, entry["part"]):
-                return None
+        shards = [(_shard(folder, entry), entry) for entry in piece["shards"]]
+        is_whole = all(shard.is_whole() and entry == _entry(shard, entry["part"]) for shard, entry in shards)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return piece
+    return piece if is_whole else None
 
 
 def _write_piece(
     folder: Path, tokenizer: Tokenizer, number: int, records: NDArray[Any], encoding: Future[TokensAndCounts]
 ) -> None:
-    """Write the shards of a piece, then what is known of it."""
+    """Write the shards of a piece, then its description."""
     dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
     (tokens, counts), entries = encoding.result(), []
     is_valid = is_held_out(records["hash"])
@@ -253,6 +389,10 @@ def _write_piece(
 def _save(array: NDArray[Any], path: Path) -> None:
     with open(path, "wb") as handle:
         np.save(handle, array)
+
+
+def _shard(folder: Path, entry: dict[str, Any]) -> Shard:
+    return Shard(folder / entry["name"], entry["tokens"], entry["documents"], entry["text_bytes"])
 
 
 def _entry(shard: Shard, part: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back, all kinds behind one interface; trained here, or opened from a path."""
+"""Tokenizers: text to token ids and back; every kind has one interface."""
 
 import hashlib
 import json
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash, write_bytes
 from headstart.config import TokenizerConfig
+from headstart.data import pretoken_cache
 from headstart.data.tokenizer_training import TOKENIZERS, sample
-from headstart.data.words import Words, splits_by_words
 from headstart.errors import ConfigError, DataError, HeadstartError, nearest, pick
 
 __all__ = ["TOKENIZERS", "TRUNCATION", "Tokenizer", "open_tokenizer", "resolve_tokenizer", "train_tokenizer"]
@@ -24,7 +24,8 @@ __all__ = ["TOKENIZERS", "TRUNCATION", "Tokenizer", "open_tokenizer", "resolve_t
 FILE = "tokenizer.json"
 DICTIONARY = "dict.txt"
 MODEL = "sentencepiece.model"
-ROLES = "roles.json"  # beside a tokenizer of others: which token has which role, and the size of the vocabulary
+ROLES = "roles.json"  # beside an imported tokenizer: the special tokens, and the size of the vocabulary
+CACHED_FROM = 50_000  # characters; encoding fewer at once costs less than looking their words up
 
 Ids = Sequence[int] | NDArray[np.integer]
 
@@ -34,7 +35,7 @@ TRUNCATION: dict[str, Callable[[NDArray[np.int32], int], NDArray[np.int32]]] = {
     "both": lambda ids, room: np.concatenate([ids[: room - room // 2], ids[len(ids) - room // 2 :]]),
 }
 
-NAMES = {  # of each special token, in files of ours and in those of others
+NAMES = {  # of each special token, in our own files and in imported ones
     "padding": ("[PAD]", "<pad>"),
     "unknown": ("[UNK]", "<unk>"),
     "first": ("[CLS]", "<s>"),
@@ -42,36 +43,31 @@ NAMES = {  # of each special token, in files of ours and in those of others
     "mask": ("[MASK]", "<mask>"),
 }
 
+# The byte behind each character of a byte-level token: printable bytes are their own characters.
+PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHER_BYTES = sorted(set(range(256)) - set(PRINTABLE))
+BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + index): byte for index, byte in enumerate(OTHER_BYTES)}
+
 KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "characters"}
 
 
 class Engine(Protocol):
-    """What splits text for a `Tokenizer`."""
+    """A tokenizer of another package, without special tokens."""
 
     kind: str
     size: int
     specials: dict[str, int | None]  # padding, unknown, first, last, mask
     unused: frozenset[int]  # ids below `size` without a token
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, without special tokens."""
-        ...
+    def encode(self, texts: list[str]) -> list[list[int]]: ...
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of ids that are not special."""
-        ...
+    def decode(self, ids: list[int]) -> str: ...
 
-    def id_to_token(self, number: int) -> str:
-        """One token for a reader, spaces shown."""
-        ...
+    def id_to_token(self, number: int) -> str: ...
 
-    def files(self) -> dict[str, bytes]:
-        """The content to save, by file name."""
-        ...
+    def files(self) -> dict[str, bytes]: ...  # the content to save, by file name
 
-    def fingerprint(self) -> str:
-        """The hash of all that decides the ids of a text."""
-        ...
+    def fingerprint(self) -> str: ...  # the hash of all that decides the ids of a text
 
 
 class Tokenizer:
@@ -89,7 +85,13 @@ class Tokenizer:
         self.bos_id, self.eos_id = int(ids["first"] or 0), int(ids["last"] or 0)
         self.mask_id = ids["mask"]
         self.special_ids = engine.unused | {number for number in ids.values() if number is not None}
-        self._words = Words(engine.encode) if isinstance(engine, _RustEngine) and engine.is_by_words else None
+
+    @cached_property
+    def _cache(self) -> pretoken_cache.PretokenCache | None:
+        engine = self.engine
+        if isinstance(engine, _RustEngine) and pretoken_cache.encodes_by_words(engine.content):
+            return pretoken_cache.PretokenCache(engine.encode)
+        return None
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of each text, without special tokens and not truncated; only unknown characters become a special."""
@@ -98,8 +100,8 @@ class Tokenizer:
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The ids of `encode`, of all texts one after the other, and how many each text has."""
-        if self._words is not None:
-            return self._words.encode(texts)
+        if sum(map(len, texts)) >= CACHED_FROM and pretoken_cache.is_enabled() and self._cache:
+            return self._cache.encode(texts)
         rows = self.engine.encode(list(texts))
         counts = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(chain.from_iterable(rows), np.int32, int(counts.sum())), counts
@@ -143,7 +145,7 @@ class Tokenizer:
         return np.array([end and number not in self.special_ids for number, end in enumerate(is_end)])
 
     def save(self, folder: Path, name: str = FILE) -> None:
-        """Write the tokenizer into `folder`, the file called `name` last."""
+        """Write the tokenizer into `folder`, with its main file, called `name`, last."""
         for part, content in self.engine.files().items():
             write_bytes(folder / (name if part == FILE else part), content)
 
@@ -157,10 +159,10 @@ class Tokenizer:
 
 
 class _RustEngine:
-    """A tokenizer of the `tokenizers` package, with its JSON text, which decides the fingerprint.
+    """A tokenizer of the `tokenizers` package, from its JSON text.
 
     `roles` is the JSON text of the special tokens (`specials`, by id) and of the vocabulary's `size`, for a tokenizer
-    whose tokens have other names, or whose model has room for more of them.
+    whose special tokens have other names, or whose model has more embeddings than tokens.
     """
 
     def __init__(self, content: str, roles: str = ""):
@@ -172,7 +174,6 @@ class _RustEngine:
         self.rust.no_truncation()
         self.rust.no_padding()
         layout = json.loads(content)
-        self.is_by_words = splits_by_words(content)
         self.kind = KINDS[type(self.rust.model).__name__]
         self.is_byte_level = (layout.get("decoder") or {}).get("type") == "ByteLevel"
         vocabulary = self.rust.get_vocab(with_added_tokens=True)
@@ -183,7 +184,7 @@ class _RustEngine:
         }
         if roles:
             given = json.loads(roles)
-            self.size, self.specials = (max(self.size, given["size"]), dict.fromkeys(NAMES) | given["specials"])
+            self.size, self.specials = max(self.size, given["size"]), dict.fromkeys(NAMES) | given["specials"]
         self.unused = frozenset(range(self.size)) - set(vocabulary.values())
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -331,13 +332,3 @@ def _read_lab(path: Path) -> Tokenizer:
         raise DataError(
             f"{path} and its {DICTIONARY} are no readable tokenizer: {error}", hint="copy both files again"
         ) from None
-
-
-def _byte_names() -> dict[str, int]:
-    """The byte behind each character of a byte-level token: printable bytes are their own characters."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
-
-
-BYTES = _byte_names()

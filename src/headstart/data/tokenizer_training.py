@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headstart.config import TokenizerConfig
-from headstart.data.dataset import text_hash
+from headstart.data.hashing import text_hash
 from headstart.errors import ConfigError, DataError
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4

@@ -5,6 +5,8 @@
 
 import os
 
+from headstart.data import pretoken_cache
+
 _setting = True  # training.fast of the run
 
 
@@ -16,4 +18,4 @@ def is_enabled() -> bool:
 def set_enabled(setting: bool) -> None:
     """Apply `training.fast` to this process."""
     global _setting
-    _setting = setting
+    _setting = pretoken_cache.enabled = setting

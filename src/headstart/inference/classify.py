@@ -11,8 +11,7 @@ import numpy as np
 from headstart.batch import EncodedExample
 from headstart.config import DataConfig, parse
 from headstart.convert.onnx import GRAPH, OnnxClassifier
-from headstart.data.dataset import Example
-from headstart.data.datasets import load_texts
+from headstart.data.datasets import Example, load_texts
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError, pick
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head

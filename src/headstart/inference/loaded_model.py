@@ -13,8 +13,8 @@ from torch import Tensor
 from headstart.checkpoint import read_weights
 from headstart.config import PATH_SETTINGS, RunConfig, merge, parse
 from headstart.data.datasets import SOURCES
-from headstart.data.decontamination import unpack_fingerprints
 from headstart.data.documents import MixtureComponent
+from headstart.data.hashing import unpack_fingerprints
 from headstart.data.tokenizer import Tokenizer, open_tokenizer
 from headstart.errors import ConfigError, RunError, nearest
 from headstart.models.model import HeadSpec, Model, build_model

@@ -17,11 +17,8 @@ from typing import Any
 from headstart.atomic_io import content_hash, write_json
 from headstart.config import BUDGETS, RunConfig, merge, resolve
 from headstart.data.augmentation import check_bpe_dropout
-from headstart.data.dataset import Dataset
-from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import exclude_evaluation_texts
+from headstart.data.datasets import Dataset, balanced_subset, exclude_evaluation_texts, load_dataset
 from headstart.data.documents import open_documents
-from headstart.data.splits import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.inference.loaded_model import LoadedModel, absolute_paths, load_model, with_absolute_paths
 from headstart.objectives import make_objective
@@ -184,8 +181,8 @@ def _plan_experiment(inputs: ComparisonInputs, bases: list[LoadedModel], on_even
             hint="leave out --train-size, or the arm ensemble",
         )
     for variant in variants:
-        if variant.kind != "classical":
-            check_bpe_dropout(variant.tokenizer, folds[0].dataset.texts("train"), variant.config.training)
+        if variant.kind != "classical" and variant.config.training.bpe_dropout:
+            check_bpe_dropout(variant.tokenizer, folds[0].dataset.texts("train"))
     return Experiment(inputs, dataset, folds, all_labels, budgets, variants, scored.notes)
 
 

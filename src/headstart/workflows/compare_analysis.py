@@ -9,7 +9,7 @@ import numpy as np
 
 from headstart.atomic_io import write_json, write_text
 from headstart.data.audit import audit, token_counts
-from headstart.data.dataset import Dataset
+from headstart.data.datasets import Dataset
 from headstart.evaluation.statistics import adjust, first_epoch_reaching, interval, paired_test
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
 from headstart.plots.style import save_figure

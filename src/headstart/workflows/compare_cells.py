@@ -16,9 +16,8 @@ from headstart.baselines.tfidf import train_tfidf
 from headstart.batch import EncodedExample
 from headstart.checkpoint import load_checkpoint, save_checkpoint
 from headstart.config import RunConfig
-from headstart.data.dataset import Dataset, Example
-from headstart.data.decontamination import is_contaminated
-from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
+from headstart.data.datasets import Dataset, Example, balanced_subset, merge_folds, stratified_folds
+from headstart.data.hashing import is_contaminated
 from headstart.data.tokenizer import Tokenizer
 from headstart.evaluation.metrics import score
 from headstart.inference.classify import encode_rows

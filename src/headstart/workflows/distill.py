@@ -8,9 +8,9 @@ import numpy as np
 
 from headstart.batch import EncodedExample
 from headstart.config import RunConfig
-from headstart.data.dataset import Dataset, Example, text_hash
-from headstart.data.decontamination import evaluation_hashes
+from headstart.data.datasets import Dataset, Example, evaluation_hashes
 from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
+from headstart.data.hashing import text_hash
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import LoadedModel, RunInputs, Tokenizers, absolute_paths, load_model

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from headstart.config import RunConfig
-from headstart.data.dataset import Dataset
-from headstart.data.datasets import load_for_scoring
-from headstart.data.decontamination import is_contaminated
+from headstart.data.datasets import Dataset, load_for_scoring
 from headstart.data.documents import open_for_scoring
+from headstart.data.hashing import is_contaminated
 from headstart.data.parallel import ParallelText, load_pairs_for_scoring, load_parallel
-from headstart.data.token_stream import join
+from headstart.data.token_cache import join
 from headstart.errors import ConfigError, DataError, RunError, nearest
 from headstart.evaluation.metrics import score
 from headstart.evaluation.translation_metrics import compare_translations

@@ -11,13 +11,12 @@ from scipy.stats import binomtest
 from headstart.atomic_io import content_hash
 from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.batch import EncodedExample
-from headstart.config import ModelConfig, RunConfig
-from headstart.data.augmentation import check_bpe_dropout, training_loader
-from headstart.data.dataset import Dataset
-from headstart.data.datasets import load_dataset
-from headstart.data.decontamination import exclude_evaluation_texts, is_contaminated
+from headstart.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from headstart.data.augmentation import AugmentedTextLoader, check_bpe_dropout
+from headstart.data.datasets import Dataset, balanced_subset, exclude_evaluation_texts, load_dataset
 from headstart.data.documents import Corpora
-from headstart.data.splits import balanced_subset
+from headstart.data.hashing import is_contaminated
+from headstart.data.samplers import Loader, TextLoader
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.evaluation.metrics import METRICS, score
@@ -170,6 +169,19 @@ def load_labelled(
     return dataset
 
 
+def training_loader(
+    rows: Sequence[EncodedExample],
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    training: TrainingConfig,
+    data: DataConfig,
+) -> Loader:
+    """The loader of the training rows, with augmentation if it is set."""
+    if training.bpe_dropout or training.token_cutoff:
+        return AugmentedTextLoader(rows, texts, tokenizer, training, data)
+    return TextLoader(rows, training.tokens_per_batch, training.batch_size, training.seed)
+
+
 def data_fingerprint(dataset: Dataset) -> str:
     """A hash of every text and label that a run is trained or evaluated on."""
     return content_hash({name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()})
@@ -318,8 +330,9 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
             dataset = self.distillation.add(
                 dataset, self.labelled.pseudo_labelled, self.config, self.runtime, self.on_event
             )
-        with self.processes.raise_on_all():
-            check_bpe_dropout(tokenizer, dataset.texts("train"), self.config.training)
+        if self.config.training.bpe_dropout:
+            with self.processes.raise_on_all():
+                check_bpe_dropout(tokenizer, dataset.texts("train"))
         return self.training_data(make_task(dataset, tokenizer, self.config, self.on_event))
 
     def training_data(self, task: Task) -> TrainingData[Task]:

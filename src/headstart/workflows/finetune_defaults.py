@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.config import BUDGETS, ModelConfig, RunConfig, load_preset, resolve
-from headstart.data.dataset import Dataset
+from headstart.data.datasets import Dataset
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError
 from headstart.inference.loaded_model import LoadedModel

@@ -14,9 +14,8 @@ from torch import Tensor
 from headstart.atomic_io import content_hash
 from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig, load_preset, merge, resolve
-from headstart.data.augmentation import check_bpe_dropout, translation_loader
-from headstart.data.dataset import hashes
-from headstart.data.decontamination import is_contaminated
+from headstart.data.augmentation import AugmentedPairLoader, check_bpe_dropout
+from headstart.data.hashing import hashes, is_contaminated
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
 from headstart.data.samplers import TextLoader, sides
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
@@ -239,8 +238,9 @@ def make_translation_task(
     """Every split as tokens."""
     on_event(Stage("tokenising the pairs"))
     length, keep = config.training.max_length, config.data.truncation_side
-    for tokenizer, texts in zip(tokenizers, (text.targets("train"), text.sources("train")), strict=True):
-        check_bpe_dropout(tokenizer, texts, config.training)
+    if config.training.bpe_dropout:
+        check_bpe_dropout(tokenizers[0], text.targets("train"))
+        check_bpe_dropout(tokenizers[1], text.sources("train"))
     train = encode_pairs(text.train, tokenizers, None)
     fits = [max(sides(row)) <= length for row in train]
     whole = list(compress(train, fits))
@@ -329,11 +329,14 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         with self.processes.raise_on_all():
             pair = (tokenizer, source or tokenizer)
             task = make_translation_task(self._pairs, pair, self.config, self.on_event)
-        rows, pairs = task.rows["train"], task.text.train
+        rows, pairs, training = task.rows["train"], task.text.train, self.config.training
+        loader = TextLoader(rows, training.tokens_per_batch, training.batch_size, training.seed)
+        if training.bpe_dropout:
+            loader = AugmentedPairLoader(rows, pairs, (tokenizer, task.source_tokenizer), training)
         tokens = sum(sum(sides(row)) for row in rows)
         return TrainingData(
             content=task,
-            loader=translation_loader(rows, pairs, (tokenizer, task.source_tokenizer), self.config.training),
+            loader=loader,
             tokenizer=tokenizer,
             tokens=tokens,
             train_hashes=[hashes(task.text.sources("train"))],

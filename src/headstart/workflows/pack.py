@@ -12,10 +12,10 @@ from torch import Tensor
 
 from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
 from headstart.config import DataConfig, load_toml, parse
-from headstart.data.datasets import SOURCES
-from headstart.data.decontamination import evaluation_hashes, pack_fingerprints
+from headstart.data.datasets import SOURCES, evaluation_hashes
 from headstart.data.documents import parse_mixture
-from headstart.data.token_stream import join
+from headstart.data.hashing import pack_fingerprints
+from headstart.data.token_cache import join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import (

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from headstart.atomic_io import write_text
 from headstart.batch import Batch, EncodedExample
 from headstart.config import RunConfig
-from headstart.data.dataset import Example
-from headstart.data.datasets import SOURCES, load_for_scoring, load_texts
+from headstart.data.datasets import SOURCES, Example, load_for_scoring, load_texts
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.attention import TRANSLATOR_TYPES, AttentionMaps, attention_maps, translation_maps

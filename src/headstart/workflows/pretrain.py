@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash
 from headstart.config import BUDGETS, DataConfig, ModelConfig, RunConfig, load_preset, resolve
-from headstart.data.decontamination import evaluation_hashes
+from headstart.data.corpus_loaders import BlockLoader, MixedLoader, PairLoader
+from headstart.data.datasets import evaluation_hashes
 from headstart.data.documents import Corpora, Documents, MixtureComponent, parse_mixture
-from headstart.data.nsp_pairs import PairLoader
-from headstart.data.samplers import BlockLoader, Loader, MixedLoader
-from headstart.data.token_cache import Corpus
-from headstart.data.token_stream import TokenStream, exclude_documents, join
+from headstart.data.samplers import Loader
+from headstart.data.token_cache import Corpus, TokenStream, exclude_documents, join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.inference.loaded_model import (

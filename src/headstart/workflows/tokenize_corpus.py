@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash, write_folder_once
 from headstart.config import TokenizerConfig, resolve
-from headstart.data.decontamination import ExcludeTexts, evaluation_hashes
+from headstart.data.datasets import evaluation_hashes
 from headstart.data.documents import Documents, open_documents
+from headstart.data.hashing import text_hash
 from headstart.data.token_cache import Corpus, default_cache, find_prepared, prepare, prepare_share
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.data.tokenizer_training import TOKENIZERS
@@ -76,10 +77,12 @@ def learn_tokenizer(
     Trained tokenizers are cached: the same text and settings train only once.
     """
 
+    never = frozenset(excluded.tolist())
+
     def texts() -> Iterator[str]:
         on_event(Stage(f"training a {config.type} tokenizer"))
         for each in documents:
-            yield from ExcludeTexts(each, excluded)
+            yield from (text for text in each if not never or text_hash(text) not in never)
 
     if config.type not in TOKENIZERS:
         return resolve_tokenizer(config, texts)

@@ -14,9 +14,8 @@ from typing import Any
 
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import RunConfig, merge
-from headstart.data.augmentation import bpe_dropout_of
-from headstart.data.dataset import Dataset
-from headstart.data.splits import balanced_subset, merge_folds, stratified_folds
+from headstart.data.augmentation import check_bpe_dropout
+from headstart.data.datasets import Dataset, balanced_subset, merge_folds, stratified_folds
 from headstart.errors import ConfigError, RunError, Stopped, pick
 from headstart.inference.loaded_model import SCRATCH, LoadedModel, absolute_paths, load_model, with_absolute_paths
 from headstart.results import Provenance, plain
@@ -130,7 +129,7 @@ def _run(path: Path, inputs: dict[str, Any], budget: dict[str, Any], on_event: C
     config, objective = finetune_config(trained, inputs["preset"], settings, data=facts)
     tokenizer = choose_tokenizer(config, first, trained, on_event)
     if any(row.name == "training.bpe_dropout" for row in rows) or config.training.bpe_dropout:
-        bpe_dropout_of(tokenizer).words(first.texts("train")[:20])  # refuses what it cannot split
+        check_bpe_dropout(tokenizer, first.texts("train"))
     known = _begin(path, inputs, budget, parts, trained)
     job = Job(path, inputs, rows, config, trained, tokenizer, parts, TextEncoder(), on_event)
     searched = merge(settings, as_settings({row.name: None for row in rows}))
