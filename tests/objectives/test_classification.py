@@ -10,7 +10,7 @@ from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
 from headstart.objectives.classification import Classification
-from headstart.objectives.cross_entropy import divergence
+from headstart.objectives.cross_entropy import symmetric_kl
 from headstart.training.callbacks import StepDone
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Trainer
@@ -72,13 +72,13 @@ scores = st.lists(st.floats(-20, 20), min_size=6, max_size=6).map(lambda row: to
 @settings(deadline=None)
 @given(scores, scores)
 def test_divergence_is_symmetric_and_zero_only_for_like_answers(first, second):
-    found = divergence(first, second)
+    found = symmetric_kl(first, second)
     assert found >= -1e-6
-    assert torch.allclose(found, divergence(second, first), atol=1e-5)
+    assert torch.allclose(found, symmetric_kl(second, first), atol=1e-5)
     one, other = (score.double().softmax(-1) for score in (first, second))
     expected = ((one * (one / other).log()).sum() + (other * (other / one).log()).sum()) / 2
     assert torch.allclose(found.double(), expected, atol=1e-4, rtol=1e-4)
-    assert divergence(first, first) == 0
+    assert symmetric_kl(first, first) == 0
 
 
 def test_the_parts_of_the_loss_are_told_apart():

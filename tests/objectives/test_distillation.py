@@ -180,7 +180,7 @@ def test_distillation_is_compiled_once_for_any_number_of_rows(monkeypatch):
     counters.clear()
     compiled_loss = torch.compile(module.token_loss_and_grad, backend="aot_eager")
     monkeypatch.setattr(module, "_compiled", lambda: compiled_loss)
-    monkeypatch.setattr(module, "is_fused", lambda hidden: True)
+    monkeypatch.setattr(module, "is_compiled", lambda hidden: True)
     objective = MaskedLM(mask_rate=0.3)
     teachers = tuple(model_for(objective, "bidirectional", seed=seed).requires_grad_(False) for seed in (1, 2))
     distilled, student = (distill(objective, Distillation(teachers, 0.7, 1.5)), model_for(objective, "bidirectional"))
@@ -188,7 +188,7 @@ def test_distillation_is_compiled_once_for_any_number_of_rows(monkeypatch):
         batch = batch_for(objective, lengths)
         compiled = distilled.losses(student, batch)["lm"]
         with monkeypatch.context() as patch:
-            patch.setattr(module, "is_fused", lambda hidden: False)
+            patch.setattr(module, "is_compiled", lambda hidden: False)
             plain = distilled.losses(student, batch)["lm"]
         assert torch.allclose(compiled.total, plain.total, rtol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1

@@ -13,7 +13,7 @@ from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.cross_entropy import token_loss
+from headstart.objectives.cross_entropy import cross_entropy, linear_cross_entropy
 
 Reads = Literal["blocks", "pairs", "texts", "translations"]
 
@@ -116,9 +116,15 @@ def segments_of(rows: Sequence[EncodedExample]) -> Tensor | None:
     return pad([row.segments for row in rows if row.segments is not None], 0)[0]
 
 
-def language_model_loss(model: Model, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
-    """The language-model head's cross-entropy of the vectors (N, D)."""
+def language_model_loss(model: Model, hidden: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Loss:
+    """The language-model head's cross-entropy of hidden states (N, D)."""
     head = language_head(model.heads)
     weight, bias = head.projection(model.backbone.table)
-    total, correct = token_loss(head.transformed(hidden), weight, bias, labels, smoothing)
+    total, correct = linear_cross_entropy(head.transformed(hidden), weight, bias, labels, label_smoothing)
+    return Loss(total, labels.numel(), correct)
+
+
+def class_loss(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Loss:
+    """The cross-entropy of logits (N, C)."""
+    total, correct = cross_entropy(logits, labels, label_smoothing)
     return Loss(total, labels.numel(), correct)

@@ -7,14 +7,13 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, ObjectiveCost, Reads, Vocabulary
-from headstart.objectives.cross_entropy import divergence
+from headstart.objectives.base import Loss, Objective, ObjectiveCost, Reads, Vocabulary, class_loss
+from headstart.objectives.cross_entropy import symmetric_kl
 
 # Setting of a class head -> the setting of the objective that chooses it.
 HEAD_SETTINGS = {"pooling": "pooling", "projection": "head_hidden_layer", "dropout": "head_dropout"}
@@ -80,11 +79,10 @@ class Classification(Objective):
         if self.r_drop_alpha and model.training:
             other_logits, second = self.logits_and_loss(model, batch)
             losses["class"] = replace(first, total=(first.total + second.total) / 2)
-            losses["agreement"] = replace(second, total=divergence(logits, other_logits), weight=self.r_drop_alpha)
+            losses["agreement"] = replace(second, total=symmetric_kl(logits, other_logits), weight=self.r_drop_alpha)
         return losses
 
     def logits_and_loss(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:
         """The logits (B, C) of one pass, and their cross-entropy."""
         logits, labels = model(batch)["class"].float(), batch.labels["class"]  # (B, C), (B,)
-        total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
-        return logits, Loss(total, labels.numel(), (logits.argmax(dim=-1) == labels).sum())
+        return logits, class_loss(logits, labels, self.label_smoothing)

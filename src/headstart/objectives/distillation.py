@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headstart import fast
 from headstart.batch import Batch
 from headstart.constants import DEFAULT_LOGITS_PER_CHUNK, LOGITS_PER_CHUNK
+from headstart.fast.linear_cross_entropy import autocast_inputs, chunked_loss, is_compiled, mark_dynamic
 from headstart.models.heads import at_label_positions, language_head
 from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective
 from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.classification import Classification
-from headstart.objectives.fused import is_fused
-from headstart.objectives.kept import Spot, in_autocast, kept_loss
 from headstart.objectives.masked_lm import CausalAndMasked, MaskedLM
 
 
@@ -86,31 +86,39 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(token_loss_and_grad)
 
 
-def _projection(model: Model, batch: Batch) -> Spot:
-    """The vectors (N, D) that the language-model head scores, with its matrix and bias."""
+Projection = tuple[Tensor, Tensor, Tensor | None]  # hidden states (N, D), and the weight and bias of their logits
+
+
+def _projection(model: Model, batch: Batch) -> Projection:
+    """What the language-model head computes logits of, at the positions that have a label."""
     head = language_head(model.heads)
     hidden = at_label_positions(model.backbone(batch), batch).flatten(0, -2)
     return (head.transformed(hidden), *head.projection(model.backbone.table))
 
 
-def _token_loss(distillation: Distillation, student: Spot, teachers: Sequence[Spot], labels: Tensor) -> Loss:
-    """The weighted loss over a large vocabulary; the logits of all models are computed one piece at a time."""
-    hidden, weight, bias = in_autocast(*student)
-    others = [in_autocast(*teacher) for teacher in teachers]
-    is_compiled, settings = is_fused(hidden), replace(distillation, teachers=())
-    compute = _compiled() if is_compiled else token_loss_and_grad
+def _token_loss(
+    distillation: Distillation, student: Projection, teachers: Sequence[Projection], labels: Tensor
+) -> Loss:
+    """The weighted loss over a large vocabulary; the logits of all models are computed one chunk at a time."""
+    if not fast.is_enabled():
+        teacher_logits = [F.linear(*teacher) for teacher in teachers]
+        total, correct = token_loss_and_grad(F.linear(*student), labels, teacher_logits, distillation, False)
+        return Loss(total, labels.numel(), correct)
+    hidden, weight, bias = autocast_inputs(*student)
+    others = [autocast_inputs(*teacher) for teacher in teachers]
+    uses_compiled, settings = is_compiled(hidden), replace(distillation, teachers=())
+    compute_loss = _compiled() if uses_compiled else token_loss_and_grad
 
-    def mark(logits: Tensor, span: slice, needs_grad: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        teacher_logits = [F.linear(vectors[span], matrix, shift) for vectors, matrix, shift in others]
-        targets = labels[span]
-        if is_compiled:
-            for rowed in (logits, targets, *teacher_logits):
-                torch._dynamo.maybe_mark_dynamic(rowed, 0)
-        total, correct, *grad = compute(logits, targets, teacher_logits, settings, needs_grad)
+    def compute(logits: Tensor, rows: slice, needs_grad: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        targets = labels[rows]
+        teacher_logits = [F.linear(vectors[rows], matrix, shift) for vectors, matrix, shift in others]
+        if uses_compiled:
+            mark_dynamic(logits, targets, *teacher_logits)
+        total, correct, *grad = compute_loss(logits, targets, teacher_logits, settings, needs_grad)
         return total, correct, grad[0] if needs_grad else None
 
-    room = LOGITS_PER_CHUNK.get(hidden.device.type, DEFAULT_LOGITS_PER_CHUNK) // (2 * (1 + len(teachers)))
-    total, correct = kept_loss(hidden, weight, bias, mark, room)
+    chunk = LOGITS_PER_CHUNK.get(hidden.device.type, DEFAULT_LOGITS_PER_CHUNK) // (2 * (1 + len(teachers)))
+    total, correct = chunked_loss(hidden, weight, bias, compute, chunk)
     return Loss(total, labels.numel(), correct)
 
 

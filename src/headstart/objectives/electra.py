@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from headstart.batch import IGNORE, Batch, EncodedExample
 from headstart.config import ModelConfig
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Vocabulary
+from headstart.objectives.base import Loss, Vocabulary, class_loss
 from headstart.objectives.masked_lm import MaskedLM, token_kinds
 
 
@@ -47,9 +47,6 @@ class Electra(MaskedLM):
         assert batch.label_positions is not None
         targets, original = batch.labels["generator"], batch.labels["replaced"]
         logits = model.heads["generator"](batch.tokens, batch, model.backbone).float()  # (N, V)
-        generator = Loss(
-            F.cross_entropy(logits, targets, reduction="sum"), targets.numel(), (logits.argmax(-1) == targets).sum()
-        )
         noise = -torch.empty_like(logits).exponential_().log()
         sampled = (logits.detach() + noise).argmax(dim=-1)  # (N,), from the generator's distribution
         tokens = batch.tokens.flatten().index_put((batch.label_positions,), sampled).view_as(batch.tokens)
@@ -60,6 +57,6 @@ class Electra(MaskedLM):
         total = F.binary_cross_entropy_with_logits(predicted, is_replaced, reduction="sum")
         correct = ((predicted > 0) == (is_replaced > 0)).sum()
         return {
-            "generator": generator,
+            "generator": class_loss(logits, targets),
             "replaced": Loss(total, is_replaced.numel(), correct, self.discriminator_weight),
         }

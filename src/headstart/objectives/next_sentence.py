@@ -6,13 +6,12 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
 from headstart.models.heads import at_label_positions
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, language_model_loss, segments_of
+from headstart.objectives.base import Loss, Objective, Reads, Vocabulary, class_loss, language_model_loss, segments_of
 from headstart.objectives.masked_lm import MaskedLM
 
 NEXT, RANDOM = 0, 1  # the classes of a pair
@@ -20,9 +19,7 @@ NEXT, RANDOM = 0, 1  # the classes of a pair
 
 def pair_loss(model: Model, hidden: Tensor, batch: Batch) -> Loss:
     """The pair head's loss, from `hidden` (B, T, D)."""
-    logits, labels = model.heads["pair"](hidden, batch, model.backbone).float(), batch.labels["pair"]
-    total = F.cross_entropy(logits, labels, reduction="sum")
-    return Loss(total, labels.numel(), (logits.argmax(dim=-1) == labels).sum())
+    return class_loss(model.heads["pair"](hidden, batch, model.backbone), batch.labels["pair"])
 
 
 def pair_labels(rows: Sequence[EncodedExample]) -> Tensor:

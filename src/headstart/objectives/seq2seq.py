@@ -15,7 +15,7 @@ from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
 from headstart.objectives.base import Loss, Objective, ObjectiveCost, Reads, Vocabulary
 from headstart.objectives.causal_lm import next_token_batch, vectors_with_labels
-from headstart.objectives.cross_entropy import divergence_in_pieces, token_loss
+from headstart.objectives.cross_entropy import linear_cross_entropy, linear_symmetric_kl
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,20 @@ class Seq2Seq(Objective):
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy at every token of the translations; under R-Drop in training also the divergence of two passes."""
-        weight, bias = language_head(model.heads).projection(model.backbone.table)
+        output = language_head(model.heads).projection(model.backbone.table)
+        label_smoothing = self.label_smoothing if model.training else 0.0
 
         def forward() -> tuple[Tensor, Loss]:
             hidden, labels = vectors_with_labels(model, batch)
-            smoothing = self.label_smoothing if model.training else 0.0
-            total, correct = token_loss(hidden, weight, bias, labels, smoothing)
+            total, correct = linear_cross_entropy(hidden, *output, labels, label_smoothing)
             return hidden, Loss(total, labels.numel(), correct)
 
         hidden, first = forward()
         if not (self.r_drop_alpha and model.training):
             return {"lm": first}
         other_hidden, second = forward()
-        apart = divergence_in_pieces(hidden, other_hidden, weight, bias)
+        kl = linear_symmetric_kl(hidden, other_hidden, *output)
         return {
             "lm": replace(first, total=(first.total + second.total) / 2),
-            "agreement": replace(second, total=apart, weight=self.r_drop_alpha),
+            "agreement": replace(second, total=kl, weight=self.r_drop_alpha),
         }

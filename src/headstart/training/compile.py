@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from headstart.batch import Batch, rows_at
 from headstart.config import RunConfig, TrainingConfig
+from headstart.fast.linear_cross_entropy import compiled
 from headstart.models.backbones import Backbone
 from headstart.models.model import Model, count_parameters
 from headstart.objectives.base import Objective
-from headstart.objectives.fused import fused
 from headstart.training.runtime import Runtime
 
 WORTH_SECONDS = 300.0  # of training without compiling; a shorter run is not compiled
@@ -109,7 +109,7 @@ class CompiledSteps:
             if self._fits(batch):
                 for each in self._backbones:
                     stack.enter_context(each.installed())
-                stack.enter_context(fused())
+                stack.enter_context(compiled())
             yield
 
 
