@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "headstart"
 LAYERS = [
     ["cli"],
     ["serving"],
-    ["workflows", "playground", "contrib"],
+    ["workflows", "contrib"],
     ["inference", "planning"],
     ["training", "generation", "baselines", "convert"],
     ["reports"],
@@ -89,8 +89,7 @@ def test_weights_are_never_unpickled():
         "import headstart",
         "import headstart.config, headstart.errors, headstart.results",
         "import headstart.cli.app",
-        "import headstart.serving.batcher, headstart.serving.progress",
-        "import headstart.serving.schema, headstart.playground",
+        "import headstart.serving.batcher, headstart.serving.schema",
         "from headstart.cli.app import app; from typer.testing import CliRunner; CliRunner().invoke(app, ['--help'])",
         "from headstart.cli.app import app; from typer.testing import CliRunner; "
         "[CliRunner().invoke(app, [name, '--help']) for name in ('demo', 'pretrain', 'finetune', 'compare', 'audit', 'export', 'import')]",

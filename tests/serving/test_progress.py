@@ -1,6 +1,6 @@
 import json
 
-from headstart.serving.progress import MAX_POINTS, MAX_RESPONSE_POINTS, Progress
+from headstart.serving.registry import MAX_POINTS, MAX_RESPONSE_POINTS, Progress
 
 
 def step(number, **values):

@@ -2,8 +2,8 @@
 
 import { post } from "/api.js";
 import { el, fillModels, find, onSend } from "/elements.js";
-import { exploreAttention } from "/explorer.js";
 
+/* global exploreAttention -- of /explorer.js */
 const cleanUps = new WeakMap(); // of the explorer that an element shows
 
 function thumbnails(found, layers, heads) {

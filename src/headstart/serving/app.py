@@ -1,9 +1,12 @@
-"""The FastAPI application: middleware, routes, playground files, error handlers and the OpenAPI document."""
+"""The FastAPI application: middleware, playground files, error handlers and the OpenAPI document."""
 
 import asyncio
+import hashlib
+import json
 import time
 import traceback
 from importlib.metadata import version
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, HTTPException
@@ -14,16 +17,26 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from headstart.config import preset_names
 from headstart.errors import HeadstartError
 from headstart.objectives import OBJECTIVES
-from headstart.playground import FILES, Asset
 from headstart.serving.registry import AppState
-from headstart.serving.routes import TEXTS, router, state_of, validation_error
-from headstart.serving.schema import ErrorResponse, as_http_error, busy_error, http_error
+from headstart.serving.routes import TEXTS, get_state, router, validation_error
+from headstart.serving.schema import as_http_error, http_error
 
+SCRIPTS = ("app", "api", "elements", "classify", "generate", "translate", "attention", "plan", "runs", "chart")
+FILES = {  # of the playground, by their path on the server
+    "/": "playground/index.html",
+    "/icon.svg": "playground/icon.svg",
+    "/playground.css": "playground/playground.css",
+    "/page.css": "reports/static/page.css",
+    "/attention.css": "reports/static/attention.css",
+    "/explorer.js": "reports/static/attention.js",
+    **{f"/{name}.js": f"playground/{name}.js" for name in SCRIPTS},
+}
+MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 PUBLIC_PATHS = frozenset([*FILES, "/healthz"])  # need no token
 OPEN_WHILE_STOPPING = ("/healthz", "/metrics")
 SECURITY_HEADERS = {
@@ -41,43 +54,29 @@ PLAYGROUND_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-ERRORS = {
-    400: "The body is not JSON.",
-    401: "The token is missing or wrong.",
-    403: "The request is addressed to another host.",
-    404: "The named run or part does not exist.",
-    408: "The request arrives too slowly.",
-    409: "The run cannot do this, or the settings contradict each other.",
-    413: "The request is too large.",
-    415: "The body is not declared as JSON.",
-    422: "The request does not match its description.",
-    429: "Too much is waiting; Retry-After says when to try again.",
-    503: "The server is stopping or overloaded; Retry-After says when to try again.",
-}
 
 
 class App(FastAPI):
     """The application of one server."""
 
-    def __init__(self, state: AppState):
+    def __init__(self, state: AppState, lifespan: Lifespan[FastAPI] | None = None):
         super().__init__(
             title="headstart",
             version=version("headstart"),
             description="Trained models behind HTTP: labels, vectors, text, attention, plans.",
-            routes=[*router.routes, *(_asset_route(path, asset) for path, asset in FILES.items())],
+            routes=[*router.routes, *(_file_route(path, file) for path, file in FILES.items())],
             redirect_slashes=False,
-            openapi_url=None,  # a route of our own: its answer depends on the models that are ready
-            exception_handlers={
-                StarletteHTTPException: _handle_http_error,
-                RequestValidationError: _handle_validation_error,
-                HeadstartError: _handle_headstart_error,
-            },
+            openapi_url=None,  # a route of ours serves the document, which depends on the models that are ready
+            exception_handlers=dict.fromkeys(
+                (StarletteHTTPException, RequestValidationError, HeadstartError), _handle_error
+            ),
+            lifespan=lifespan,
         )
         self.state.server = state
         self.add_middleware(ServerMiddleware, state=state)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document of this server: FastAPI's, with its errors, limits, models and token."""
+        """The OpenAPI document of this server: FastAPI's, with the limits, models and token of this server."""
         state: AppState = self.state.server
         document = get_openapi(
             title=self.title,
@@ -87,38 +86,19 @@ class App(FastAPI):
             separate_input_output_schemas=False,
         )
         schemas = document["components"]["schemas"]
-        schemas["ErrorResponse"] = ErrorResponse.model_json_schema()
-        for path, operations in document["paths"].items():
-            for operation in operations.values():
-                _add_errors(operation, state, path)
-                if "requestBody" in operation:
-                    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-                    _add_limits(schemas[reference.rpartition("/")[2]]["properties"], state, operation)
+        for operations in document["paths"].values():
+            if "requestBody" in (operation := operations.get("post", {})):
+                reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+                _add_limits(schemas[reference.rpartition("/")[2]]["properties"], state, operation["operationId"])
         if state.token is not None:
             document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"token": []}]
         return document
 
 
-def _add_errors(operation: dict[str, Any], state: AppState, path: str) -> None:
-    responses = operation["responses"]
-    statuses = {503: "503" not in responses, 403: bool(state.hosts)}
-    statuses[401] = state.token is not None and path not in PUBLIC_PATHS
-    statuses[404] = statuses[422] = "requestBody" in operation or "parameters" in operation
-    statuses |= dict.fromkeys((400, 408, 409, 413, 415, 429), "requestBody" in operation)
-    for status in (status for status, is_possible in statuses.items() if is_possible):
-        schema = {"$ref": "#/components/schemas/ErrorResponse"}
-        responses[str(status)] = {"description": ERRORS[status], "content": {"application/json": {"schema": schema}}}
-    for status in {"429", "503"} & responses.keys():
-        seconds = {"schema": {"type": "integer", "minimum": 1}, "description": "seconds to wait"}
-        responses[status]["headers"] = {"Retry-After": seconds}
-    if path in PUBLIC_PATHS:
-        operation["security"] = []
-
-
-def _add_limits(fields: dict[str, Any], state: AppState, operation: dict[str, Any]) -> None:
+def _add_limits(fields: dict[str, Any], state: AppState, ability: Any) -> None:
     """Write the limits of this server and the names that it knows into the schema of a request."""
-    limits, ability = state.limits, operation["operationId"]
+    limits = state.limits
     if "texts" in fields:
         fields["texts"]["maxItems"] = limits.max_texts
         fields["texts"]["items"]["maxLength"] = limits.max_chars
@@ -126,61 +106,48 @@ def _add_limits(fields: dict[str, Any], state: AppState, operation: dict[str, An
         fields[name]["maxLength"] = limits.max_chars
     if ability == "generate":
         fields["tokens"]["anyOf"][0]["maximum"] = limits.max_new_tokens
-    if "model" in fields:
-        names = [model.name for model in state.registry.models if ability in model.worker.abilities]
-        string = {"type": "string", **({"enum": names} if names else {})}
-        fields["model"] |= {"anyOf": [string, {"type": "null"}], "default": None}
-    if "preset" in fields:
+    if names := [model.name for model in state.registry.models if ability in model.worker.abilities]:
+        fields["model"]["anyOf"][0] = {"type": "string", "enum": names}
+    if ability == "plan":
         fields["preset"]["enum"] = preset_names()
         fields["objective"]["anyOf"][0]["enum"] = list(OBJECTIVES)
 
 
-# --- errors
-
-
-def error_response(error: HTTPException) -> JSONResponse:
+def error_response(error: StarletteHTTPException) -> JSONResponse:
     """An HTTP error as JSON."""
     return JSONResponse(error.detail, error.status_code, dict(error.headers or {}))
 
 
-async def _handle_http_error(request: Request, error: StarletteHTTPException) -> Response:
-    if not isinstance(error.detail, dict):  # raised by the router
+async def _handle_error(request: Request, error: Any) -> Response:
+    if isinstance(error, HeadstartError):
+        error = as_http_error(error)
+    elif isinstance(error, RequestValidationError):
+        problem = error.errors()[0]
+        error = validation_error({**problem, "loc": problem["loc"][1:]})
+    elif not isinstance(error.detail, dict):  # raised by the router
         problem = "this path has no such method" if error.status_code == 405 else "there is nothing here"
         content = {"error": problem, "hint": "GET /openapi.json lists every endpoint"}
-        error = HTTPException(error.status_code, content, dict(error.headers or {}))
-    if error.status_code >= 500 and error.__cause__ is not None:
-        detail: Any = error.detail
-        state_of(request).logger.error("%s: %s", detail["error"], error.__cause__)
+        error = HTTPException(error.status_code, content, error.headers)
+    elif error.status_code >= 500 and error.__cause__ is not None:
+        get_state(request).logger.error("%s: %s", error.detail["error"], error.__cause__)
     return error_response(error)
 
 
-async def _handle_validation_error(request: Request, error: RequestValidationError) -> Response:
-    problem = error.errors()[0]
-    return error_response(validation_error({**problem, "loc": problem["loc"][1:]}))
-
-
-async def _handle_headstart_error(request: Request, error: HeadstartError) -> Response:
-    return error_response(as_http_error(error))
-
-
-def _asset_route(path: str, asset: Asset) -> Route:
+def _file_route(path: str, file: str) -> Route:
     """A file of the playground; the files are fixed, so that no client can name one."""
+    content = files("headstart").joinpath(file).read_bytes()
     headers = {
-        "Content-Type": asset.kind,
-        "ETag": asset.tag,
+        "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
         "Cache-Control": "no-cache",
         "Content-Security-Policy": PLAYGROUND_POLICY,
     }
 
-    async def send_asset(request: Request) -> Response:
-        if request.headers.get("if-none-match") == asset.tag:
+    async def send_file(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
-        return Response(asset.content, headers=headers)
+        return Response(content, headers=headers, media_type=MEDIA_TYPES[file.rpartition(".")[2]])
 
-    return Route(path, send_asset, methods=["GET"])
-
-
-# --- around every request
+    return Route(path, send_file)
 
 
 class ServerMiddleware:
@@ -192,19 +159,16 @@ class ServerMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
-            return
+            return await self.app(scope, receive, send)
         state, start, status = self.state, time.perf_counter(), 0
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = list(message.get("headers", []))
+                headers = message["headers"]
                 present = {name.lower() for name, _ in headers}
-                headers += [(name, value) for name, value in RAW_HEADERS.items() if name not in present]
-                message["headers"] = headers
+                message["headers"] = [*headers, *(pair for pair in RAW_HEADERS.items() if pair[0] not in present)]
             await send(message)
 
         state.in_flight += 1
@@ -240,9 +204,9 @@ class ServerMiddleware:
             hint = "send Authorization: Bearer TOKEN, as in --token-file"
             raise http_error(401, "the token is missing or wrong", hint=hint)
         if state.is_stopping and path not in OPEN_WHILE_STOPPING:
-            raise busy_error("the server is stopping", retry_after=5)
+            raise http_error(503, "the server is stopping", retry_after=5)
         if state.in_flight > state.limits.max_concurrent_requests:
-            raise busy_error("too many requests are in flight")
+            raise http_error(503, "too many requests are in flight")
 
     def _has_token(self, scope: Scope, headers: Headers) -> bool:
         """Whether the request carries the token, or the signature of the report that it asks for."""
@@ -256,18 +220,14 @@ class ServerMiddleware:
         return False
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        metrics, logger, endpoint = (
-            self.state.metrics,
-            self.state.logger,
-            getattr(scope.get("route"), "path", "other"),
-        )
+        metrics, endpoint = self.state.metrics, getattr(scope.get("route"), "path", "other")
         metrics.requests.labels(endpoint, str(status)).inc()
         metrics.seconds.labels(endpoint).observe(seconds)
-        if logger.isEnabledFor(20):
-            method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD") else "OTHER"
-            fields = {"method": method, "endpoint": endpoint, "status": status, "ms": round(1000 * seconds, 1)}
-            texts = {"texts": scope[TEXTS]} if scope.get(TEXTS) else {}
-            logger.info("request", extra={"fields": fields | texts})
+        method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD") else "OTHER"
+        fields = {"method": method, "endpoint": endpoint, "status": status, "ms": round(1000 * seconds, 1)}
+        texts = {"texts": scope[TEXTS]} if scope.get(TEXTS) else {}
+        line = f"{method} {endpoint} {status} {fields['ms']} ms" + (f" {json.dumps(scope[TEXTS])}" if texts else "")
+        self.state.logger.info("%s", line, extra={"fields": fields | texts})
 
 
 def _host_name(host: str) -> str:

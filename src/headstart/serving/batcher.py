@@ -9,11 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.serving.schema import busy_error, http_error
+from headstart.serving.schema import http_error
 
 MIN_PARALLEL_TOKENS = 768  # queued tokens from which a second batch runs beside the first
-
-RunBatch = Callable[[Hashable, list[Any]], Sequence[Any]]
 
 
 @dataclass(eq=False)
@@ -25,18 +23,7 @@ class PendingRequest:
     costs: Sequence[int]
     future: "asyncio.Future[list[Any]]"
     num_started: int = 0  # items in a batch that runs or has run
-    results: dict[int, Any] = field(default_factory=dict)
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Cost of the items that are in no batch yet."""
-        return sum(self.costs[self.num_started :])
-
-    def add_result(self, index: int, result: Any) -> None:
-        """Store the result of an item; the last one answers the request."""
-        self.results[index] = result
-        if len(self.results) == len(self.items) and not self.future.done():
-            self.future.set_result([self.results[index] for index in range(len(self.items))])
+    results: dict[int, Any] = field(default_factory=dict)  # by the index of their item
 
 
 Batch = list[tuple[PendingRequest, int]]  # items by their index
@@ -47,7 +34,7 @@ class Batcher:
 
     def __init__(
         self,
-        run_batch: RunBatch,
+        run_batch: Callable[[Hashable, list[Any]], Sequence[Any]],
         *,
         max_batch_tokens: int,
         max_queued_tokens: int,
@@ -71,16 +58,13 @@ class Batcher:
         """
         tokens = sum(costs)
         if tokens > self.max_queued_tokens:
-            raise http_error(
-                413,
-                f"the request needs {tokens:,} tokens of work, and {self.max_queued_tokens:,} are the most",
-                hint="send fewer or shorter texts at once",
-            )
+            problem = f"the request needs {tokens:,} tokens of work, and {self.max_queued_tokens:,} are the most"
+            raise http_error(413, problem, hint="send fewer or shorter texts at once")
         if not self._is_open:
-            raise busy_error("the server is stopping", retry_after=5)
+            raise http_error(503, "the server is stopping", retry_after=5)
         if self.queued_tokens + tokens > self.max_queued_tokens:
             seconds = self.queued_tokens / self._tokens_per_second
-            raise busy_error("too much is waiting already", status=429, retry_after=seconds)
+            raise http_error(429, "too much is waiting already", retry_after=seconds)
         if not items:
             return []
         request = PendingRequest(kind, items, costs, asyncio.get_running_loop().create_future())
@@ -91,7 +75,7 @@ class Batcher:
             async with asyncio.timeout(timeout):
                 return await request.future
         except TimeoutError:
-            raise busy_error("the response took too long", hint="try again, or send less") from None
+            raise http_error(503, "the response took too long", hint="try again, or send less") from None
         finally:
             self._drop(request)
 
@@ -104,7 +88,7 @@ class Batcher:
         """Remove the items that are in no batch yet."""
         if request in self._requests:
             self._requests.remove(request)
-            self.queued_tokens -= request.waiting_tokens
+            self.queued_tokens -= sum(request.costs[request.num_started :])
 
     def _start_batches(self) -> None:
         """Start a batch if none runs, and another one beside it if enough waits."""
@@ -168,7 +152,9 @@ class Batcher:
         self._tokens_per_second += 0.2 * (tokens / seconds - self._tokens_per_second)
         self.on_batch(len(batch), tokens)
         for (request, index), result in zip(batch, future.result(), strict=True):
-            request.add_result(index, result)
+            request.results[index] = result
+            if len(request.results) == len(request.items) and not request.future.done():
+                request.future.set_result([request.results[number] for number in range(len(request.items))])
 
     def _isolate(self, batch: Batch, error: BaseException) -> None:
         """Give an error to the request that caused it; the others run again without it."""
@@ -192,7 +178,7 @@ class StreamPool:
     async def stream(self, pieces: Generator[Any, None, None], timeout: float) -> AsyncIterator[Any]:
         """The pieces of a generator, which is closed when nobody waits for the next one any more."""
         if self.num_streams >= self.max_streams:
-            raise busy_error(f"{self.max_streams} texts are being generated already", status=429)
+            raise http_error(429, f"{self.max_streams} texts are being generated already")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         self.num_streams += 1
@@ -204,7 +190,7 @@ class StreamPool:
                     return
                 yield piece
         except TimeoutError:
-            raise busy_error("the response took too long", hint="ask for fewer tokens") from None
+            raise http_error(503, "the response took too long", hint="ask for fewer tokens") from None
         finally:
             self.num_streams -= 1
             with suppress(RuntimeError):  # the pool is closed

@@ -10,14 +10,8 @@ import torch
 
 from headstart.batch import EncodedExample
 from headstart.errors import RunError
-from headstart.evaluation.attention import (
-    AttentionMaps,
-    attention_maps,
-    entropy,
-    mean_distance,
-    readable,
-    translation_maps,
-)
+from headstart.evaluation import attention
+from headstart.evaluation.attention import attention_maps, readable, translation_maps
 from headstart.generation.beam_search import Beam
 from headstart.generation.generate import Unfolding, stream
 from headstart.generation.reader import prompts
@@ -32,7 +26,8 @@ from headstart.models.backbones import TransformerBackbone
 from headstart.models.model import count_parameters
 from headstart.models.packed import cast_linears, packed
 from headstart.objectives.masked_lm import CausalAndMasked
-from headstart.serving.schema import Ability, GenerateRequest, Limits, http_error
+from headstart.serving import schema
+from headstart.serving.schema import Ability, Limits, http_error
 from headstart.training.evaluate import class_logits
 from headstart.training.runtime import generator_for, start_runtime
 
@@ -89,15 +84,15 @@ class ModelWorker:
         self.max_length = usual_length(trained)
         self.eval_tokens = self.runtime.eval_batch_tokens  # in one forward pass
         self.precision = str(self.runtime.precision).removeprefix("torch.")
-        self.fast_model = self.model.eval()  # classifies and embeds
+        self.fast_model, self.num_threads = self.model.eval(), 1  # classifies and embeds
         if self.runtime.device.type == "cpu":
+            self.num_threads = THREAD_POOL.max_batches
             if self.runtime.precision == torch.float32:
                 self.fast_model = packed(self.model)
             else:
                 self.fast_model = cast_linears(self.model, self.runtime.precision)
                 self.eval_tokens *= 2  # half as wide, so a cache holds twice as many
             self.fast_model.backbone.is_flat = isinstance(self.fast_model.backbone, TransformerBackbone)
-        self.num_threads = THREAD_POOL.max_batches if self.runtime.device.type == "cpu" else 1
         self._weights_per_token = self.num_parameters - self.model.backbone.table.numel()
         self._lock = threading.Lock()
         self._methods: dict[str, Callable[..., Sequence[Any]]] = {
@@ -106,17 +101,14 @@ class ModelWorker:
             "attention": self._attention,
             "translate": self._translate,
         }
-        self.writer: Writer | None = None if self.why_not("generate") else open_writer(trained)
-        self.translator: Translator | None = None if self.why_not("translate") else open_translator(trained)
-
-    def why_not(self, ability: Ability) -> str:
-        """Why the model cannot do this; empty if it can."""
-        return _OBSTACLES[ability](self.trained)
+        self.obstacles = find_obstacles(trained)
+        self.writer: Writer | None = None if self.obstacles["generate"] else open_writer(trained)
+        self.translator: Translator | None = None if self.obstacles["translate"] else open_translator(trained)
 
     @property
     def abilities(self) -> list[Ability]:
         """What the model can do."""
-        return [ability for ability in _OBSTACLES if not self.why_not(ability)]
+        return [ability for ability, obstacle in self.obstacles.items() if not obstacle]
 
     def length(self, ability: Ability) -> int:
         """Maximum number of input tokens."""
@@ -138,7 +130,9 @@ class ModelWorker:
         with THREAD_POOL.share(2 * self._weights_per_token * tokens), lock:
             return self._methods[ability](texts, *options)
 
-    def generate(self, query: GenerateRequest, max_new_tokens: int, name: str) -> Generator[dict[str, Any], None, None]:
+    def generate(
+        self, query: schema.GenerateRequest, max_new_tokens: int, name: str
+    ) -> Generator[dict[str, str] | schema.GenerateResponse, None, None]:
         """Pieces of the continuation of a prompt, and the whole at the end.
 
         Prompt and continuation share the positions of the model: a prompt that is too long loses its beginning,
@@ -151,18 +145,11 @@ class ModelWorker:
         max_new_tokens = min(max_new_tokens, max_tokens - min(len(ids), max_tokens // 2))
         prompt = ids[max(0, len(ids) - (max_tokens - max_new_tokens)) :]
         row = np.concatenate([[tokenizer.bos_id], prompt])
-        settings = GenerationSettings(
-            tokens=max_new_tokens, temperature=query.temperature, top_k=query.top_k, top_p=query.top_p, seed=query.seed
-        )
-        tokens = stream(
-            writer.reader,
-            prompts([row], tokenizer.pad_id),
-            writer.rules(max_new_tokens),
-            settings.sampling,
-            writer.runtime.autocast,
-        )
+        options = query.model_dump(include={"temperature", "top_k", "top_p", "seed"})
+        sampling = GenerationSettings(tokens=max_new_tokens, **options).sampling
+        rules, batch = writer.rules(max_new_tokens), prompts([row], tokenizer.pad_id)
         detokenizer, text, num_tokens, has_ended = Unfolding(tokenizer, row), "", 0, False
-        for token in tokens:
+        for token in stream(writer.reader, batch, rules, sampling, writer.runtime.autocast):
             has_ended = token == tokenizer.eos_id
             piece = detokenizer.finish() if has_ended else detokenizer.add(token)
             num_tokens += not has_ended
@@ -172,28 +159,21 @@ class ModelWorker:
         if not has_ended and (piece := detokenizer.finish()):
             text += piece
             yield {"text": piece}
-        yield {
-            "model": name,
-            "text": text,
-            "tokens": num_tokens,
-            "reason": "end" if has_ended else "length",
-            "cut": len(prompt) < len(ids),
-        }
+        reason, is_truncated = "end" if has_ended else "length", len(prompt) < len(ids)
+        yield schema.GenerateResponse(model=name, text=text, tokens=num_tokens, reason=reason, cut=is_truncated)
 
     def _encode(self, ability: Ability, texts: Sequence[str]) -> tuple[list[EncodedExample], list[bool]]:
         """The texts as token ids with special tokens, and which of them were truncated."""
         length, encoded = self.length(ability), self.tokenizer.encode(texts)
-        rows = [
-            EncodedExample(self.tokenizer.add_special_tokens(ids, length, self.config.data.truncation_side))
-            for ids in encoded
-        ]
+        side, add_special_tokens = self.config.data.truncation_side, self.tokenizer.add_special_tokens
+        rows = [EncodedExample(add_special_tokens(ids, length, side)) for ids in encoded]
         return rows, [len(ids) + 2 > length for ids in encoded]
 
     def _logits(self, rows: Sequence[EncodedExample]) -> np.ndarray:
         objective = self.trained.objective
         return class_logits(self.fast_model, objective, rows, self.tokenizer, self.runtime, self.eval_tokens)
 
-    def _classify(self, texts: Sequence[str], explain: bool) -> list[dict[str, Any]]:
+    def _classify(self, texts: Sequence[str], explain: bool) -> list[schema.Label]:
         rows, truncated = self._encode("classify", texts)
         if (tfidf := self.trained.tfidf) is not None:
             if explain:
@@ -203,34 +183,30 @@ class ModelWorker:
             logits = self._logits(rows).astype(np.float64)  # (N, C)
             probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
             probabilities /= probabilities.sum(axis=1, keepdims=True)
-        classes, labels = self.trained.info.classes, []
-        best, rounded = probabilities.argmax(axis=1).tolist(), np.round(probabilities, 6).tolist()
-        for row, is_truncated, index, values in zip(rows, truncated, best, rounded, strict=True):
-            label = {
-                "label": classes[index],
-                "probability": values[index],
-                "probabilities": dict(zip(classes, values, strict=True)),
-                "tokens": len(row.tokens),
-                "cut": is_truncated,
-            }
-            labels.append({**label, "explanation": self._explain(row, index)} if explain else label)
-        return labels
-
-    def _explain(self, row: EncodedExample, label: int) -> dict[str, Any]:
-        if len(row.tokens) > self.limits.max_explained_tokens:
-            raise http_error(
-                422,
-                f"the text has {len(row.tokens)} tokens; for an explanation, "
-                f"{self.limits.max_explained_tokens} are the most",
-                hint="send a shorter text",
+        classes, best = self.trained.info.classes, probabilities.argmax(axis=1).tolist()
+        return [
+            schema.Label(
+                label=classes[index],
+                probability=values[index],
+                probabilities=dict(zip(classes, values, strict=True)),
+                tokens=len(row.tokens),
+                cut=is_truncated,
+                explanation=self._explain(row, index) if explain else None,
             )
+            for row, is_truncated, index, values in zip(
+                rows, truncated, best, np.round(probabilities, 6).tolist(), strict=True
+            )
+        ]
+
+    def _explain(self, row: EncodedExample, label: int) -> schema.Explanation:
+        most = self.limits.max_explained_tokens
+        if len(row.tokens) > most:
+            problem = f"the text has {len(row.tokens)} tokens; for an explanation, {most} are the most"
+            raise http_error(422, problem, hint="send a shorter text")
         explanation = leave_one_out(row, label, self._logits)
-        return {
-            "method": "leave-one-out",
-            "pieces": [readable(piece) for piece in self.tokenizer.convert_ids_to_tokens(row.tokens[1:-1])],
-            "parts": np.round(explanation.parts, 6).tolist(),
-            "whole": round(explanation.whole, 6),
-        }
+        pieces = [readable(piece) for piece in self.tokenizer.convert_ids_to_tokens(row.tokens[1:-1])]
+        parts, whole = np.round(explanation.parts, 6).tolist(), round(explanation.whole, 6)
+        return schema.Explanation(pieces=pieces, parts=parts, whole=whole)
 
     def _embed(self, texts: Sequence[str], pooling: str) -> list[tuple[list[float], bool]]:
         if pooling == "cls" and self.config.model.architecture == "causal":
@@ -243,7 +219,9 @@ class ModelWorker:
         vectors = np.stack(encoder.vectors(rows)).astype(np.float64)  # (N, D)
         return list(zip(np.round(vectors, 6).tolist(), truncated, strict=True))
 
-    def _attention(self, texts: Sequence[str], layer: int | None, head: int | None) -> list[dict[str, Any]]:
+    def _attention(
+        self, texts: Sequence[str], layer: int | None, head: int | None
+    ) -> list[tuple[schema.AttentionMaps, bool]]:
         body = self.config.model
         for name, number, most in (("layer", layer, body.num_layers), ("attention head", head, body.num_heads)):
             if number is not None and number > most:
@@ -254,10 +232,10 @@ class ModelWorker:
             self._check_size(num_maps, len(row.tokens), len(row.tokens))
             batch = plain_batch([row], self.tokenizer.pad_id).to(self.runtime.device)
             maps = attention_maps(self.model, batch, self.tokenizer.convert_ids_to_tokens(row.tokens))
-            results.append({**_maps_json(maps, layer, head), "cut": is_truncated})
+            results.append((_maps_response(maps, layer, head), is_truncated))
         return results
 
-    def _translate(self, texts: Sequence[str], attention: bool) -> list[dict[str, Any]]:
+    def _translate(self, texts: Sequence[str], attention: bool) -> list[schema.Translation]:
         """Translations by the search of `headstart translate`; a blank text stays blank."""
         assert self.translator is not None
         translator, max_length = self.translator, self.translator.longest_source
@@ -265,83 +243,67 @@ class ModelWorker:
         encoded = translator.source_tokenizer.encode([texts[index] for index in indices])
         sources = [translator.source_tokenizer.add_special_tokens(ids, max_length) for ids in encoded]
         hypotheses = search_translations(translator.reader, sources, translator.tokenizer, translator.runtime, Beam())
-        results: list[dict[str, Any]] = [{"text": "", "cut": False} for _ in texts]
+        results = [schema.Translation(text="", cut=False) for _ in texts]
         for index, ids, source, best in zip(indices, encoded, sources, hypotheses, strict=True):
             tokens = best[0].tokens
-            text = translator.tokenizer.decode(tokens)
-            results[index] = {"text": text, "cut": len(ids) + 2 > max_length}
-            if attention:
-                results[index]["attention"] = self._cross_attention(translator, source, tokens)
+            maps = self._cross_attention(translator, source, tokens) if attention else None
+            text, is_truncated = translator.tokenizer.decode(tokens), len(ids) + 2 > max_length
+            results[index] = schema.Translation(text=text, cut=is_truncated, attention=maps)
         return results
 
-    def _cross_attention(self, translator: Translator, source: np.ndarray, tokens: list[int]) -> Any:
+    def _cross_attention(self, translator: Translator, source: np.ndarray, tokens: list[int]) -> schema.AttentionMaps:
         body = self.config.model
         target = translator.tokenizer.add_special_tokens(tokens, len(tokens) + 2)
         num_layers = body.num_decoder_layers or body.num_layers
         self._check_size(num_layers * body.num_heads, len(target) - 1, len(source))
-        batch = self.trained.objective.collate(
-            [EncodedExample(target, source=source)], translator.tokenizer, generator_for(0)
-        )
+        row = EncodedExample(target, source=source)
+        batch = self.trained.objective.collate([row], translator.tokenizer, generator_for(0))
         pieces = (
             translator.source_tokenizer.convert_ids_to_tokens(source),
             translator.tokenizer.convert_ids_to_tokens(target),
         )
-        batch = batch.to(translator.runtime.device)
-        return _maps_json(translation_maps(self.model, batch, "cross", *pieces), None, None)
+        return _maps_response(translation_maps(self.model, batch.to(translator.runtime.device), "cross", *pieces))
 
     def _check_size(self, num_maps: int, num_queries: int, num_keys: int) -> None:
         if num_maps * num_queries * num_keys > self.limits.max_attention_values:
-            raise http_error(
-                422,
-                f"{num_maps} maps of {num_queries} by {num_keys} tokens are too much for one response",
-                hint="ask for one layer and attention_head, or send a shorter text",
-            )
+            problem = f"{num_maps} maps of {num_queries} by {num_keys} tokens are too much for one response"
+            raise http_error(422, problem, hint="ask for one layer and attention_head, or send a shorter text")
 
 
-def _maps_json(found: AttentionMaps, layer: int | None, head: int | None) -> dict[str, Any]:
+def _maps_response(
+    found: attention.AttentionMaps, layer: int | None = None, head: int | None = None
+) -> schema.AttentionMaps:
     """Tokens, mask, and the weights of one or all layers and attention heads."""
     layers, heads = found.chosen(layer, head)
     maps = [
-        {
-            "layer": layer + 1,
-            "attention_head": head + 1,
-            "weights": np.round(found.weights[layer, head].astype(np.float64), 5).tolist(),
-            "entropy": round(float(entropy(found.weights[layer, head]).mean()), 4),
-            "distance": round(float(mean_distance(found.weights[layer, head]).mean()), 4),
-        }
+        schema.AttentionMap(
+            layer=layer + 1,
+            attention_head=head + 1,
+            weights=np.round(weights.astype(np.float64), 5).tolist(),
+            entropy=round(float(attention.entropy(weights).mean()), 4),
+            distance=round(float(attention.mean_distance(weights).mean()), 4),
+        )
         for layer in layers
         for head in heads
+        for weights in [found.weights[layer, head]]
     ]
-    return {"queries": found.queries, "keys": found.keys, "seen": found.seen.astype(int).tolist(), "maps": maps}
+    seen = found.seen.astype(int).tolist()
+    return schema.AttentionMaps(queries=found.queries, keys=found.keys, seen=seen, maps=maps)
 
 
-def _no_classifier(trained: LoadedModel) -> str:
-    return "" if trained.objective.reads == "texts" else "is a language model and names no classes"
-
-
-def _no_embedder(trained: LoadedModel) -> str:
-    return "" if trained.info.config.model.architecture != "encoder-decoder" else "reads two texts at once"
-
-
-def _no_attention(trained: LoadedModel) -> str:
-    kind = trained.info.config.model.architecture
-    return "" if issubclass(BACKBONES[kind], TransformerBackbone) else f"has a {kind} body without attention to show"
-
-
-def _no_generator(trained: LoadedModel) -> str:
-    kind, reads = trained.info.config.model.architecture, trained.objective.reads
-    can = reads == "blocks" and (kind == "causal" or isinstance(trained.objective, CausalAndMasked))
-    return "" if can else f"was trained with {trained.objective.name} and writes no text"
-
-
-def _no_translator(trained: LoadedModel) -> str:
-    return "" if trained.objective.reads == "translations" else "was not trained to translate"
-
-
-_OBSTACLES: dict[Ability, Callable[[LoadedModel], str]] = {
-    "classify": _no_classifier,
-    "embed": _no_embedder,
-    "attention": _no_attention,
-    "generate": _no_generator,
-    "translate": _no_translator,
-}
+def find_obstacles(trained: LoadedModel) -> dict[Ability, str]:
+    """Why a run lacks an ability; empty if it has it."""
+    kind, objective = trained.info.config.model.architecture, trained.objective
+    can_generate = kind == "causal" or isinstance(objective, CausalAndMasked)
+    has_attention = issubclass(BACKBONES[kind], TransformerBackbone)
+    table: dict[Ability, tuple[bool, str]] = {
+        "classify": (objective.reads == "texts", "is a language model and names no classes"),
+        "embed": (kind != "encoder-decoder", "reads two texts at once"),
+        "attention": (has_attention, f"has a {kind} body without attention to show"),
+        "generate": (
+            objective.reads == "blocks" and can_generate,
+            f"was trained with {objective.name} and writes no text",
+        ),
+        "translate": (objective.reads == "translations", "was not trained to translate"),
+    }
+    return {ability: "" if is_able else reason for ability, (is_able, reason) in table.items()}

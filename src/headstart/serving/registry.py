@@ -1,27 +1,27 @@
-"""What a server serves and counts: its runs by name, their models, its metrics and its token."""
+"""What a server serves and counts: its runs by name, their models and learning curves, its metrics and its token."""
 
-import hashlib
 import hmac
+import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from headstart.atomic_io import finite
 from headstart.errors import HeadstartError, RunError, nearest
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
 from headstart.serving.batcher import Batcher, StreamPool
 from headstart.serving.model_worker import ModelWorker
-from headstart.serving.progress import Progress
-from headstart.serving.schema import Ability, Limits, http_error
+from headstart.serving.schema import Ability, Limits, StepPoint, http_error
 from headstart.workflows.compare import is_comparison
 from headstart.workflows.run_dir import RunDir
 
@@ -29,6 +29,9 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SIGNATURE_SECONDS = 3600  # a signed URL is valid for one to two of these
 MAX_NAME_LENGTH = 200
+MAX_POINTS = 4096  # of a curve in memory; of more, every other one is dropped
+MAX_RESPONSE_POINTS = 512  # of a curve in one response
+READ_BYTES = 2**20  # of a log at a time
 HINTS: dict[Ability, str] = {
     "classify": "serve a run made by `headstart finetune`",
     "embed": "serve a base or a classifier",
@@ -36,8 +39,6 @@ HINTS: dict[Ability, str] = {
     "generate": "serve a base pretrained with --objective causal-lm",
     "translate": "serve a run that was trained to translate",
 }
-
-M = TypeVar("M", Counter, Gauge, Histogram)
 
 disable_created_metrics()
 
@@ -47,30 +48,114 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        new = partial(_new_metric, self.registry)
-        self.requests = new(Counter, "requests_total", "Requests answered.", "endpoint", "status")
-        self.clients_gone = new(Counter, "clients_gone_total", "Clients that left before the response.")
-        self.seconds = new(
-            Histogram, "request_seconds", "Seconds from request to response.", "endpoint", buckets=SECONDS
+        own: dict[str, Any] = {"namespace": "headstart", "registry": self.registry}
+        run = ["run"]
+        self.requests = Counter("requests_total", "Requests answered.", ["endpoint", "status"], **own)
+        self.clients_gone = Counter("clients_gone_total", "Clients that left before the response.", **own)
+        self.seconds = Histogram(
+            "request_seconds", "Seconds from request to response.", ["endpoint"], buckets=SECONDS, **own
         )
-        self.texts = new(Counter, "texts_total", "Texts processed.", "run")
-        self.tokens = new(Counter, "tokens_total", "Tokens of work.", "run")
-        self.batch_texts = new(Histogram, "batch_texts", "Texts in a batch.", "run", buckets=BATCH_SIZES)
-        self.in_flight = new(Gauge, "requests_under_way", "Requests in flight.")
-        self.queued_tokens = new(Gauge, "queued_tokens", "Tokens of work that wait.", "run")
-        self.streams = new(Gauge, "streams", "Texts being generated.", "run")
-        memory = new(Gauge, "memory_bytes", "Resident memory of the server.")
-        memory.set_function(resident_memory)
-
-
-def _new_metric(registry: CollectorRegistry, kind: type[M], name: str, text: str, *labels: str, **options: Any) -> M:
-    return kind(f"headstart_{name}", text, labels, registry=registry, **options)
+        self.texts = Counter("texts_total", "Texts processed.", run, **own)
+        self.tokens = Counter("tokens_total", "Tokens of work.", run, **own)
+        self.batch_texts = Histogram("batch_texts", "Texts in a batch.", run, buckets=BATCH_SIZES, **own)
+        self.in_flight = Gauge("requests_under_way", "Requests in flight.", **own)
+        self.queued_tokens = Gauge("queued_tokens", "Tokens of work that wait.", run, **own)
+        self.streams = Gauge("streams", "Texts being generated.", run, **own)
+        Gauge("memory_bytes", "Resident memory of the server.", **own).set_function(resident_memory)
 
 
 def resident_memory() -> float:
     """Bytes of resident memory of this process; 0 where the system does not tell."""
     statm = Path("/proc/self/statm")
     return float(statm.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.is_file() else 0.0
+
+
+# --- learning curves
+
+
+class Curve:
+    """Points of a metric, thinned out as they grow in number; the newest one is always there."""
+
+    def __init__(self) -> None:
+        self.points: list[dict[str, Any]] = []
+        self.newest: dict[str, Any] | None = None
+        self._stride, self._count = 1, 0
+
+    def add(self, point: dict[str, Any]) -> None:
+        """Add a point; after a resume, the new point of a step replaces the old one."""
+        while self.points and self.points[-1]["step"] >= point["step"]:
+            self.points.pop()
+        self.newest = point
+        if self._count % self._stride == 0:
+            self.points.append(point)
+        self._count += 1
+        if len(self.points) > MAX_POINTS:
+            self.points = self.points[::2]
+            self._stride *= 2
+
+    def after(self, step: int) -> list[dict[str, Any]]:
+        """At most a few hundred points after `step`, evenly spaced, including the newest."""
+        points = [point for point in self.points if point["step"] > step]
+        if self.newest is not None and self.newest["step"] > step and points[-1:] != [self.newest]:
+            points.append(self.newest)
+        stride = -(-len(points) // MAX_RESPONSE_POINTS)
+        return points if stride <= 1 else [*points[:-1:stride], points[-1]]
+
+
+class Progress:
+    """The log of a run so far; it may still grow."""
+
+    def __init__(self, path: Path):
+        self.path, self._lock = path, threading.Lock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.steps, self.evaluations = Curve(), Curve()
+        self.seconds_left: float | None = None
+        self._offset, self._partial_line = 0, b""
+
+    def read(self, after: int = -1) -> dict[str, Any]:
+        """The points after step `after`, and the progress of the run."""
+        with self._lock:
+            self._update()
+            return {
+                "progress": self.steps.newest["progress"] if self.steps.newest else None,
+                "seconds_left": self.seconds_left,
+                "steps": self.steps.after(after),
+                "evaluations": self.evaluations.after(after),
+            }
+
+    def _update(self) -> None:
+        try:
+            with open(self.path, "rb") as handle:
+                if handle.seek(0, os.SEEK_END) < self._offset:  # a resume has truncated the log
+                    self._reset()
+                handle.seek(self._offset)
+                while chunk := handle.read(READ_BYTES):
+                    self._offset += len(chunk)
+                    *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
+                    for line in lines:
+                        self._add(line)
+        except FileNotFoundError:  # nothing is logged yet
+            self._reset()
+
+    def _add(self, line: bytes) -> None:
+        try:
+            entry = finite(json.loads(line))
+            step = int(entry["step"])
+        except (ValueError, KeyError, TypeError):  # cut off when the run was killed
+            return
+        if entry.get("event") == "step":
+            self.steps.add({key: entry.get(key) for key in StepPoint.model_fields} | {"step": step})
+            self.seconds_left = entry.get("seconds_left")
+        elif entry.get("event") == "evaluation":
+            values = {key: value for key, value in entry.items() if isinstance(value, int | float)}
+            epoch = values.pop("epoch", None)
+            values.pop("step", None)
+            self.evaluations.add({"step": step, "epoch": epoch, "values": values})
+
+
+# --- runs and their models
 
 
 class ReadyModel:
@@ -104,39 +189,21 @@ class ServedRun:
 
     def __init__(self, name: str, path: Path):
         self.name, self.path = name, path
+        self.report_path = path / "report.html"
         self.is_comparison = is_comparison(path)
         self.progress = Progress(path / "log.jsonl")
         self.model: ReadyModel | None = None
         self.lock = threading.Lock()
         self.read()
 
-    def read(self) -> dict[str, Any]:
-        """Kind and status, as the folder has them."""
-        has_report = (self.path / "report.html").is_file()
+    def read(self) -> dict[str, str | None]:
+        """Name, kind, status and objective, as the folder has them."""
         if self.is_comparison:
-            kind, objective, status = "compare", None, "finished" if has_report else "running"
-        else:
-            info = RunDir.open(self.path).info()
-            kind, objective, status = info.config.job, info.config.objective.name, info.status
-        found = {"name": self.name, "kind": kind, "status": status, "objective": objective}
-        return found | {"has_report": has_report}
-
-    def describe(self) -> dict[str, Any]:
-        """As `read`, but an error does not name the folder."""
-        try:
-            return self.read()
-        except HeadstartError as error:
-            problem = f"the folder of {self.name} cannot be read"
-            raise http_error(503, problem, hint="try again later") from error
-
-    def report(self) -> bytes:
-        """The HTML report of the run or comparison."""
-        try:
-            return (self.path / "report.html").read_bytes()
-        except OSError:
-            raise http_error(
-                404, f"{self.name} has no report yet", hint="it is written when the run is finished"
-            ) from None
+            status = "finished" if self.report_path.is_file() else "running"
+            return {"name": self.name, "kind": "compare", "status": status, "objective": None}
+        info = RunDir.open(self.path).info()
+        objective = info.config.objective.name
+        return {"name": self.name, "kind": info.config.job, "status": info.status, "objective": objective}
 
 
 class ModelRegistry:
@@ -164,21 +231,15 @@ class ModelRegistry:
     def load_all(self) -> None:
         """Load every finished run."""
         for run in self.runs.values():
-            self._load(run)
+            self.load(run)
 
-    def _load(self, run: ServedRun) -> ReadyModel | None:
+    def load(self, run: ServedRun) -> ReadyModel | None:
+        """The model of a run, loaded if the run is finished; None while it trains."""
         with run.lock:
             if run.model is None and not run.is_comparison and run.read()["status"] == "finished":
                 worker = ModelWorker(load_model(str(run.path)), self.limits, self.precision)
                 run.model = ReadyModel(run.name, worker, self.limits, self.metrics)
             return run.model
-
-    def try_load(self, run: ServedRun) -> ReadyModel | None:
-        """The model of a run, loaded if it is finished; None while it trains. An HTTP error does not name the folder."""
-        try:
-            return self._load(run)
-        except HeadstartError as error:
-            raise http_error(503, f"{run.name} cannot be loaded", hint="try again later") from error
 
     def run(self, name: str) -> ServedRun:
         """The run called `name`."""
@@ -189,21 +250,30 @@ class ModelRegistry:
 
     def find(self, ability: Ability, name: str | None) -> ReadyModel:
         """The model called `name`, or the first one with this ability."""
+        for run in self.runs.values() if name is None else [self.run(name)]:
+            if run.is_comparison:
+                problem, hint = f"{run.name} is a comparison and answers nothing", "name a run"
+                continue
+            with hide_folder(f"{run.name} cannot be loaded"):
+                model = self.load(run)
+            if model is None:
+                problem, hint = f"{run.name} is still training", "GET /v1/runs shows its progress"
+            elif obstacle := model.worker.obstacles[ability]:
+                problem, hint = f"{run.name} cannot {ability}: it {obstacle}", HINTS[ability]
+            else:
+                return model
         if name is None:
-            for run in self.runs.values():
-                model = self.try_load(run)
-                if model is not None and not model.worker.why_not(ability):
-                    return model
-            raise http_error(409, f"no run that is served can {ability}", hint=HINTS[ability])
-        run = self.run(name)
-        if run.is_comparison:
-            raise http_error(409, f"{name} is a comparison and answers nothing", hint="name a run")
-        model = self.try_load(run)
-        if model is None:
-            raise http_error(409, f"{name} is still training", hint="GET /v1/runs shows its progress")
-        if reason := model.worker.why_not(ability):
-            raise http_error(409, f"{name} cannot {ability}: it {reason}", hint=HINTS[ability])
-        return model
+            problem, hint = f"no run that is served can {ability}", HINTS[ability]
+        raise http_error(409, problem, hint=hint)
+
+
+@contextmanager
+def hide_folder(problem: str) -> Iterator[None]:
+    """Turn a problem with a folder into an HTTP error that does not name the folder."""
+    try:
+        yield
+    except HeadstartError as error:
+        raise http_error(503, problem, hint="try again later") from error
 
 
 def _parse_run(argument: str) -> tuple[str, Path]:
@@ -244,24 +314,18 @@ class AppState:
 
     def is_token(self, candidate: str) -> bool:
         """Whether a client knows the token; compared in constant time."""
-        assert self.token is not None
-        return _equal(candidate, self.token)
+        return hmac.compare_digest(candidate.encode(), (self.token or "").encode())
 
     def sign_report(self, name: str, now: float | None = None) -> str:
         """The signature that opens the report of `name` for an hour or two: a frame cannot send the token."""
-        return self._signatures(name, now)[0]
+        period = int((time.time() if now is None else now) // SIGNATURE_SECONDS)
+        return hmac.new((self.token or "").encode(), f"report {period} {name}".encode(), "sha256").hexdigest()
 
     def is_signature(self, name: str, candidate: str, now: float | None = None) -> bool:
         """Whether `candidate` is a valid signature for the report of `name`."""
-        return any([_equal(candidate, signature) for signature in self._signatures(name, now)])
-
-    def _signatures(self, name: str, now: float | None) -> list[str]:
-        assert self.token is not None
-        period = int((time.time() if now is None else now) / SIGNATURE_SECONDS)
-        return [
-            hmac.new(self.token.encode(), f"report {each} {name}".encode(), "sha256").hexdigest()
-            for each in (period, period - 1)
-        ]
+        now = time.time() if now is None else now
+        valid = [self.sign_report(name, period) for period in (now, now - SIGNATURE_SECONDS)]
+        return any([hmac.compare_digest(candidate.encode(), signature.encode()) for signature in valid])
 
     def close(self) -> None:
         """Start no more work."""
@@ -269,9 +333,3 @@ class AppState:
         for model in self.registry.models:
             model.batcher.close()
             model.streams.close()
-
-
-def _equal(candidate: str, secret: str) -> bool:
-    """Equality in constant time, whatever the two lengths are."""
-    digests = [hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest() for text in (candidate, secret)]
-    return hmac.compare_digest(*digests)

@@ -43,11 +43,14 @@ def make_limits(settings: Mapping[str, Any]) -> Limits:
     return parse(Limits, settings.get("limits", {}), "limits")
 
 
-def http_error(status: int, problem: str, *, hint: str = "", retry_after: float | None = None) -> HTTPException:
+# --- errors
+
+
+def http_error(status: int, problem: str, *, hint: str = "", retry_after: float = 1) -> HTTPException:
     """An HTTP error whose body is `{"error": problem, "hint": hint}`."""
     headers = {}
-    if retry_after is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+    if status in (429, 503):
+        headers["Retry-After"], hint = str(max(1, math.ceil(retry_after))), hint or "try again in a moment"
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status in (408, 413, 415):  # the rest of the body is not worth waiting for
@@ -55,19 +58,12 @@ def http_error(status: int, problem: str, *, hint: str = "", retry_after: float 
     return HTTPException(status, {"error": problem, "hint": hint}, headers)
 
 
-def busy_error(
-    problem: str, *, status: int = 503, hint: str = "try again in a moment", retry_after: float = 1
-) -> HTTPException:
-    """An HTTP error after which a client may try again."""
-    return http_error(status, problem, hint=hint, retry_after=retry_after)
-
-
 def as_http_error(error: HeadstartError) -> HTTPException:
     """A problem with a run (409) or with a text or setting (422) as an HTTP error."""
     return http_error(409 if isinstance(error, RunError) else 422, str(error), hint=error.hint)
 
 
-# --- requests and responses
+# --- requests
 
 
 def _integral(value: Any) -> Any:
@@ -76,8 +72,10 @@ def _integral(value: Any) -> Any:
 
 
 INTEGRAL = BeforeValidator(_integral)
-Name = Annotated[str, Field(max_length=200)]
 Ability = Literal["classify", "embed", "generate", "translate", "attention"]
+Texts = Annotated[list[str], Field(min_length=1, description="the texts; each is processed by itself")]
+Size = Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL]
+Layers = Annotated[int, Field(ge=1, le=1000), INTEGRAL]
 
 
 class RequestModel(BaseModel):
@@ -86,29 +84,93 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
+class ModelRequest(RequestModel):
+    """A request to one of the served models."""
+
+    model: Annotated[str, Field(max_length=200)] | None = Field(
+        None, description="the model to use; default: the first that can"
+    )
+
+
+class ClassifyRequest(ModelRequest):
+    """Texts to classify."""
+
+    texts: Texts
+    explain: bool = Field(False, description="also attribute the label to the tokens")
+
+
+class EmbedRequest(ModelRequest):
+    """Texts to embed."""
+
+    texts: Texts
+    pool: Literal["mean", "cls", "last"] = Field("mean", description="mean over tokens, first token, or last token")
+
+
+class AttentionRequest(ModelRequest):
+    """A text whose attention to return; layers and attention heads are counted from 1."""
+
+    text: str
+    layer: Layers | None = None
+    attention_head: Layers | None = None
+
+
+class GenerateRequest(ModelRequest):
+    """A prompt to continue."""
+
+    prompt: str = ""
+    tokens: Annotated[int, Field(ge=1), INTEGRAL] | None = Field(
+        None, description="maximum number of new tokens; default: 64, or the server's limit if that is lower"
+    )
+    temperature: float = Field(0.8, ge=0, le=10, description="0 = greedy decoding")
+    top_k: Size | None = Field(None, description="sample from the k most probable tokens")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="sample from the most probable tokens of this total probability; default: 0.95"
+    )
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1), INTEGRAL] = Field(0, description="random seed")
+    stream: bool = Field(True, description="stream one JSON line for each new piece, or send one response at the end")
+
+
+class TranslateRequest(ModelRequest):
+    """Texts to translate."""
+
+    texts: Texts
+    attention: bool = Field(False, description="also return the cross-attention of each new token")
+
+
+class PlanRequest(RequestModel):
+    """A run to plan; omitted fields take the value of the preset."""
+
+    preset: str = Field("tiny", max_length=40)
+    objective: str | None = Field(None, max_length=40)
+    gpu: str | None = Field(None, max_length=80, description="name of a device; default: all devices")
+    classes: Annotated[int, Field(ge=2, le=100_000), INTEGRAL] | None = None
+    vocabulary: Annotated[int, Field(ge=8, le=10_000_000), INTEGRAL] | None = None
+    batch: Size | None = None
+    length: Annotated[int, Field(ge=2, le=1_000_000), INTEGRAL] | None = None
+    tokens: Annotated[int, Field(ge=1, le=10**15), INTEGRAL] | None = Field(None, description="training tokens")
+    epochs: float | None = Field(None, gt=0, le=10**6)
+    price: float | None = Field(None, ge=0, le=10**6, description="price of one hour on the device")
+    precision: Literal["auto", "float32", "bfloat16"] | None = None
+    optimizer: Literal["adamw", "adam", "muon"] | None = None
+    layers: Layers | None = None
+    width: Annotated[int, Field(ge=2, le=100_000), INTEGRAL] | None = None
+    attention_heads: Layers | None = None
+    feed_forward: Size | None = None
+
+
+# --- responses
+
+
 class ResponseModel(BaseModel):
     """A response."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class ModelRequest(RequestModel):
-    """A request to one of the served models."""
-
-    model: Name | None = Field(None, description="the model to use; default: the first that can")
-
-
-class ClassifyRequest(ModelRequest):
-    """Texts to classify."""
-
-    texts: list[str] = Field(min_length=1, description="the texts; each is classified by itself")
-    explain: bool = Field(False, description="also attribute the label to the tokens")
-
-
 class Explanation(ResponseModel):
     """Leave-one-out attribution: how much the log-odds of the label change without each token."""
 
-    method: Literal["leave-one-out"]
+    method: Literal["leave-one-out"] = "leave-one-out"
     pieces: list[str] = Field(description="the tokens; ▁ is a space")
     parts: list[float] = Field(
         description="decrease of the log-odds (nats) when the token is left out; negative: an increase"
@@ -134,15 +196,6 @@ class ClassifyResponse(ResponseModel):
     labels: list[Label]
 
 
-class EmbedRequest(ModelRequest):
-    """Texts to embed."""
-
-    texts: list[str] = Field(min_length=1)
-    pool: Literal["mean", "cls", "last"] = Field(
-        "mean", description="pooling: mean over tokens, first token, or last token"
-    )
-
-
 class EmbedResponse(ResponseModel):
     """Vectors in the order of the texts."""
 
@@ -150,14 +203,6 @@ class EmbedResponse(ResponseModel):
     width: int
     vectors: list[list[float]]
     cut: list[bool] = Field(description="whether each text was truncated")
-
-
-class AttentionRequest(ModelRequest):
-    """A text whose attention to return; layers and attention heads are counted from 1."""
-
-    text: str
-    layer: Annotated[int, Field(ge=1, le=1000), INTEGRAL] | None = None
-    attention_head: Annotated[int, Field(ge=1, le=1000), INTEGRAL] | None = None
 
 
 class AttentionMap(ResponseModel):
@@ -186,27 +231,6 @@ class AttentionResponse(AttentionMaps):
     cut: bool
 
 
-class GenerateRequest(ModelRequest):
-    """A prompt to continue."""
-
-    prompt: str = ""
-    tokens: Annotated[int, Field(ge=1), INTEGRAL] | None = Field(
-        None, description="maximum number of new tokens; default: 64, or the server's limit if that is lower"
-    )
-    temperature: float = Field(0.8, ge=0, le=10, description="0 = greedy decoding")
-    top_k: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = Field(
-        None, description="sample from the k most probable tokens"
-    )
-    top_p: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="nucleus sampling: sample from the most probable tokens of this total probability; default: 0.95",
-    )
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1), INTEGRAL] = Field(0, description="random seed")
-    stream: bool = Field(True, description="stream one JSON line for each new piece, or send one response at the end")
-
-
 class GenerateResponse(ResponseModel):
     """The generated text; in a stream, the last line, after one line {"text": …} for each new piece."""
 
@@ -215,13 +239,6 @@ class GenerateResponse(ResponseModel):
     tokens: int = Field(description="number of new tokens")
     reason: Literal["end", "length"] = Field(description="stopped at the end-of-text token, or at the maximum length")
     cut: bool = Field(description="whether the beginning of the prompt was truncated")
-
-
-class TranslateRequest(ModelRequest):
-    """Texts to translate."""
-
-    texts: list[str] = Field(min_length=1)
-    attention: bool = Field(False, description="also return the cross-attention of each new token")
 
 
 class Translation(ResponseModel):
@@ -237,27 +254,6 @@ class TranslateResponse(ResponseModel):
 
     model: str
     translations: list[Translation]
-
-
-class PlanRequest(RequestModel):
-    """A run to plan; omitted fields take the value of the preset."""
-
-    preset: str = Field("tiny", max_length=40)
-    objective: str | None = Field(None, max_length=40)
-    gpu: str | None = Field(None, max_length=80, description="name of a device; default: all devices")
-    classes: Annotated[int, Field(ge=2, le=100_000), INTEGRAL] | None = None
-    vocabulary: Annotated[int, Field(ge=8, le=10_000_000), INTEGRAL] | None = None
-    batch: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
-    length: Annotated[int, Field(ge=2, le=1_000_000), INTEGRAL] | None = None
-    tokens: Annotated[int, Field(ge=1, le=10**15), INTEGRAL] | None = Field(None, description="training tokens")
-    epochs: float | None = Field(None, gt=0, le=10**6)
-    price: float | None = Field(None, ge=0, le=10**6, description="price of one hour on the device")
-    precision: Literal["auto", "float32", "bfloat16"] | None = None
-    optimizer: Literal["adamw", "adam", "muon"] | None = None
-    layers: Annotated[int, Field(ge=1, le=1000), INTEGRAL] | None = None
-    width: Annotated[int, Field(ge=2, le=100_000), INTEGRAL] | None = None
-    attention_heads: Annotated[int, Field(ge=1, le=1000), INTEGRAL] | None = None
-    feed_forward: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
 
 
 class PlanResponse(BaseModel):

@@ -4,12 +4,12 @@ import asyncio
 import gc
 import json
 import logging
+import signal
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
 import uvicorn
@@ -83,30 +83,21 @@ def read_token(path: Path) -> str:
 # --- the log
 
 
-class LogFormatter(logging.Formatter):
-    """Lines for people, or JSON lines for machines; a request is a record with `fields`."""
-
-    def __init__(self, as_json: bool):
-        super().__init__()
-        self.as_json = as_json
+class JSONFormatter(logging.Formatter):
+    """JSON lines for machines; a request is a record with `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
-        fields: dict[str, Any] = getattr(record, "fields", {})
-        timestamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
-        if self.as_json:
-            return json.dumps({"time": timestamp, **(fields or {"message": record.getMessage()})})
-        if not fields:
-            return f"{timestamp} {record.getMessage()}"
-        texts = f" {json.dumps(fields['texts'])}" if "texts" in fields else ""
-        return f"{timestamp} {fields['method']} {fields['endpoint']} {fields['status']} {fields['ms']} ms{texts}"
+        fields = getattr(record, "fields", None) or {"message": record.getMessage()}
+        return json.dumps({"time": self.formatTime(record, self.datefmt), **fields})
 
 
 def make_logger(*, as_json: bool = False, quiet: bool = False, stream: TextIO | None = None) -> logging.Logger:
     """A logger of one server, to standard error by default; `quiet` leaves requests out."""
     logger = logging.Logger("headstart.serving", logging.WARNING if quiet else logging.INFO)
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(LogFormatter(as_json))
+    make_formatter = JSONFormatter if as_json else logging.Formatter
+    handler.setFormatter(make_formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     logger.addHandler(handler)
     return logger
 
@@ -117,14 +108,14 @@ def make_logger(*, as_json: bool = False, quiet: bool = False, stream: TextIO | 
 class Timeout:
     """Calls a function after some seconds unless it is stopped."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]):
-        self._loop, self._seconds, self._callback = loop, seconds, callback
+    def __init__(self, seconds: float, callback: Callable[[], None]):
+        self._seconds, self._callback = seconds, callback
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Start the clock unless it runs already."""
         if self._handle is None:
-            self._handle = self._loop.call_later(self._seconds, self._expire)
+            self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
 
     def stop(self) -> None:
         """Stop the clock."""
@@ -173,10 +164,6 @@ class CoalescingTransport:
             self._transport.write(b"".join(chunks))
 
 
-class BadRequest(Exception):
-    """The bytes of a client are not a valid request."""
-
-
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP connection with limits that uvicorn lacks.
 
@@ -191,8 +178,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._task: asyncio.Task[Any] | None = None  # of the request that is being answered
         self._unread = b""  # sent too early: parsed when the request before is answered
         self._num_pending = 0  # bytes parsed since the last complete head or piece of a body
-        self._head_timeout = Timeout(self.loop, limits.client_timeout, self._abort)
-        self._write_timeout = Timeout(self.loop, limits.client_timeout, self._check_progress)
+        self._head_timeout = Timeout(limits.client_timeout, self._abort)
+        self._write_timeout = Timeout(limits.client_timeout, self._check_progress)
         self._buffer_size = 0  # at the last check
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -206,7 +193,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Wait for the first head, unless there are too many connections."""
         super().connection_made(CoalescingTransport(self.loop, transport))  # type: ignore[arg-type]
         if len(self.connections) > self._limits.max_connections:
-            self._reject(503, "too many clients are connected", "try again in a moment", "Retry-After: 5\r\n")
+            self._reject("503 Service Unavailable", "too many clients are connected", "try again in a moment")
         else:
             self._head_timeout.start()
 
@@ -214,7 +201,6 @@ class LimitedProtocol(HttpToolsProtocol):
         """Cancel the request that is being answered."""
         self._head_timeout.stop()
         self._write_timeout.stop()
-        self._unset_keepalive_if_required()
         self._unread = b""
         super().connection_lost(exc)
         if self._task is not None:
@@ -256,7 +242,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_pending = 0
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
-            raise BadRequest
+            raise ValueError("not one Host header")  # the parser raises its own error from it
         super().on_headers_complete()
         if self.parser.should_upgrade():  # to another protocol: the rest of the bytes is not HTTP
             self.cycle.keep_alive = False
@@ -275,7 +261,6 @@ class LimitedProtocol(HttpToolsProtocol):
         """Parse the next request if it is here already."""
         super().on_response_complete()
         if self._unread and not self.pipeline:
-            self._unset_keepalive_if_required()
             self.loop.call_soon(self._parse)
 
     def pause_writing(self) -> None:
@@ -306,44 +291,18 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_answering() and (self.cycle.response_started or not self.cycle.more_body):
             self._abort()
         else:
-            self._reject(400, "this is not an HTTP request", "or its head is too long")
+            self._reject("400 Bad Request", "this is not an HTTP request", "or its head is too long")
 
-    def _reject(self, status: int, error: str, hint: str, headers: str = "") -> None:
+    def _reject(self, status: str, error: str, hint: str) -> None:
         body = json.dumps({"error": error, "hint": hint})
-        reason = {400: "Bad Request", 503: "Service Unavailable"}[status]
-        headers += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
-        self.transport.write(f"HTTP/1.1 {status} {reason}\r\n{headers}\r\n{body}".encode("ascii"))
+        headers = ["Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close"]
+        if status.startswith("503"):
+            headers.append("Retry-After: 5")
+        self.transport.write("\r\n".join([f"HTTP/1.1 {status}", *headers, "", body]).encode("ascii"))
         self.transport.close()
 
 
 # --- the process
-
-
-class Server(uvicorn.Server):
-    """A server that stops gracefully: it refuses new requests and finishes those in flight."""
-
-    def __init__(self, config: uvicorn.Config, state: AppState, on_ready: Callable[[], None]):
-        super().__init__(config)
-        self.state, self.on_ready = state, on_ready
-        self._deadline = float("inf")
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal starts a graceful stop; the second one stops at once."""
-        if self.state.is_stopping:
-            self.should_exit = self.force_exit = True
-            return
-        self.state.is_stopping = True
-        self._deadline = time.monotonic() + self.state.limits.shutdown_timeout
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then report that the server is ready."""
-        await super().startup(sockets)
-        self.on_ready()
-
-    async def on_tick(self, counter: int) -> bool:
-        """Whether to end now."""
-        is_over = self.state.in_flight == 0 or time.monotonic() > self._deadline
-        return await super().on_tick(counter) or (self.state.is_stopping and is_over)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -356,25 +315,44 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
         listener.listen(1024)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"cannot listen at {host} port {port}: {reason}", hint="choose another --host or --port"
-        ) from None
+        problem = f"cannot listen at {host} port {port}: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(problem, hint="choose another --host or --port") from None
     return listener
 
 
 def run_server(state: AppState, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve until a signal arrives, then finish the requests in flight."""
+    """Serve until a signal arrives; then refuse new requests and finish those in flight."""
     from headstart.serving.app import App
+
+    def handle_signal(*_: Any) -> None:
+        server.should_exit = server.force_exit = state.is_stopping  # the second signal stops at once
+        state.is_stopping = True
+
+    async def exit_when_stopped() -> None:
+        while not state.is_stopping:
+            await asyncio.sleep(0.1)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(state.limits.shutdown_timeout):
+                while state.in_flight:
+                    await asyncio.sleep(0.1)
+        server.should_exit = True
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, handle_signal)
+        task = asyncio.create_task(exit_when_stopped())
+        on_ready()
+        yield
+        task.cancel()
 
     uvicorn_logger = logging.getLogger("uvicorn")
     uvicorn_logger.addHandler(logging.NullHandler())
     uvicorn_logger.propagate = False  # the middleware logs requests and errors
     config = uvicorn.Config(
-        App(state),
+        App(state, lifespan),
         http=partial(LimitedProtocol, limits=state.limits),  # type: ignore[arg-type]
         ws="none",
-        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -382,10 +360,11 @@ def run_server(state: AppState, listener: socket.socket, on_ready: Callable[[], 
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=2,
     )
+    server = uvicorn.Server(config)
     gc.collect()
     gc.freeze()  # the models stay: scanning them in every collection would stop all responses for 0.2 seconds
     try:
-        Server(config, state, on_ready).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         gc.unfreeze()
         state.close()
