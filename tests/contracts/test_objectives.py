@@ -38,13 +38,13 @@ def test_an_objective_learns_eight_examples_by_heart(name, kind):
         training={"max_steps": 250, "checkpoint_selection": "last"},
     )
     loader = TextLoader(rows_for(objective, [10] * 8), batch_tokens=200)
-    told = []
-    trainer = Trainer(model, objective, loader, VOCABULARY, config, CPU, on_event=told.append)
+    events = []
+    trainer = Trainer(model, objective, loader, VOCABULARY, config, CPU, on_event=events.append)
     trainer.run()
-    first, last = (sum(event.losses.values()) / len(event.losses) for event in (told[0], told[-1]))
+    first, last = (sum(event.losses.values()) / len(event.losses) for event in (events[0], events[-1]))
     hides = hasattr(objective, "mask_token_prob")  # masks change at every step: no model can know them all by heart
     assert last < (0.6 if hides else 0.35) * first
-    assert hides or told[-1].accuracy > 0.9
+    assert hides or events[-1].accuracy > 0.9
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""R-Drop: two passes, one gradient, both parts of the loss told apart."""
+"""R-Drop: two passes, one gradient, both parts of the loss reported."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_passes_that_agree_cost_what_one_pass_costs():
     assert list(one) == ["class"]
 
 
-def test_nothing_is_passed_twice_when_a_model_is_marked():
+def test_nothing_is_passed_twice_when_a_model_is_evaluated():
     objective, model = Classification(r_drop_alpha=1.0), make_model(dropout=0.5).eval()
     batch = objective.collate(random_rows([9, 4]), VOCABULARY, generator())
     found = objective.losses(model, batch)
@@ -81,13 +81,13 @@ def test_divergence_is_symmetric_and_zero_only_for_like_answers(first, second):
     assert symmetric_kl(first, first) == 0
 
 
-def test_the_parts_of_the_loss_are_told_apart():
-    told = []
+def test_the_parts_of_the_loss_are_reported_separately():
+    events = []
     body, objective = tiny_config("bidirectional", dropout=0.3), Classification(r_drop_alpha=1.0)
     config = RunConfig(job="finetune", model=body, training={"max_steps": 2, "checkpoint_selection": "last"})
     loader = TextLoader(random_rows([9] * 8), batch_tokens=40)
-    Trainer(make_model(dropout=0.3), objective, loader, VOCABULARY, config, CPU, on_event=told.append).run()
-    last = [event for event in told if isinstance(event, StepDone)][-1]
+    Trainer(make_model(dropout=0.3), objective, loader, VOCABULARY, config, CPU, on_event=events.append).run()
+    last = [event for event in events if isinstance(event, StepDone)][-1]
     assert set(last.losses) == {"class", "agreement"}
     assert last.losses["agreement"] > 0
     assert 0 <= last.accuracy <= 1

@@ -11,16 +11,16 @@ def test_masking_follows_fifteen_percent_and_eighty_ten_ten():
     rows = random_rows([102] * 200)
     batch = objective.collate(rows, VOCABULARY, generator())
     original = torch.stack([torch.from_numpy(row.tokens).long() for row in rows]).flatten()
-    asked, shown = batch.label_positions, batch.tokens.flatten()[batch.label_positions]
-    count, may = len(asked), 200 * 100
+    positions, shown = batch.label_positions, batch.tokens.flatten()[batch.label_positions]
+    count, may = len(positions), 200 * 100
     assert count == round(0.15 * may)
     hidden = (shown == VOCABULARY.mask_id).sum().item()
-    same = (shown == original[asked]).sum().item()
+    same = (shown == original[positions]).sum().item()
     changed = count - hidden - same
     for found, share in ((hidden, 0.8), (changed, 0.1 * 34 / 35), (same, 0.1 + 0.1 / 35)):
         assert abs(found - share * count) < 4 * (count * share * (1 - share)) ** 0.5
     untouched = torch.ones(len(original), dtype=torch.bool)
-    untouched[asked] = False
+    untouched[positions] = False
     assert torch.equal(batch.tokens.flatten()[untouched], original[untouched])
 
 
@@ -28,7 +28,7 @@ def test_masking_follows_fifteen_percent_and_eighty_ten_ten():
 @given(
     lengths=st.lists(st.integers(3, 20), min_size=1, max_size=6), rate=st.floats(0.01, 0.99), seed=st.integers(0, 99)
 )
-def test_no_special_or_padding_token_is_ever_asked_for(lengths, rate, seed):
+def test_no_special_or_padding_token_is_ever_predicted(lengths, rate, seed):
     batch = MaskedLM(mask_rate=rate).collate(random_rows(lengths), VOCABULARY, generator(seed))
     assert not set(batch.labels["lm"].tolist()) & VOCABULARY.special_ids
     assert batch.attention_mask.flatten()[batch.label_positions].all()

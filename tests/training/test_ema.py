@@ -104,7 +104,7 @@ def test_metrics_and_the_best_weights_are_those_of_the_average(kind):
 
     done = run(evaluate, watch, max_epochs=4, weight_averaging=kind, averaging_epochs=2, checkpoint_selection="best")
     assert all(torch.equal(a, b) for a, b in zip(evaluated[1:], averages, strict=True))
-    assert not torch.equal(table(done.model), averages[-1])  # training goes on from its own weights
+    assert not torch.equal(table(done.model), averages[-1])  # training continues from its own weights
     done.finish()
     assert torch.equal(table(done.model), averages[-1])
 

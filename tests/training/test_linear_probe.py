@@ -8,8 +8,7 @@ from headstart.batch import EncodedExample
 from headstart.config import TrainingConfig
 from headstart.models.model import build_model
 from headstart.objectives.classification import Classification
-from headstart.training.evaluate import predict_probabilities
-from headstart.training.linear_probe import MAX_TEXTS, fit_head, pooled_vectors
+from headstart.training.evaluate import MAX_TEXTS, fit_head, pooled_vectors, predict_probabilities
 from headstart.training.runtime import seed_everything, start_runtime
 from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
@@ -71,9 +70,9 @@ def test_cached_vectors_are_what_the_head_reads():
 def test_large_sets_are_sampled(monkeypatch):
     model, rows = model_and_rows()
     seen = []
-    monkeypatch.setattr("headstart.training.linear_probe.MAX_TEXTS", 7)
+    monkeypatch.setattr("headstart.training.evaluate.MAX_TEXTS", 7)
     monkeypatch.setattr(
-        "headstart.training.linear_probe.pooled_vectors",
+        "headstart.training.evaluate.pooled_vectors",
         lambda model, head, objective, sample, *rest: (
             seen.append(len(sample)) or pooled_vectors(model, head, objective, sample, *rest)
         ),

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from headstart.config import LrScheduleConfig
 from headstart.errors import ConfigError
-from headstart.training.lr_schedule import SCHEDULES, lr_factor
+from headstart.training.optimizers import SCHEDULES, lr_factor
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)

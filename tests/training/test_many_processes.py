@@ -1,4 +1,4 @@
-"""Many processes take the steps that one would: the same losses, the same weights, each example marked once."""
+"""Many processes take the steps that one would: the same losses, the same weights, each example evaluated once."""
 
 import numpy as np
 import pytest
@@ -11,10 +11,9 @@ from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
 from headstart.objectives.classification import Classification
 from headstart.training.callbacks import StepDone
-from headstart.training.distributed import init_processes
+from headstart.training.distributed import BatchShard, batch_shards
 from headstart.training.evaluate import loss_sums, predict_probabilities
-from headstart.training.parallel import BatchShard, batch_shards
-from headstart.training.runtime import Runtime
+from headstart.training.runtime import Runtime, init_processes
 from headstart.training.trainer import Evaluation, Trainer
 from tests.helpers.processes import in_processes
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
@@ -35,7 +34,7 @@ def train(
     sharded=False,
     optimizer="adamw",
     shape=None,
-    asks=None,
+    settings=None,
     precision=torch.float32,
     **training,
 ):
@@ -44,7 +43,7 @@ def train(
         processes.start(CPU, 1.0)
         runtime = Runtime(CPU, precision, processes, sharded and not processes.is_alone)
         torch.manual_seed(0)
-        objective, body = OBJECTIVES[name](**(asks or {})), tiny_config(kind, **(shape or {}))
+        objective, body = OBJECTIVES[name](**(settings or {})), tiny_config(kind, **(shape or {}))
         model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 3))
         config = RunConfig(
             job="finetune",
@@ -53,19 +52,19 @@ def train(
             training={"max_steps": 7, "checkpoint_selection": "last", **training},
         )
         rows = random_rows(LENGTHS, sources=objective.reads == "translations")
-        loader, told = TextLoader(rows, batch_tokens=40), []
+        loader, events = TextLoader(rows, batch_tokens=40), []
 
         def evaluate(model):
             total, count, _ = next(iter(loss_sums(model, objective, loader, VOCABULARY, runtime).values()))
             return Evaluation({"loss": total / count}, objective_value=-total / count)
 
-        trainer = Trainer(model, objective, loader, VOCABULARY, config, runtime, evaluate, told.append)
+        trainer = Trainer(model, objective, loader, VOCABULARY, config, runtime, evaluate, events.append)
         trainer.run()
         trainer.finish()
         sums = trainer.strategy.read(lambda model: loss_sums(model, objective, loader, VOCABULARY, runtime))
         weights = trainer.strategy.whole(model.state_dict())
         return (
-            [event.losses if isinstance(event, StepDone) else event.values for event in told],
+            [event.losses if isinstance(event, StepDone) else event.values for event in events],
             {key: weight.numpy() for key, weight in weights.items()},
             trainer.state.tokens,
             sums,
@@ -101,7 +100,7 @@ TOGETHER = [
     {"name": "masked-lm", "kind": "bi-lstm"},
     {"name": "translate", "kind": "encoder-decoder", "gradient_accumulation_steps": 2},
     {"name": "translate", "kind": "encoder-decoder", "checkpoint_selection": "best", "eval_steps": 2},
-    {"name": "classify", "asks": {"r_drop_alpha": 1.0}, "gradient_accumulation_steps": 3},
+    {"name": "classify", "settings": {"r_drop_alpha": 1.0}, "gradient_accumulation_steps": 3},
     {"name": "classify", "weight_averaging": "ema", "eval_steps": 3},
     {"name": "classify", "weight_averaging": "last_epochs", "averaging_epochs": 2, "checkpoint_selection": "best"},
 ]
@@ -182,7 +181,7 @@ def test_a_process_without_rows_takes_part():
 @pytest.mark.slow
 def test_a_problem_of_one_process_is_the_problem_of_all_and_settings_must_agree():
     def meet():
-        told = []
+        events = []
         with init_processes() as processes:
             for work in (
                 lambda: processes.broadcast(lambda: fail("main")),
@@ -192,9 +191,9 @@ def test_a_problem_of_one_process_is_the_problem_of_all_and_settings_must_agree(
                 try:
                     work()
                 except (DataError, ConfigError) as error:
-                    told.append((type(error).__name__, str(error), error.hint, error.is_shared))
-            told.append(processes.all_gather("é" * 5_000_000 if processes.rank == 1 else "short")[1][-3:])
-        return told
+                    events.append((type(error).__name__, str(error), error.hint, error.is_shared))
+            events.append(processes.all_gather("é" * 5_000_000 if processes.rank == 1 else "short")[1][-3:])
+        return events
 
     def fail(who):
         raise DataError(f"{who} found nothing", hint="look again")

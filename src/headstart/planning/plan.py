@@ -194,9 +194,10 @@ def make_plan(
     step = make_workload(config, device.kind, precision, vocabulary, classes, batch, length)
     if total_tokens is None:
         total_tokens = _total_tokens(config, step, tokens, epochs)
-    is_compiled = will_compile(
+    is_able = device.can_compile if can_compile is None else can_compile
+    is_compiled = (is_able or config.training.compile is True) and will_compile(
         config.training,
-        is_able=device.can_compile if can_compile is None else can_compile,
+        is_able=is_able,
         is_sharded=cluster.sharded,
         weights=step.parameters.total,
         passes=step.num_forward,

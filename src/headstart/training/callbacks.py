@@ -37,7 +37,7 @@ class StepDone:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The model was marked on the validation part."""
+    """The model was evaluated on the validation part."""
 
     step: int
     epoch: float

@@ -1,8 +1,10 @@
-"""The processes that train one model together: what they tell each other, and how an error of one ends them all.
+"""Several processes that train one model together: what they send each other, and DDP and FSDP2.
 
-A single process sends nothing to itself. Several use the default group of torch.distributed: before training it waits for
-hours, because one process may tokenise a corpus while the others wait; `start` makes it anew for training, where minutes
-of silence are an error.
+They use the default group of torch.distributed. Before training it waits for hours, because one process may tokenise a
+corpus while the others wait; `start` makes it anew for training, where minutes of silence are an error.
+
+DDP and FSDP2 hook into a module's call, while an objective uses backbone and heads directly, so both wrap a module whose
+call is the objective's work. Both average gradients over processes; losses are scaled so that gradients are sums.
 """
 
 import ctypes
@@ -11,21 +13,30 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
 
+from headstart.batch import Batch
 from headstart.errors import ConfigError, HeadstartError, LostError, Stopped
+from headstart.models.model import Model
+from headstart.models.transformer import Block
+from headstart.objectives.base import Loss, Objective
 from headstart.training.launch import RankInfo, cores, rank_info, set_tcp_timeouts
+from headstart.training.runtime import ALONE, JobProcess, Processes, Runtime
+from headstart.training.trainer import SingleDevice
 
 PREPARATION = timedelta(hours=24)  # how long one process may work while the others wait, before training
 RENDEZVOUS = timedelta(minutes=10)  # for all processes to start
@@ -69,43 +80,27 @@ class Failure:
         return error
 
 
-class Processes:
+class ProcessGroup(Processes):
     """The processes of a run, and which of them this one is."""
 
-    def __init__(self, info: RankInfo | None = None):
-        self.info = info or RankInfo()
-        self.rank, self.count = self.info.rank, self.info.count
+    is_alone = False
+
+    def __init__(self, info: RankInfo):
+        self.info, self.rank, self.count = info, info.rank, info.count
+        self.is_main, self.may_resume = info.rank == 0, info.may_resume
+        self.seed_offset = (info.rank,) if info.rank else ()
         self._names: list[str] = []
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there are no others."""
-        return self.count == 1
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is the process that writes files and prints."""
-        return self.rank == 0
-
-    @property
-    def seed_offset(self) -> tuple[int, ...]:
-        """Numbers that make this process's random draws differ from the others'; none for the main process."""
-        return () if self.is_main else (self.rank,)
 
     # --- Python objects ---------------------------------------------------------------------------------------------
 
     def all_gather(self, value: T) -> list[T]:
         """The value of every process, by rank."""
-        if self.is_alone:
-            return [value]
         values: list[Any] = [None] * self.count
         dist.all_gather_object(values, value)
         return values
 
     def broadcast(self, work: Callable[[], T]) -> T:
         """What `work` returns on the main process, or the error that it raises there, on every process."""
-        if self.is_alone:
-            return work()
         sent: list[Any] = [None]
         if self.is_main:
             try:
@@ -124,7 +119,7 @@ class Processes:
         try:
             yield
         except HeadstartError as error:
-            if self.is_alone or error.is_shared:
+            if error.is_shared:
                 raise
             failure = Failure.of(error)
         for rank, each in enumerate(self.all_gather(failure)):
@@ -144,12 +139,10 @@ class Processes:
 
     def main_first(self, work: Callable[[], T]) -> T:
         """Do `work` on the main process, then on one process of each machine, then on the rest: they find it done."""
-        if self.is_alone:
-            return work()
         found: list[T] = []
-        for group in range(3):
+        for turn in range(3):
             with self.raise_on_all():
-                if group == (0 if self.is_main else 1 if self.info.local_rank == 0 else 2):
+                if turn == (0 if self.is_main else 1 if self.info.local_rank == 0 else 2):
                     found.append(work())
         return found[0]
 
@@ -157,16 +150,12 @@ class Processes:
 
     def start(self, device: torch.device, minutes: float) -> None:
         """Prepare for training on `device`: from now on a collective that waits longer than `minutes` is an error."""
-        if self.is_alone:
-            return
         dist.destroy_process_group()
         has_nccl = device.type == "cuda" and dist.is_nccl_available()
         _init_group(self.info, timedelta(minutes=minutes), "cpu:gloo,cuda:nccl" if has_nccl else "gloo")
 
     def all_reduce(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """The sum of each number over all processes; a name that some lack counts as zero there."""
-        if self.is_alone:
-            return dict(numbers)
         while True:
             unknown = [name for name in numbers if name not in self._names]
             row = [float(len(unknown)), *(float(numbers.get(name, 0)) for name in self._names)]
@@ -179,9 +168,6 @@ class Processes:
     def broadcast_tensors(self, tensors: Mapping[str, Tensor] | None) -> Iterator[tuple[str, Tensor]]:
         """The main process's named tensors on every process, one at a time."""
         assert (tensors is not None) == self.is_main
-        if self.is_alone:
-            yield from (tensors or {}).items()
-            return
         known = tensors or {}
         for name, shape, dtype in self.broadcast(lambda: [(k, t.shape, t.dtype) for k, t in known.items()]):
             tensor = known[name].cpu().contiguous() if self.is_main else torch.empty(shape, dtype=dtype)
@@ -198,24 +184,23 @@ def _difference(one: Any, other: Any, where: str = "") -> str:
     return f"{where or 'it'} is {other!r}, not {one!r}"
 
 
-ALONE = Processes()
 # A group that is destroyed together with the DDP module that uses it waits for itself (torch 2.13), so all are retained.
 _groups: list[Any] = []
 
 
 @contextmanager
-def init_processes() -> Iterator[Processes]:
-    """The processes that torchrun started for this run, or a single one."""
+def init_group() -> Iterator[Processes]:
+    """The processes that torchrun started for this run; it may have started a single one."""
     info = rank_info()
     if info.count == 1:
-        yield Processes(info)
+        yield JobProcess() if info.may_resume else ALONE
         return
     _end_with_parent()
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, cores() // info.local_count)))  # of the tokenizers
     with peer_errors():
         _init_group(info, PREPARATION)
         set_tcp_timeouts(VANISHED)
-        processes = Processes(info)
+        processes = ProcessGroup(info)
         try:
             yield processes
         except (Stopped, HeadstartError) as error:
@@ -274,3 +259,174 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     if os.getppid() != parent:  # it died in between
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def own_gpu(info: RankInfo) -> str:
+    """The name of this process's GPU."""
+    available = torch.cuda.device_count()
+    if info.local_count > available:
+        raise ConfigError(
+            f"{info.local_count} processes on one machine need as many GPUs, and this one has {available}",
+            hint=f"start {available} processes, or set training.device=cpu",
+        )
+    torch.cuda.set_device(info.local_rank)
+    return f"cuda:{info.local_rank}"
+
+
+# --- The rows of each process -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BatchShard:
+    """Rows of one batch of a step: slice `number` of `count` even ones."""
+
+    batch: int
+    number: int = 0
+    count: int = 1
+
+    def rows(self, total: int) -> tuple[int, int]:
+        """The first row, and the one after the last, of a batch of `total` rows."""
+        return total * self.number // self.count, total * (self.number + 1) // self.count
+
+
+def batch_shards(batches: int, rank: int, count: int) -> list[BatchShard]:
+    """The shards of one process in a step of so many batches; all processes have the same number.
+
+    Each process gets whole batches as long as there is one for each; the rest are cut into rows.
+    """
+    whole = batches // count * count
+    shards = [BatchShard(at + rank) for at in range(0, whole, count)]
+    return shards + [BatchShard(at, rank, count) for at in range(whole, batches)]
+
+
+def collate_shard(
+    shard: BatchShard, batches: Sequence[np.ndarray], collate: Callable[[np.ndarray, int], Batch], is_rowwise: bool
+) -> Batch:
+    """The shard's rows as a batch, with the labels that they have among all rows; a dummy where it has no rows.
+
+    `batches` are the row numbers of each batch of the step; `collate` makes a batch of some, given its number in the step.
+    """
+    rows = batches[shard.batch]
+    start, stop = shard.rows(len(rows))
+    is_dummy = start == stop
+    if is_dummy:
+        start, stop = 0, 1
+    if shard.count > 1 and is_rowwise:
+        batch = collate(rows[start:stop], shard.batch)
+    else:
+        batch = collate(rows, shard.batch)
+        batch = batch if shard.count == 1 else batch.rows(start, stop)
+    return replace(batch, is_dummy=True) if is_dummy else batch
+
+
+# --- The model in each process ------------------------------------------------------------------------------------------
+
+
+class CallModule(nn.Module):
+    """A model whose call is any work with it."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[Model], Any]) -> Any:
+        """What `work` returns for the model."""
+        return work(self.model)
+
+
+class DDPStrategy(SingleDevice):
+    """The whole model in each process; gradients are summed during the backward pass (DDP)."""
+
+    def __init__(self, model: Model, runtime: Runtime):
+        super().__init__(model, runtime)
+        self.scale = float(runtime.processes.count)
+        self._call = CallModule(model)
+        self._ddp: DistributedDataParallel | None = None
+        self._trained: list[nn.Parameter] = []
+
+    def refresh(self) -> None:
+        """Note which weights are trained; DDP looks once, so a change needs a new one."""
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        if len(trained) != len(self._trained):
+            self._ddp, self._trained = None, trained
+
+    def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
+        """The loss of each head on this process's rows; gradients are not exchanged before the last batch."""
+        if self._ddp is None:
+            self._ddp = self._wrap(objective, batch)
+        with nullcontext() if is_last else self._ddp.no_sync():
+            return self._ddp(lambda model: objective.losses(model, batch))
+
+    def _wrap(self, objective: Objective, batch: Batch) -> DistributedDataParallel:
+        """DDP that knows whether some weights (such as a pooler) do not affect the losses; a search at each step takes time."""
+        with torch.random.fork_rng([self.runtime.device] if self.runtime.device.type == "cuda" else []):
+            totals = [loss.total for loss in objective.losses(self.model, batch).values()]
+        grads = torch.autograd.grad(sum(totals[1:], totals[0]), self._trained, allow_unused=True)
+        unused = float(any(grad is None for grad in grads))
+        some_unused = bool(self.runtime.processes.all_reduce({"unused": unused})["unused"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # its new name is not in every supported torch
+            return DistributedDataParallel(
+                self._call, find_unused_parameters=some_unused, gradient_as_bucket_view=True, broadcast_buffers=False
+            )
+
+
+class FSDPStrategy(SingleDevice):
+    """A part of every matrix in each process; a block's matrices are gathered when it is computed (FSDP2).
+
+    Gradients are summed at every batch: to hold unsharded ones until the last would cost the memory that is saved.
+    """
+
+    def __init__(self, model: Model, runtime: Runtime):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes half a second to import
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        self._dtensor, self._distribute = DTensor, distribute_tensor
+        self.model, self.runtime = model, runtime
+        self.scale = float(runtime.processes.count)
+        # Matrices are gathered in autocast's precision; gradients are summed in float32.
+        policy = MixedPrecisionPolicy()
+        if runtime.precision != torch.float32:
+            policy = MixedPrecisionPolicy(runtime.precision, torch.float32, cast_forward_inputs=False)
+        self._mesh = init_device_mesh(runtime.device.type, (runtime.processes.count,))
+        for block in [module for module in model.modules() if isinstance(module, Block)]:
+            matrices: list[nn.Module] = [part for part in block.modules() if isinstance(part, nn.Linear)]
+            fully_shard(matrices, mesh=self._mesh, mp_policy=policy)
+        self._root: Any = fully_shard(CallModule(model), mesh=self._mesh)
+        model.to(runtime.device)  # buffers
+
+    def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
+        """The loss of each head on this process's rows."""
+        return self._root(lambda model: objective.losses(model, batch))
+
+    def read(self, work: Callable[[Model], T]) -> T:
+        """What `work` returns; weights outside of blocks are gathered meanwhile, and each block gathers its own."""
+        with torch.no_grad():
+            found = self._root(work)
+        self._root.reshard()
+        return found
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gathered one by one; only the main process retains them."""
+        unsharded = {}
+        for name, tensor in tensors.items():
+            full = tensor.full_tensor().cpu() if isinstance(tensor, self._dtensor) else tensor
+            if self.runtime.processes.is_main:
+                unsharded[name] = full
+        return unsharded
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Cut out of the unsharded tensor, which every process has."""
+        if not isinstance(like, self._dtensor) or tensor.shape != like.shape:
+            return tensor
+        return self._distribute(tensor.to(self.runtime.device), like.device_mesh, like.placements, src_data_rank=None)
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """Gathered; every process gets it."""
+        return tensor.full_tensor() if isinstance(tensor, self._dtensor) else tensor
+
+
+def make_strategy(model: Model, runtime: Runtime) -> SingleDevice:
+    """The model as each of several processes holds it."""
+    return FSDPStrategy(model, runtime) if runtime.is_sharded else DDPStrategy(model, runtime)

@@ -1,18 +1,24 @@
-"""Predictions and losses of a model that is not changed; several processes share the work."""
+"""Passes over a dataset with a frozen backbone: predictions, losses, and the training of a head (linear probing)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from headstart.batch import Batch, EncodedExample
 from headstart.data.samplers import Loader, TextLoader
+from headstart.models.heads import ClassHead
 from headstart.models.model import Model
 from headstart.objectives.base import Objective, Vocabulary
-from headstart.training.runtime import Runtime, generator_for
+from headstart.training.runtime import ALONE, Runtime, generator_for
 
 EVALUATION_SEED = 20180611  # masks drawn in evaluations are the same in every run
+MAX_TEXTS = 4_000  # more texts hardly change a linear head
+ITERATIONS = 100  # of L-BFGS
+WEIGHT_PENALTY = 3.0  # on the sum of squared weights, beside the summed loss
 
 
 def predict_probabilities(
@@ -98,3 +104,56 @@ def eval_subset(count: int, size: int | None) -> np.ndarray:
     if size is None or size >= count:
         return np.arange(count)
     return np.linspace(0, count - 1, size).round().astype(int)
+
+
+def fit_head(
+    model: Model,
+    head: ClassHead,
+    objective: Objective,
+    rows: Sequence[EncodedExample],
+    vocabulary: Vocabulary,
+    runtime: Runtime,
+) -> None:
+    """Train the class head alone, on cached vectors of the training texts (Kumar et al., 2022).
+
+    Fine-tuning then starts from a head that knows the classes, and its first gradients do not distort the backbone.
+    """
+    step = max(1, -(-len(rows) // MAX_TEXTS))
+    sample = list(rows[::step])
+    vectors = pooled_vectors(model, head, objective, sample, vocabulary, runtime)
+    labels = torch.tensor([int(row.label or 0) for row in sample])
+    weights, penalty = list(head.parameters()), WEIGHT_PENALTY / len(sample)
+    device = weights[0].device
+    head.cpu().eval()
+    optimizer = torch.optim.LBFGS(weights, max_iter=ITERATIONS, history_size=10, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(head.classify(vectors), labels)
+        loss = loss + penalty * sum((weight**2).sum() for weight in weights)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    optimizer.zero_grad(set_to_none=True)
+    head.to(device)
+
+
+def pooled_vectors(
+    model: Model,
+    head: ClassHead,
+    objective: Objective,
+    rows: Sequence[EncodedExample],
+    vocabulary: Vocabulary,
+    runtime: Runtime,
+) -> Tensor:
+    """The vector that the head reads of each text (N, D), on the CPU in float32; every process computes all."""
+    model.to(runtime.device).eval()
+    loader = TextLoader(rows, runtime.eval_batch_tokens, shuffled=False, padding=runtime.eval_max_padding)
+    alone = replace(runtime, processes=ALONE, is_sharded=False)
+
+    def pooled(batch: Batch) -> Tensor:
+        hidden = model.backbone(batch, head.places(batch.attention_mask))
+        return head.pooled(hidden, batch, model.backbone)
+
+    return torch.from_numpy(compute_rows(pooled, objective, loader, len(rows), vocabulary, alone))

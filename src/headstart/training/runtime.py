@@ -1,22 +1,82 @@
-"""The machine that a run uses: device, precision, random seeds, and signals to stop."""
+"""The machine that a run uses: processes, device, precision, random seeds, and signals to stop."""
 
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from headstart import fast
 from headstart.config import TrainingConfig
 from headstart.errors import ConfigError
-from headstart.training.distributed import ALONE, Processes
-from headstart.training.launch import rank_info, require_single_process
+from headstart.training.launch import RankInfo, rank_info, require_single_process
+
+T = TypeVar("T")
+
+
+class Processes:
+    """The processes of a run: a single one, which sends nothing. `distributed.ProcessGroup` is several."""
+
+    info = RankInfo()
+    rank, count = 0, 1
+    is_alone = is_main = True
+    may_resume = False  # True = the same command as before resumes its unfinished run
+    seed_offset: tuple[int, ...] = ()  # makes this process's random draws differ from the others'
+
+    def all_gather(self, value: T) -> list[T]:
+        """The value of every process, by rank."""
+        return [value]
+
+    def broadcast(self, work: Callable[[], T]) -> T:
+        """What `work` returns on the main process, or the error that it raises there, on every process."""
+        return work()
+
+    def raise_on_all(self) -> AbstractContextManager[None]:
+        """Work that each process does by itself; the error of any of them is raised by all."""
+        return nullcontext()
+
+    def assert_equal(self, content: Any, what: str = "settings") -> None:
+        """Raise an error if this process was given other content than the main one."""
+
+    def main_first(self, work: Callable[[], T]) -> T:
+        """Do `work` on the main process, then on one process of each machine, then on the rest: they find it done."""
+        return work()
+
+    def start(self, device: torch.device, minutes: float) -> None:
+        """Prepare for training on `device`: from now on a collective that waits longer than `minutes` is an error."""
+
+    def all_reduce(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The sum of each number over all processes; a name that some lack counts as zero there."""
+        return dict(numbers)
+
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor] | None) -> Iterable[tuple[str, Tensor]]:
+        """The main process's named tensors on every process, one at a time."""
+        return (tensors or {}).items()
+
+
+class JobProcess(Processes):
+    """A single process that a scheduler's torchrun started, and may start again."""
+
+    may_resume = True
+
+
+ALONE = Processes()
+
+
+def init_processes() -> AbstractContextManager[Processes]:
+    """The processes that torchrun started for this run, or a single one."""
+    if "RANK" not in os.environ:
+        return nullcontext(ALONE)
+    from headstart.training.distributed import init_group
+
+    return init_group()
 
 
 @dataclass(frozen=True)
@@ -75,7 +135,8 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
     Without `processes` this must be a single process.
     """
     if processes is None:
-        require_single_process("this command")
+        if "RANK" in os.environ:
+            require_single_process("this command")
         processes = ALONE
     fast.set_enabled(config.fast)
     if config.deterministic:
@@ -84,7 +145,9 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not processes.is_alone:
-        name = _own_gpu(processes)
+        from headstart.training.distributed import own_gpu
+
+        name = own_gpu(processes.info)
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -124,18 +187,6 @@ def cudnn_attention() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def _own_gpu(processes: Processes) -> str:
-    """The name of this process's GPU."""
-    info, available = processes.info, torch.cuda.device_count()
-    if info.local_count > available:
-        raise ConfigError(
-            f"{info.local_count} processes on one machine need as many GPUs, and this one has {available}",
-            hint=f"start {available} processes, or set training.device=cpu",
-        )
-    torch.cuda.set_device(info.local_rank)
-    return f"cuda:{info.local_rank}"
-
-
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the device has bfloat16 arithmetic, which is faster than float32 then."""
     if device.type == "cuda":
@@ -173,7 +224,7 @@ def generator_for(*numbers: int) -> torch.Generator:
 
 
 class StopSignal:
-    """Whether a signal told the run to stop, and which."""
+    """The signal to stop that was received, if any."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -198,7 +249,7 @@ def graceful_shutdown() -> Iterator[StopSignal]:
 
     def on_signal(number: int, frame: object) -> None:
         stop.signal = number
-        if not rank_info().is_launched:
+        if "RANK" not in os.environ or not rank_info().is_launched:
             restore()
 
     with suppress(ValueError):  # signals are the main thread's alone

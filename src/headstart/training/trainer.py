@@ -8,11 +8,14 @@ losses and counts are summed over all of them.
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,16 +26,18 @@ from headstart.errors import Diverged, Stopped
 from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective, Vocabulary
 from headstart.training.callbacks import Evaluated, Event, Saved, StepDone
-from headstart.training.compile import CompiledSteps, should_compile
-from headstart.training.ema import WeightAverage
-from headstart.training.lr_schedule import lr_factor
-from headstart.training.optimizers import make_optimizer, set_trainable_layers
-from headstart.training.parallel import batch_shards, collate_shard, make_strategy
-from headstart.training.prefetch import prefetch
-from headstart.training.runtime import Runtime, StopSignal, cudnn_attention, seed_everything
+from headstart.training.optimizers import WeightAverage, lr_factor, make_optimizer, set_trainable_layers
+from headstart.training.runtime import Runtime, StopSignal, cudnn_attention, generator_for, seed_everything
+
+if TYPE_CHECKING:
+    from headstart.training.compile import CompiledSteps
 
 REPORT_STEPS = 10  # between two StepDone events
+PREFETCHED_STEPS = 4  # whose batches are ready at most
 PARTS = ("model", "optimizer", "best", "average")  # of a checkpoint; the last two only where they exist
+
+
+T = TypeVar("T")
 
 
 class Meters:
@@ -42,16 +47,14 @@ class Meters:
         self.sums: dict[str, Any] = {}  # numbers, and tensors on the device
 
     def add(self, losses: Mapping[str, Loss], batch: Batch) -> None:
-        """Add what one batch gave."""
+        """Add the losses of one batch, and its size."""
+        added: dict[str, Any] = {"tokens": batch.num_tokens, "positions": batch.num_positions}
         for name, loss in losses.items():
-            self._add(f"loss {name}", loss.total.detach().float())
-            self._add(f"count {name}", loss.count)
-            self._add(f"correct {name}", loss.correct.detach())
-        self._add("tokens", batch.num_tokens)
-        self._add("positions", batch.num_positions)
-
-    def _add(self, name: str, value: Any) -> None:
-        self.sums[name] = self.sums.get(name, 0) + value
+            added[f"loss {name}"] = loss.total.detach().float()
+            added[f"count {name}"] = loss.count
+            added[f"correct {name}"] = loss.correct.detach()
+        for name, value in added.items():
+            self.sums[name] = self.sums.get(name, 0) + value
 
     def values(self) -> dict[str, float]:
         """All sums as numbers."""
@@ -107,6 +110,60 @@ def weighted_mean(losses: Mapping[str, Loss], label_counts: Mapping[str, int]) -
     return sum(means[1:], means[0])
 
 
+def prefetch(steps: Iterator[list[Batch]], pin_memory: bool) -> Iterator[list[Batch]]:
+    """The batches of each step, prepared ahead in another thread, so that a GPU never waits for its next one.
+
+    torch's DataLoader would need another process, which could not share the mapped corpus and its caches.
+    """
+
+    def prepare() -> list[Batch] | None:
+        parts = next(steps, None)
+        if parts is None:
+            return None
+        ready = [part.pin_memory() if pin_memory else part for part in parts]
+        for part in ready:
+            _ = part.num_tokens, part.label_counts  # cached, so that the step does not count
+        return ready
+
+    with ThreadPoolExecutor(max_workers=1) as worker:
+        waiting = deque(worker.submit(prepare) for _ in range(PREFETCHED_STEPS))
+        while (parts := waiting.popleft().result()) is not None:
+            waiting.append(worker.submit(prepare))
+            yield parts
+
+
+class SingleDevice:
+    """The whole model in one process; `distributed` has the same for several."""
+
+    scale = 1.0  # of a loss, so that gradients over all processes are sums
+
+    def __init__(self, model: Model, runtime: Runtime):
+        self.model, self.runtime = model.to(runtime.device), runtime
+
+    def refresh(self) -> None:
+        """Note which weights are trained, before a step."""
+
+    def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
+        """The loss of each head on this process's rows; gradients are exchanged in the backward pass of the last batch."""
+        return objective.losses(self.model, batch)
+
+    def read(self, work: Callable[[Model], T]) -> T:
+        """What `work` returns for the model outside of a step."""
+        return work(self.model)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the model or its optimizer, unsharded."""
+        return dict(tensors)
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """This process's part of an unsharded tensor that belongs to the weight `like`."""
+        return tensor
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """The unsharded matrix of which this process holds a part."""
+        return tensor
+
+
 class Trainer:
     """A model, its objective and data, and the state between steps."""
 
@@ -130,19 +187,33 @@ class Trainer:
         self.stop = stop if stop is not None else StopSignal()
         self.may_select_initial = may_select_initial
         set_trainable_layers(model, training.freeze_backbone, training.gradual_unfreezing_epochs, 0)
-        self.strategy = make_strategy(model, runtime)
+        self.strategy = self._make_strategy()
         self.optimizer = make_optimizer(model, config.optimizer, self.strategy if runtime.is_sharded else None)
         self.state = State()
         self.best: dict[str, Tensor] | None = None
-        self.average = WeightAverage(training)
+        self.average = None if training.weight_averaging == "none" else WeightAverage(training)
         self.total_steps = self._total_steps()
-        self.compiled: CompiledSteps | None = None
-        if should_compile(config, model, objective, runtime, self.total_steps):
-            self.compiled = CompiledSteps(model, objective)
+        self.compiled = self._compile_steps()
         self._meters = Meters()
         self._unfrozen_epoch = 0  # the epoch for which trainable layers were last set
         self._start = self._last_save = time.monotonic()
         self._last_report = 0.0  # in seconds of the run
+
+    def _make_strategy(self) -> SingleDevice:
+        if self.runtime.processes.is_alone:
+            return SingleDevice(self.model, self.runtime)
+        from headstart.training.distributed import make_strategy
+
+        return make_strategy(self.model, self.runtime)
+
+    def _compile_steps(self) -> "CompiledSteps | None":
+        wanted = self.config.training.compile
+        if not wanted or (wanted == "auto" and self.runtime.device.type == "cpu"):
+            return None
+        from headstart.training.compile import CompiledSteps, should_compile
+
+        is_worthwhile = should_compile(self.config, self.model, self.objective, self.runtime, self.total_steps)
+        return CompiledSteps(self.model, self.objective) if is_worthwhile else None
 
     # --- Budget -----------------------------------------------------------------------------------------------------
 
@@ -218,16 +289,25 @@ class Trainer:
         return steps if device == "cpu" else prefetch(steps, pin_memory=device == "cuda")
 
     def _collated(self) -> Iterator[list[Batch]]:
-        epoch, start, step = self.state.epoch, self.state.batch, self.state.step
-        training, processes, order = self.config.training, self.runtime.processes, self.loader.batches(epoch)
-        for at in range(start, len(order), training.gradient_accumulation_steps):
-            rows = order[at : at + training.gradient_accumulation_steps]
-            seeds = (training.seed, step, 1)
-            yield [
-                collate_shard(shard, rows, epoch, self.objective, self.loader, self.vocabulary, seeds)
-                for shard in batch_shards(len(rows), processes.rank, processes.count)
-            ]
-            step += 1
+        epoch, start, first = self.state.epoch, self.state.batch, self.state.step
+        size, order = self.config.training.gradient_accumulation_steps, self.loader.batches(epoch)
+        for step, at in enumerate(range(start, len(order), size), first):
+            yield self._collate_step(order[at : at + size], epoch, step)
+
+    def _collate_step(self, batches: Sequence[np.ndarray], epoch: int, step: int) -> list[Batch]:
+        """This process's batches of a step, from the row numbers of all batches."""
+
+        def collate(rows: np.ndarray, number: int) -> Batch:
+            seeds = (self.config.training.seed, step, 1, *((number,) if number else ()))
+            return self.objective.collate(self.loader.fetch(rows, epoch), self.vocabulary, generator_for(*seeds))
+
+        processes = self.runtime.processes
+        if processes.is_alone:
+            return [collate(rows, number) for number, rows in enumerate(batches)]
+        from headstart.training.distributed import batch_shards, collate_shard
+
+        shards = batch_shards(len(batches), processes.rank, processes.count)
+        return [collate_shard(shard, batches, collate, self.objective.is_rowwise) for shard in shards]
 
     def step(self, parts: list[Batch]) -> None:
         """One update of the weights, by the gradients of the mean loss over all parts together."""
@@ -333,7 +413,7 @@ class Trainer:
         self._meters.sums, self._last_report = {}, state.seconds
 
     def _update_average(self, is_done: bool) -> None:
-        if self.average.kind == "none":
+        if self.average is None:
             return
         state, steps, epochs = self.state, self.steps_in(0), self.config.training.max_epochs
         left = (self.total_steps - state.step) / steps if self.total_steps is not None else 0.0
@@ -370,7 +450,8 @@ class Trainer:
         if self.evaluate is None or not self._is_evaluation_due():
             return
         self.model.eval()
-        with self.average.applied_to(self.model):
+        average = self.average
+        with average.applied_to(self.model) if average is not None and average.tensors else nullcontext():
             found = self.strategy.read(self.evaluate)
             state = self.state
             state.evaluated_step, state.evaluated_progress = state.step, self.progress
@@ -389,7 +470,7 @@ class Trainer:
         """Load the final weights into the model: the best on validation, or the last ones or their average."""
         if self.config.training.checkpoint_selection == "best" and self.best is not None:
             self.model.load_state_dict(self.best)
-        elif self.average.tensors:
+        elif self.average is not None and self.average.tensors:
             self.model.load_state_dict(self.average.tensors)
         self.model.eval()
 
@@ -398,7 +479,7 @@ class Trainer:
         found = {"model": self.model.state_dict(), "optimizer": self.optimizer.tensors()}
         if self.best is not None:
             found["best"] = self.best
-        if self.average.tensors:
+        if self.average is not None and self.average.tensors:
             found["average"] = self.average.tensors
         return {name: self.strategy.whole(tensors) for name, tensors in found.items()}
 
@@ -418,6 +499,6 @@ class Trainer:
                 tensors = {key: tensor.to(self.runtime.device) for key, tensor in tensors.items()}
                 if name == "best":
                     self.best = tensors
-                else:
+                elif self.average is not None:
                     self.average.tensors = tensors
         self.state = State.from_dict(state)

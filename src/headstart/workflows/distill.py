@@ -17,9 +17,8 @@ from headstart.inference.loaded_model import LoadedModel, RunInputs, Tokenizers,
 from headstart.objectives.base import Objective
 from headstart.objectives.distillation import DISTILLED, Distillation, can_teach, distill
 from headstart.training.callbacks import Note, OnEvent
-from headstart.training.distributed import ALONE
 from headstart.training.evaluate import predict_probabilities
-from headstart.training.runtime import Runtime
+from headstart.training.runtime import ALONE, Runtime
 
 
 @dataclass(frozen=True)

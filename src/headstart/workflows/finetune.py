@@ -37,10 +37,8 @@ from headstart.models.model import HeadSpec, Model, build_model, reordered, tran
 from headstart.objectives.base import Objective
 from headstart.results import Score, TransferReport, with_nan
 from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
-from headstart.training.distributed import init_processes
-from headstart.training.evaluate import eval_subset, predict_probabilities
-from headstart.training.linear_probe import fit_head
-from headstart.training.runtime import seed_everything, start_runtime
+from headstart.training.evaluate import eval_subset, fit_head, predict_probabilities
+from headstart.training.runtime import init_processes, seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import DatasetFacts, explain_settings, finetune_config

@@ -30,9 +30,8 @@ from headstart.objectives import make_objective
 from headstart.objectives.seq2seq import Seq2Seq
 from headstart.results import TransferReport, TranslationScore
 from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
-from headstart.training.distributed import init_processes
 from headstart.training.evaluate import eval_subset, loss_sums
-from headstart.training.runtime import start_runtime
+from headstart.training.runtime import init_processes, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.finetune_defaults import fit_length, with_backbone
 from headstart.workflows.plan import sharded_translator_error

@@ -100,7 +100,7 @@ def announce(
         config,
         device,
         cluster=Cluster(rank.local_count, max(1, rank.count // rank.local_count), sharded=runtime.is_sharded),
-        can_compile=can_compile(device.kind),
+        can_compile=device.kind == "cuda" and can_compile(device.kind),
         vocabulary=vocabulary,
         classes=max(2, classes),
         tokens=tokens if config.training.max_epochs is not None else None,

@@ -34,9 +34,8 @@ from headstart.objectives.base import Objective
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.results import LanguageScore, TransferReport
 from headstart.training.callbacks import Note, OnEvent, ignore_event
-from headstart.training.distributed import Processes, init_processes
 from headstart.training.evaluate import loss_sums
-from headstart.training.runtime import start_runtime
+from headstart.training.runtime import Processes, init_processes, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import describe, fit_length, with_backbone

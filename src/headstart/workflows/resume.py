@@ -4,8 +4,7 @@ from pathlib import Path
 
 from headstart.results import Comparison
 from headstart.training.callbacks import OnEvent, ignore_event
-from headstart.training.distributed import init_processes
-from headstart.training.runtime import start_runtime
+from headstart.training.runtime import init_processes, start_runtime
 from headstart.workflows.compare import is_comparison, resume_compare
 from headstart.workflows.finetune import Finetuned, FinetuneJob
 from headstart.workflows.finetune_seq2seq import FinishedTranslator, TranslationJob

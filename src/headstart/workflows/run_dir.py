@@ -33,8 +33,7 @@ from headstart.inference.loaded_model import (
 )
 from headstart.results import Provenance, TransferReport
 from headstart.training.callbacks import OnEvent, RunLog, TensorBoardLog, call_all
-from headstart.training.distributed import ALONE, Processes
-from headstart.training.runtime import Runtime
+from headstart.training.runtime import ALONE, Processes, Runtime
 from headstart.training.trainer import Trainer
 
 # --- The lock -------------------------------------------------------------------------------------------------------

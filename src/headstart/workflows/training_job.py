@@ -118,7 +118,7 @@ class TrainingJob(ABC, Generic[Content, Result]):
             versions = {name: metadata.version(name) for name in ("headstart", "torch")}
             base = "" if self.base is None else content_hash(self.base.info.to_dict())
             self.processes.assert_equal({**self.config.model_dump(), "base": base, "version of": versions})
-        own = self._find_own_run(out) if self.processes.info.may_resume else None
+        own = self._find_own_run(out) if self.processes.may_resume else None
         run_dir = RunDir(out, self.processes) if own else RunDir.create(out, self.processes)
         with run_dir:
             if own is not None:
