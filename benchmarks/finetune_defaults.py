@@ -62,7 +62,7 @@ def run_cell(given: tuple[TextSet, int, str, int, Path]) -> dict[str, Any]:
     text_set, labels, variant, seed, work = given
     base, part = BASES[text_set.language], text_set.part(seed)
     common = {
-        "training": {"seed": seed, "precision": "fast"},
+        "training": {"seed": seed, "precision": "bf16"},
         "data": {"train_size": labels if labels < text_set.train else None},
     }
     draft, _ = finetune_config(None, None, common)
@@ -151,7 +151,7 @@ NOTES = """
 ## Also measured
 
 Single runs on whole validation parts (400 texts for TREC and banking77), while the rule was made: `headstart finetune BASE DATA
---labels N --set training.precision=fast` with the settings of the row, seed 0, on the way to commit a30a0ad. French topics
+--labels N --set training.precision=bf16` with the settings of the row, seed 0, on the way to commit a30a0ad. French topics
 (sources of French reviews) and the news clusters (k-means of news paragraphs) were cut by hand and are not published. Each row
 says what the rule avoids or does without; none is precise to more than two or three points.
 

@@ -2,8 +2,8 @@
 
 Server and client (load_client.py) are processes of their own, on the same cores; the client costs little and checks every
 answer. The weights are fresh: speed does not depend on what they learnt. Writes benchmarks/results/serve-<device>.md and .json.
-    python benchmarks/serve_load.py [--preset tiny] [--precision fast] [--reviews 1] [--seconds 20] [--clients 64] [--requests 20000]
-With --precision fast all of it, one call at a time as well, is measured so; the rival stays in float32.
+    python benchmarks/serve_load.py [--preset tiny] [--precision bf16] [--reviews 1] [--seconds 20] [--clients 64] [--requests 20000]
+With --precision bf16 all of it, one call at a time as well, is measured so; the rival stays in float32.
 The rival needs the `transformers` package; without it that part is left out and the report says so.
 """
 
@@ -271,7 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", default="tiny")
     parser.add_argument(
-        "--precision", default="auto", help="of `headstart serve`: fast = bfloat16 where the processor has it"
+        "--precision", default="auto", help="of `headstart serve`: bf16 = bfloat16 where the processor has it"
     )
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=64)

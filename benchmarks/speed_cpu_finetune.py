@@ -58,7 +58,7 @@ def main() -> None:
         "(b) Trainer": trainer(train_sampling_strategy="group_by_length"),
         "(a) notebook": started(notebook_classifier(tokens, labels, tokenizer.size, tokenizer.pad_id)),
         "(b) Trainer, batches as they come": trainer(),
-        "headstart, bfloat16": started(ours(task, {"training": {"precision": "fast"}})),
+        "headstart, bfloat16": started(ours(task, {"training": {"precision": "bf16"}})),
     }
     top = ceiling()
     rates = [own()]

@@ -91,7 +91,7 @@ def lab(data: str, steps: int) -> dict[str, Callable[[], float]]:
     config = resolve("pretrain", "lab", {"training": {"tokens_per_batch": 2048, "precision": "float32"}})
     tokenizer, rows = reviews(data, open_tokenizer(data), config)
     wide = config.with_({"training": {"tokens_per_batch": 8192}})
-    fast = config.with_({"training": {"precision": "fast"}})
+    fast = config.with_({"training": {"precision": "bf16"}})
     theirs = [{"input_ids": row, "length": len(row)} for row in rows]
     stream = np.concatenate(rows)
     blocks = [{"input_ids": stream[at : at + 257]} for at in range(0, len(stream) - 257, 256)]
@@ -126,7 +126,7 @@ def masked(preset: str, batch: int, steps: int, data: str) -> dict[str, Callable
         "(b) Trainer": lambda: trainer.rate(steps, lambda batch: batch["input_ids"].numel()),
         "headstart, Muon": steps_at(ours(config.with_({"optimizer": {"name": "muon"}}), rows, tokenizer), steps),
         "headstart, bfloat16": steps_at(
-            ours(config.with_({"training": {"precision": "fast"}}), rows, tokenizer), steps
+            ours(config.with_({"training": {"precision": "bf16"}}), rows, tokenizer), steps
         ),
     }
 

@@ -121,7 +121,7 @@ class Cell:
     budget: int
     labels: int
     seed: int
-    precision: str = "auto"  # of training: auto is float32 on a CPU, fast is bfloat16 products
+    precision: str = "auto"  # of training: auto is float32 on a CPU, bf16 is bfloat16 products
 
     @property
     def column(self) -> str:
@@ -777,7 +777,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--labels", default="50,200,1600", help="label budgets")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--precision", default="auto", help="of training: auto, or fast for bfloat16 products")
+    parser.add_argument("--precision", default="auto", help="of training: auto, or bf16 for bfloat16 products")
     parser.add_argument("--processes", type=int, default=1, help="with 2 or more, each has one thread")
     parser.add_argument("--work", type=Path, default=Path("runs/transfer-suite"), help="the cache")
     parser.add_argument("--out", type=Path, default=RESULTS / "transfer-suite", help="without .md")

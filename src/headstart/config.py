@@ -1,8 +1,8 @@
 """Settings: one frozen schema for presets, TOML files, `--set section.key=value` and saved runs.
 
-A wrong setting dies here, before any data is read. Sections are merged in the order: defaults (for fine-tuning,
-those of `workflows/finetune_defaults.py`), preset (its part for the job), recommendation of the base that is
-fine-tuned, TOML file, flags.
+A wrong setting is an error before any data is read. Later sections replace earlier ones: defaults (for fine-tuning,
+those of `workflows/finetune_defaults.py`), the preset's part for the job, what the base recommends, the TOML file,
+flags.
 """
 
 import tomllib
@@ -20,7 +20,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 
 class Section(BaseModel):
-    """A group of settings; frozen, and no unknown key passes."""
+    """A group of settings, which is frozen; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
@@ -91,11 +91,11 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "ModelConfig":
-        heads, groups = self.num_heads, self.num_kv_heads or self.num_heads
+        heads, groups, width = self.num_heads, self.num_kv_heads or self.num_heads, self.hidden_size
         _refuse(
             (
-                bool(heads % groups),
-                f"model.num_heads {heads} is no multiple of model.num_kv_heads {groups}",
+                heads % groups != 0,
+                f"model.num_heads {heads} is not a multiple of model.num_kv_heads {groups}",
                 "each head of keys and values is shared by equally many heads",
             ),
             (
@@ -104,13 +104,13 @@ class ModelConfig(Section):
                 "set model.norm_first=true, or leave model.norm_first_layer out",
             ),
             (
-                bool(self.hidden_size % heads),
-                f"model.hidden_size {self.hidden_size} is no multiple of model.num_heads {heads}",
-                f"try {self.hidden_size - self.hidden_size % heads + heads}",
+                width % heads != 0,
+                f"model.hidden_size {width} is not a multiple of model.num_heads {heads}",
+                f"try {width - width % heads + heads}",
             ),
             (
-                self.position_embedding == "rotary" and self.hidden_size // heads % 2 == 1,
-                f"rotary positions need an even size per attention head, not {self.hidden_size // heads}",
+                self.position_embedding == "rotary" and width // heads % 2 == 1,
+                f"rotary positions need an even size per attention head, not {width // heads}",
                 "change model.num_heads, or set model.position_embedding=sinusoidal",
             ),
         )
@@ -127,7 +127,7 @@ class TokenizerConfig(Section):
 
 
 class ObjectiveConfig(BaseModel):
-    """What is asked; the other keys are the fields of the objective called `name`."""
+    """What the model learns; the other keys are the fields of the objective called `name`."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str = Field("", description="what to learn: causal-lm, masked-lm, classify, translate and others")
@@ -166,10 +166,9 @@ class LrScheduleConfig(Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "LrScheduleConfig":
-        has_warmup = self.warmup_steps is not None or self.warmup_ratio > 0
         _refuse(
             (
-                self.name == "inverse-square-root" and not has_warmup,
+                self.name == "inverse-square-root" and self.warmup_steps is None and self.warmup_ratio == 0,
                 "inverse-square-root decays from the end of warmup, and lr_schedule.warmup_ratio is 0",
                 "set lr_schedule.warmup_steps=4000, or a share of the budget as lr_schedule.warmup_ratio",
             )
@@ -190,8 +189,8 @@ class TrainingConfig(Section):
     gradient_accumulation_steps: int = Field(1, ge=1, description="batches in one step")
     seed: int = Field(0, ge=0, lt=2**31, description="random seed")
     device: str = Field("auto", description="where to compute: auto, cpu, cuda, mps")
-    precision: Literal["auto", "fast", "float32", "bfloat16"] = Field(
-        "auto", description="auto = bfloat16 on a GPU that has it; fast = also on such a CPU"
+    precision: Literal["auto", "bf16", "float32", "bfloat16"] = Field(
+        "auto", description="auto = bfloat16 on a GPU that has it; bf16 = also on a CPU that has it; bfloat16 = always"
     )
     compile: bool | Literal["auto"] = Field(
         False, description="torch.compile, for about a minute; auto = for long runs on a GPU"
@@ -264,15 +263,13 @@ class TrainingConfig(Section):
 
 
 BUDGETS = ("max_epochs", "max_steps", "max_tokens", "max_minutes")
-# Settings of training that say where and how it is done, not what comes out: another machine may have others.
+# Settings of training that do not change the result: another machine may have others.
 MACHINE_SETTINGS = (
-    "device", "precision", "compile", "fast", "fsdp", "ddp_timeout_minutes", "deterministic", "save_steps", "save_minutes",
-    "ignore_memory_check",
-    "tensorboard",
+    "device", "precision", "compile", "fast", "fsdp", "ddp_timeout_minutes", "deterministic", "save_steps",
+    "save_minutes", "ignore_memory_check", "tensorboard",
 )  # fmt: skip
-
-
 PATH_SETTINGS = ("exclude_eval_texts_of",)  # settings of data that name other sets
+TABLE_SETTINGS = ("label_map",)  # settings that are tables by themselves
 
 
 class DataConfig(Section):
@@ -318,32 +315,27 @@ class RunConfig(Section):
         return parse(RunConfig, merge(self.model_dump(), changes))
 
 
-TABLE_SETTINGS = ("label_map",)  # settings that are tables by themselves
-
-
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """`lower` overlaid by `upper`, section by section.
-
-    A budget, an objective, a way to tell the warm-up, or which rows and labels are meant, replaces the one below.
-    """
+    """`lower` overlaid by `upper`, section by section; a budget, an objective or a warmup replaces the lower one."""
     merged = dict(lower)
     for key, value in upper.items():
-        if key not in TABLE_SETTINGS and isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            below = merged[key]
-            if key == "training" and any(value.get(name) is not None for name in BUDGETS):
-                below = {name: old for name, old in below.items() if name not in BUDGETS}
-            if key == "objective" and value.get("name", below.get("name")) != below.get("name"):
-                below = {}  # another objective has other settings
-            if key == "lr_schedule" and value.get("warmup_ratio") is not None:
-                below = {name: old for name, old in below.items() if name != "warmup_steps"}
-            merged[key] = merge(below, value)
-        else:
+        below = merged.get(key)
+        if key in TABLE_SETTINGS or not isinstance(value, Mapping) or not isinstance(below, Mapping):
             merged[key] = value
+            continue
+        replaced: tuple[str, ...] = ()
+        if key == "training" and any(value.get(name) is not None for name in BUDGETS):
+            replaced = BUDGETS
+        if key == "lr_schedule" and value.get("warmup_ratio") is not None:
+            replaced = ("warmup_steps",)
+        if key == "objective" and value.get("name", below.get("name")) != below.get("name"):
+            replaced = tuple(below)  # another objective has other settings
+        merged[key] = merge({name: old for name, old in below.items() if name not in replaced}, value)
     return merged
 
 
 def parse(schema: type[Schema], content: Mapping[str, Any], where: str = "") -> Schema:
-    """`content` checked against `schema`; the first fault becomes a sentence with a hint."""
+    """Validate `content` against `schema`; the first error becomes a sentence with a hint."""
     if not isinstance(content, Mapping):
         raise ConfigError(
             f"{where or 'a section of settings'} is {content!r}, and should be a table of settings",
@@ -376,7 +368,7 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> dict[str, Any]:
-    """A preset's raw sections: body, tokenizer, and a part for each job."""
+    """A preset's sections: model, tokenizer, and a part for each job."""
     pick(dict.fromkeys(preset_names()), name, "preset")
     return tomllib.loads(resources.files("headstart.presets").joinpath(f"{name}.toml").read_text("utf-8"))
 
@@ -390,7 +382,7 @@ def load_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="name a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no readable TOML: {error}", hint="mend the file at that place") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}", hint="correct the file at that line") from None
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:

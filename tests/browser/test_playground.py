@@ -145,7 +145,7 @@ def test_a_problem_is_shown_with_its_hint(page):
     page.type("#plan-attention-heads", "3")
     page.send("plan")
     assert page.is_shown("#problem")
-    assert "no multiple" in page.text("#problem")
+    assert "not a multiple" in page.text("#problem")
     assert "try 12" in page.text("#problem")
     lines = page.console()
     assert all("409" in line["message"] for line in lines)  # the browser itself notes the status

@@ -104,7 +104,7 @@ def test_a_config_without_a_model_type_is_refused(folder, tmp_path):
         ({"hidden_size": ...}, "has no hidden_size"),
         ({"hidden_size": "16"}, "hidden_size"),
         ({"hidden_size": 0}, "hidden_size"),
-        ({"hidden_size": 15, "head_dim": 7}, "no multiple"),
+        ({"hidden_size": 15, "head_dim": 7}, "not a multiple"),
         ({"num_hidden_layers": 3}, "the weights hold no model.layers.2"),
         ({"num_hidden_layers": 1}, "a layer more than"),
         ({"intermediate_size": 25}, "config.json asks for"),

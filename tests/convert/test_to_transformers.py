@@ -181,8 +181,8 @@ def test_a_model_that_came_out_otherwise_is_not_left_behind(tmp_path, monkeypatc
 def test_tokens_that_came_out_otherwise_are_not_left_behind(tmp_path, monkeypatch):
     bundle, real = make_bundle("masked-lm"), exporter.save_tokenizer
 
-    def wrong(tokenizer, folder, **words):
-        number = real(tokenizer, folder, **words)
+    def wrong(bundle, tokenizer, folder, **options):
+        number = real(bundle, tokenizer, folder, **options)
         path = folder / "tokenizer.json"
         layout = json.loads(path.read_text("utf-8"))
         layout["normalizer"] = {"type": "Lowercase"}

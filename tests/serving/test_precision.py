@@ -67,7 +67,7 @@ def chances(labels):
 
 
 def test_fast_answers_nearly_as_float32_does_and_names_the_same_label_where_it_is_clear(open_client):
-    plain, fast = (classify(open_client(precision), texts()) for precision in ("float32", "fast"))
+    plain, fast = (classify(open_client(precision), texts()) for precision in ("float32", "bf16"))
     exact, near = chances(plain), chances(fast)
     assert 0 < np.abs(exact - near).max() < NEAR
     clear = np.abs(exact - 0.5) > NEAR
@@ -77,7 +77,7 @@ def test_fast_answers_nearly_as_float32_does_and_names_the_same_label_where_it_i
 
 
 def test_a_fast_answer_hardly_depends_on_what_is_read_beside_it(open_client):
-    client = open_client("fast")
+    client = open_client("bf16")
     together = chances(classify(client, texts()))
     alone = np.concatenate([chances(classify(client, [text])) for text in texts()])
     assert np.abs(together - alone).max() < ALIKE
@@ -86,7 +86,7 @@ def test_a_fast_answer_hardly_depends_on_what_is_read_beside_it(open_client):
 def test_fast_vectors_point_where_those_of_float32_do(open_client):
     plain, fast = (
         np.array(open_client(precision).post("/v1/embed", json={"texts": texts()}).json()["vectors"])
-        for precision in ("float32", "fast")
+        for precision in ("float32", "bf16")
     )
     cosines = (plain * fast).sum(1) / np.linalg.norm(plain, axis=1) / np.linalg.norm(fast, axis=1)
     assert cosines.min() > 0.999
@@ -94,7 +94,7 @@ def test_fast_vectors_point_where_those_of_float32_do(open_client):
 
 @pytest.mark.parametrize(
     ("precision", "has_half", "expected"),
-    [(None, True, "float32"), ("auto", True, "float32"), ("fast", True, "bfloat16"), ("fast", False, "float32")],
+    [(None, True, "float32"), ("auto", True, "float32"), ("bf16", True, "bfloat16"), ("bf16", False, "float32")],
 )
 def test_a_model_reports_its_precision(open_client, precision, has_half, expected):
     found = open_client(precision, has_half).get("/v1/models").json()["models"]
@@ -109,5 +109,5 @@ def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
 @pytest.mark.slow
 def test_a_processor_without_bfloat16_is_reported(trained):
     has_half = runtime.has_bfloat16(runtime.torch.device("cpu"))
-    with running(trained, options=("--precision", "fast")) as (process, _):
+    with running(trained, options=("--precision", "bf16")) as (process, _):
         assert ("has no bfloat16 arithmetic" in process.said()) is not has_half

@@ -20,7 +20,7 @@ def test_only_fast_uses_the_half_wide_numbers_of_a_processor_that_multiplies_the
         return start_runtime(TrainingConfig(device="cpu", precision=precision)).precision
 
     assert chosen("auto") == chosen("float32") == torch.float32
-    assert chosen("fast") == (torch.bfloat16 if is_native else torch.float32)
+    assert chosen("bf16") == (torch.bfloat16 if is_native else torch.float32)
     assert chosen("bfloat16") == torch.bfloat16
 
 

@@ -91,11 +91,12 @@ def compare(
 ) -> None:
     """Measure what pretraining gains: every arm at equal budget, over several seeds, against a TF-IDF baseline."""
     _refuse_pair(pair, "compare")
-    if objectives is None and (corpus or tokens):
-        raise ConfigError("--corpus and --tokens go with --objectives", hint="add --objectives, or leave them out")
-    if objectives is not None and base:
+    if objectives is None:
+        if corpus or tokens:
+            raise ConfigError("--corpus and --tokens go with --objectives", hint="add --objectives, or leave them out")
+    elif base:
         raise ConfigError("--objectives makes its own bases", hint="leave out --base, or --objectives")
-    if objectives is not None and not corpus:
+    elif not corpus:
         raise ConfigError("--objectives needs text to pretrain on", hint="add --corpus FILE, or --corpus imdb")
     with call.progress() as progress:
         comparing: dict[str, Any] = {

@@ -68,7 +68,9 @@ def generate(
         cut = _print_texts(generate_lines(writer, [prompt], request), call.as_json)
     else:
         sys.stdout.write(prompt)
-        (found,) = hs.generate(writer, prompt, on_text=_print_token, **request.__dict__)
+        (found,) = hs.generate(
+            writer, prompt, on_text=lambda _, text: print(text, end="", flush=True), **request.__dict__
+        )
         sys.stdout.write("\n")
         cut = [found.tokens] * found.is_cut
     sys.stdout.flush()
@@ -76,11 +78,6 @@ def generate(
         texts = "the text was" if len(cut) == 1 else f"{len(cut):,} texts were"
         why = f"--tokens {tokens}" + (", or the model's positions" if min(cut) < tokens else "")
         print(f"{texts} cut at {why}", file=sys.stderr)
-
-
-def _print_token(number: int, text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _print_texts(found: Iterator[Any], as_json: bool) -> list[int]:
@@ -108,7 +105,7 @@ def translate(
     n_best: int = flag(1, "Print this many translations of each line, with its number.", min=1),
     print_scores: bool = flag(False, "Print the score before each translation."),
     max_length: int | None = flag(
-        None, "Tokens of a translation at most.", min=1, show_default="50 more than its line has"
+        None, "Tokens of a translation at most.", min=1, show_default="those of its line + 50"
     ),
     length_penalty: float = LENGTH_PENALTY,
 ) -> None:
@@ -220,9 +217,5 @@ def search(
 ) -> None:
     """Print the texts of FILE nearest to QUERY by cosine, each with its number in the file."""
     found = hs.nearest_texts(run, file, query, top=top, pool=pooling, settings=call.settings)
-    call.show(found, _show_neighbours)
-
-
-def _show_neighbours(found: list[Any]) -> None:
-    for each in found:
-        sys.stdout.write(f"{each.cosine:.4f}\t{each.line}\t{' '.join(each.text.split())}\n")
+    lines = [f"{each.cosine:.4f}\t{each.line}\t{' '.join(each.text.split())}" for each in found]
+    call.show(found, lambda _: print("\n".join(lines)))

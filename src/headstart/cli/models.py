@@ -11,20 +11,22 @@ from headstart.pretrained import FOLDERS, check_base, describe_base, shipped_bas
 
 RUN = argument("RUN", "The folder of a finished run, or the name of a shipped base.")
 OUT = out_flag("The new folder to write to.")
+PRECISION = flag(
+    None, "Precision of classify and embed; bf16 = bfloat16 where the processor supports it.",
+    metavar="auto|bf16|float32|bfloat16", show_default="the run's own training.precision",
+)  # fmt: skip
 
 
 @command("models", "models en-tiny")
 def models(call: Call, name: str | None = argument("[NAME]", "Show the card of this base.", None)) -> None:
     """List the pretrained models that come with headstart, or show the card of one."""
-
     found = shipped_bases()
     if name is not None:
         if name not in found:
             hint = nearest(name, found) if found else "none come with this version"
             raise RunError(f"no base is called {name!r}", hint=hint)
-        card = found[name] / "card.md"
         check_base(found[name])
-        call.show(_described(found[name]), lambda _: print(card.read_text("utf-8"), end=""))
+        call.show(_described(found[name]), lambda _: print((found[name] / "card.md").read_text("utf-8"), end=""))
         return
     rows = []
     for path in found.values():
@@ -80,17 +82,12 @@ def package(
 
 
 def _show_package(result: Any, out: Path) -> None:
-    print(
-        f"{result.name} in {result.path}: {result.parameters:,} parameters, {result.weight_bytes / 2**20:.2f} MiB of "
-        f"weights, {result.total_bytes / 2**20:.2f} MiB in all"
-    )
-    scores = ", ".join(
-        f"{key} {value:.5f} before, {result.after[key]:.5f} as stored" for key, value in result.before.items()
-    )
-    print(
-        f"weights are off by {result.weight_error:.2%} of their size; on {result.measured_on}: {scores or 'no score'}"
-    )
-    use = "translate {} FILE" if "bleu" in result.before else "finetune {} DATA --out RUN"
+    weights, total = f"{result.weight_bytes / 2**20:.2f} MiB", f"{result.total_bytes / 2**20:.2f} MiB"
+    print(f"{result.name} in {result.path}: {result.parameters:,} parameters, {weights} of weights, {total} in all")
+    before, after = result.before, result.after
+    scores = ", ".join(f"{key} {value:.5f} before, {after[key]:.5f} as stored" for key, value in before.items())
+    print(f"weights differ by {result.weight_error:.2%} of their size; on {result.measured_on}: {scores or 'no score'}")
+    use = "translate {} FILE" if "bleu" in before else "finetune {} DATA --out RUN"
     print(f"use it: HEADSTART_BASES={out} headstart {use.format(result.name)}")
 
 
@@ -132,10 +129,8 @@ def export(
 def _show_export(result: Any, to: str, int8: bool) -> None:
     found = result.details
     print(f"{result.kind} in {result.path}: {result.parameters:,} parameters")
-    print(
-        f"the same as the run: tokens of {result.texts} texts equal, {result.answers:,} answers within "
-        f"{result.difference:.1e}"
-    )
+    answers = f"{result.answers:,} answers within {result.difference:.1e}"
+    print(f"the same as the run: tokens of {result.texts} texts equal, {answers}")
     if int8:
         print(
             f"in 8 bits: {found['int8_agreed']} of {found['int8_choices']} choices on the sample texts are the run's, "
@@ -143,10 +138,9 @@ def _show_export(result: Any, to: str, int8: bool) -> None:
         )
     for note in result.notes:
         print(f"note: {note}")
-    if to == "transformers":
-        print(f"load it: transformers.{found['auto_class']}.from_pretrained({str(result.path)!r})")
-    if to == "ctranslate2":
-        print(f"load it: {found['auto_class']}({str(result.path)!r})")
+    if to != "onnx":
+        loader = f"transformers.{found['auto_class']}.from_pretrained" if to == "transformers" else found["auto_class"]
+        print(f"load it: {loader}({str(result.path)!r})")
 
 
 @command("serve en-tiny", "serve mine=runs/mine en-fr-captions --port 8080", settings="--set")
@@ -158,14 +152,9 @@ def serve(
     host: str = flag("127.0.0.1", "The address to listen at; any but this machine's own needs a token."),
     port: int = flag(8000, "The port to listen at; 0 = any that is free.", min=0, max=65535),
     token_file: Path | None = flag(
-        None, "A file whose first line is the secret of all clients (16 characters or more).", metavar="FILE"
+        None, "A file whose first line is the token of all clients: 16 characters or more.", metavar="FILE"
     ),
-    precision: str | None = flag(
-        None,
-        "Precision of classify and embed; fast = bfloat16 where the processor supports it.",
-        metavar="auto|fast|float32|bfloat16",
-        show_default="the run's own training.precision",
-    ),
+    precision: str | None = PRECISION,
     log_texts: bool = flag(False, "Also log the texts that are sent."),
 ) -> None:
     """Serve runs over HTTP, with a playground at / and a description at /openapi.json.
@@ -179,14 +168,7 @@ def serve(
             raise
         raise ConfigError(f"serving needs the package {error.name}", hint="pip install 'headstart[serve]'") from None
     start(
-        runs,
-        host=host,
-        port=port,
-        token_file=token_file,
-        settings=call.settings,
-        precision=precision,
-        log_texts=log_texts,
-        as_json=call.as_json,
-        quiet=call.quiet,
+        runs, host=host, port=port, token_file=token_file, settings=call.settings, precision=precision,
+        log_texts=log_texts, as_json=call.as_json, quiet=call.quiet,
         on_ready=lambda url: print(f"serving {', '.join(runs)} at {url} (playground: {url}/)", flush=True),
-    )
+    )  # fmt: skip

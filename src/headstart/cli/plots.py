@@ -49,13 +49,9 @@ def plan(
         classes=classes or 2, vocabulary=vocab, batch=batch, length=max_length, tokens=tokens, epochs=epochs,
         price=price,
     )  # fmt: skip
-    call.show(found.to_dict(), _show_plan)
-
-
-def _show_plan(found: dict[str, Any]) -> None:
     from headstart.reports.tables import plan_lines, plan_tables
 
-    print_tables(plan_tables(found), plan_lines(found))
+    call.show(found.to_dict(), lambda content: print_tables(plan_tables(content), plan_lines(content)))
 
 
 @command("complexity --quick", "complexity -o plots")
@@ -66,9 +62,11 @@ def complexity(
     device: str = flag("auto", "auto, cpu, cuda, mps."),
 ) -> None:
     """Measure how self-attention, recurrence and convolution scale with length and width, and compare with theory."""
+    from headstart.reports.tables import complexity_tables, crossing_lines
     from headstart.workflows.complexity import complexity as run
 
     content = run(quick=quick, device=device).to_dict()
+    place = []
     if out is not None:
         from headstart.atomic_io import write_json
         from headstart.plots.complexity import draw_growth
@@ -78,15 +76,8 @@ def complexity(
         figure = draw_growth(content)
         for name in ("complexity.png", "complexity.svg"):
             save_figure(figure, out / name)
-    call.show(content, lambda found: _show_complexity(found, out))
-
-
-def _show_complexity(content: dict[str, Any], out: Path | None) -> None:
-    from headstart.reports.tables import complexity_tables, crossing_lines
-
-    print_tables(complexity_tables(content), crossing_lines(content))
-    if out is not None:
-        print(f"plots in {out}")
+        place = [f"plots in {out}"]
+    call.show(content, lambda _: print_tables(complexity_tables(content), [*crossing_lines(content), *place]))
 
 
 @command(
@@ -114,12 +105,9 @@ def attention(
         run, text, out, target=target, part=attention_type, layer=layer, attention_head=attention_head
     )
 
-    def show(_: object) -> None:
-        keys = "" if maps.is_self else f" that attend to {len(maps.keys)}"
-        print(f"{len(maps.queries)} tokens{keys}, {maps.layers} layers of {maps.attention_heads} attention heads")
-        _show_files(files)
-
-    call.show(maps.to_dict(layer, attention_head), show, compact=True)
+    keys = "" if maps.is_self else f" that attend to {len(maps.keys)}"
+    line = f"{len(maps.queries)} tokens{keys}, {maps.layers} layers of {maps.attention_heads} attention heads"
+    _show(call, maps.to_dict(layer, attention_head), [line], files)
 
 
 @command("plot masks -o plots/masks.png", "plot masks --max-length 12 --json")
@@ -130,12 +118,9 @@ def masks(call: Call, max_length: int = flag(8, "Tokens of the texts that are dr
 
     found, files = picture_masks(out, length=max_length)
 
-    def show(_: object) -> None:
-        for mask in found:
-            print(f"{mask.name:18} {'as the model applies it' if mask.source == 'model' else 'a definition'}")
-        _show_files(files)
-
-    call.show([mask.to_dict() for mask in found], show, compact=True)
+    sources = {True: "as the model applies it", False: "a definition"}
+    lines = [f"{mask.name:18} {sources[mask.source == 'model']}" for mask in found]
+    _show(call, [mask.to_dict() for mask in found], lines, files)
 
 
 @command("plot positions -o plots/sinusoids.png --width 64", "plot positions en-tiny -o plots/positions.png")
@@ -152,13 +137,11 @@ def positions(
 
     found, files = picture_positions(run, out, width=width, length=max_length)
 
-    def show(_: object) -> None:
-        for each in found:
-            near = ", ".join(f"{n}: {each.cosine[n]:.3f}" for n in (1, 2, 4, 8) if n < len(each.cosine))
-            print(f"{each.kind}: {each.vectors.shape[0]} positions, cosine by distance {near}")
-        _show_files(files)
-
-    call.show([each.to_dict() for each in found], show, compact=True)
+    lines = []
+    for each in found:
+        near = ", ".join(f"{n}: {each.cosine[n]:.3f}" for n in (1, 2, 4, 8) if n < len(each.cosine))
+        lines.append(f"{each.kind}: {each.vectors.shape[0]} positions, cosine by distance {near}")
+    _show(call, [each.to_dict() for each in found], lines, files)
 
 
 @command(
@@ -184,17 +167,16 @@ def heads(
             run, file, out, texts=max_texts, settings=call.settings, on_event=progress
         )
 
-    def show(_: object) -> None:
-        print(f"loss with all attention heads {study.loss:.4f}, over {study.answers:,} answers of {study.texts} texts")
-        print("layer  attention head  entropy  distance  loss rises by  95 % interval")
-        for row in study.rows():
-            print(
-                f"{row['layer']:5}  {row['attention_head']:14}  {row['entropy']:7.2f}  {row['distance']:8.1f}  "
-                f"{row['ablation']:+13.4f}  {study.range_words(row['layer'] - 1, row['attention_head'] - 1)}"
-            )
-        _show_files(files)
-
-    call.show(study.to_dict(), show, compact=True)
+    lines = [
+        f"loss with all attention heads {study.loss:.4f}, over {study.answers:,} answers of {study.texts} texts",
+        "layer  attention head  entropy  distance  loss rises by  95 % interval",
+    ]
+    for row in study.rows():
+        lines.append(
+            f"{row['layer']:5}  {row['attention_head']:14}  {row['entropy']:7.2f}  {row['distance']:8.1f}  "
+            f"{row['ablation']:+13.4f}  {study.range_words(row['layer'] - 1, row['attention_head'] - 1)}"
+        )
+    _show(call, study.to_dict(), lines, files)
 
 
 def _need_target(out: Path | None, call: Call) -> None:
@@ -205,6 +187,6 @@ def _need_target(out: Path | None, call: Call) -> None:
         )
 
 
-def _show_files(files: list[Path]) -> None:
-    for path in files:
-        print(f"plotted in {path}")
+def _show(call: Call, content: Any, lines: list[str], files: list[Path]) -> None:
+    lines = [*lines, *(f"plotted in {path}" for path in files)]
+    call.show(content, lambda _: print("\n".join(lines)), compact=True)

@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 
 from headstart.config import ModelConfig
-from headstart.convert.hf_config import HFConfig
-from headstart.convert.weight_map import ConfigKey, HFClass, ModelFamily, Settings, Weights
+from headstart.convert.weight_map import PLAIN, ConfigKey, HFClass, HFConfig, ModelFamily, Settings, Weights
 from headstart.errors import RunError
 
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
@@ -64,18 +63,15 @@ BERT = ModelFamily(
     model_type="bert",
     train_flags="--preset bert",
     supported={
+        **{name: values for name, values in PLAIN.items() if name not in ("token_type_embeddings", "pooler")},
         "architecture": ("bidirectional",),
         "position_embedding": ("learned",),
         "norm": ("layer",),
         "norm_first": (False,),
-        "norm_first_layer": (True,),
         "activation": ("gelu", "relu", "gelu-tanh"),
         "bias": (True,),
-        "qk_norm": (False,),
-        "scale_embedding": (False,),
         "embedding_norm": (True,),
         "num_kv_heads": (None,),
-        "sliding_window": (None,),
     },
     keys={
         "num_layers": ConfigKey("num_hidden_layers"),

@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 
 from headstart.config import ModelConfig, parse
 from headstart.convert import FAMILIES
-from headstart.convert.hf_config import HFConfig
 from headstart.convert.tokenizers import load_tokenizer
-from headstart.convert.weight_map import WeightRule, Weights, import_weights, unsupported, weight_rules
+from headstart.convert.weight_map import HFConfig, WeightRule, Weights, import_weights, unsupported, weight_rules
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError, nearest
 from headstart.models.model import HeadSpec, build_model

@@ -2,8 +2,8 @@
 
 from headstart.config import ModelConfig
 from headstart.convert.bert import ACTIVATIONS
-from headstart.convert.hf_config import HFConfig
-from headstart.convert.weight_map import ConfigKey, HFClass, ModelFamily, Settings, Weights, with_prefix
+from headstart.convert.llama import decoder_classes
+from headstart.convert.weight_map import PLAIN, ConfigKey, HFConfig, ModelFamily, Settings, Weights, with_prefix
 
 
 def read(config: HFConfig, weights: Weights) -> Settings:
@@ -23,20 +23,14 @@ GPT2 = ModelFamily(
     name="GPT-2",
     model_type="gpt2",
     supported={
+        **PLAIN,
         "architecture": ("causal",),
         "position_embedding": ("learned",),
         "norm": ("layer",),
         "norm_first": (True,),
-        "norm_first_layer": (True,),
         "activation": ("gelu", "relu", "gelu-tanh"),
         "bias": (True,),
-        "qk_norm": (False,),
-        "scale_embedding": (False,),
-        "token_type_embeddings": (False,),
-        "embedding_norm": (False,),
-        "pooler": (False,),
         "num_kv_heads": (None,),
-        "sliding_window": (None,),
     },
     keys={
         "num_layers": ConfigKey("n_layer"),
@@ -61,24 +55,7 @@ GPT2 = ModelFamily(
         "backbone.stack.blocks.{}.feed_forward.up_proj": "transformer.h.{}.mlp.c_fc",
         "backbone.stack.blocks.{}.feed_forward.down_proj": "transformer.h.{}.mlp.c_proj",
     },
-    classes={
-        (): HFClass("GPT2Model", "AutoModel"),
-        ("lm",): HFClass(
-            "GPT2LMHeadModel",
-            "AutoModelForCausalLM",
-            outputs={"lm": "logits"},
-            modules={"heads.lm": "lm_head"},
-            supported={"mlm_head_transform": (False,), "has_head_bias": (False,)},
-        ),
-        ("class",): HFClass(
-            "GPT2ForSequenceClassification",
-            "AutoModelForSequenceClassification",
-            outputs={"class": "logits"},
-            modules={"heads.class.classifier": "score"},
-            supported={"has_head_bias": (False,)},
-            head_supported={"pooling": ("last",), "projection": ("linear",)},
-        ),
-    },
+    classes=decoder_classes("GPT2Model", "GPT2LMHeadModel", "GPT2ForSequenceClassification"),
     read=read,
     write=write,
     rename=lambda config, weights: with_prefix(weights, "transformer.", ("lm_head.", "score.")),

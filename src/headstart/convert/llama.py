@@ -4,8 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 from headstart.config import ModelConfig
-from headstart.convert.hf_config import HFConfig
-from headstart.convert.weight_map import ConfigKey, HFClass, ModelFamily, Settings, Weights, with_prefix
+from headstart.convert.weight_map import (
+    PLAIN,
+    ConfigKey,
+    HFClass,
+    HFConfig,
+    ModelFamily,
+    Settings,
+    Weights,
+    with_prefix,
+)
 from headstart.errors import RunError
 
 ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu"}
@@ -47,23 +55,39 @@ def write(body: ModelConfig) -> Settings:
     }
 
 
+def decoder_classes(backbone: str, language_model: str, classifier: str) -> dict[tuple[str, ...], HFClass]:
+    """The classes of a decoder."""
+    return {
+        (): HFClass(backbone, "AutoModel"),
+        ("lm",): HFClass(
+            language_model,
+            "AutoModelForCausalLM",
+            outputs={"lm": "logits"},
+            modules={"heads.lm": "lm_head"},
+            supported={"mlm_head_transform": (False,), "has_head_bias": (False,)},
+        ),
+        ("class",): HFClass(
+            classifier,
+            "AutoModelForSequenceClassification",
+            outputs={"class": "logits"},
+            modules={"heads.class.classifier": "score"},
+            supported={"has_head_bias": (False,)},
+            head_supported={"pooling": ("last",), "projection": ("linear",)},
+        ),
+    }
+
+
 LLAMA = ModelFamily(
     name="Llama",
     model_type="llama",
     train_flags="--preset tiny --objective causal-lm",
     supported={
+        **PLAIN,
         "architecture": ("causal",),
         "position_embedding": ("rotary",),
         "norm": ("rms",),
         "norm_first": (True,),
-        "norm_first_layer": (True,),
         "activation": ("swiglu", "geglu"),
-        "qk_norm": (False,),
-        "scale_embedding": (False,),
-        "token_type_embeddings": (False,),
-        "embedding_norm": (False,),
-        "pooler": (False,),
-        "sliding_window": (None,),
     },
     keys={
         "num_layers": ConfigKey("num_hidden_layers"),
@@ -95,24 +119,7 @@ LLAMA = ModelFamily(
         "backbone.stack.blocks.{}.attention_norm": "model.layers.{}.input_layernorm",
         "backbone.stack.blocks.{}.feed_forward_norm": "model.layers.{}.post_attention_layernorm",
     },
-    classes={
-        (): HFClass("LlamaModel", "AutoModel"),
-        ("lm",): HFClass(
-            "LlamaForCausalLM",
-            "AutoModelForCausalLM",
-            outputs={"lm": "logits"},
-            modules={"heads.lm": "lm_head"},
-            supported={"mlm_head_transform": (False,), "has_head_bias": (False,)},
-        ),
-        ("class",): HFClass(
-            "LlamaForSequenceClassification",
-            "AutoModelForSequenceClassification",
-            outputs={"class": "logits"},
-            modules={"heads.class.classifier": "score"},
-            supported={"has_head_bias": (False,)},
-            head_supported={"pooling": ("last",), "projection": ("linear",)},
-        ),
-    },
+    classes=decoder_classes("LlamaModel", "LlamaForCausalLM", "LlamaForSequenceClassification"),
     read=lambda config, weights: {**read(config, weights), "head_bias": False},
     write=write,
     rename=lambda config, weights: with_prefix(weights, "model.", ("lm_head.", "score.", "dense.", "classifier.")),

@@ -1,9 +1,17 @@
 """ModernBERT (Warner et al., 2024): most layers use sliding-window attention with a rotary base of their own."""
 
 from headstart.config import ModelConfig
-from headstart.convert.hf_config import HFConfig
 from headstart.convert.llama import rope_theta
-from headstart.convert.weight_map import ConfigKey, HFClass, ModelFamily, Settings, Weights, with_prefix
+from headstart.convert.weight_map import (
+    PLAIN,
+    ConfigKey,
+    HFClass,
+    HFConfig,
+    ModelFamily,
+    Settings,
+    Weights,
+    with_prefix,
+)
 from headstart.errors import RunError
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -67,17 +75,14 @@ MODERNBERT = ModelFamily(
     name="ModernBERT",
     model_type="modernbert",
     supported={
+        **{name: values for name, values in PLAIN.items() if name != "sliding_window"},
         "architecture": ("bidirectional",),
         "position_embedding": ("rotary",),
         "norm": ("layer",),
         "norm_first": (True,),
         "norm_first_layer": (False,),
         "activation": ("geglu", "swiglu"),
-        "qk_norm": (False,),
-        "scale_embedding": (False,),
-        "token_type_embeddings": (False,),
         "embedding_norm": (True,),
-        "pooler": (False,),
         "num_kv_heads": (None,),
     },
     keys={

@@ -95,15 +95,7 @@ def _save_tokenizer(bundle: ExportBundle, folder: Path) -> None:
     """The run's tokenizer; where the format allows it, with the special tokens that it adds."""
     bundle.tokenizer.save(folder)
     if bundle.tokenizer.kind != "lab":
-        save_tokenizer(
-            bundle.tokenizer,
-            folder,
-            max_length=bundle.max_length,
-            keep=bundle.truncation_side,
-            adds_last=not (bundle.config.architecture == "causal" and "lm" in bundle.heads),
-            has_segments=bundle.config.token_type_embeddings,
-            parses_specials="lm" in bundle.heads,
-        )
+        save_tokenizer(bundle, bundle.tokenizer, folder)
 
 
 def _write_graph(bundle: ExportBundle, path: Path, outputs: list[str]) -> None:

@@ -70,6 +70,11 @@ class ExportBundle:
         return self.config.architecture == "encoder-decoder"
 
     @property
+    def reads_prompts(self) -> bool:
+        """Whether the model continues what it reads."""
+        return self.config.architecture == "causal" and "lm" in self.heads
+
+    @property
     def heads(self) -> dict[str, HeadSpec]:
         """The heads that are exported."""
         return {name: spec for name, spec in self.specs.items() if name not in TRAINING_HEADS}

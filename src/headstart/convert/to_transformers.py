@@ -73,17 +73,8 @@ def _write_translator(bundle: ExportBundle, folder: Path) -> ParityReport:
 
 
 def _write_family(bundle: ExportBundle, family: ModelFamily, target: HFClass, folder: Path) -> ParityReport:
-    tokenizer, is_prompt = bundle.tokenizer, target.auto_class == "AutoModelForCausalLM"
-    padding = save_tokenizer(
-        tokenizer,
-        folder,
-        max_length=bundle.max_length,
-        keep=bundle.truncation_side,
-        adds_last=not is_prompt,
-        has_segments=bundle.config.token_type_embeddings,
-        parses_specials="lm" in bundle.heads,
-        own_padding=_pools_last_token(bundle),
-    )
+    tokenizer = bundle.tokenizer
+    padding = save_tokenizer(bundle, tokenizer, folder, own_padding=_pools_last_token(bundle))
     ours = bundle.model.state_dict()
     rules = [
         rule
@@ -114,7 +105,7 @@ def _write_family(bundle: ExportBundle, family: ModelFamily, target: HFClass, fo
             **target.config(bundle.heads["class"]),
         }
     _save_model(folder, family.model_type, target, settings, weights)
-    report = _compare(bundle, target, folder, _compare_tokens(bundle, folder, is_prompt), padding)
+    report = _compare(bundle, target, folder, _compare_tokens(bundle, folder), padding)
     if bundle.truncation_side not in TRUNCATION_SIDES:
         report.notes.append(
             f"transformers truncates at one side: of texts over {bundle.max_length} tokens, it reads the start "
@@ -140,14 +131,14 @@ def _save_model(folder: Path, model_type: str, target: HFClass, settings: Settin
     save_weights(folder / "model.safetensors", weights, {"format": "pt"})
 
 
-def _compare_tokens(bundle: ExportBundle, folder: Path, is_prompt: bool) -> int:
+def _compare_tokens(bundle: ExportBundle, folder: Path) -> int:
     """The number of samples with the same tokens in both libraries; any other tokens are an error."""
     from transformers import AutoTokenizer
 
     exported = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     texts = [text for text in SAMPLES if not ("lm" in bundle.heads and text == SPECIALS)]
     keep = bundle.truncation_side if bundle.truncation_side in TRUNCATION_SIDES else "start"
-    num_open = int(is_prompt)  # a prompt has no last token
+    num_open = int(bundle.reads_prompts)  # a prompt has no last token
     for text, ids in zip(texts, bundle.tokenizer.encode(texts), strict=True):
         tokens = bundle.tokenizer.add_special_tokens(ids, bundle.max_length + num_open, keep).tolist()
         check_tokens(text, tokens[: len(tokens) - num_open], exported(text, truncation=True)["input_ids"])

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from headstart.atomic_io import write_json, write_text
-from headstart.convert.hf_config import HFConfig
 from headstart.convert.parity import BUG, SAMPLES, ExportBundle, check_tokens
+from headstart.convert.weight_map import HFConfig
 from headstart.data.tokenizer import FILE, NAMES, Tokenizer, make_tokenizer
 from headstart.errors import HeadstartError, RunError
 
@@ -30,21 +30,11 @@ TRUNCATION_SIDES = {"start": "right", "end": "left"}  # by the part of a text th
 # --- export
 
 
-def save_tokenizer(
-    tokenizer: Tokenizer,
-    folder: Path,
-    *,
-    max_length: int,
-    keep: str = "start",
-    adds_last: bool = True,
-    has_segments: bool = False,
-    parses_specials: bool = False,
-    own_padding: bool = False,
-) -> int:
-    """Write a tokenizer, and return the id of its padding token.
+def save_tokenizer(bundle: ExportBundle, tokenizer: Tokenizer, folder: Path, *, own_padding: bool = False) -> int:
+    """Write a tokenizer of the bundle, and return the id of its padding token.
 
-    `adds_last`: the last token is added to a text, but not to a prompt that a model continues. `parses_specials`:
-    "[MASK]" in a text is the mask. `own_padding`: a padding token that differs from the last token, added if needed.
+    The last token is added to a text, but not to a prompt that a model continues. For a language model "[MASK]" in a
+    text is the mask. `own_padding`: a padding token that differs from the last token, added if needed.
     """
     if tokenizer.kind == "lab":
         raise RunError(
@@ -60,7 +50,7 @@ def save_tokenizer(
         padding = int(engine.token_to_id("[PAD]") or 0)
     first, last = engine.id_to_token(tokenizer.bos_id), engine.id_to_token(tokenizer.eos_id)
     engine.post_processor = processors.TemplateProcessing(
-        single=[f"{first}:0", "$A:0", *([f"{last}:0"] if adds_last else [])],
+        single=[f"{first}:0", "$A:0", *([] if bundle.reads_prompts else [f"{last}:0"])],
         pair=[f"{first}:0", "$A:0", f"{last}:0", "$B:1", f"{last}:1"],
         special_tokens=list({first: tokenizer.bos_id, last: tokenizer.eos_id}.items()),
     )
@@ -78,14 +68,14 @@ def save_tokenizer(
         for key in SPECIAL_KEYS[role]
         if number is not None
     }
-    inputs = ["input_ids", *(["token_type_ids"] if has_segments else []), "attention_mask"]
+    inputs = ["input_ids", *(["token_type_ids"] if bundle.config.token_type_embeddings else []), "attention_mask"]
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
+        "model_max_length": bundle.max_length,
         "padding_side": "right",
-        "truncation_side": TRUNCATION_SIDES.get(keep, "right"),
+        "truncation_side": TRUNCATION_SIDES.get(bundle.truncation_side, "right"),
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": not parses_specials,
+        "split_special_tokens": bundle.is_translator or "lm" not in bundle.heads,
         "model_input_names": inputs,
     }
     write_json(folder / CONFIG, settings | names)
@@ -102,7 +92,7 @@ def save_translator_tokenizers(bundle: ExportBundle, folder: Path) -> None:
     """Write the tokenizers of both sides."""
     for path, tokenizer in translator_tokenizers(bundle, folder).items():
         path.mkdir(exist_ok=True)
-        save_tokenizer(tokenizer, path, max_length=bundle.max_length)
+        save_tokenizer(bundle, tokenizer, path)
 
 
 def compare_translator_tokenizers(bundle: ExportBundle, folder: Path) -> int:

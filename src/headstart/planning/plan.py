@@ -237,7 +237,7 @@ def plan_on_all_devices(plan: Plan, **sizes: Any) -> list[Plan]:
 def _precision(config: RunConfig, device: Device) -> str:
     """The precision that the settings mean on a device."""
     precision = config.training.precision
-    if precision == "fast":
+    if precision == "bf16":
         return "bfloat16" if device.bfloat16 else "float32"
     return device.default_precision if precision == "auto" else precision
 

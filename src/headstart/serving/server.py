@@ -56,7 +56,7 @@ def serve(
     state = AppState(ModelRegistry(runs, limits, precision), logger, token, hosts, log_texts)
     listener = listen(host, port)  # a port in use is reported before models are loaded
     state.registry.load_all()
-    if precision == "fast":
+    if precision == "bf16":
         for model in state.registry.models:
             if model.worker.precision == "float32":
                 logger.warning("%s runs in float32: this machine has no bfloat16 arithmetic", model.name)

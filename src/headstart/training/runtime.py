@@ -155,8 +155,8 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
         raise ConfigError(
             f"this machine cannot use device {name!r}: {str(error).splitlines()[0]}", hint="set training.device=auto"
         ) from None
-    if config.precision in ("auto", "fast"):
-        may_use = device.type == "cuda" or config.precision == "fast"
+    if config.precision in ("auto", "bf16"):
+        may_use = device.type == "cuda" or config.precision == "bf16"
         precision = torch.bfloat16 if may_use and has_bfloat16(device) else torch.float32
     else:
         precision = getattr(torch, config.precision)

@@ -26,7 +26,7 @@ SHIPPED = "en-tiny"
 SHIPPED_EPOCHS = 1  # it starts near where it ends, and an epoch of it costs four of the others
 LENGTH = 128
 SHIPPED_LENGTH = 256  # tokens of a review that it reads: what it knows is worth reading more for
-PRECISION = "fast"
+PRECISION = "bf16"
 MARKED = 800  # validation reviews read after each epoch
 SHOWN = ("report.html", "curves.png", "curves.svg", "comparison.json")
 
