@@ -18,10 +18,12 @@ def timeout(connection: socket.socket) -> int:
 
 def test_open_connections_get_a_timeout_and_still_work():
     handles = len(os.listdir("/proc/self/fd"))
+    one, other = socket.socketpair()
     with (
+        one,
+        other,
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as ours,
-        socket.socketpair()[0],
         socket.socket(type=socket.SOCK_DGRAM),
     ):
         assert timeout(ours) == 0

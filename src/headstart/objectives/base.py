@@ -7,13 +7,14 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.cross_entropy import cross_entropy, linear_cross_entropy
+from headstart.objectives.cross_entropy import linear_cross_entropy
 
 Reads = Literal["blocks", "pairs", "texts", "translations"]
 
@@ -98,12 +99,12 @@ class Objective:
         return ()
 
     def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
-        """The model settings with a known `kind`, or an error when the objective cannot train it."""
+        """The model settings with a known `architecture`, or an error when the objective cannot train it."""
         if body.architecture == "auto":
             return body.model_copy(update={"architecture": self.architectures[0]})
         if body.architecture not in self.architectures:
             raise ConfigError(
-                f"{self.name} cannot train a {body.architecture} body",
+                f"{self.name} cannot train a {body.architecture} backbone",
                 hint=f"set model.architecture={self.architectures[0]}, or choose another --objective",
             )
         return body
@@ -126,5 +127,5 @@ def language_model_loss(model: Model, hidden: Tensor, labels: Tensor, label_smoo
 
 def class_loss(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Loss:
     """The cross-entropy of logits (N, C)."""
-    total, correct = cross_entropy(logits, labels, label_smoothing)
-    return Loss(total, labels.numel(), correct)
+    loss = F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=label_smoothing)
+    return Loss(loss, labels.numel(), (logits.detach().argmax(dim=-1) == labels).sum())

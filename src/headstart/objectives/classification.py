@@ -23,7 +23,7 @@ HEAD_SETTINGS = {"pooling": "pooling", "projection": "head_hidden_layer", "dropo
 class Classification(Objective):
     """Predict the class of each text; pooling is `auto` = last token of a causal model, mean of a bidirectional one.
 
-    `r_drop` is the weight of the divergence between two passes with different dropout (Liang et al., 2021).
+    `r_drop_alpha` is the weight of the divergence between two passes with different dropout (Liang et al., 2021).
     """
 
     name: ClassVar[str] = "classify"
@@ -37,14 +37,14 @@ class Classification(Objective):
     r_drop_alpha: Annotated[float, Field(ge=0)] = 0.0
 
     def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
-        """The model settings with a known `kind`; a missing pooler, or R-Drop without dropout, is an error."""
+        """The model settings with a known `architecture`; a missing pooler, or R-Drop without dropout, is an error."""
         if self.r_drop_alpha and not (body.dropout or body.attention_dropout or self.head_dropout):
             raise ConfigError(
                 "objective.r_drop_alpha compares two passes that differ by dropout, and there is no dropout",
                 hint="set model.dropout=0.1, or leave objective.r_drop_alpha out",
             )
         if self.pooling == "pooler" and not body.pooler:
-            raise ConfigError("this body has no pooler", hint="set objective.pooling=mean, or model.pooler=true")
+            raise ConfigError("this backbone has no pooler", hint="set objective.pooling=mean, or model.pooler=true")
         return super().resolve_backbone(body)
 
     def heads(self, body: ModelConfig, vocab_size: int, classes: int) -> dict[str, HeadSpec]:

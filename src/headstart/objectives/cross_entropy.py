@@ -19,11 +19,7 @@ def linear_cross_entropy(
     """
     if fast.is_enabled() and chunked.is_worthwhile(hidden, weight):
         return chunked.linear_cross_entropy(hidden, weight, bias, labels, label_smoothing)
-    return cross_entropy(F.linear(hidden, weight, bias), labels, label_smoothing)
-
-
-def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy of logits (N, C), in float32, and the number of correct predictions."""
+    logits = F.linear(hidden, weight, bias)
     loss = F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=label_smoothing)
     return loss, (logits.detach().argmax(dim=-1) == labels).sum()
 

@@ -1,4 +1,4 @@
-"""Masked language modelling: predict hidden tokens, single ones, whole words or spans; and its hybrid with causal modelling."""
+"""Masked language modelling of tokens, whole words or spans, and its hybrid with causal language modelling."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -56,8 +56,8 @@ def choose_tokens(may_hide: Tensor, starts: Tensor, count: int, rng: torch.Gener
     return lowest(lot, count)
 
 
-def choose_groups(starts: Tensor, may_hide: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """Positions of whole groups of neighbours, drawn at random until `count` is reached; the last group may be cut."""
+def choose_words(may_hide: Tensor, starts: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """Positions of whole words, drawn at random until `count` is reached; `starts` begin a word, and the last is cut."""
     starts = starts | ~may_hide | torch.cat((torch.ones(1, dtype=torch.bool), ~may_hide[:-1]))
     groups = starts.long().cumsum(0) - 1
     number = int(groups.max()) + 1
@@ -65,19 +65,14 @@ def choose_groups(starts: Tensor, may_hide: Tensor, count: int, rng: torch.Gener
     return lowest(order, count)
 
 
-def choose_words(may_hide: Tensor, starts: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """Positions of whole words: the token that starts a word and those that continue it."""
-    return choose_groups(starts, may_hide, count, rng)
-
-
 def choose_spans(may_hide: Tensor, starts: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """Positions of spans of geometric length."""
     ends = torch.rand(may_hide.shape, generator=rng) < SPAN_END
     ends[LONGEST_SPAN - 1 :: LONGEST_SPAN] = True
-    return choose_groups(torch.cat((torch.ones(1, dtype=torch.bool), ends[:-1])), may_hide, count, rng)
+    return choose_words(may_hide, torch.cat((torch.ones(1, dtype=torch.bool), ends[:-1])), count, rng)
 
 
-UNITS: dict[str, Callable[[Tensor, Tensor, int, torch.Generator], Tensor]] = {
+MASKING: dict[str, Callable[[Tensor, Tensor, int, torch.Generator], Tensor]] = {
     "token": choose_tokens,
     "word": choose_words,
     "span": choose_spans,
@@ -100,7 +95,7 @@ class MaskedLM(Objective):
         if self.mask_token_prob + self.random_token_prob > 1:
             raise ConfigError(
                 f"mask_token_prob {self.mask_token_prob} and random_token_prob {self.random_token_prob} add up to more than 1",
-                hint="what is left of 1 is the share of chosen tokens left as they are: 0.8 and 0.1 leave 0.1",
+                hint="the rest of the chosen tokens is not changed: 0.8 and 0.1 leave 0.1",
             )
 
     def cost(self, body: ModelConfig, length: int) -> ObjectiveCost:
@@ -113,7 +108,7 @@ class MaskedLM(Objective):
         return {"lm": HeadSpec("lm", vocab_size)}
 
     def choose(self, tokens: Tensor, mask: Tensor, vocabulary: Vocabulary, rng: torch.Generator) -> Tensor:
-        """Positions to predict (N,), indices into the flattened batch: `rate` of all that may be hidden, at least one."""
+        """Positions to predict (N,), indices into the flattened batch: `mask_rate` of all that may be masked, at least one."""
         is_special, _ = token_kinds(vocabulary.size, vocabulary.special_ids)
         may_hide = (mask & ~is_special[tokens]).flatten()  # (B * T,)
         available = int(may_hide.sum())
@@ -121,7 +116,7 @@ class MaskedLM(Objective):
         starts = torch.ones(1, dtype=torch.bool)
         if self.masking == "word":
             starts = torch.from_numpy(vocabulary.word_starts)[tokens].flatten()
-        return UNITS[self.masking](may_hide, starts, count, rng)
+        return MASKING[self.masking](may_hide, starts, count, rng)
 
     def hide(self, tokens: Tensor, mask: Tensor, vocabulary: Vocabulary, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """The tokens with some of them masked or replaced, and the positions (N,) that were chosen."""
@@ -156,7 +151,7 @@ class MaskedLM(Objective):
 
 @dataclass(frozen=True)
 class CausalAndMasked(MaskedLM):
-    """Masked language modelling with a share of causal batches, `causal_share` (Charpentier and Samuel, 2024)."""
+    """Masked language modelling with a fraction of causal batches (Charpentier and Samuel, 2024)."""
 
     name: ClassVar[str] = "causal+masked"
     architectures: ClassVar[tuple[str, ...]] = ("bidirectional",)

@@ -22,8 +22,8 @@ from headstart.objectives.cross_entropy import linear_cross_entropy, linear_symm
 class Seq2Seq(Objective):
     """Cross-entropy of a translation given its source (Vaswani et al., 2017).
 
-    Labels are smoothed in training only. `best` names the metric that selects the best weights; with `loss` nothing is
-    decoded during training. R-Drop makes two passes with different dropout, and `r_drop` is the weight of their
+    Labels are smoothed in training only. `metric_for_best_model` names the metric that selects the best weights; with `loss` nothing is
+    decoded during training. R-Drop makes two passes with different dropout, and `r_drop_alpha` is the weight of their
     divergence (Liang et al., 2021).
     """
 
@@ -41,7 +41,7 @@ class Seq2Seq(Objective):
         return ObjectiveCost(label_fraction=1.0, passes=2 if self.r_drop_alpha else 1)
 
     def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
-        """The model settings with a known `kind`; a pooler, or R-Drop without dropout, is an error."""
+        """The model settings with a known `architecture`; a pooler, or R-Drop without dropout, is an error."""
         if self.r_drop_alpha and not (body.dropout or body.attention_dropout):
             raise ConfigError(
                 "objective.r_drop_alpha compares two passes that differ by dropout, and there is no dropout",
