@@ -16,7 +16,7 @@ SUFFIXES = {".py", ".js", ".css", ".html", ".md", ".toml", ".sh"}
 # word -> (what to write instead, how often the word may still occur)
 WORDS = {
     "arrival": ("from_transformers", 0),
-    "asked": ("label_positions, or another verb", 94),
+    "asked": ("label_positions, or another verb", 93),
     "asking": ("q_proj, or another verb", 2),
     "begun": ("started", 33),
     "bend": ("activation", 1),
