@@ -75,8 +75,7 @@ def child(setting: Setting, seconds: float, known: dict[str, Any]) -> None:
     from headstart.config import resolve
     from headstart.planning.calibrate import StepMeasurement, measure_steps
     from headstart.planning.devices import find_device
-    from headstart.planning.plan import make_plan
-    from headstart.workflows.plan import this_machine
+    from headstart.planning.plan import make_plan, this_machine
 
     config = resolve(setting.job, setting.preset, setting.settings)
     device = find_device(known["device"]) if known else this_machine()

@@ -21,8 +21,7 @@ from headstart.data.datasets import load_dataset
 from headstart.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives import make_objective
-from headstart.planning.flops import count_flops
-from headstart.planning.workload import make_workload
+from headstart.planning.workload import count_flops, make_workload
 from headstart.training.runtime import seed_everything, start_runtime
 from headstart.training.trainer import Trainer
 

@@ -278,9 +278,8 @@ def measure_ours(setting: Setting, gate: Gate, rehearsed: bool, folder: Path) ->
     from headstart.models.model import build_model, count_parameters
     from headstart.objectives import make_objective
     from headstart.planning.devices import find_device
-    from headstart.planning.flops import count_flops
     from headstart.planning.plan import make_plan
-    from headstart.planning.workload import make_workload
+    from headstart.planning.workload import count_flops, make_workload
     from headstart.training.callbacks import Event, StepDone
     from headstart.training.runtime import StopSignal, seed_everything, start_runtime
     from headstart.training.trainer import Trainer

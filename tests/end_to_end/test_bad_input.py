@@ -124,7 +124,7 @@ def test_another_shape_than_the_base_s_is_refused(base, table, tmp_path):
 
 
 def test_a_run_that_memory_cannot_hold_is_refused_with_advice_unless_forced(table, tmp_path, monkeypatch):
-    from headstart.workflows import plan
+    from headstart.planning import plan
 
     monkeypatch.setattr(plan, "free_bytes", lambda kind: 2**20)
     code, said, hint = call("finetune", "scratch", table, "--out", tmp_path / "run", "--quiet", *flags(STEP))

@@ -104,9 +104,8 @@ def test_r_drop_without_dropout_is_refused():
 
 def test_r_drop_reads_twice_and_the_plan_knows():
     from headstart.config import resolve
-    from headstart.planning.flops import count_flops
     from headstart.planning.memory import activations
-    from headstart.planning.workload import make_workload
+    from headstart.planning.workload import count_flops, make_workload
 
     plain, twice = (
         make_workload(resolve("finetune", "tiny", {"objective": {"r_drop_alpha": weight}}), "cpu", "float32")

@@ -3,7 +3,8 @@
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.planning.devices import DEVICES, cpu_like, find_device
+from headstart.planning.devices import DEVICES, find_device
+from headstart.planning.plan import this_machine
 
 
 @pytest.mark.parametrize(
@@ -39,17 +40,18 @@ def test_a_name_that_does_not_exist_is_answered_with_the_nearest(typed, near):
     assert near in caught.value.hint
 
 
-def test_the_table_reaches_from_old_cards_to_new_ones_and_plain_cpus():
+def test_the_table_reaches_from_old_cards_to_new_ones_and_plain_cpus(monkeypatch):
     gpus = [device for device in DEVICES.values() if device.kind == "cuda"]
     assert len(gpus) >= 30
     assert {"GTX 1050 Ti", "Tesla T4", "RTX 3060", "H200"} <= DEVICES.keys()
-    assert cpu_like(2).name == "CPU 2 cores"
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert this_machine("cpu").name == "CPU 2 cores"
     assert all(
         device.memory_gib > 0 and device.bandwidth_gbs > 0 and device.float32_tflops > 0 for device in DEVICES.values()
     )
 
 
 def test_cards_without_bfloat16_compute_in_float32():
-    assert find_device("t4").default_precision == "float32"
-    assert find_device("rtx 3060").default_precision == "bfloat16"
+    assert find_device("t4").precision("auto") == "float32"
+    assert find_device("rtx 3060").precision("auto") == "bfloat16"
     assert find_device("a100").matmul_flops("float32") > 1e12 * find_device("a100").float32_tflops  # TF32

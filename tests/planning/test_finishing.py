@@ -4,8 +4,7 @@ import pytest
 
 from headstart.config import resolve
 from headstart.models.model import build_model
-from headstart.planning.flops import count_flops, weights_above_attention
-from headstart.planning.workload import make_workload
+from headstart.planning.workload import count_flops, make_workload, weights_above_attention
 
 
 @pytest.mark.parametrize("job", ["pretrain", "finetune"])

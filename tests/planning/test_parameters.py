@@ -1,5 +1,8 @@
 """The parameter table is exact, block by block, for every shape."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from headstart.config import ModelConfig, preset_names, resolve
 from headstart.models.model import HeadSpec, build_model, count_parameters
 from headstart.objectives import OBJECTIVES, make_objective
 from headstart.planning.parameters import parameter_table
+from headstart.planning.workload import count_weights
 from tests.helpers.tiny_models import SHAPES, tiny_config
 
 
@@ -102,13 +106,25 @@ def test_the_parameter_table_of_any_shape_equals_the_built_model(body, vocabular
     assert sum(block.total for block in found.backbone + found.heads) == found.total
 
 
+def sums_by_kind(matrices):
+    sums = Counter()
+    for kind, size in matrices:
+        sums[kind] += size
+    return sums
+
+
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_every_objective_on_every_body_it_can_ask_is_counted(name):
     objective = OBJECTIVES[name]()
     for kind in objective.architectures:
         body = tiny_config(kind)
         heads = objective.heads(body, 40, 3)
-        assert parameter_table(body, 40, heads).total == built_count(body, 40, heads)
+        with torch.device("meta"):
+            model = build_model(body, 40, heads)
+        formulas, built = parameter_table(body, 40, heads).counts(heads), count_weights(model, heads)
+        assert formulas.total == count_parameters(model)
+        assert replace(formulas, head_matrices=[]) == replace(built, head_matrices=[])
+        assert sums_by_kind(formulas.head_matrices) == sums_by_kind(built.head_matrices)
 
 
 @pytest.mark.parametrize("kind", ["causal", "encoder-decoder"])
@@ -120,5 +136,6 @@ def test_matrices_are_the_weights_that_every_token_is_multiplied_by(shape, kind)
     matrices = [w.numel() for name, w in model.named_parameters() if w.ndim == 2 and "embedding" not in name]
     found = parameter_table(body, 40, {})
     assert found.matrices() == sum(matrices)
+    assert count_weights(model, {}) == found.counts({})
     if kind == "encoder-decoder":
         assert found.matrices("source") + found.matrices("target") == found.matrices()

@@ -8,12 +8,10 @@ import pytest
 from headstart.config import resolve
 from headstart.errors import ConfigError
 from headstart.planning.devices import find_device
-from headstart.planning.flops import count_flops
 from headstart.planning.memory import predict_memory
-from headstart.planning.plan import largest_batch, make_plan
-from headstart.planning.step_time import predict_step_time
-from headstart.planning.workload import make_workload
-from headstart.workflows.plan import check_memory
+from headstart.planning.plan import check_memory, largest_batch, make_plan, predict_step_time
+from headstart.planning.summary import plan_to_dict
+from headstart.planning.workload import count_flops, make_workload
 
 
 def plan_of(job="pretrain", preset="small", gpu="rtx 3060", settings=None, **sizes):
@@ -21,7 +19,7 @@ def plan_of(job="pretrain", preset="small", gpu="rtx 3060", settings=None, **siz
 
 
 def test_the_plan_is_json_with_parameters_flops_memory_time_and_verdict():
-    content = json.loads(json.dumps(plan_of(tokens=1_000_000, price=1.5, batch=32).to_dict()))
+    content = json.loads(json.dumps(plan_to_dict(plan_of(tokens=1_000_000, price=1.5, batch=32))))
     assert list(content) == ["parameters", "flops", "memory", "time", "verdict", "note", "devices"]
     assert content["parameters"]["total"] == sum(block["total"] for block in content["parameters"]["blocks"])
     assert content["memory"]["peak_bytes"] == sum(content["memory"]["parts"].values())
@@ -35,7 +33,7 @@ def test_flops_of_the_lab_are_two_for_each_matrix_weight_and_four_for_each_key()
     assert flops.body == 2 * 960_000
     assert flops.attention == 4 * 200 * 128 * 4  # a causal token reads 128 of 255 keys on average
     assert flops.heads == 2 * 50_001 * 200
-    assert flops.backward == 2 * flops.forward
+    assert flops.forward == flops.body + flops.attention + flops.heads
     assert flops.training == 3 * flops.forward
 
 

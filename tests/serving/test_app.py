@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from headstart.errors import RunError
 from headstart.inference.classify import predict
 from headstart.inference.embed import text_vectors
+from headstart.planning.summary import plan_to_dict
 from headstart.serving import schema
 from headstart.serving.app import App
 from headstart.serving.registry import AppState, ModelRegistry
@@ -131,7 +132,7 @@ def test_a_plan_is_that_of_the_command(serve):
     answer = client.post("/v1/plan", json=query)
     schema.PlanResponse.model_validate(answer.json())
     settings = {"model": {"num_layers": 3}, "optimizer": {"name": "muon"}}
-    known = plan("small", gpu="RTX 3060", tokens=1_000_000, settings=settings).to_dict()
+    known = plan_to_dict(plan("small", gpu="RTX 3060", tokens=1_000_000, settings=settings))
     assert answer.json() == json.loads(json.dumps(known))
 
 

@@ -39,6 +39,7 @@ def plan(
 
     Needs no data and trains nothing.
     """
+    from headstart.planning.summary import plan_to_dict
     from headstart.workflows.plan import plan as run
 
     settings = call.settings
@@ -51,7 +52,7 @@ def plan(
     )  # fmt: skip
     from headstart.reports.tables import plan_lines, plan_tables
 
-    call.show(found.to_dict(), lambda content: print_tables(plan_tables(content), plan_lines(content)))
+    call.show(plan_to_dict(found), lambda content: print_tables(plan_tables(content), plan_lines(content)))
 
 
 @command("complexity --quick", "complexity -o plots")

@@ -8,8 +8,7 @@ bucket; of FSDP, with every batch, except for one layer. The longer of the two c
 
 from dataclasses import dataclass, replace
 
-from headstart.planning.devices import Device
-from headstart.planning.workload import FLOAT32, Workload
+from headstart.planning.workload import FLOAT32, Device, Workload
 
 BUCKET = 25 * 2**20  # bytes that DDP reduces at a time
 BANDWIDTH_SHARE = 0.8  # of a link's stated bandwidth that a collective reaches
@@ -37,12 +36,16 @@ class Cluster:
 
     def ring_seconds(self, size: float, device: Device) -> float:
         """Seconds to gather or to scatter so many bytes: inside each machine, then between machines."""
-        inside = size * (self.gpus - 1) / self.gpus / (1e9 * device.link * BANDWIDTH_SHARE)
+        inside = size * (self.gpus - 1) / self.gpus / (1e9 * link_gbs(device) * BANDWIDTH_SHARE)
         between = size * (self.nodes - 1) / self.nodes / (1e9 * self.network / 8 * BANDWIDTH_SHARE)
         return inside + between
 
 
-ONE_DEVICE = Cluster()
+def link_gbs(device: Device) -> float:
+    """GB/s each way between two such devices of one machine."""
+    if device.kind == "cpu":
+        return 5.0  # gloo copies through the machine's own memory
+    return device.link_gbs or (25.0 if device.bfloat16 else 12.0)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def predict_communication(workload: Workload, device: Device, cluster: Cluster, 
         seconds = 2 * cluster.ring_seconds(size, device) + 2 * buckets * cluster.latency
         exposed = max(seconds - batch_seconds * 2 / 3, seconds / buckets)
         return Communication(2 * size, seconds, exposed)
-    layers, matrices = max(1, workload.model.num_layers), workload.parameters.matrices()
+    layers, matrices = max(1, workload.model.num_layers), workload.parameters.matrices
     size = 2 * workload.matmul_bytes * matrices + FLOAT32 * (total - matrices) + FLOAT32 * total
     seconds = cluster.ring_seconds(size, device) + 3 * (layers + 1) * cluster.latency
     exposed = max(seconds - batch_seconds, seconds / layers)

@@ -5,7 +5,6 @@ cross-entropy; tests compare the count with torch's own. The peak is the largest
 its backward pass, the top layer's backward pass, the gradient of the token embedding, the optimizer's update.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from headstart.constants import GATED_ACTIVATIONS, MAX_UNCHUNKED_LOGITS, VOCAB_TILE
@@ -13,20 +12,10 @@ from headstart.planning.workload import FLOAT32, Stack, Workload
 
 MIB = 2**20
 
-
-@dataclass(frozen=True)
-class Framework:
-    """Memory of a process besides its tensors: measured constants."""
-
-    base: int  # interpreter, torch and its libraries, or a GPU's context and workspaces
-    fragmentation: float  # waste of the allocator, as a fraction of what is allocated and freed in a step
-
-
-FRAMEWORK = {
-    "cpu": Framework(base=330 * MIB, fragmentation=0.35),
-    "cuda": Framework(base=64 * MIB, fragmentation=0.05),
-    "mps": Framework(base=400 * MIB, fragmentation=0.15),
-}
+# Measured: interpreter, torch and its libraries, or a GPU's workspaces; and the waste of the allocator, as a fraction of
+# what is allocated and freed in a step.
+FRAMEWORK_BYTES = {"cpu": 330 * MIB, "cuda": 64 * MIB, "mps": 400 * MIB}
+FRAGMENTATION = {"cpu": 0.35, "cuda": 0.05, "mps": 0.15}
 CUDA_CONTEXT = 520 * MIB  # of a process, outside torch's allocator
 
 
@@ -50,89 +39,71 @@ class Memory:
 
 def predict_memory(workload: Workload) -> Memory:
     """The peak memory of training with this workload."""
-    permanent = _permanent_bytes(workload)
-    moments = {name: {**permanent, **parts} for name, parts in _bytes_by_moment(workload).items()}
-    moment = max(moments, key=lambda name: sum(moments[name].values()))
-    parts, framework = moments[moment], FRAMEWORK[workload.device]
-    embedding = FLOAT32 * workload.vocab_size * workload.model.hidden_size
-    forward = max(0, loss_bytes(workload)[0] - embedding)
-    # What is allocated and freed within a step leaves holes: all but gradients and embeddings, which are large.
-    temporary = activations(workload) + layer_working_bytes(workload) + forward + update_working_bytes(workload)
-    parts |= {"fragmentation": framework.fragmentation * temporary, "framework": framework.base}
-    if workload.device == "cuda":
-        parts["GPU context"] = CUDA_CONTEXT
-    return Memory({name: round(size) for name, size in parts.items() if size >= 1}, moment)
-
-
-def _permanent_bytes(workload: Workload) -> dict[str, float]:
-    """What stays in memory from step to step."""
     parameters, shards = workload.parameters, workload.num_shards
     weights = FLOAT32 * parameters.total / shards
     # Adam has two numbers for each weight, Muon one for each weight in a matrix of a layer.
-    with_one = parameters.matrices() if workload.optimizer == "muon" else 0
+    with_one = parameters.matrices if workload.optimizer == "muon" else 0
     window_mask = workload.tokens * workload.length if workload.model.sliding_window is not None else 0
-    return {
+    permanent = {
         "weights": weights,
         "optimizer": FLOAT32 * (2 * parameters.total - with_one) / shards,
         "best weights": weights if workload.keeps_best else 0,
         "averaged weights": weights if workload.averages_weights else 0,
         "batch": 25 * workload.tokens + window_mask,  # tokens, attention mask, labels
     }
+    moments = {name: {**permanent, **parts} for name, parts in _bytes_by_moment(workload).items()}
+    moment = max(moments, key=lambda name: sum(moments[name].values()))
+    parts = moments[moment]
+    embedding = FLOAT32 * workload.vocab_size * workload.model.hidden_size
+    forward = max(0, loss_bytes(workload)[0] - embedding)
+    # What is allocated and freed within a step leaves holes: all but gradients and embeddings, which are large.
+    temporary = activations(workload) + layer_working_bytes(workload) + forward + _update_bytes(workload)
+    parts |= {
+        "fragmentation": FRAGMENTATION[workload.device] * temporary,
+        "framework": FRAMEWORK_BYTES[workload.device],
+        "GPU context": CUDA_CONTEXT if workload.device == "cuda" else 0,
+    }
+    return Memory({name: round(size) for name, size in parts.items() if size >= 1}, moment)
 
 
 def _bytes_by_moment(workload: Workload) -> dict[str, dict[str, float]]:
     """What is in memory besides the permanent parts, at each moment that can be the peak."""
-    model, parameters = workload.model, workload.parameters
-    gathered, unsharded_gradients = _gathered_bytes(workload)
-    gradients = FLOAT32 * parameters.total / workload.num_shards
+    parameters, low, shards = workload.parameters, workload.matmul_bytes, workload.num_shards
+    numbers = workload.vocab_size * workload.model.hidden_size  # in the embedding
+    gathered: float = 0
+    unsharded: float = 0
+    if (
+        shards > 1
+    ):  # weights outside of layers stay gathered during a batch; of the layers, the current one and the next
+        layer = parameters.matrices / max(1, workload.model.num_layers)
+        rest = FLOAT32 * (parameters.total - parameters.matrices)
+        gathered, unsharded = rest + 2 * low * layer, rest + (low + FLOAT32) * layer  # weights, gradients
+    copies = 0  # in bfloat16, of the matrices under autocast; shards are gathered in bfloat16
+    if low < FLOAT32:
+        copies = low * ((parameters.matrices if shards == 1 else 0) + (numbers if workload.label_fraction else 0))
+    gradients = FLOAT32 * parameters.total / shards
     earlier = gradients if workload.accumulation_steps > 1 else 0  # of earlier batches of the step
-    embedding = FLOAT32 * workload.vocab_size * model.hidden_size
-    head = FLOAT32 * sum(block.total for block in parameters.heads)
-    head = head or (embedding if workload.label_fraction else 0)
-    is_shared = model.tie_embeddings and workload.label_fraction > 0  # two gradients of one embedding are added
+    head = FLOAT32 * (parameters.heads or (numbers if workload.label_fraction else 0))
+    is_shared = (
+        workload.model.tie_embeddings and workload.label_fraction > 0
+    )  # two gradients of one embedding are added
     forward, saved, backward = loss_bytes(workload)
-    backbone = {
-        "activations": activations(workload),
-        "low-precision weights": _low_precision_copies(workload),
-        "gathered weights": gathered,
-    }
+    backbone = {"activations": activations(workload), "low-precision weights": copies, "gathered weights": gathered}
     return {
         "forward pass of the loss": {**backbone, "gradients": earlier, "logits": forward},
         "backward pass of the loss": {**backbone, "gradients": earlier, "logits": saved + backward},
         "backward pass of the top layer": {
             **backbone,
-            "gradients": max(earlier, head) + unsharded_gradients,
+            "gradients": max(earlier, head) + unsharded,
             "working": layer_working_bytes(workload),
         },
         "gradient of the token embedding": {
-            "gradients": gradients + unsharded_gradients,
-            "working": embedding * (is_shared + bool(earlier)),
+            "gradients": gradients + unsharded,
+            "working": FLOAT32 * numbers * (is_shared + bool(earlier)),
             "gathered weights": gathered,
         },
-        "optimizer update": {"gradients": gradients, "working": update_working_bytes(workload)},
+        "optimizer update": {"gradients": gradients, "working": _update_bytes(workload)},
     }
-
-
-def _gathered_bytes(workload: Workload) -> tuple[float, float]:
-    """Bytes of a sharded model's weights that are gathered at once, and of gradients before they are reduced.
-
-    Those outside of layers stay gathered during a batch; of the layers, the current one and the next.
-    """
-    if workload.num_shards == 1:
-        return 0, 0
-    matrices, low = workload.parameters.matrices(), workload.matmul_bytes
-    layer = matrices / max(1, workload.model.num_layers)
-    rest = FLOAT32 * (workload.parameters.total - matrices)
-    return rest + 2 * low * layer, rest + (low + FLOAT32) * layer
-
-
-def _low_precision_copies(workload: Workload) -> float:
-    """Bytes of the bfloat16 copies of matrices that a forward pass under autocast makes."""
-    if workload.matmul_bytes == FLOAT32:
-        return 0
-    embedding = workload.vocab_size * workload.model.hidden_size if workload.label_fraction else 0
-    matrices = workload.parameters.matrices() if workload.num_shards == 1 else 0  # shards are gathered in bfloat16
-    return workload.matmul_bytes * (matrices + embedding)
 
 
 def activations(workload: Workload) -> float:
@@ -140,12 +111,7 @@ def activations(workload: Workload) -> float:
     model, low = workload.model, workload.matmul_bytes
     top = low * model.hidden_size + (_norm_input(workload) if model.norm_first else 0)
     embedding = _dropout_mask(workload, model.hidden_size)
-    above_attention = (
-        _norm_input(workload)
-        + 2 * low * model.hidden_size
-        + low * model.intermediate_size * _feed_forward_copies(workload)
-        + _dropout_mask(workload, 2 * model.hidden_size + model.intermediate_size)
-    )
+    above_attention = _norm_input(workload) + 2 * low * model.hidden_size + _feed_forward(workload)
     # A generator's layers, half as many as the backbone's and narrower, count as a fraction of a layer each.
     extra_layers = sum(spec.settings.get("share", 0.5) * max(1, model.num_layers // 2) for spec in workload.generators)
     total, fraction = 0.0, workload.last_layer_fraction
@@ -157,87 +123,56 @@ def activations(workload: Workload) -> float:
 
 def layer_activations(workload: Workload, stack: Stack) -> float:
     """Bytes that autograd saves of one layer, for each text."""
-    return LAYER_ACTIVATIONS[workload.model.architecture](workload, stack)
-
-
-def _lstm_layer(workload: Workload, stack: Stack) -> float:
-    """An LSTM both ways: its input, output and gates; torch's CPU kernel has a large workspace."""
-    gates = 22 if workload.device == "cpu" else 8
-    numbers = 2 * workload.matmul_bytes + gates * FLOAT32
-    return stack.length * (_norm_input(workload) + numbers * workload.model.hidden_size)
-
-
-def _convolution_layer(workload: Workload, stack: Stack) -> float:
-    """The input of a convolution, and both halves of its gate."""
-    return stack.length * (_norm_input(workload) + 3 * workload.matmul_bytes * workload.model.hidden_size)
-
-
-def _attention_layer(workload: Workload, stack: Stack) -> float:
-    """Attention and feed-forward, and cross-attention between them."""
-    model, low = workload.model, workload.matmul_bytes
-    width, inner, heads = model.hidden_size, model.intermediate_size, model.num_heads
-    linear = 3 * low * width  # the inputs of the QKV, output and up projections
-    attention: float = 3 * low * width  # queries, keys and values
+    model, low, norm = workload.model, workload.matmul_bytes, _norm_input(workload)
+    width, heads = model.hidden_size, model.num_heads
+    if model.architecture == "bi-lstm":  # input, output and gates both ways; torch's CPU kernel has a large workspace
+        gates = 22 if workload.device == "cpu" else 8
+        return stack.length * (norm + (2 * low + gates * FLOAT32) * width)
+    if model.architecture == "cnn":  # the input of a convolution, and both halves of its gate
+        return stack.length * (norm + 3 * low * width)
+    qk_norm = 2 * FLOAT32 * width * (2 if low == 2 else 1) if model.qk_norm else 0  # with float32 copies under autocast
+    each: float = 6 * low * width  # queries, keys and values; the inputs of the QKV, output and up projections
     if workload.stores_attention_weights:  # weights, their dropout, the product
-        attention += 3 * low * heads * stack.length
+        each += 3 * low * heads * stack.length
     else:
         rotated = 2 * low * width if model.position_embedding == "rotary" or model.qk_norm else 0
-        attention += rotated + FLOAT32 * heads
+        each += rotated + FLOAT32 * heads
         if workload.device == "cuda" and (width // heads) % 8:  # its kernels pad odd sizes and copy the output
-            attention += low * width
-    attention += _qk_norm_input(workload)
-    feed_forward = low * inner * _feed_forward_copies(workload)
-    masks = _dropout_mask(workload, 2 * width + inner)
-    each = 2 * _norm_input(workload) + linear + attention + feed_forward + masks
-    return stack.length * each + _cross_attention(workload, stack)
-
-
-def _cross_attention(workload: Workload, stack: Stack) -> float:
-    """Queries for each token of a text, keys and values for each token of its source."""
+            each += low * width
+    each += 2 * norm + qk_norm + _feed_forward(workload)
     if not stack.source_length:
-        return 0
-    model, low = workload.model, workload.matmul_bytes
-    width, heads = model.hidden_size, model.num_heads
-    # The query, and the inputs of the query and output projections.
-    queries = 3 * low * width + _norm_input(workload) + _dropout_mask(workload, width)
-    queries += 3 * low * heads * stack.source_length if workload.stores_attention_weights else FLOAT32 * heads
-    keys_values: float = 2 * low * width
-    if model.qk_norm:
-        normed = _qk_norm_input(workload) / 2 + low * width
-        queries, keys_values = queries + normed, keys_values + normed
-    return stack.length * queries + stack.source_length * keys_values
+        return stack.length * each
+    # Cross-attention: the query, and the inputs of the query and output projections; keys and values of the source.
+    each += 3 * low * width + norm + _dropout_mask(workload, width)
+    each += 3 * low * heads * stack.source_length if workload.stores_attention_weights else FLOAT32 * heads
+    normed = qk_norm / 2 + low * width if model.qk_norm else 0
+    return stack.length * (each + normed) + stack.source_length * (2 * low * width + normed)
 
 
-def _qk_norm_input(workload: Workload) -> float:
-    """Bytes for each token that the norms of queries and keys save, with a float32 copy under autocast."""
-    if not workload.model.qk_norm:
-        return 0
-    return 2 * FLOAT32 * workload.model.hidden_size * (2 if workload.matmul_bytes == 2 else 1)
+def _feed_forward(workload: Workload) -> float:
+    """Bytes for each token that a feed-forward part saves, with the dropout masks of a layer.
 
-
-def _feed_forward_copies(workload: Workload) -> int:
-    """How often the inner activations are saved: before, between and after the activation function.
-
-    Compiled code recomputes a gate in the backward pass instead of saving its output.
+    Inner activations are saved before, between and after the activation function. Compiled code recomputes a gate in
+    the backward pass instead of saving its output.
     """
-    if workload.model.activation in GATED_ACTIVATIONS:
-        return 3 if workload.is_compiled else 4
-    if workload.model.activation == "relu":
-        return 2 if workload.model.dropout else 1
-    return 2
+    model, copies = workload.model, 2
+    if model.activation in GATED_ACTIVATIONS:
+        copies = 3 if workload.is_compiled else 4
+    elif model.activation == "relu" and not model.dropout:
+        copies = 1
+    masks = _dropout_mask(workload, 2 * model.hidden_size + model.intermediate_size)
+    return workload.matmul_bytes * model.intermediate_size * copies + masks
 
 
 def _norm_input(workload: Workload) -> float:
-    """Bytes for each token that a norm saves: its input; RMSNorm on a CPU is made of parts and saves the quotient too."""
+    """Bytes for each token that a norm saves: its input; RMSNorm outside CUDA saves the quotient too."""
     copies = 2 if workload.model.norm == "rms" and workload.device != "cuda" else 1
     return FLOAT32 * (copies * workload.model.hidden_size + 2)
 
 
 def _dropout_mask(workload: Workload, numbers: int) -> float:
-    """Bytes of the dropout mask over so many numbers: one of the same precision on a CPU, of truth values on a GPU."""
-    if not workload.model.dropout:
-        return 0
-    return numbers * (workload.matmul_bytes if workload.device == "cpu" else 1)
+    """Bytes of the dropout mask over so many numbers: of the same precision on a CPU, boolean on a GPU."""
+    return numbers * (workload.matmul_bytes if workload.device == "cpu" else 1) if workload.model.dropout else 0
 
 
 def loss_bytes(workload: Workload) -> tuple[float, float, float]:
@@ -275,7 +210,7 @@ def loss_bytes(workload: Workload) -> tuple[float, float, float]:
 def layer_working_bytes(workload: Workload) -> float:
     """Bytes of gradients in the backward pass of one layer.
 
-    A compiled gate has those of its product, gate and value; a plain one also the tensor that they are cut from.
+    A compiled gate has those of its product, gate and value; a plain one also the tensor that they are split from.
     """
     model, low, most = workload.model, workload.matmul_bytes, 0.0
     gated = 3 if workload.is_compiled else 5
@@ -290,26 +225,17 @@ def layer_working_bytes(workload: Workload) -> float:
     return workload.batch_size * most
 
 
-def update_working_bytes(workload: Workload) -> float:
+def _update_bytes(workload: Workload) -> float:
     """Bytes that Muon's update needs: for all updates, and to orthogonalize a group of matrices at once.
 
     Of a sharded model it orthogonalizes one matrix at a time.
     """
     if workload.optimizer != "muon":
         return 0
-    model, matrices = workload.model, workload.parameters.matrices()
-    up = model.intermediate_size * model.hidden_size * workload.up_projections
+    square, matrices = workload.model.hidden_size**2, workload.parameters.matrices
+    up = workload.model.intermediate_size * workload.model.hidden_size * workload.up_projections
     if workload.num_shards > 1:
-        return FLOAT32 * (matrices / workload.num_shards + 9 * max(3 * model.hidden_size**2, up))
+        return FLOAT32 * (matrices / workload.num_shards + 9 * max(3 * square, up))
     layers = sum(stack.layers for stack in workload.stacks)
-    square_matrices = 4 * sum(stack.layers * (2 if stack.source_length else 1) for stack in workload.stacks)
-    return FLOAT32 * (matrices + 8 * max(square_matrices * model.hidden_size**2, layers * up))
-
-
-LAYER_ACTIVATIONS: dict[str, Callable[[Workload, Stack], float]] = {
-    "causal": _attention_layer,
-    "bidirectional": _attention_layer,
-    "encoder-decoder": _attention_layer,
-    "bi-lstm": _lstm_layer,
-    "cnn": _convolution_layer,
-}
+    with_cross = sum(stack.layers * (2 if stack.source_length else 1) for stack in workload.stacks)
+    return FLOAT32 * (matrices + 8 * max(4 * with_cross * square, layers * up))

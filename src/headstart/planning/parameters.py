@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headstart.config import ModelConfig
 from headstart.constants import GATED_ACTIVATIONS
+from headstart.planning.workload import ParameterCounts
 
 if TYPE_CHECKING:
     from headstart.models.model import HeadSpec
@@ -58,6 +59,19 @@ class ParameterTable:
     def matrices(self, side: str = "") -> int:
         """Parameters of the backbone that every token is multiplied by; of an encoder-decoder perhaps one side's."""
         return sum(block.matrix * block.times for block in self.backbone if not side or block.side == side)
+
+    def counts(self, heads: "Mapping[str, HeadSpec]") -> ParameterCounts:
+        """What memory and time depend on; `heads` are those of the model."""
+        kinds = [(heads[block.name.removeprefix("head ").split(",")[0]].kind, block) for block in self.heads]
+        return ParameterCounts(
+            total=self.total,
+            heads=sum(block.total for block in self.heads),
+            matrices=self.matrices(),
+            source_matrices=self.matrices("source"),
+            head_matrices=[
+                (kind, block.matrix) for kind, block in kinds if kind != "lm" or block.name.endswith(", transform")
+            ],
+        )
 
 
 def parameter_table(model: ModelConfig, vocab_size: int, heads: "Mapping[str, HeadSpec]") -> ParameterTable:

@@ -1,33 +1,202 @@
-"""A run's size, memory, time and cost before it starts, and what to change when it does not fit."""
+"""The plan of a run: seconds of a training step, the plan of a run on a device, and the check before a run starts.
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+Each class of work in a step takes the longer of its arithmetic and its memory traffic; on a CPU all are added. A GPU
+computes while the host launches kernels, but not always: with small operations it waits for the next one, with large
+ones the host is far ahead, and a step has both. So a step takes about the root of the sum of both squares: the longer
+where one is much longer, 1.4 times either where they are equal. EFFICIENCIES are measured constants.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
 
-from headstart.config import RunConfig, load_preset, preset_names, resolve
-from headstart.planning.communication import ONE_DEVICE, Cluster, predict_communication, share_of
-from headstart.planning.devices import DEVICES, Device
-from headstart.planning.flops import Flops, count_flops
-from headstart.planning.memory import Memory, predict_memory
-from headstart.planning.step_time import StepTime, predict_step_time
-from headstart.planning.workload import Workload, make_workload
+import torch
+
+from headstart.config import RunConfig
+from headstart.constants import VOCAB_TILE
+from headstart.errors import ConfigError
+from headstart.models.model import Model
+from headstart.planning.communication import Cluster, predict_communication, share_of
+from headstart.planning.devices import DEVICES, find_device
+from headstart.planning.memory import Memory, activations, predict_memory
+from headstart.planning.workload import FLOAT32, Device, Workload, count_flops, make_workload
 from headstart.reports.formatting import format_duration
-from headstart.training.compile import COMPILE_SECONDS, will_compile
+from headstart.training.callbacks import Event, Note
+from headstart.training.compile import COMPILE_SECONDS, can_compile, will_compile
+from headstart.training.runtime import Runtime
 
 GIB = 2**30
 MAX_BATCH = 2**20  # texts
 DEFAULT_TOKENS = 1_000_000  # of the run, when no budget is given
 
 
+@dataclass(frozen=True)
+class Efficiency:
+    """The fraction of its stated rates that a kind of device reaches."""
+
+    matmul: float  # of the matrix rate, by products of large matrices
+    half_width: float  # inner size at which a product reaches half of that
+    half_rows: float  # rows of logits at which it does so
+    attention: float  # of the matrix rate, by fused attention
+    bandwidth: float  # of the bandwidth, by element-wise work
+    passes: float  # reads and writes of each saved byte of activations in a step
+    logit_bytes: float  # traffic for one logit
+    random: float  # seconds for one random number of dropout
+    launch: float  # seconds of the host for one operation
+
+
+# An H200 multiplies large matrices at 0.69 of its stated rate. Apple's GPUs were not measured: a launch is assumed to
+# cost their host as much as an H200's.
+EFFICIENCIES = {
+    "cpu": Efficiency(0.67, 20, 28, 0.3, 0.9, 5.0, 14, 1.5e-9, 32e-6),
+    "cuda": Efficiency(0.69, 75, 256, 0.35, 0.8, 8.0, 132, 0.0, 19.5e-6),
+    "mps": Efficiency(0.6, 200, 128, 0.3, 0.7, 6.0, 70, 0.0, 19.5e-6),
+}
+# Compiled steps have the same matrix products and few passes over what lies between them. A profile shows so many
+# operations of a layer, forward and backward. A logit is written and read twice, and so is its gradient.
+COMPILED = replace(EFFICIENCIES["cuda"], passes=3.0)
+COMPILED_TEXTS = replace(COMPILED, launch=38e-6)  # of any size: the host computes every shape again
+COMPILED_LAYER_OPERATIONS = 27
+COMPILED_LOGIT_PASSES = 6
+# Where texts are padded, a GPU's attention reads a mask, in tiles of so many tokens, at this fraction of the matrix rate.
+MASKED_TILE, MASKED_ATTENTION = 64, 0.05
+NEWTON_SCHULZ_STEPS = 5  # in Muon
+UPDATE_BYTES = 60  # traffic for one weight: clipping and the optimizer
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step, by kind of work; on a GPU the launches overlap with the rest, in part."""
+
+    parts: dict[str, float]
+    seconds: float
+    batch_seconds: float  # computation of one of the step's batches
+
+
+def predict_step_time(workload: Workload, device: Device, cluster: Cluster | None = None) -> StepTime:
+    """Seconds of one step of this workload on this device; in a cluster it is one process's share of a step."""
+    efficiency = EFFICIENCIES[device.kind]
+    if workload.is_compiled:
+        efficiency = COMPILED_TEXTS if workload.has_padding else COMPILED
+    model, flops = workload.model, count_flops(workload)
+    rate = device.matmul_flops(workload.precision)
+    matmul_rate = rate * _matmul_share(model.hidden_size, efficiency)
+    bandwidth = 1e9 * device.bandwidth_gbs * efficiency.bandwidth
+    weights_read = 3 * workload.matmul_bytes * workload.parameters.matrices  # forward and backward
+    batch = {
+        "matrices": max(3 * flops.body * workload.tokens / matmul_rate, weights_read / bandwidth),
+        "attention": _attention_seconds(workload, efficiency, rate, flops.attention * workload.tokens),
+        "logits": _logit_seconds(workload, efficiency, rate, bandwidth),
+        "element-wise": efficiency.passes * activations(workload) / bandwidth,
+        "random numbers": efficiency.random * _dropout_numbers(workload),
+    }
+    parts = {name: part * workload.accumulation_steps for name, part in batch.items()}
+    update = workload.parameters.total * UPDATE_BYTES / bandwidth
+    if workload.optimizer == "muon":
+        update += _muon_flops(workload) / matmul_rate
+    parts["update"] = update / workload.num_shards
+    batch_seconds = sum(batch.values())
+    if cluster is not None:
+        parts["communication"] = predict_communication(workload, device, cluster, batch_seconds).exposed
+    computing = sum(parts.values())
+    parts["launches"] = launching = efficiency.launch * count_operations(workload)
+    seconds = computing + launching if device.kind == "cpu" else math.hypot(computing, launching)
+    return StepTime(parts, seconds, batch_seconds)
+
+
+def _matmul_share(inner: float, efficiency: Efficiency) -> float:
+    """The fraction of the matrix rate that products over `inner` numbers reach."""
+    return efficiency.matmul * inner / (inner + efficiency.half_width)
+
+
+def _attention_seconds(workload: Workload, efficiency: Efficiency, rate: float, work: float) -> float:
+    """Two products forward; fused attention computes them again in the backward pass, plain attention saves them."""
+    model = workload.model
+    head_size = model.hidden_size // model.num_heads
+    if workload.stores_attention_weights:
+        return 3 * work / (rate * _matmul_share(head_size, efficiency))  # its weights count as activations
+    rate *= min(1.0, head_size / 64)
+    if not (work and workload.has_padding and workload.device == "cuda"):
+        return 3.5 * work / (rate * efficiency.attention)
+    unmasked = masked = 0.0  # pairs of a query and a key: without a mask in a causal stack, else with one, in tiles
+    for stack in workload.stacks:
+        length, source = (MASKED_TILE * math.ceil(side / MASKED_TILE) for side in (stack.length, stack.source_length))
+        if stack.is_causal:
+            unmasked += stack.layers * stack.length * (stack.length + 1) / 2
+        else:
+            masked += stack.layers * length * length
+        masked += stack.layers * length * source
+    each = 3.5 * 4 * model.hidden_size * workload.batch_size * workload.num_forward
+    return each * (unmasked / efficiency.attention + masked / MASKED_ATTENTION) / rate
+
+
+def _logit_seconds(workload: Workload, efficiency: Efficiency, rate: float, bandwidth: float) -> float:
+    """Logits forward and backward; every chunk reads the embedding twice and adds to its gradient."""
+    if not workload.label_fraction:
+        return 0.0
+    vocab_size, width, predictions = workload.vocab_size, workload.model.hidden_size, workload.num_predictions
+    logits, rows = predictions * vocab_size, workload.predictions_per_chunk
+    in_chunk = min(rows, predictions)
+    rate *= _matmul_share(width, efficiency) * in_chunk / (in_chunk + efficiency.half_rows)
+    embedding = -(-predictions // rows) * 4 * FLOAT32 * vocab_size * width / bandwidth
+    is_fused = workload.is_compiled and not workload.generators
+    traffic = COMPILED_LOGIT_PASSES * workload.matmul_bytes if is_fused else efficiency.logit_bytes
+    return max(6 * logits * width / rate, embedding) + logits * traffic / bandwidth
+
+
+def _dropout_numbers(workload: Workload) -> float:
+    """Random numbers that dropout draws in one batch."""
+    model, drawn = workload.model, 0
+    for stack in workload.stacks:
+        if model.dropout:
+            layer = (3 if stack.source_length else 2) * model.hidden_size + model.intermediate_size
+            drawn += stack.length * (stack.layers * layer + model.hidden_size)
+        if workload.stores_attention_weights:
+            drawn += stack.length * stack.layers * model.num_heads * (stack.length + stack.source_length)
+    return drawn * workload.num_forward * workload.batch_size
+
+
+def _muon_flops(workload: Workload) -> float:
+    """Operations of Newton-Schulz iterations over every matrix of the layers."""
+    width, inner = workload.model.hidden_size, workload.model.intermediate_size
+    layers = sum(stack.layers for stack in workload.stacks)
+    attentions = layers + sum(stack.layers for stack in workload.stacks if stack.source_length)
+    shapes = [(width, 4 * attentions), (workload.up_projections * inner, layers), (inner, layers)]
+    work = 0.0
+    for other, count in shapes:
+        short, long = min(width, other), max(width, other)
+        work += count * NEWTON_SCHULZ_STEPS * (4 * short**2 * long + 2 * short**3)
+    return work
+
+
+def count_operations(workload: Workload) -> float:
+    """Operations that the host starts in a step, roughly, from a reading of the code."""
+    model = workload.model
+    layer = 55 + 30 * (workload.matmul_bytes == 2) + 26 * (model.position_embedding == "rotary")
+    layer += 10 * (model.dropout > 0)
+    if workload.is_compiled:
+        layer = COMPILED_LAYER_OPERATIONS
+    chunks = 1
+    if workload.label_fraction:
+        tiles = -(-workload.vocab_size // VOCAB_TILE) if workload.device == "cpu" else 1
+        chunks = -(-workload.num_predictions // workload.predictions_per_chunk) * tiles
+    layers = sum(stack.layers * (1.5 if stack.source_length else 1) for stack in workload.stacks)
+    batch = workload.num_forward * (layers * layer + 60 * len(workload.stacks)) + 25 * chunks
+    muon = (32 * layers + 140) if workload.optimizer == "muon" else 0
+    return workload.accumulation_steps * batch + muon + 60
+
+
 def fits(workload: Workload, device: Device) -> bool:
-    """Whether the peak is within what the device has."""
+    """Whether the peak memory is within what the device has."""
     return predict_memory(workload).peak <= device.usable_bytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is known of a run before it starts."""
+    """Parameters, memory and time of a run before it starts."""
 
     config: RunConfig
     device: Device
@@ -37,20 +206,15 @@ class Plan:
     step_time: StepTime
     tokens: float  # of the whole run
     is_compiled: bool  # whether torch.compile is used in training steps
-    cluster: Cluster = ONE_DEVICE
+    cluster: Cluster | None = None  # None = one device
     price: float | None = None  # of one device for an hour
     is_measured: bool = False  # the time is that of steps on this machine
     devices: "list[Plan]" = field(default_factory=list)  # the same run on every device, when none was named
     note: str = ""  # of the preset
 
     @property
-    def flops(self) -> Flops:
-        """Operations for each token."""
-        return count_flops(self.workload)
-
-    @property
     def fits(self) -> bool:
-        """Whether the peak is within what the device has."""
+        """Whether the peak memory is within what the device has."""
         return self.memory.peak <= self.device.usable_bytes
 
     @cached_property
@@ -61,112 +225,45 @@ class Plan:
     @cached_property
     def advice(self) -> list[str]:
         """What to change when it does not fit."""
-        return [] if self.fits else list(_advice(self))
+        from headstart.planning.summary import find_advice
 
-    @property
-    def compile_seconds(self) -> float:
-        """The time that compiling takes before the first step is done."""
-        return COMPILE_SECONDS if self.workload.is_compiled else 0.0
+        return [] if self.fits else list(find_advice(self))
 
     @property
     def seconds(self) -> float:
         """For all tokens, and for compiling where that is done."""
         steps = self.tokens / self.step.tokens_per_step
-        return steps * self.step_time.seconds + self.compile_seconds
+        return steps * self.step_time.seconds + (COMPILE_SECONDS if self.workload.is_compiled else 0.0)
 
     @property
     def cost(self) -> float | None:
         """In the currency of the price."""
-        return None if self.price is None else self.seconds * self.cluster.count / 3600 * self.price
+        count = self.cluster.count if self.cluster else 1
+        return None if self.price is None else self.seconds * count / 3600 * self.price
 
     def lines(self) -> list[str]:
         """The plan in two lines, for the start of a run."""
-        batch = "a batch" if self.cluster.count == 1 else "of a batch each"
+        batch = "of a batch each" if self.cluster else "a batch"
         verdict = f"fits, {self.largest_batch:,} texts {batch} at most" if self.fits else "does not fit"
         cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
-        processes = f" in each of {self.cluster.count} processes" if self.cluster.count > 1 else ""
+        processes = f" in each of {self.cluster.count} processes" if self.cluster else ""
         compiled = "compiled " if self.workload.is_compiled else ""
         return [
-            f"plan: {self.step.parameters.total:,} parameters, {_short(self.flops.training)}FLOPs a token; peak memory "
-            f"{self.memory.peak / GIB:.2f} GiB of {self.device.usable_bytes / GIB:.1f} on {self.device.name}{processes} "
-            f"({verdict})",
+            f"plan: {self.step.parameters.total:,} parameters, {_short(count_flops(self.workload).training)}FLOPs a "
+            f"token; peak memory {self.memory.peak / GIB:.2f} GiB of {self.device.usable_bytes / GIB:.1f} on "
+            f"{self.device.name}{processes} ({verdict})",
             f"plan: {self.step.tokens_per_step:,} tokens a {compiled}step in about "
             f"{format_duration(self.step_time.seconds)}; {_short(self.tokens)}tokens in about "
             f"{format_duration(self.seconds)}{cost}",
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able: parameters, FLOPs, memory, time, verdict."""
-        workload, flops, time = self.workload, self.flops, self.step_time
-        blocks = [{**asdict(block), "total": block.total} for block in workload.parameters.blocks]
-        return {
-            "parameters": {"total": workload.parameters.total, "blocks": blocks},
-            "flops": {
-                "forward_per_token": flops.forward,
-                "backward_per_token": flops.backward,
-                "training_per_token": flops.training,
-                "parts_forward": asdict(flops),
-                "step": flops.training * self.step.tokens_per_step,
-            },
-            "memory": {
-                "peak_bytes": self.memory.peak,
-                "moment": self.memory.moment,
-                "parts": self.memory.parts,
-                "batch": workload.batch_size,
-                "length": workload.length,
-                "source_length": workload.source_length,
-                "precision": workload.precision,
-            },
-            "time": {
-                "seconds_per_step": time.seconds,
-                "tokens_per_step": self.step.tokens_per_step,
-                "tokens_per_second": self.step.tokens_per_step / time.seconds,
-                "tokens": self.tokens,
-                "hours": self.seconds / 3600,
-                "cost": self.cost,
-                "measured": self.is_measured,
-                "compiled": self.is_compiled,
-                "compile_seconds": self.compile_seconds,
-                "parts": time.parts,
-            },
-            "verdict": {
-                "device": self.device.name,
-                "fits": self.fits,
-                "largest_batch": self.largest_batch,
-                "advice": self.advice,
-            },
-            **({"cluster": self._cluster_dict()} if self.cluster.count > 1 else {}),
-            "note": self.note,
-            "devices": [plan._device_dict() for plan in self.devices],
-        }
 
-    def _cluster_dict(self) -> dict[str, Any]:
-        batch_seconds = self.step_time.batch_seconds
-        communication = predict_communication(self.workload, self.device, self.cluster, batch_seconds)
-        speedup = predict_step_time(self.step, self.device).seconds / self.step_time.seconds
-        return {
-            **asdict(self.cluster),
-            "processes": self.cluster.count,
-            "link": self.device.link,
-            "exchanged_bytes": communication.bytes,
-            "exchange_seconds": communication.seconds,
-            "exposed_seconds": communication.exposed,
-            "faster_than_one": speedup,
-            "efficiency": speedup / self.cluster.count,
-        }
-
-    def _device_dict(self) -> dict[str, Any]:
-        return {
-            "device": self.device.name,
-            "precision": self.workload.precision,
-            "memory_gib": self.device.memory_gib,
-            "needs_gib": self.memory.peak / GIB,
-            "fits": self.fits,
-            "largest_batch": self.largest_batch,
-            "hours": self.seconds / 3600,
-            "cost": self.cost,
-            "compiled": self.workload.is_compiled,
-        }
+def _short(number: float) -> str:
+    """A large number in three digits, with the letter of its size: "126 M"."""
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return f"{number:.3g} "
 
 
 def make_plan(
@@ -182,36 +279,47 @@ def make_plan(
     total_tokens: float | None = None,
     price: float | None = None,
     seconds_per_step: float | None = None,
-    cluster: Cluster = ONE_DEVICE,
+    cluster: Cluster | None = None,
     can_compile: bool | None = None,
+    built: Model | None = None,
 ) -> Plan:
     """The plan of a run on a device, or on each of a cluster; `batch` is of all its processes together.
 
     `tokens` are read once in each epoch, or `total_tokens` in all. `seconds_per_step` is a measured time. `can_compile`
-    is by default that of the device.
+    is by default that of the device. A model that is `built` already is counted instead of planned.
     """
-    precision = _precision(config, device)
-    step = make_workload(config, device.kind, precision, vocabulary, classes, batch, length)
+    training, precision = config.training, device.precision(config.training.precision)
+    step = make_workload(config, device.kind, precision, vocabulary, classes, batch, length, built)
     if total_tokens is None:
-        total_tokens = _total_tokens(config, step, tokens, epochs)
-    is_able = device.can_compile if can_compile is None else can_compile
-    is_compiled = (is_able or config.training.compile is True) and will_compile(
-        config.training,
-        is_able=is_able,
-        is_sharded=cluster.sharded,
-        weights=step.parameters.total,
-        passes=step.num_forward,
-        tokens=total_tokens or 0.0,
-    )
+        if tokens is not None:
+            total_tokens = tokens * (epochs or training.max_epochs or 1)
+        elif training.max_tokens is not None:
+            total_tokens = training.max_tokens
+        elif training.max_steps is not None:
+            total_tokens = training.max_steps * step.tokens_per_step
+        elif training.max_minutes is None:
+            total_tokens = DEFAULT_TOKENS * (epochs or 1)
+    is_compiled = training.compile is True
+    if device.can_compile if can_compile is None else can_compile:
+        is_compiled = will_compile(
+            training,
+            is_able=True,
+            is_sharded=cluster is not None and cluster.sharded,
+            weights=step.parameters.total,
+            passes=step.num_forward,
+            tokens=total_tokens or 0.0,
+        )
     if is_compiled:  # compiled code computes every position; what else it changes is known for GPUs alone
         step = replace(step, last_layer_fraction=1.0, is_compiled=device.can_compile)
-    workload = share_of(step, cluster)
+    workload = share_of(step, cluster) if cluster else step
     step_time = predict_step_time(workload, device, cluster)
     if seconds_per_step is not None:
-        step_time = step_time.scaled(seconds_per_step / step_time.seconds)
+        factor = seconds_per_step / step_time.seconds
+        parts = {name: part * factor for name, part in step_time.parts.items()}
+        step_time = StepTime(parts, step_time.seconds * factor, step_time.batch_seconds * factor)
     if total_tokens is None:  # as many as are read in the minutes of the settings; a step's at least
-        assert config.training.max_minutes is not None
-        seconds = 60 * config.training.max_minutes - (COMPILE_SECONDS if step.is_compiled else 0)
+        assert training.max_minutes is not None
+        seconds = 60 * training.max_minutes - (COMPILE_SECONDS if step.is_compiled else 0)
         total_tokens = max(1.0, seconds / step_time.seconds) * step.tokens_per_step
     return Plan(
         config=config,
@@ -228,32 +336,6 @@ def make_plan(
     )
 
 
-def plan_on_all_devices(plan: Plan, **sizes: Any) -> list[Plan]:
-    """The same run on every device of the table."""
-    shared: dict[str, Any] = {"total_tokens": plan.tokens, "price": plan.price, "cluster": plan.cluster}
-    return [make_plan(plan.config, device, **shared, **sizes) for device in DEVICES.values()]
-
-
-def _precision(config: RunConfig, device: Device) -> str:
-    """The precision that the settings mean on a device."""
-    precision = config.training.precision
-    if precision == "bf16":
-        return "bfloat16" if device.bfloat16 else "float32"
-    return device.default_precision if precision == "auto" else precision
-
-
-def _total_tokens(config: RunConfig, step: Workload, tokens: float | None, epochs: float | None) -> float | None:
-    """Tokens of the whole run: those given times the epochs, else the settings' own budget; None for one in minutes."""
-    training = config.training
-    if tokens is not None:
-        return tokens * (epochs or training.max_epochs or 1)
-    if training.max_tokens is not None:
-        return training.max_tokens
-    if training.max_steps is not None:
-        return training.max_steps * step.tokens_per_step
-    return None if training.max_minutes is not None else DEFAULT_TOKENS * (epochs or 1)
-
-
 def largest_batch(workload: Workload, device: Device) -> int:
     """The most texts of this length in one batch that fit; 0 when not even one does."""
     if not fits(replace(workload, batch_size=1), device):
@@ -267,48 +349,89 @@ def largest_batch(workload: Workload, device: Device) -> int:
     return low
 
 
-def _advice(plan: Plan) -> Iterator[str]:
-    """Changes that would each make the run fit on the device, the mildest first."""
-    workload, device, training = plan.workload, plan.device, plan.config.training
-    most = largest_batch(replace(workload, accumulation_steps=2), device)
-    if 1 <= most < workload.batch_size:
-        batches = -(-workload.batch_size // most) * workload.accumulation_steps * plan.cluster.count
-        yield (
-            f"batches of {most} texts, {batches} to a step: --set training.tokens_per_batch="
-            f"{most * workload.tokens_per_example} --set training.gradient_accumulation_steps={batches}"
-        )
-    if device.bfloat16 and workload.precision == "float32" and fits(replace(workload, precision="bfloat16"), device):
-        yield "bfloat16 numbers: --set training.precision=bfloat16"
-    shorter = workload.length
-    while shorter > 16 and not fits(workload.with_length(shorter), device):
-        shorter //= 2
-    if shorter < workload.length and fits(workload.with_length(shorter), device):
-        tokens = plan.step.batch_size * workload.with_length(shorter).tokens_per_example
-        yield (f"as many, shorter texts: --set training.max_length={shorter} --set training.tokens_per_batch={tokens}")
-    can_shard = not (workload.source_length or training.compile or training.gradual_unfreezing_epochs is not None)
-    if workload.num_shards == 1 and can_shard and fits(replace(workload, num_shards=8), device):
-        yield "a part of the model in each of 8 processes: --nproc 8 --set training.fsdp=true"
-    if smaller := _smaller_preset(plan):
-        yield f"a smaller model: --preset {smaller}"
+# Before a run starts
 
 
-def _smaller_preset(plan: Plan) -> str:
-    """The largest preset below this one that fits with its own batch size, or nothing."""
-    found = []
-    for name in preset_names():
-        if plan.config.job not in load_preset(name):
-            continue
-        other = make_workload(resolve(plan.config.job, name), plan.device.kind, plan.workload.precision)
-        is_same_job = bool(other.source_length) == bool(plan.workload.source_length)
-        is_smaller = other.parameters.total < plan.workload.parameters.total
-        if is_same_job and is_smaller and fits(other, plan.device):
-            found.append((other.parameters.total, name))
-    return max(found)[1] if found else ""
+def announce(
+    config: RunConfig,
+    runtime: Runtime,
+    model: Model,
+    vocabulary: int,
+    classes: int,
+    tokens: int,
+    on_event: Callable[[Event], None],
+) -> None:
+    """Report the plan of a run that is about to start in two lines, and refuse one that this machine cannot hold.
+
+    `tokens` are read in each epoch.
+    """
+    rank = runtime.processes.info
+    device, processes = this_machine(runtime.device.type), 1
+    if device.kind == "cpu" and rank.local_count > 1:  # processes on one CPU share it
+        processes = rank.local_count
+        shared = ("memory_gib", "float32_tflops", "half_tflops", "bandwidth_gbs")
+        device = replace(device, **{name: getattr(device, name) / processes for name in shared})
+    machines = max(1, rank.count // rank.local_count)
+    plan = make_plan(
+        config,
+        device,
+        cluster=Cluster(rank.local_count, machines, sharded=runtime.is_sharded) if rank.count > 1 else None,
+        can_compile=device.kind == "cuda" and can_compile(device.kind),
+        vocabulary=vocabulary,
+        classes=max(2, classes),
+        tokens=tokens if config.training.max_epochs is not None else None,
+        built=model,
+    )
+    if not config.training.ignore_memory_check:
+        check_memory(plan, free_bytes(device.kind) / processes)
+    for line in plan.lines():
+        on_event(Note(line))
 
 
-def _short(number: float) -> str:
-    """A large number in three digits, with the letter of its size: "126 M"."""
-    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}"
-    return f"{number:.3g} "
+def check_memory(plan: Plan, available_bytes: float) -> None:
+    """Refuse a run that would run out of memory, with the plan's advice."""
+    if plan.memory.peak <= available_bytes:
+        return
+    advice = "; or ".join(plan.advice) or "choose a smaller --preset, batch or length"
+    raise ConfigError(
+        f"this run needs about {plan.memory.peak / GIB:.1f} GiB, and {plan.device.name} has "
+        f"{available_bytes / GIB:.1f} GiB free",
+        hint=f"{advice}; or --ignore-memory-check to try all the same",
+    )
+
+
+def this_machine(kind: str | None = None) -> Device:
+    """The device that a run uses here, with its real memory; `kind` is torch's name for it."""
+    if kind in (None, "cuda") and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        memory = properties.total_memory / GIB
+        try:
+            return replace(find_device(properties.name), memory_gib=memory)
+        except ConfigError:  # a GPU that is not in the table: guess from its processors
+            rate = 0.15 * properties.multi_processor_count
+            return Device(properties.name, memory, rate, 4 * rate, 500, properties.major >= 8)
+    cores = {int(name.split()[1]): device for name, device in DEVICES.items() if device.kind == "cpu"}
+    device = cores[min(cores, key=lambda count: abs(count - (os.cpu_count() or 1)))]
+    memory = _system_bytes("MemTotal") / GIB
+    return replace(device, memory_gib=memory) if memory else device
+
+
+def free_bytes(kind: str) -> float:
+    """Bytes that a run may still take here, with those that this process holds already."""
+    if kind == "cuda" and torch.cuda.is_available():
+        return float(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
+    own = Path("/proc/self/statm")
+    own_pages = int(own.read_text("ascii").split()[1]) if own.is_file() else 0
+    return _system_bytes("MemAvailable") + own_pages * os.sysconf("SC_PAGE_SIZE") or float("inf")
+
+
+def _system_bytes(key: str) -> float:
+    """A line of /proc/meminfo in bytes, within the control group's limit; 0 where there is no such file."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    except OSError:
+        return 0.0
+    found = next((1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), 0.0)
+    group = Path("/sys/fs/cgroup/memory.max")
+    limit = group.read_text("ascii").strip() if group.is_file() else ""
+    return min(found, float(limit)) if limit.isdigit() else found

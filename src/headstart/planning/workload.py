@@ -1,26 +1,81 @@
-"""One training step as a plan describes it: sizes and kinds, no data."""
+"""One training step as a plan describes it: the device, the sizes of a batch, the parameters, the operations.
+
+FLOPs are those of matrix products: two for each weight and token, and 4·D for each key that a token attends to (T keys;
+(T + 1) / 2 on average in a causal backbone, whose fused attention skips the other half; S keys more in a decoder). A
+token of an encoder-decoder is the mean one of both sides. The last layer computes only the positions that a head reads.
+A backward pass costs two forward passes. plan.py counts the bytes of all other operations.
+"""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headstart.config import ModelConfig, RunConfig
 from headstart.constants import DEFAULT_LOGITS_PER_CHUNK, GATED_ACTIVATIONS, LOGITS_PER_CHUNK
-from headstart.planning.parameters import ParameterTable, parameter_table
 
 if TYPE_CHECKING:
-    from headstart.models.model import HeadSpec
+    from headstart.models.model import HeadSpec, Model
 
 FLOAT32 = 4  # bytes
+HEADS_OVER_TOKENS = ("replaced", "generator")  # heads with an output for each token; other heads have one for each text
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU or a CPU on which a run could train."""
+
+    name: str
+    memory_gib: float
+    float32_tflops: float
+    half_tflops: float  # dense float16 or bfloat16
+    bandwidth_gbs: float
+    bfloat16: bool
+    kind: str = "cuda"  # the name that torch has for it: cuda, mps, cpu
+    link_gbs: float | None = None  # each way between two such devices of one machine; None = as the PCIe of its time
+    compiles: bool = True  # whether triton supports it, if it is a GPU
+
+    @property
+    def can_compile(self) -> bool:
+        """Whether torch compiles training steps for it, given a C compiler."""
+        return self.kind == "cuda" and self.compiles
+
+    @property
+    def usable_bytes(self) -> float:
+        """Bytes that a run may use; a desktop, the system or the host needs the rest."""
+        return {"cuda": 0.96, "mps": 0.7, "cpu": 0.85}[self.kind] * self.memory_gib * 2**30
+
+    def precision(self, setting: str) -> str:
+        """The number format that the setting `training.precision` selects."""
+        if setting not in ("auto", "bf16"):
+            return setting
+        return "bfloat16" if self.bfloat16 and (setting == "bf16" or self.kind == "cuda") else "float32"
+
+    def matmul_flops(self, precision: str) -> float:
+        """Operations per second of large matrix products; float32 uses TF32 units where there are any."""
+        if precision == "bfloat16":
+            return 1e12 * (self.half_tflops if self.bfloat16 else self.float32_tflops / 2)
+        has_tf32 = self.bfloat16 and self.kind == "cuda"
+        return 1e12 * (max(self.float32_tflops, self.half_tflops / 2) if has_tf32 else self.float32_tflops)
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """How many parameters a model has, and how many of them are in matrices that tokens are multiplied by."""
+
+    total: int
+    heads: int  # all parameters of the heads
+    matrices: int  # of the backbone
+    source_matrices: int  # those of them that multiply tokens of a source
+    head_matrices: list[tuple[str, int]]  # kind of head ("lm" = a transform before the logits) and parameters
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers of one shape, and what each text sends through them."""
+    """Layers of one shape and the lengths of their inputs."""
 
     layers: int
     length: int  # tokens
     is_causal: bool
-    source_length: int = 0  # tokens of another text, which each of them reads by cross-attention
+    source_length: int = 0  # tokens of the source that a decoder attends to
 
 
 @dataclass(frozen=True)
@@ -30,7 +85,7 @@ class Workload:
     model: ModelConfig
     vocab_size: int
     heads: "dict[str, HeadSpec]"
-    parameters: ParameterTable
+    parameters: ParameterCounts
     batch_size: int  # texts, or pairs of texts (B)
     length: int  # tokens of each (T), in a pair those of the target
     label_fraction: float  # of the positions, those with logits over the vocabulary; 0 without a language-model head
@@ -68,14 +123,14 @@ class Workload:
         return round(self.label_fraction * self.batch_size * self.length)
 
     @property
-    def predictions_per_chunk(self) -> int:
-        """Positions whose logits exist at once in the chunked cross-entropy."""
-        return max(1, self.logits_per_chunk // self.vocab_size)
-
-    @property
     def logits_per_chunk(self) -> int:
         """Logits that exist at once in the chunked cross-entropy."""
         return LOGITS_PER_CHUNK.get(self.device, DEFAULT_LOGITS_PER_CHUNK)
+
+    @property
+    def predictions_per_chunk(self) -> int:
+        """Positions whose logits exist at once in the chunked cross-entropy."""
+        return max(1, self.logits_per_chunk // self.vocab_size)
 
     @property
     def stacks(self) -> list[Stack]:
@@ -122,30 +177,31 @@ def make_workload(
     classes: int = 2,
     batch: int | None = None,
     length: int | None = None,
+    built: "Model | None" = None,
 ) -> Workload:
-    """The workload of a run with these settings; what is not given is the run's own."""
+    """The workload of a run with these settings; parameters are those of the `built` model or follow from formulas."""
     from headstart.objectives import make_objective
+    from headstart.planning.parameters import parameter_table
 
     objective, training = make_objective(config.objective), config.training
     model = objective.resolve_backbone(config.model)
     vocab_size, length = vocabulary or config.tokenizer.vocab_size, length or training.max_length
     is_pair = objective.reads == "translations"
     if is_pair and not config.tokenizer.shared_vocab and model.source_vocab_size is None:
-        model = model.model_copy(update={"source_vocab_size": vocab_size})  # until it is learned
+        model = model.model_copy(update={"source_vocab_size": vocab_size})  # until its tokenizer is trained
     if batch is None:
         batch = max(1, training.tokens_per_batch // (2 * length if is_pair else length))
         batch = min(batch, training.batch_size or batch)
     heads = objective.heads(model, vocab_size, classes)
-    work = objective.cost(model, length)
-    is_transformer = model.architecture in ("causal", "bidirectional")
+    cost = objective.cost(model, length)
     return Workload(
         model=model,
         vocab_size=vocab_size,
         heads=heads,
-        parameters=parameter_table(model, vocab_size, heads),
+        parameters=count_weights(built, heads) if built else parameter_table(model, vocab_size, heads).counts(heads),
         batch_size=batch,
         length=length,
-        label_fraction=work.label_fraction,
+        label_fraction=cost.label_fraction,
         precision=precision,
         optimizer=config.optimizer.name,
         device=device,
@@ -153,7 +209,73 @@ def make_workload(
         keeps_best=training.checkpoint_selection == "best",
         has_padding=objective.reads != "blocks",
         source_length=length if is_pair else 0,
-        num_forward=work.passes,
+        num_forward=cost.passes,
         averages_weights=training.weight_averaging != "none",
-        last_layer_fraction=work.last_layer_fraction if is_transformer else 1.0,
+        last_layer_fraction=cost.last_layer_fraction if model.architecture in ("causal", "bidirectional") else 1.0,
     )
+
+
+def count_weights(model: "Model", heads: "dict[str, HeadSpec]") -> ParameterCounts:
+    """The parameters of a built model whose heads these are."""
+    total = in_heads = matrices = source = 0
+    head_matrices = []
+    for name, weight in model.named_parameters():
+        size, (part, rest) = weight.numel(), name.split(".", 1)
+        total += size
+        if part == "heads":
+            in_heads += size
+            head, rest = rest.split(".", 1)
+            if weight.ndim > 1 and (heads[head].kind, rest) != ("lm", "weight"):
+                head_matrices.append((heads[head].kind, size))
+        elif weight.ndim > 1 and "embedding" not in rest and "pooler" not in rest:
+            matrices += size
+            source += size if rest.startswith("encoder.") or "cross_attention.kv" in rest else 0
+    return ParameterCounts(total, in_heads, matrices, source, head_matrices)
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Forward operations for each token of a batch (R-Drop has two forward passes)."""
+
+    body: float  # matrices of the layers
+    attention: float
+    heads: float  # logits over the vocabulary where there is a loss, classes once for each text
+
+    @property
+    def forward(self) -> float:
+        """All of them."""
+        return self.body + self.attention + self.heads
+
+    @property
+    def training(self) -> float:
+        """Forward and backward."""
+        return 3 * self.forward
+
+
+def count_flops(workload: Workload) -> Flops:
+    """The operations of a forward pass for each token of this workload."""
+    model, parameters, length = workload.model, workload.parameters, workload.tokens_per_example
+    attention = 0.0
+    if model.architecture not in ("bi-lstm", "cnn"):
+        pairs = 0.0  # of a query and a key
+        for stack in workload.stacks:
+            skips_half = stack.is_causal and not workload.stores_attention_weights
+            keys = ((stack.length + 1) / 2 if skips_half else stack.length) + stack.source_length
+            pairs += stack.layers * stack.length * keys
+        attention = 4 * model.hidden_size * pairs / length
+    matrices, source = float(parameters.matrices), parameters.source_matrices
+    if workload.source_length:
+        matrices = (source * workload.source_length + (parameters.matrices - source) * workload.length) / length
+    matrices -= (1 - workload.last_layer_fraction) * weights_above_attention(workload)
+    heads = 2 * workload.vocab_size * model.hidden_size * workload.label_fraction * workload.length / length
+    others = 0.0
+    for kind, size in parameters.head_matrices:
+        per_text = 1.0 if kind in HEADS_OVER_TOKENS else 1 / workload.length
+        others += 2 * size * (workload.label_fraction if kind == "lm" else per_text)
+    return Flops(*(workload.num_forward * part for part in (2.0 * matrices, attention, heads + others)))
+
+
+def weights_above_attention(workload: Workload) -> int:
+    """Weights of a layer above its attention: the output projection and the feed-forward part."""
+    model = workload.model
+    return model.hidden_size**2 + (workload.up_projections + 1) * model.hidden_size * model.intermediate_size

@@ -293,6 +293,7 @@ def make_plan(query: schema.PlanRequest) -> schema.PlanResponse:
     """What `headstart plan --json` prints for a request."""
     from headstart.atomic_io import finite
     from headstart.planning.devices import find_device
+    from headstart.planning.summary import plan_to_dict
     from headstart.workflows.plan import plan
 
     fields = query.model_dump(exclude_none=True)
@@ -308,7 +309,7 @@ def make_plan(query: schema.PlanRequest) -> schema.PlanResponse:
     except ConfigError as error:
         raise http_error(404, str(error), hint=error.hint) from None
     try:
-        return schema.PlanResponse(**finite(plan(fields.pop("preset"), settings=settings, **fields).to_dict()))
+        return schema.PlanResponse(**finite(plan_to_dict(plan(fields.pop("preset"), settings=settings, **fields))))
     except HeadstartError as error:  # each setting is valid by itself, so they contradict each other
         raise http_error(409, str(error), hint=error.hint) from None
 

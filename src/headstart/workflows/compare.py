@@ -22,8 +22,7 @@ from headstart.data.documents import open_documents
 from headstart.errors import ConfigError, RunError, Stopped, nearest
 from headstart.inference.loaded_model import LoadedModel, absolute_paths, load_model, with_absolute_paths
 from headstart.objectives import make_objective
-from headstart.planning.flops import count_flops
-from headstart.planning.workload import make_workload
+from headstart.planning.workload import count_flops, make_workload
 from headstart.results import ArmKind, Comparison, TransferReport, comparison_from
 from headstart.training.callbacks import Event, Note, Stage
 from headstart.training.launch import require_single_process

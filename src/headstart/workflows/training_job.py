@@ -30,12 +30,12 @@ from headstart.inference.loaded_model import (
 from headstart.models.model import Model, count_parameters
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
+from headstart.planning.plan import announce
 from headstart.results import TransferReport
 from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
-from headstart.workflows.plan import announce
 from headstart.workflows.run_dir import RunDir, collect_provenance
 
 Content = TypeVar("Content")  # the data as the model reads it
@@ -168,10 +168,10 @@ class TrainingJob(ABC, Generic[Content, Result]):
         """Train in a locked run directory; `resumed` describes the run in it that continues."""
         started, runtime = time.time(), self.runtime
         data = self._load_data(run_dir, resumed)
-        with self.processes.raise_on_all():
-            announce(self.config, runtime, data.tokenizer.size, len(data.classes), data.tokens, self.on_event)
         seed_everything(self.config.training.seed, 0, 3)
         model, transfer = self.build_model(data.content)
+        with self.processes.raise_on_all():
+            announce(self.config, runtime, model, data.tokenizer.size, len(data.classes), data.tokens, self.on_event)
         if resumed is not None:
             transfer = TransferReport(**resumed.transfer) if resumed.transfer else None
         if transfer is not None:
