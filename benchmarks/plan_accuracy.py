@@ -187,7 +187,7 @@ def split(found: list[dict[str, Any]]) -> tuple[Any, Any]:
 
 
 def together(parts: Any, rest: Any, factors: Any, on_cpu: bool) -> Any:
-    """Seconds of a step with its parts scaled, put together as planning/step_time.py does."""
+    """Seconds of a step with its parts scaled, put together as planning/plan.py does."""
     import numpy as np
 
     work, launches = parts[:, :3] @ factors[:3] + rest, parts[:, 3] * factors[3]
@@ -434,7 +434,7 @@ def main() -> None:
     (options.out / f"plan-{label}.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     print(text)
     plain = [one for one in content["rows"] if not one["compiled"]]
-    print("what planning/step_time.py's EFFICIENCIES would need:")
+    print("what planning/plan.py's EFFICIENCIES would need:")
     for name, factor in zip(GROUPS, fit(plain), strict=True):
         print(f"  {name}: × {factor:.2f}")
 

@@ -12,8 +12,7 @@ from headstart.data.datasets import SkippedRow
 from headstart.data.hashing import text_hash
 from headstart.data.parallel import PairExample, ParallelText
 from headstart.errors import HeadstartError
-from headstart.reports.pages import render_audit
-from headstart.reports.tables import audit_tables, terminal_table
+from headstart.reports.tables import audit_tables, render_audit, terminal_table
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 PAIR = ("en", "de")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
-from headstart.reports.formatting import headline
+from headstart.reports.comparison import headline
 from headstart.workflows.compare import read_comparison
 from headstart.workflows.pack import pack
 from tests.helpers.datasets import BAD, GOOD, QUICK, flags, write_corpus, write_labelled

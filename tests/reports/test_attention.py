@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from headstart.errors import ConfigError
+from headstart.reports.formatting import script_json
 from headstart.reports.pages import render_attention
-from headstart.reports.render import script_json
 from tests.helpers.attention_maps import HOSTILE_TOKENS, make_maps
 
 

@@ -4,8 +4,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from headstart.reports.formatting import headline
-from headstart.reports.pages import render_audit, render_comparison
+from headstart.reports.comparison import headline, render_comparison
+from headstart.reports.tables import render_audit
 from headstart.results import Interval
 from tests.helpers.comparisons import HOSTILE, difference, example_comparison
 

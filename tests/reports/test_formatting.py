@@ -1,6 +1,7 @@
 import pytest
 
 from headstart.reports import formatting
+from headstart.reports.comparison import headline, main_test
 from headstart.results import Interval
 from tests.helpers.comparisons import example_comparison
 
@@ -45,7 +46,7 @@ def test_an_unknown_interval_is_nothing():
 
 
 def test_the_main_test_is_fine_tuning_against_scratch_at_the_largest_budget():
-    test = formatting.main_test(example_comparison())
+    test = main_test(example_comparison())
     assert (test.arm, test.against, test.labels) == ("fine-tuned", "scratch", 1600)
 
 
@@ -54,10 +55,10 @@ def test_a_small_p_value_with_an_interval_over_zero_is_reported_as_both():
 
     found = example_comparison()
     unsure = replace(
-        formatting.main_test(found), difference=Interval(0.029, -0.001, 0.06, 0.01), p_value=1e-5,
+        main_test(found), difference=Interval(0.029, -0.001, 0.06, 0.01), p_value=1e-5,
         verdict="no difference shown",
     )  # fmt: skip
-    words = formatting.headline(replace(found, tests=[unsure]))
+    words = headline(replace(found, tests=[unsure]))
     assert "p < 0.001" in words
     assert "does not exclude zero" in words
     assert "worth" not in words

@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from headstart.reports.tables import audit_tables, comparison_table, terminal_table, verdict_lines
+from headstart.reports.comparison import comparison_table, verdict_lines
+from headstart.reports.tables import audit_tables, terminal_table
 from tests.helpers.comparisons import example_comparison
 
 

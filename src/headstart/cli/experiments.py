@@ -147,7 +147,7 @@ def _label_budgets(text: str | None) -> list[int] | None:
 
 def show_comparison(result: Any, out: Path) -> None:
     """A comparison as a table and its verdicts."""
-    from headstart.reports.tables import comparison_table, verdict_lines
+    from headstart.reports.comparison import comparison_table, verdict_lines
 
     print_tables([comparison_table(result)], verdict_lines(result))
     page = out / "report.html" if (out / "report.html").exists() else out / "compare" / "report.html"

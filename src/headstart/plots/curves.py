@@ -1,6 +1,5 @@
 """Learning curves, label efficiency and reliability diagrams: data first, then figures."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib
@@ -9,11 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from headstart.plots.style import FAINT, INK, PALETTE, STYLE, arm_colours
+from headstart.plots.style import FAINT, INK, STYLE, arm_colours
 from headstart.results import Comparison, SeedResult, VariantResult
 
 BINS = 10
-NOT_PLOTTED = ("epoch", "step", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -125,20 +123,6 @@ def draw_curves(data: CurveData) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(10, integer=data.end >= 2))
         ends = [(line.name, line.colour, float(line.mean[-1])) for line in [*data.lines, *data.levels]]
         _label_ends(axes, [*ends, ("target", INK, data.target)])
-    return figure
-
-
-def draw_training_curve(curve: Sequence[Mapping[str, float]]) -> Figure:
-    """Every validation metric of one run by epoch, a panel each."""
-    names = [name for name in (curve[0] if curve else {}) if name not in NOT_PLOTTED]
-    epochs = [point["epoch"] for point in curve]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.2, 2.9), layout="constrained")
-        for number, name in enumerate(names, start=1):
-            axes = figure.add_subplot(1, len(names), number)
-            axes.plot(epochs, [point[name] for point in curve], color=PALETTE[0], marker="o", markersize=3)
-            axes.set_title(name.replace("_", " "), fontsize=10)
-            axes.set_xlabel("epoch")
     return figure
 
 

@@ -1,10 +1,19 @@
-"""Numbers and results as text, the same on a page and in a terminal."""
+"""Numbers as text, and the templates of pages and terminal output.
 
+Templates named *.html escape every value. CSS and JavaScript are inlined, so that each page is one file.
+"""
+
+import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
-from headstart.results import Comparison, Interval, PairedTest, VariantResult
+from headstart.results import Interval
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 UNKNOWN = "–"
 
@@ -103,63 +112,52 @@ def format_epochs_to_target(epochs: Sequence[float | None]) -> str:
     return f"{median:g}"
 
 
-def mean_seconds(arm: VariantResult) -> float:
-    """The mean training time of one seed."""
-    return sum(result.seconds for result in arm.results) / max(len(arm.results), 1)
+def render(template: str, **context: Any) -> str:
+    """The template filled in with `context`."""
+    return _environment().get_template(template).render(context)
 
 
-def has_leaks(comparison: Comparison) -> bool:
-    """Whether the accuracy of any arm changes when texts that were in its training data are left out."""
-    pairs = [(arm.accuracy.mean, arm.leak_free_accuracy.mean) for arm in comparison.arms]
-    return any(math.isnan(leak_free) or abs(whole - leak_free) > 1e-12 for whole, leak_free in pairs)
+@cache
+def _environment() -> "Environment":
+    """The templates of this package, with every `format_*` function as a filter."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+    from markupsafe import Markup
+    from rich.markup import escape
+
+    env = Environment(
+        loader=PackageLoader("headstart.reports"),
+        autoescape=select_autoescape(("html",)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    filters = {name.removeprefix("format_"): each for name, each in globals().items() if name.startswith("format_")}
+    env.filters |= {**filters, "indented_json": indented_json, "markup": escape}
+    env.filters["script_json"] = lambda value: Markup(script_json(value))
+    env.globals["static"] = lambda name: Markup(static_file(name))
+    return env
 
 
-def headline(comparison: Comparison) -> str:
-    """The main result in one sentence, which claims no more than the paired test shows."""
-    test = main_test(comparison)
-    if test is None:
-        return "No arm was compared with another, so nothing is claimed."
-    points, interval = format_points(test.difference.mean), format_points_interval(test.difference)
-    numbers = f"95\u00a0% interval {interval}, {format_p_value(test.p_value)}"
-    controls = {(arm.name, arm.control) for arm in comparison.arms if arm.kind != "ensemble"}
-    # Only against its control is pretraining the one difference.
-    is_control = (test.arm, test.against) in controls
-    subject = "Pretraining" if is_control else f"“{test.arm}” over “{test.against}”"
-    if test.verdict == "better":
-        return f"{subject} is worth {points} points of accuracy ({numbers})."
-    if test.verdict == "worse":
-        return f"{subject} costs {format_points(-test.difference.mean).lstrip('+')} points of accuracy ({numbers})."
-    if test.p_value < 0.05:  # these models differ on new texts, but other seeds might not
-        seeds = len(comparison.provenance.seeds)
-        return (
-            f"{subject}: {points} points of accuracy with these {seeds} seeds "
-            f"({format_p_value(test.p_value)}), but the 95\u00a0% interval over seeds and texts, "
-            f"{interval}, does not exclude zero: train more seeds to be sure."
-        )
-    pair = "with and without pretraining" if is_control else f"between “{test.arm}” and “{test.against}”"
-    return f"No difference shown {pair}: {points} points of accuracy ({numbers})."
+def static_file(name: str) -> str:
+    """The text of a stylesheet or script of this package."""
+    return resources.files("headstart.reports").joinpath("static", name).read_text("utf-8")
 
 
-def format_test(test: PairedTest) -> str:
-    """A paired test in one line."""
-    verdict = {"better": "is better than", "worse": "is worse than"}.get(test.verdict, "no difference shown from")
-    interval = format_points_interval(test.difference)
-    numbers = f"{format_points(test.difference.mean)} points, 95\u00a0% interval {interval}"
-    p_value = format_p_value(test.p_value)
-    return f"{test.arm} ({test.labels:,} labels) {verdict} {test.against}: {numbers}, {p_value}"
+def script_json(value: object) -> str:
+    """JSON inside a <script> element: no text in it can end the element."""
+    text = json.dumps(value, ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def main_test(comparison: Comparison) -> PairedTest | None:
-    """The test of the headline: the best fine-tuned arm against its from-scratch control, at the largest budget."""
-    if not comparison.tests:
-        return None
-    arms = {(arm.name, arm.labels): arm for arm in comparison.arms}
+def indented_json(value: object) -> str:
+    """JSON for readers, with null instead of NaN."""
+    return json.dumps(_without_nan(value), ensure_ascii=False, indent=2, default=str)
 
-    def priority(test: PairedTest) -> tuple[int, bool, bool, bool, float]:
-        arm, other = arms.get((test.arm, test.labels)), arms.get((test.against, test.labels))
-        is_fine_tuned = arm is not None and arm.kind == "fine-tuned"
-        is_scratch = other is not None and other.kind == "scratch"
-        is_control = arm is not None and arm.control == test.against
-        return test.labels, is_scratch, is_fine_tuned, is_control, arm.accuracy.mean if arm else 0.0
 
-    return max(comparison.tests, key=priority)
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -5,27 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from headstart.reports.formatting import (
-    UNKNOWN,
-    format_count,
-    format_duration,
-    format_epochs_to_target,
-    format_interval,
-    format_score,
-    format_test,
-    has_leaks,
-    headline,
-    mean_seconds,
-)
-from headstart.reports.render import render
-from headstart.results import Comparison, VariantResult
+from headstart.reports.formatting import UNKNOWN, format_count, format_duration, render
 
 MIB, GIB = 2**20, 2**30
-VERDICT_COLOURS = {"better": "green", "worse": "red", "no difference shown": "yellow"}
 # Count of an audit -> its column in a terminal and on a page.
 AUDIT_COUNTS = {
     "count": ("texts", "texts"),
@@ -73,45 +60,6 @@ def _terminal_table(
     """A table with a format string for the cells of each column."""
     cells = [[cell.format(**row) for cell in columns.values()] for row in rows]
     return terminal_table(TextTable(title, list(columns), cells, text_columns, caption))
-
-
-# Comparison
-
-
-def comparison_table(comparison: Comparison) -> Table:
-    """The arms of a comparison with their scores; it fits 80 columns."""
-    leaks, budgets = has_leaks(comparison), sorted(set(comparison.label_budgets), reverse=True)
-    split = comparison.scored_split + ("" if "folds" in comparison.scored_split else " split")
-    labels = f", {budgets[0]:,} labels" if len(budgets) == 1 else ""
-    title = f"{comparison.data}, {split}, {comparison.scored_count:,} texts{labels}"
-    names = ["accuracy", "95 % interval", "leak-free" if leaks else "F1", "target", "time"]
-    groups = [[arm for arm in comparison.arms if arm.labels == budget] for budget in budgets]
-    rows = [[f"{arm.labels:,}", *_arm_cells(arm, leaks)] for arms in groups for arm in arms]
-    if labels:
-        return terminal_table(TextTable(title, ["arm", *names], [row[1:] for row in rows]))
-    table = terminal_table(TextTable(title, ["labels", "arm", *names], rows, text_columns=2))
-    for index, row in enumerate(rows[1:]):
-        table.rows[index].end_section = row[0] != rows[index][0]
-    return table
-
-
-def _arm_cells(arm: VariantResult, leaks: bool) -> list[str]:
-    spread = f" ±{format_score(arm.accuracy.spread)}" if len(arm.results) > 1 else ""
-    return [
-        arm.name,
-        format_score(arm.accuracy.mean) + spread,
-        format_interval(arm.accuracy) or UNKNOWN,
-        format_score((arm.leak_free_accuracy if leaks else arm.macro_f1).mean),
-        format_epochs_to_target(arm.epochs_to_target),
-        format_duration(mean_seconds(arm)),
-    ]
-
-
-def verdict_lines(comparison: Comparison) -> list[str]:
-    """The headline and one line for each paired test, with rich's markup for colour."""
-    return [f"[bold]{escape(headline(comparison))}[/]"] + [
-        f"[{VERDICT_COLOURS[test.verdict]}]●[/] {escape(format_test(test))}" for test in comparison.tests
-    ]
 
 
 # Data audit
@@ -186,6 +134,12 @@ def audit_lines(audit: Mapping[str, Any], max_rows: int = 20) -> list[str]:
         if len(leaks) > max_rows:
             lines.append(f"[dim]… and {len(leaks) - max_rows:,} more; --json lists them all[/]")
     return lines
+
+
+def render_audit(audit: Mapping[str, Any]) -> Markup:
+    """A data audit as part of a page."""
+    html = render("audit.html", audit=audit, tables=audit_tables(audit, is_page=True), leaks=audit_leaks(audit))
+    return Markup(html)
 
 
 # Plan

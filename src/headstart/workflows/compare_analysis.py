@@ -13,7 +13,7 @@ from headstart.data.datasets import Dataset
 from headstart.evaluation.statistics import adjust, first_epoch_reaching, interval, paired_test
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
 from headstart.plots.style import save_figure
-from headstart.reports.pages import render_comparison
+from headstart.reports.comparison import render_comparison
 from headstart.results import Comparison, Mistake, PairedTest, SeedResult, TransferReport, VariantResult, plain
 from headstart.training.runtime import start_runtime
 from headstart.workflows.compare_cells import Fold, Variant
