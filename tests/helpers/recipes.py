@@ -55,7 +55,7 @@ lr_schedule = { name = "warmup-stable-decay", decay_ratio = 0.0 }
 name = "stars"
 kind = "finetune"
 table = "reviews.tsv"
-data = { text_column = "review_text", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
+data = { text_column = "review_text", label_column = "stars", label_map = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
 training = { max_epochs = 1, max_length = 32 }
 
 [[stages]]

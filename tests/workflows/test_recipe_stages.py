@@ -25,7 +25,7 @@ base = "general"
 teacher = "stars"
 unlabelled = ["general"]
 table = "reviews.tsv"
-data = { text_column = "review_text", label_column = "stars", classes = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
+data = { text_column = "review_text", label_column = "stars", label_map = { negative = ["0.5", "1", "2"], positive = ["4", "5"] } }
 training = { max_epochs = 1, max_length = 32, save_steps = 3 }
 """
 
@@ -98,7 +98,7 @@ def test_a_finished_pupil_needs_no_teacher_any_more(world):
 
 
 def test_nothing_begins_anew_beside_a_base_with_another_tokenizer(world):
-    (world / "recipe.toml").write_text(TEXT.replace("[body]", 'base = "fr-tiny"\n\n[body]') + READERS)
+    (world / "recipe.toml").write_text(TEXT.replace("[model]", 'base = "fr-tiny"\n\n[model]') + READERS)
     with pytest.raises(ConfigError, match="another cannot begin from scratch in a recipe with a base"):
         run_small_recipe(world, "run")
 
