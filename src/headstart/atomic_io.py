@@ -25,7 +25,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the operating system says of `path` into a sentence with a hint."""
+    """Turn an error of the operating system about `path` into a RunError with a hint."""
     try:
         yield
     except OSError as error:
@@ -82,7 +82,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """A JSON-able value in which what is not a number, or infinite, is None: strict readers refuse NaN."""
+    """A JSON-able value in which NaN and infinite numbers are None, because strict JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -91,7 +91,7 @@ def finite(value: Any) -> Any:
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuse to write over anything that is there."""
+    """Refuse to overwrite anything."""
     if path.exists() or path.is_symlink():
         raise RunError(f"{path} exists already, and is left as it is", hint="choose another --out")
 
@@ -108,7 +108,7 @@ def write_folder(path: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def write_folder_once(path: Path, fill: Callable[[Path], Any]) -> None:
-    """As `write_folder`, unless `path` is there; of several that write it at once, the first one's stays."""
+    """As `write_folder`, unless `path` exists; of several concurrent writers the first one wins."""
     try:
         write_folder(path, fill)
     except RunError:

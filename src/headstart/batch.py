@@ -1,4 +1,4 @@
-"""One batch: what passes from the loader through the model to the objective."""
+"""One batch, from the loader through the model to the objective."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ class EncodedExample:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model reads, and the labels of its answers by the name of their head.
+    """What a model reads, and the labels of each head by its name.
 
     Labels are one for each row (B,), one for each token (B, T), or, for the heads in `sparse_labels`, one for each of the
     `label_positions` (N,).

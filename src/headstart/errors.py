@@ -1,4 +1,4 @@
-"""Problems that the user can mend: what is wrong, what was found, what to do."""
+"""Errors that the user can fix: what is wrong, and what to do."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class HeadstartError(Exception):
-    """A problem the user can mend; `hint` says how."""
+    """An error that the user can fix; `hint` says how."""
 
     def __init__(self, problem: str, *, hint: str = ""):
         super().__init__(problem)
@@ -25,7 +25,7 @@ class DataError(HeadstartError):
 
 
 class RunError(HeadstartError):
-    """A run folder that is missing, broken, in the way, or does not fit what is asked of it."""
+    """A run directory that is missing, damaged, already used, or of the wrong kind."""
 
 
 class Diverged(RunError):
@@ -37,7 +37,7 @@ class LostError(HeadstartError):
 
 
 class Stopped(Exception):
-    """A run was asked to stop and has saved everything; `again` is the command that goes on with it."""
+    """A signal stopped a run, which has saved everything; `again` is the command that continues it."""
 
     def __init__(self, signal: int):
         super().__init__(f"stopped by signal {signal}")

@@ -1,4 +1,4 @@
-"""The bases that come with headstart, or that one has packed oneself: where they are, and whether they are whole."""
+"""Pretrained bases, shipped or packaged by the user: where they are, and whether their files are intact."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from typing import Any
 from headstart.atomic_io import file_hash
 from headstart.errors import RunError
 
-BASE = "base.json"  # what a packed base says of itself
+BASE = "base.json"  # the description of a packaged base
 CHECKSUMS = "checksums.json"  # of every other file in its folder
 FOLDERS = "HEADSTART_BASES"  # the variable that names more folders of bases
 
 
 def base_folders() -> list[Path]:
-    """Where bases are looked for: those of the user first."""
+    """The folders that hold bases: those of the user first."""
     own = [Path(folder) for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
     return [*own, Path(str(resources.files("headstart"))) / "bases"]
 
@@ -31,21 +31,21 @@ def shipped_bases() -> dict[str, Path]:
 
 
 def describe_base(path: Path) -> dict[str, Any]:
-    """What a base says of itself."""
+    """The description of a base."""
     try:
-        said = json.loads((path / BASE).read_text("utf-8"))
+        found = json.loads((path / BASE).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(f"{path / BASE} cannot be read: {error}", hint=REPAIR) from None
-    if not isinstance(said, dict) or not {"name", "language", "parameters", "title", "scores"} <= set(said):
+    if not isinstance(found, dict) or not {"name", "language", "parameters", "title", "scores"} <= set(found):
         raise RunError(f"{path / BASE} does not describe a base", hint=REPAIR)
-    return said
+    return found
 
 
 REPAIR = "install headstart again, or copy the base again"
 
 
 def check_base(path: Path) -> None:
-    """Raise unless every file of a packed base is there with exactly the bytes that were written."""
+    """Raise an error unless every file of a packaged base exists and has its checksum."""
     try:
         checksums = json.loads((path / CHECKSUMS).read_text("utf-8"))
     except (OSError, ValueError) as error:

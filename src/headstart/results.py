@@ -1,4 +1,4 @@
-"""Outcomes: plain, frozen, JSON-able. A number comes with its count, its seeds and its interval."""
+"""Result dataclasses: frozen and JSON-able. A number comes with its count, its seeds and its interval."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -49,7 +49,7 @@ class TransferReport:
 
 @dataclass(frozen=True)
 class Score:
-    """How well a classifier answers; `leak_free_accuracy` leaves out texts that any training stage has seen."""
+    """How well a classifier predicts; `leak_free_accuracy` leaves out texts that any training stage has seen."""
 
     accuracy: float
     macro_f1: float
@@ -69,7 +69,7 @@ class Score:
 class LanguageScore:
     """How well a language model predicts text."""
 
-    loss: float  # nats a marked token
+    loss: float  # nats per label
     perplexity: float
     bits_per_byte: float | None  # None for objectives that do not predict every token
     accuracy: float
@@ -93,7 +93,7 @@ class TranslationScore:
     count: int
     empty: int  # translations without a word
     hypotheses_cut: int = 0  # translations that were stopped at the length limit
-    beam: int | None = None  # hypotheses that the search kept at once; 1 = greedy
+    beam: int | None = None  # hypotheses that the search holds at once; 1 = greedy
     loss: float | None = None  # nats a token of the references, each with the true ones before it
     perplexity: float | None = None
     accuracy: float | None = None
@@ -211,7 +211,7 @@ class Comparison:
     provenance: Provenance
 
     def arm(self, name: str, labels: int | None = None) -> VariantResult:
-        """The arm called `name` at a label budget, the largest unless told."""
+        """The arm called `name` at a label budget, the largest by default."""
         budget = max(self.label_budgets) if labels is None else labels
         return next(arm for arm in self.arms if arm.name == name and arm.labels == budget)
 
@@ -222,12 +222,12 @@ def plain(result: Any) -> Any:
 
 
 def comparison_from(content: dict[str, Any]) -> Comparison:
-    """The comparison that was written as JSON, in which what is not a number stands as null."""
+    """The comparison that was written as JSON, in which NaN is null."""
     return TypeAdapter(Comparison).validate_python(with_nan(content))
 
 
 def with_nan(value: Any, name: str = "") -> Any:
-    """A result as it was before JSON, which writes what is not a number as null."""
+    """A result as it was before JSON, which writes NaN as null."""
     if name in ("audit", "settings", "epochs_to_target"):  # there None means none
         return value
     if isinstance(value, dict):

@@ -13,7 +13,7 @@ import numpy as np
 
 from headstart.config import resolve
 from headstart.data.datasets import Example
-from headstart.inference.classify import encode_rows
+from headstart.data.samplers import encode_rows
 from headstart.inference.embed import text_vectors
 from headstart.inference.loaded_model import load_model
 from headstart.inference.translate import translate

@@ -1,4 +1,4 @@
-"""Batches of texts of similar length, a pure function of seed and epoch; the protocol of every loader."""
+"""Encoded texts, their batches of similar length as a pure function of seed and epoch, and the protocol of loaders."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from headstart.batch import EncodedExample
+from headstart.data.tables import Example
+from headstart.data.tokenizer import Tokenizer
 
 
 class Loader(Protocol):
@@ -107,3 +109,18 @@ def padding_share(loader: Loader, epoch: int = 0) -> float:
         computed += int(lengths.max(axis=0).sum()) * len(lengths)
         real += int(lengths.sum())
     return 1 - real / max(1, computed)
+
+
+def encode_rows(
+    tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, truncation_side: str
+) -> list[EncodedExample]:
+    """Examples as token ids with special tokens, and with class indices when `classes` are given."""
+    index = {label: number for number, label in enumerate(classes or [])}
+    encoded = tokenizer.encode([example.text for example in examples])
+    return [
+        EncodedExample(
+            tokenizer.add_special_tokens(ids, length, truncation_side),
+            None if example.label is None else index.get(example.label),
+        )
+        for ids, example in zip(encoded, examples, strict=True)
+    ]

@@ -12,7 +12,7 @@ from headstart.batch import EncodedExample
 from headstart.config import DataConfig, parse
 from headstart.convert.onnx import GRAPH, OnnxClassifier
 from headstart.data.datasets import Example, load_texts
-from headstart.data.tokenizer import Tokenizer
+from headstart.data.samplers import encode_rows
 from headstart.errors import ConfigError, RunError, pick
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
 from headstart.training.evaluate import predict_probabilities
@@ -22,20 +22,6 @@ CHUNK_TEXTS = 1024  # texts held in memory
 ONNX_TOKENS = 1024  # in one forward pass, padding included
 
 Predictions = Iterator[tuple[str, float, str]]  # label, its probability, text
-
-
-def encode_rows(
-    tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, keep: str
-) -> list[EncodedExample]:
-    """Examples as token ids with special tokens, and with class indices when `classes` are given."""
-    index = {label: number for number, label in enumerate(classes or [])}
-    encoded = tokenizer.encode([example.text for example in examples])
-    return [
-        EncodedExample(
-            tokenizer.add_special_tokens(ids, length, keep), None if example.label is None else index.get(example.label)
-        )
-        for ids, example in zip(encoded, examples, strict=True)
-    ]
 
 
 # --- Loading --------------------------------------------------------------------------------------------------------

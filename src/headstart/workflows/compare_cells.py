@@ -18,9 +18,9 @@ from headstart.checkpoint import load_checkpoint, save_checkpoint
 from headstart.config import RunConfig
 from headstart.data.datasets import Dataset, Example, balanced_subset, merge_folds, stratified_folds
 from headstart.data.hashing import is_contaminated
+from headstart.data.samplers import encode_rows
 from headstart.data.tokenizer import Tokenizer
 from headstart.evaluation.metrics import score
-from headstart.inference.classify import encode_rows
 from headstart.inference.loaded_model import LoadedModel
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective

@@ -16,11 +16,10 @@ from headstart.data.augmentation import AugmentedTextLoader, check_bpe_dropout
 from headstart.data.datasets import Dataset, balanced_subset, exclude_evaluation_texts, load_dataset
 from headstart.data.documents import Corpora
 from headstart.data.hashing import is_contaminated
-from headstart.data.samplers import Loader, TextLoader
+from headstart.data.samplers import Loader, TextLoader, encode_rows
 from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.evaluation.metrics import METRICS, score
-from headstart.inference.classify import encode_rows
 from headstart.inference.loaded_model import (
     HEAD,
     SCRATCH,

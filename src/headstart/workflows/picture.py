@@ -15,12 +15,12 @@ from headstart.atomic_io import write_text
 from headstart.batch import Batch, EncodedExample
 from headstart.config import RunConfig
 from headstart.data.datasets import SOURCES, Example, load_for_scoring, load_texts
+from headstart.data.samplers import encode_rows
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.attention import TRANSLATOR_TYPES, AttentionMaps, attention_maps, translation_maps
 from headstart.evaluation.head_ablation import GroupedLoss, HeadAblation, measure_head_ablation
 from headstart.generation.beam_search import Beam
-from headstart.inference.classify import encode_rows
 from headstart.inference.embed import plain_batch
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
 from headstart.inference.translate import write_translations
