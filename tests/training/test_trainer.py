@@ -1,3 +1,7 @@
+import threading
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from headstart.config import RunConfig
@@ -7,7 +11,7 @@ from headstart.objectives.classification import Classification
 from headstart.training.callbacks import Evaluated, StepDone
 from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import Runtime, seed_for
-from headstart.training.trainer import Evaluation, State, Trainer
+from headstart.training.trainer import Evaluation, State, Trainer, prefetch
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 
 CPU = Runtime(torch.device("cpu"), torch.float32)
@@ -127,3 +131,30 @@ def test_batches_made_in_another_thread_are_the_same_and_the_thread_ends():
     next(steps)
     steps.close()  # left in the middle, as when the budget is spent
     assert threading.active_count() == before
+
+
+def prepared_steps(count, error_at=None):
+    for number in range(count):
+        if number == error_at:
+            raise ValueError("a row that cannot be read")
+        yield [SimpleNamespace(number=number, num_tokens=1, label_counts={})]
+
+
+def test_prefetched_steps_come_in_order():
+    assert [part.number for [part] in prefetch(prepared_steps(11), pin_memory=False)] == list(range(11))
+
+
+def test_an_error_while_prefetching_is_raised_after_the_steps_before_it():
+    found = []
+    with pytest.raises(ValueError, match="cannot be read"):
+        found.extend(part.number for [part] in prefetch(prepared_steps(9, error_at=6), pin_memory=False))
+    assert found == list(range(6))
+
+
+def test_prefetching_ends_with_the_loop_that_reads_it():
+    threads = threading.active_count()
+    steps = prefetch(prepared_steps(100), pin_memory=False)
+    next(steps)
+    assert threading.active_count() == threads + 1
+    steps.close()
+    assert threading.active_count() == threads
