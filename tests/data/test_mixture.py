@@ -40,6 +40,14 @@ def read(loader, epoch):
     return Counter(int(token) for row in rows for token in row.tokens)
 
 
+def test_a_component_has_its_own_document_separator(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\n")
+    corpus = str(tmp_path / "a.txt")
+    config = DataConfig(document_separator="line")
+    assert list(MixtureComponent(corpus).open(config)) == ["one", "two", "three"]
+    assert list(MixtureComponent(corpus, documents="paragraph").open(config)) == ["one\ntwo", "three"]
+
+
 def test_a_weight_is_how_often_a_text_is_read_for_each_pass_of_the_others():
     loader = mixed()
     over_four = sum((read(loader, epoch) for epoch in range(4)), Counter())

@@ -1,4 +1,4 @@
-"""What is in a dataset or in parallel text before training: balance, lengths, repeats, and texts that leak."""
+"""Audits of datasets and parallel text before training: class balance, lengths, duplicates, leaks between splits."""
 
 import re
 from collections import Counter, defaultdict
@@ -46,7 +46,7 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class Leak:
-    """One text that is in more than one split, and where."""
+    """A text that is in more than one split, and its rows there."""
 
     excerpt: str
     hash: str  # 16 hexadecimal digits
@@ -56,7 +56,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class SplitAudit:
-    """What is in one split, or in one language of it; `duplicates` counts the rows beyond the first of each text."""
+    """The content of one split, or of one language of it; `duplicates` counts the rows beyond the first of each text."""
 
     count: int
     classes: dict[str, int]
@@ -73,7 +73,7 @@ class SplitAudit:
 
 @dataclass(frozen=True)
 class PairAudit:
-    """What is in one split of parallel text; `duplicates` counts the rows beyond the first of each pair."""
+    """The content of one split of parallel text; `duplicates` counts the rows beyond the first of each pair."""
 
     count: int
     duplicates: int
@@ -85,7 +85,7 @@ class PairAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """What is in a dataset or in parallel text, split by split, and what is in two of them."""
+    """The content of a dataset or of parallel text by split, and the texts that are in two splits."""
 
     name: str
     limit: int | None
@@ -117,9 +117,8 @@ def inspect_data(
     its train split, and parallel text is not tokenized.
     """
     sections = settings or {}
-    for name in sections:
-        if name not in ("data", "tokenizer"):
-            raise ConfigError(f"an audit has no setting {name!r}", hint="only data.* and tokenizer.* count here")
+    for name in sections.keys() - {"data", "tokenizer"}:
+        raise ConfigError(f"an audit has no setting {name!r}", hint="only data.* and tokenizer.* count here")
     config = parse(DataConfig, sections.get("data", {}), "data")
     kind = {"kind": tokenizer} if tokenizer else {}
     tokenizer_config = parse(TokenizerConfig, {**sections.get("tokenizer", {}), **kind}, "tokenizer")
@@ -133,29 +132,25 @@ def inspect_data(
     if not (tokenizer or sections.get("tokenizer")):
         return audit_parallel(texts)
     found = resolve_tokenizer(tokenizer_config, lambda: chain(texts.sources("train"), texts.targets("train")))
-    counts = {
-        language: {split: token_counts(found, side(split)) for split in texts.splits}
-        for language, side in zip(texts.pair, (texts.sources, texts.targets), strict=True)
-    }
+    sides = zip(texts.pair, (texts.sources, texts.targets), strict=True)
+    counts = {name: {split: token_counts(found, side(split)) for split in texts.splits} for name, side in sides}
     return audit_parallel(texts, counts, length)
 
 
 def token_counts(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenCounts:
     """How many tokens each text has, and how many of them are unknown."""
-    encoded = tokenizer.encode(texts)
-    total = sum(len(ids) for ids in encoded)
-    unknown = sum(int((ids == tokenizer.unk_id).sum()) for ids in encoded)
-    return TokenCounts([len(ids) + 2 for ids in encoded], unknown / max(1, total))
+    ids, counts = tokenizer.encode_flat(texts)
+    return TokenCounts((counts + 2).tolist(), int((ids == tokenizer.unk_id).sum()) / max(1, len(ids)))
 
 
 def audit(dataset: Dataset, tokens: Mapping[str, TokenCounts] | None = None, limit: int | None = None) -> Audit:
-    """An account of `dataset`, with lengths in `tokens` by split where they are given."""
+    """The audit of `dataset`, with its lengths in `tokens` by split."""
     splits, leaks, near = _audit_splits(dataset, tokens or {}, limit)
     warnings = []
     for name, part in splits.items():
-        low, high = min(part.classes.values(), default=0), max(part.classes.values(), default=0)
+        rare, common = (choose(part.classes, key=part.classes.__getitem__, default="") for choose in (min, max))
+        low, high = (part.classes.get(label, 0) for label in (rare, common))
         if high > IMBALANCE * low:
-            rare, common = (next(label for label, n in part.classes.items() if n == count) for count in (low, high))
             warnings.append(f"{name} is uneven: {high:,} rows of {common!r} and {low:,} of {rare!r}")
         warnings += _text_warnings(part, f"rows of {name}", f"texts of {name}", limit)
         if part.conflicts:
@@ -167,18 +162,18 @@ def audit(dataset: Dataset, tokens: Mapping[str, TokenCounts] | None = None, lim
 def audit_parallel(
     texts: ParallelText, tokens: Mapping[str, Mapping[str, TokenCounts]] | None = None, limit: int | None = None
 ) -> Audit:
-    """An account of `texts`, with lengths in `tokens` by language, then by split, where they are given."""
+    """The audit of `texts`, with its lengths in `tokens` by language, then by split."""
     parts: dict[str, dict[str, SplitAudit]] = {name: {} for name in texts.splits}
     leaks, near = list[Leak](), list[Leak]()
     for side, language in enumerate(texts.pair):
         dataset = _one_side(texts, side)
-        found, *shared = _audit_splits(dataset, (tokens or {}).get(language, {}), limit)
+        found, own_leaks, own_near = _audit_splits(dataset, (tokens or {}).get(language, {}), limit)
         for name, part in found.items():
             words = spread([len(text.split()) for text in dataset.texts(name)])
             parts[name][language] = replace(part, words=words)
-        for leak, own in zip((leaks, near), shared, strict=True):
-            leak += [replace(each, side=language) for each in own]
-    known = {_key(pair) for pair in texts.train}
+        leaks += [replace(leak, side=language) for leak in own_leaks]
+        near += [replace(leak, side=language) for leak in own_near]
+    known = set(_keys(texts.train))
     audits = {name: _audit_pairs(name, pairs, known, parts[name]) for name, pairs in texts.splits.items()}
     warnings = []
     for name, pairs in audits.items():
@@ -194,7 +189,7 @@ def audit_parallel(
 def _audit_splits(
     dataset: Dataset, tokens: Mapping[str, TokenCounts], limit: int | None
 ) -> tuple[dict[str, SplitAudit], list[Leak], list[Leak]]:
-    """The account of each split, texts in two splits, and texts that nearly are."""
+    """The audit of each split, the texts in two splits, and those that are nearly the same in two."""
     exact, near = _index(dataset, text_hash), _index(dataset, near_hash)
     in_train = {hashed: found for hashed, found in exact.items() if "train" in found}
     nearly = [found for found in near.values() if "train" in found]
@@ -237,8 +232,7 @@ def _index(dataset: Dataset, hash_of: Callable[[str], int | None]) -> Index:
     index: defaultdict[int, dict[str, list[Example]]] = defaultdict(dict)
     for name, examples in dataset.splits.items():
         for example in examples:
-            hashed = hash_of(example.text)
-            if hashed is not None:
+            if (hashed := hash_of(example.text)) is not None:
                 index[hashed].setdefault(name, []).append(example)
     return index
 
@@ -254,19 +248,19 @@ def _one_side(texts: ParallelText, side: int) -> Dataset:
     """One language as a dataset in which the label of a text is its translation."""
     splits = {}
     for name, pairs in texts.splits.items():
-        both = [(pair.source, pair.target) for pair in pairs]
-        splits[name] = [Example(row[side], row[1 - side], pair.origin) for row, pair in zip(both, pairs, strict=True)]
+        rows = [(pair.source, pair.target, pair.origin) for pair in pairs]
+        splits[name] = [Example(row[side], row[1 - side], row[2]) for row in rows]
     return Dataset(texts.name, splits, [])
 
 
-def _key(pair: PairExample) -> tuple[int, int]:
-    return text_hash(pair.source), text_hash(pair.target)
+def _keys(pairs: Sequence[PairExample]) -> list[tuple[int, int]]:
+    return [(text_hash(pair.source), text_hash(pair.target)) for pair in pairs]
 
 
 def _audit_pairs(
     name: str, pairs: Sequence[PairExample], known: set[tuple[int, int]], sides: dict[str, SplitAudit]
 ) -> PairAudit:
-    keys = [_key(pair) for pair in pairs]
+    keys = _keys(pairs)
     return PairAudit(
         count=len(pairs),
         duplicates=len(keys) - len(set(keys)),

@@ -1,4 +1,4 @@
-"""Augmentation of training texts, anew in each epoch: BPE-dropout (Provilkov et al., 2020) and token cutoff."""
+"""Augmentation of training texts in each epoch: BPE-dropout (Provilkov et al., 2020) and token cutoff."""
 
 import heapq
 import json
@@ -22,13 +22,12 @@ NO_DROPOUT = "leave it out, or take training.token_cutoff, which works with ever
 
 
 class BPEDropout:
-    """The merges of a BPE tokenizer, made with dropout."""
+    """A BPE tokenizer that drops merges at random."""
 
     def __init__(self, tokenizer: Tokenizer):
         if tokenizer.kind != "bpe":
-            raise ConfigError(
-                f"training.bpe_dropout needs a bpe tokenizer, and this one is {tokenizer.kind}", hint=NO_DROPOUT
-            )
+            problem = f"training.bpe_dropout needs a bpe tokenizer, and this one is {tokenizer.kind}"
+            raise ConfigError(problem, hint=NO_DROPOUT)
         layout = json.loads(tokenizer.engine.files()["tokenizer.json"])
         self.vocabulary: dict[str, int] = layout["model"]["vocab"]
         merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in layout["model"]["merges"]]
@@ -46,10 +45,8 @@ class BPEDropout:
             if not all(word in self._whole or set(word) <= self.vocabulary.keys() for word in words) or (
                 [number for word in words for number in self._plain(word)[1]] != ids.tolist()
             ):
-                raise ConfigError(
-                    "this tokenizer does more than merge pairs, so training.bpe_dropout cannot split for it",
-                    hint=NO_DROPOUT,
-                )
+                problem = "this tokenizer does more than merge pairs, so training.bpe_dropout cannot split for it"
+                raise ConfigError(problem, hint=NO_DROPOUT)
         return found
 
     def _words(self, text: str) -> list[str]:
@@ -137,10 +134,10 @@ def check_bpe_dropout(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
 def token_cutoff(
     row: EncodedExample, rate: float, is_special: np.ndarray, random: np.random.Generator
 ) -> EncodedExample:
-    """The row without a random `rate` of its ordinary tokens: specials stay, and so does one ordinary token.
+    """The row without a random `rate` of its ordinary tokens, of which at least one remains.
 
-    Token cutoff (Shen et al., 2020) sets a token's vector to zero and hides it from attention. Here the token is
-    removed, so that no backbone, causal or recurrent, and no pooling can see that it was there.
+    Token cutoff (Shen et al., 2020) sets a token's vector to zero and masks it in attention. Here the token is
+    removed, which works for every backbone and pooling.
     """
     ordinary = np.flatnonzero(~is_special[row.tokens])
     count = min(round(rate * len(ordinary)), len(ordinary) - 1)
@@ -169,7 +166,7 @@ class AugmentedTextLoader:
         self.is_special = np.zeros(tokenizer.size, dtype=bool)
         self.is_special[list(tokenizer.special_ids)] = True
         self.in_epoch = lru_cache(maxsize=2)(self._make_epoch)
-        self.counts: dict[int, int] = {}
+        self.count = lru_cache(maxsize=None)(lambda epoch: self.in_epoch(epoch).count(epoch))
 
     def _make_epoch(self, epoch: int) -> TextLoader:
         rows = [self._augment(number, epoch) for number in range(len(self.rows))]
@@ -188,12 +185,6 @@ class AugmentedTextLoader:
             row = token_cutoff(row, training.token_cutoff, self.is_special, random)
         return row
 
-    def count(self, epoch: int) -> int:
-        """How many batches an epoch has."""
-        if epoch not in self.counts:
-            self.counts[epoch] = self.in_epoch(epoch).count(epoch)
-        return self.counts[epoch]
-
     def batches(self, epoch: int) -> list[np.ndarray]:
         """The row numbers of each batch of an epoch, in order."""
         return self.in_epoch(epoch).batches(epoch)
@@ -207,9 +198,9 @@ Tokenizers = tuple[Tokenizer, Tokenizer]  # of the target and of the source
 
 
 class AugmentedPairLoader(TextLoader):
-    """Batches are those of the plain rows, so that an epoch is counted without splitting; rows are split when fetched.
+    """The batches of the plain rows, which are split with BPE-dropout when they are fetched.
 
-    The tokens that dropout adds to a batch exceed its budget; a pair that becomes too long is read without dropout.
+    The tokens that dropout adds may exceed the budget of a batch; a pair that becomes too long is read without dropout.
     """
 
     def __init__(

@@ -140,56 +140,48 @@ def _movie_reviews(source: str) -> list[Example]:
 def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> Dataset:
     """The labelled texts of a built-in name, a table, or a folder of tables called train, valid and test.
 
-    A built-in or a folder shows its test split only `with_test`; without it, a single table adds its test part to
-    train.
+    The test split is loaded only `with_test`; without it, a single table adds its test part to train.
     """
     names = SPLITS if with_test else SPLITS[:2]
     skips: list[SkippedRow] = []
+    name = data if data in SOURCES else Path(data).resolve().name.split(".")[0]
     if data in SOURCES:
         splits, notes = _split_source(data)
     elif os.path.isdir(data):
         splits, notes = _load_folder(Path(data), config, names, skips)
     else:
         examples = _read(_existing_table(data), config, skips)
-        _refuse_unusable_labels(examples, data)
+        _check_labels(examples, data)
         splits, notes = split_by_hash(examples, names)
-    name = data if data in SOURCES else Path(data).resolve().name.split(".")[0]
     splits = {split: splits[split] for split in names if split in splits}
     classes = sorted({str(example.label) for example in splits["train"]})
     if not splits["valid"]:
         raise DataError(
             f"{data} has too few rows to set any aside for valid", hint="give two rows or more for each label"
         )
-    for part in splits.values():
-        stranger = next((example for example in part if example.label not in classes), None)
-        if stranger:
-            raise DataError(
-                f"{stranger.origin} of {data} has label {stranger.label!r}, which train has not",
-                hint=nearest(str(stranger.label), classes),
-            )
+    unknown = next((example for part in splits.values() for example in part if example.label not in classes), None)
+    if unknown:
+        raise DataError(
+            f"{unknown.origin} of {data} has label {unknown.label!r}, which train has not",
+            hint=nearest(str(unknown.label), classes),
+        )
     return Dataset(name, splits, classes, skips, [*notes, *_label_notes(splits, classes)])
 
 
 def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example], list[SkippedRow]]:
-    """What to evaluate a classifier on: the test split where there is one, else valid, else a whole table ("all")."""
+    """What to evaluate a classifier on: the test split if there is one, else valid; a whole table ("all")."""
     skips: list[SkippedRow] = []
     if data in SOURCES:
         return "test", _split_source(data)[0]["test"], skips
-    if not os.path.isdir(data):
-        return "all", _read(_existing_table(data), config, skips), skips
-    files = split_files(Path(data))
-    for name in ("test", "valid"):
+    files = split_files(Path(data)) if os.path.isdir(data) else {"all": _existing_table(data)}
+    for name in ("all", "test", "valid"):
         if name in files:
             return name, _read(files[name], config, skips), skips
-    splits, _ = _load_folder(Path(data), config, SPLITS[:2], skips)
-    return "valid", splits["valid"], skips
+    return "valid", _load_folder(Path(data), config, SPLITS[:2], skips)[0]["valid"], skips
 
 
 def load_texts(path: str, config: DataConfig) -> Iterator[str]:
-    """Texts to predict: lines of standard input ("-") or of a .txt file, or the text column of a table.
-
-    Empty texts are included, so that answers line up with what was given.
-    """
+    """Texts to predict, empty ones too: lines of standard input ("-") or of a .txt file, or a table's text column."""
     if path == "-":
         return (line for _, line in decode_lines(sys.stdin.buffer, "standard input"))
     if os.path.exists(path) and not os.path.isdir(path):
@@ -217,8 +209,8 @@ def unknown_source(name: str, what: str, kinds: Sequence[str]) -> DataError:
     path = Path(name)
     if path.name != name or kind_of(path):
         return missing(path)
-    visible = [other for other in names_beside(path) if not other.startswith(".")]
-    usable = [other for other in visible if kind_of(Path(other)) in kinds or os.path.isdir(other)]
+    others = [other for other in names_beside(path) if not other.startswith(".")]
+    usable = [other for other in others if kind_of(Path(other)) in kinds or os.path.isdir(other)]
     return DataError(
         f"{name!r} is neither a built-in {what} nor a file or folder here", hint=nearest(name, [*SOURCES, *usable])
     )
@@ -281,14 +273,11 @@ def _load_folder(
     if "train" not in files:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
         languages = sorted(language_files(folder).get("train", {}))[:2]
-        raise DataError(
-            f"{folder} has no table called train; it has {found}",
-            hint=f"aligned files for translation are read with --pair {'-'.join(languages)}"
-            if len(languages) > 1
-            else "name it train.tsv, train.csv or train.jsonl",
-        )
+        hint = f"aligned files for translation are read with --pair {'-'.join(languages)}"
+        hint = hint if len(languages) > 1 else "name it train.tsv, train.csv or train.jsonl"
+        raise DataError(f"{folder} has no table called train; it has {found}", hint=hint)
     splits = {name: _read(files[name], config, skips) for name in names if name in files}
-    _refuse_unusable_labels(splits["train"], str(files["train"]))
+    _check_labels(splits["train"], str(files["train"]))
     if "valid" in splits:
         return splits, []
     parts, notes = split_by_hash(splits["train"], SPLITS[:2])
@@ -296,17 +285,15 @@ def _load_folder(
     return {**splits, **parts}, [note, *notes]
 
 
-def _refuse_unusable_labels(examples: list[Example], where: str) -> None:
+def _check_labels(examples: list[Example], where: str) -> None:
     """Refuse labels that cannot be classes."""
-    counts = Counter(str(example.label) for example in examples)
-    if len(counts) < 2:
+    labels = {str(example.label) for example in examples}
+    if len(labels) < 2:
+        problem = f"{where} has one label alone: {next(iter(labels))!r}"
+        raise DataError(problem, hint="a classifier needs two or more; check --label-column")
+    if len(labels) > 8 and 2 * len(labels) > len(examples):
         raise DataError(
-            f"{where} has one label alone: {next(iter(counts))!r}",
-            hint="a classifier needs two or more; check --label-column",
-        )
-    if len(counts) > 8 and 2 * len(counts) > len(examples):
-        raise DataError(
-            f"{where} has {len(counts):,} different labels in {len(examples):,} rows, which looks like no classes",
+            f"{where} has {len(labels):,} different labels in {len(examples):,} rows, which looks like no classes",
             hint="check that --text-column and --label-column are not swapped, and that labels are not measurements",
         )
 
@@ -322,19 +309,15 @@ def _label_notes(splits: Parts, classes: list[str]) -> list[str]:
     ]
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for label in classes:
-        alike["".join(label.casefold().split())].append(label)
-    return notes + [
-        f"labels that differ by case or space alone: {', '.join(map(repr, group))}"
-        for group in alike.values()
-        if len(group) > 1
-    ]
+        alike["".join(label.casefold().split())].append(repr(label))
+    groups = [", ".join(group) for group in alike.values() if len(group) > 1]
+    return notes + [f"labels that differ by case or space alone: {group}" for group in groups]
 
 
 def map_labels(examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path) -> list[Example]:
-    """The examples under the classes that their labels belong to; those of no class are left out.
+    """The examples with their class as label; those of no class are left out.
 
-    Labels that are numbers are compared by value: 5 and 5.0 are the same. A table whose labels are all names of these
-    classes is not changed.
+    Numbers are compared by value: 5 and 5.0 are the same. A table whose labels are all class names is not changed.
     """
     class_of = label_mapper(classes)
     labels = {str(example.label) for example in examples}
@@ -343,35 +326,30 @@ def map_labels(examples: Sequence[Example], classes: Mapping[str, Sequence[str]]
     mapped = [replace(example, label=class_of(str(example.label))) for example in examples]
     found = [example for example in mapped if example.label is not None]
     if not found:
-        shown = ", ".join(repr(label) for label in sorted(labels)[:10])
-        raise DataError(
-            f"no row of {path} is of any class of data.label_map; the labels are {shown}",
-            hint="data.label_map names labels as they are written in the table",
-        )
+        problem = f"no row of {path} is of any class of data.label_map; the labels are "
+        hint = "data.label_map names labels as they are written in the table"
+        raise DataError(problem + ", ".join(map(repr, sorted(labels)[:10])), hint=hint)
     return found
 
 
 def label_mapper(classes: Mapping[str, Sequence[str]]) -> Callable[[str], str | None]:
-    """A function that gives the class of a label, or None for a label of no class."""
+    """A function from a label to its class, or to None."""
     class_of: dict[str, str] = {}
     for name, labels in classes.items():
         for label in map(normalize_label, labels):
             if class_of.setdefault(label, name) != name:
-                raise ConfigError(
-                    f"data.label_map puts the label {label!r} into {class_of[label]!r} and {name!r}",
-                    hint="give each label to one class",
-                )
+                problem = f"data.label_map puts the label {label!r} into {class_of[label]!r} and {name!r}"
+                raise ConfigError(problem, hint="give each label to one class")
     return lambda label: class_of.get(normalize_label(label))
 
 
 def normalize_label(label: str) -> str:
-    """A label as it is compared: a number by its value, to the last digit, a word without the space around it."""
+    """A label in the form in which labels are compared: a number by its value, a word without the space around it."""
     word = label.strip()
     if not NUMBER.fullmatch(word):
         return word
-    value = Decimal(word)
-    plain = format(value, "f")  # without `normalize`, which keeps 28 digits
-    return (plain.rstrip("0").rstrip(".") if "." in plain else plain) if value else "0"
+    plain = format(Decimal(word), "f")  # `normalize` would round to 28 digits
+    return (plain.rstrip("0").rstrip(".") if "." in plain else plain) if Decimal(word) else "0"
 
 
 def split_of(hashed: int) -> str:
@@ -380,10 +358,10 @@ def split_of(hashed: int) -> str:
 
 
 def split_by_hash(examples: Sequence[Example], names: Sequence[str]) -> tuple[dict[str, list[Example]], list[str]]:
-    """Examples split by hash into `names` ("train" first; what falls elsewhere stays in train), and notes.
+    """Examples split by hash into `names` ("train" first; texts of other splits stay in train), and notes.
 
-    Where the hash leaves a class out of a split, its texts of lowest hash are moved: each class has a text
-    in train, and in every other split as far as it has texts enough.
+    If a split has no text of a class, the texts of lowest hash are moved: each class has a text in train, and in
+    every other split if it has enough texts.
     """
     hashed = [text_hash(example.text) for example in examples]
     split = {key: name if (name := split_of(key)) in names else "train" for key in hashed}
@@ -436,7 +414,7 @@ def _spread_classes(examples: Sequence[Example], hashed: list[int], split: dict[
 def balanced_subset(dataset: Dataset, count: int, seed: int) -> Dataset:
     """The dataset with `count` balanced rows of train chosen by `seed`; the others lose their labels.
 
-    For one seed a smaller subset lies inside every larger one.
+    For one seed, a smaller subset is part of every larger one.
     """
     train, classes = dataset.train, dataset.classes
     if count > len(train):
@@ -458,7 +436,7 @@ def balanced_subset(dataset: Dataset, count: int, seed: int) -> Dataset:
 
 
 def _balanced_order(examples: Sequence[Example], seed: int) -> list[int]:
-    """Indices in an order of which every beginning is as balanced as can be."""
+    """Indices in an order in which the first n rows are as balanced as possible, for every n."""
     times: Counter[int] = Counter()
     by_class: defaultdict[str | None, list[tuple[bytes, int]]] = defaultdict(list)
     for index, example in enumerate(examples):
@@ -471,7 +449,7 @@ def _balanced_order(examples: Sequence[Example], seed: int) -> list[int]:
 
 
 def deduplicate(examples: list[Example]) -> list[Example]:
-    """Each text once, in the order of its hash; a text with two labels has no true one and is left out."""
+    """Each text once, in the order of its hash; a text with two labels is left out."""
     first: dict[int, Example] = {}
     labels: defaultdict[int, set[str | None]] = defaultdict(set)
     for example in examples:
@@ -484,8 +462,7 @@ def deduplicate(examples: list[Example]) -> list[Example]:
 def stratified_folds(dataset: Dataset, count: int) -> list[Dataset]:
     """The texts of train and valid as `count` datasets, each with another fold as valid and the rest as train.
 
-    Repeats are left out first, so no held-out text is also trained on. Each class is dealt evenly in the order of
-    hashes: rows may be in any order.
+    Repeats are left out, so no held-out text is also trained on. The order of rows plays no part.
     """
     if count < 2:
         raise ConfigError(f"{count} folds hold nothing out", hint="use --folds 5 or 10")
@@ -497,18 +474,16 @@ def stratified_folds(dataset: Dataset, count: int) -> list[Dataset]:
     rare = next((label for label in dataset.classes if len(by_class[label]) < 2), None)
     if rare is not None or len(examples) < count:
         found = f"{len(examples)} texts" if rare is None else f"the class {rare!r} has fewer than two texts"
-        raise DataError(
-            f"{dataset.name} cannot be cut into {count} folds: {found}", hint="give more labelled texts, or fewer folds"
-        )
-    dealt = [example for label in dataset.classes for example in by_class[label]]
-    notes = list(dataset.notes)
-    if len(examples) < len(given):
-        gone = len(given) - len(examples)
+        problem = f"{dataset.name} cannot be cut into {count} folds: {found}"
+        raise DataError(problem, hint="give more labelled texts, or fewer folds")
+    grouped = [example for label in dataset.classes for example in by_class[label]]
+    notes, gone = list(dataset.notes), len(given) - len(examples)
+    if gone:
         notes.append(f"{gone:,} rows that repeat a text, or give it another label, are left out of the folds")
     folds = []
     for fold in range(count):
-        train = [example for index, example in enumerate(dealt) if index % count != fold]
-        folds.append(replace(dataset, splits={"train": train, "valid": dealt[fold::count]}, notes=notes))
+        train = [example for index, example in enumerate(grouped) if index % count != fold]
+        folds.append(replace(dataset, splits={"train": train, "valid": grouped[fold::count]}, notes=notes))
     return folds
 
 
@@ -519,11 +494,9 @@ def merge_folds(folds: list[Dataset]) -> Dataset:
 
 def evaluation_hashes(names: Sequence[str]) -> Hashes:
     """The hashes of the validation and test texts of labelled sets (columns `text` and `label`)."""
-    found = [np.zeros(0, np.uint64)]
-    for name in names:
-        dataset = load_dataset(name, DataConfig(), with_test=True)
-        found += [dataset.hashes(split) for split in ("valid", "test")]
-    return np.unique(np.concatenate(found))
+    datasets = [load_dataset(name, DataConfig(), with_test=True) for name in names]
+    found = [dataset.hashes(split) for dataset in datasets for split in ("valid", "test")]
+    return np.unique(np.concatenate([np.zeros(0, np.uint64), *found]))
 
 
 def exclude_evaluation_texts(dataset: Dataset, names: Sequence[str]) -> Dataset:

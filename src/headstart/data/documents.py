@@ -1,7 +1,4 @@
-"""Raw corpora as streams of documents: a file, a folder of files or a built-in name, read in constant memory.
-
-A mixture is a list of corpora with weights.
-"""
+"""Raw corpora as streams of documents, read in constant memory, and weighted mixtures of corpora."""
 
 import math
 from collections import Counter
@@ -19,10 +16,10 @@ from headstart.data.tables import iterate_rows, iterate_table, refuse
 from headstart.data.text_io import KINDS, OPENERS, check_kind, kind_of, open_text, opened, reading
 from headstart.errors import ConfigError, DataError
 
-SAMPLE_CHARACTERS = 1_000_000  # by which "auto" decides
-FEWEST_RUNS = 5  # "auto": fewer runs of lines than this show no habit
-LONGEST_RUN = 12  # "auto": mean lines of a paragraph at most
-MULTIPLE = 0.25  # "auto": share of the runs that must hold more than one line
+SAMPLE_CHARACTERS = 1_000_000  # that data.document_separator=auto reads
+MIN_RUNS = 5  # "auto": runs of lines between blank lines, for paragraphs
+MAX_MEAN_LINES = 12  # "auto": lines of a paragraph
+MULTILINE_SHARE = 0.25  # "auto": share of the runs that have more than one line
 LONGEST_DOCUMENT = 1_000_000  # characters after which a paragraph is cut at a line end
 
 OnSkip = Callable[[SkippedRow], None]
@@ -42,7 +39,7 @@ class _File:
         return _paragraphs(lines) if self.option == "paragraph" else (line for line in lines if line.strip())
 
     def identity(self) -> list[str]:
-        """What decides its documents, for the fingerprint."""
+        """All that decides its documents, for the fingerprint."""
         return [kind_of(self.path), file_hash(self.path), self.option]
 
     @cached_property
@@ -76,7 +73,7 @@ class _BuiltIn:
 
 @dataclass
 class Documents:
-    """A corpus as a stream of documents that can be read again; `skips` counts what was left out."""
+    """A corpus as a stream of documents that can be read again; `skips` counts the rows that cannot be used."""
 
     name: str
     parts: Sequence[_File | _BuiltIn]
@@ -85,13 +82,9 @@ class Documents:
     skips: dict[str, int] = field(default_factory=dict)  # reason -> rows, of the last reading
 
     def __iter__(self) -> Iterator[str]:
-        counts = Counter[str]()
-        self.skips = counts
-
-        def skip(row: SkippedRow) -> None:
-            counts[row.reason] += 1
-
-        return chain.from_iterable(part.texts(refuse if self.strict else skip) for part in self.parts)
+        self.skips = counts = Counter[str]()
+        on_skip = refuse if self.strict else lambda row: counts.update([row.reason])
+        return chain.from_iterable(part.texts(on_skip) for part in self.parts)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -106,10 +99,10 @@ class Documents:
 
 def open_documents(corpus: str, config: DataConfig) -> Documents:
     """The documents of a built-in name (its train split), a .txt file, a table, or a folder of those."""
-    path = Path(corpus)
     if corpus in SOURCES:
         texts = load_dataset(corpus, DataConfig()).texts("train")
         return Documents(corpus, [_BuiltIn(corpus, texts)], ["only the train split is read"])
+    path = Path(corpus)
     with reading(path):
         is_folder, exists = path.is_dir(), path.exists()
     if not exists:
@@ -125,32 +118,26 @@ def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
     if corpus in SOURCES:
         texts = load_dataset(corpus, DataConfig(), with_test=True).texts("test")
         return Documents(corpus, [_BuiltIn(corpus, texts)], ["the test split is read"])
-    if path.is_dir():
-        for split in ("test", "valid"):
-            files = [
-                file
-                for file in sorted(path.iterdir())
-                if kind_of(file) and ALIASES.get(file.name.split(".")[0]) == split
-            ]
-            if files:
-                notes = [f"only {', '.join(file.name for file in files)} is read"]
-                return Documents(
-                    split, [_open_file(file, config, notes) for file in files], notes, config.on_bad_row == "error"
-                )
+    readable = [file for file in sorted(path.iterdir()) if kind_of(file)] if path.is_dir() else []
+    for split in ("test", "valid"):
+        files = [file for file in readable if ALIASES.get(file.name.split(".")[0]) == split]
+        if files:
+            notes = [f"only {', '.join(file.name for file in files)} is read"]
+            parts = [_open_file(file, config, notes) for file in files]
+            return Documents(split, parts, notes, config.on_bad_row == "error")
     return open_documents(corpus, config)
 
 
 def _open_file(path: Path, config: DataConfig, notes: list[str]) -> _File:
     if check_kind(path, KINDS) != ".txt":
-        next(iterate_rows(path, [config.text_column]), None)  # refuses a missing column before any work is done
+        next(iterate_rows(path, [config.text_column]), None)  # a missing column is an error before any work is done
         return _File(path, config.text_column)
     separator: str = config.document_separator
     if separator == "auto":
         separator = separator_of(line for _, line in open_text(path))
-        what = {"line": "each line", "paragraph": "each paragraph between blank lines"}[separator]
-        notes.append(
-            f"{path.name}: {what} is a document (data.document_separator={separator}, chosen by its beginning)"
-        )
+        unit = {"line": "each line", "paragraph": "each paragraph between blank lines"}[separator]
+        setting = f"data.document_separator={separator}, chosen by its beginning"
+        notes.append(f"{path.name}: {unit} is a document ({setting})")
     return _File(path, separator)
 
 
@@ -163,8 +150,7 @@ def _folder_parts(folder: Path, config: DataConfig, notes: list[str]) -> list[_F
         inner = path.relative_to(folder)
         if any(name.startswith(".") for name in inner.parts):
             continue
-        reason = _reason_to_leave_out(path, inner, config)
-        if reason:
+        if reason := _reason_to_leave_out(path, inner, config):
             notes.append(f"{inner} is left out: {reason}")
         else:
             parts.append(_open_file(path, config, notes))
@@ -190,39 +176,34 @@ def _reason_to_leave_out(path: Path, inner: Path, config: DataConfig) -> str:
 
 
 def separator_of(lines: Iterable[str]) -> str:
-    """Whether line ends or blank lines separate documents, judged by the beginning of a file.
+    """Whether line ends or blank lines separate documents ("line" or "paragraph"), by the beginning of a file.
 
-    "paragraph" when blank lines are a habit (five runs of lines or more, of twelve lines or fewer in the mean)
-    and the runs are more than single lines (a quarter of them); stray blank lines leave it at "line".
+    It is "paragraph" if blank lines are frequent and a quarter of the runs between them have several lines.
     """
-    runs, length, seen = [], 0, 0
+    runs, seen = [0], 0  # lines between blank lines
     for line in lines:
         seen += len(line) + 1
         if line.strip():
-            length += 1
-        elif length:
-            runs.append(length)
-            length = 0
+            runs[-1] += 1
+        elif runs[-1]:
+            runs.append(0)
         if seen > SAMPLE_CHARACTERS:
             break
-    if length:
-        runs.append(length)
-    is_habit = len(runs) >= FEWEST_RUNS and sum(runs) <= LONGEST_RUN * len(runs)
-    return "paragraph" if is_habit and sum(run > 1 for run in runs) >= MULTIPLE * len(runs) else "line"
+    runs = list(filter(None, runs))
+    is_frequent = len(runs) >= MIN_RUNS and sum(runs) <= MAX_MEAN_LINES * len(runs)
+    return "paragraph" if is_frequent and sum(run > 1 for run in runs) >= MULTILINE_SHARE * len(runs) else "line"
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
     current: list[str] = []
     size = 0
-    for line in lines:
+    for line in chain(lines, [""]):
         if line.strip():
             current.append(line)
             size += len(line)
         if current and (not line.strip() or size > LONGEST_DOCUMENT):
             yield "\n".join(current)
             current, size = [], 0
-    if current:
-        yield "\n".join(current)
 
 
 @dataclass(frozen=True)
@@ -243,10 +224,9 @@ class MixtureComponent:
 
     def open(self, config: DataConfig) -> Documents:
         """Its documents."""
-        own = {"text_column": self.text_column, "documents": self.documents}
-        return open_documents(
-            self.corpus, config.model_copy(update={key: value for key, value in own.items() if value})
-        )
+        own = {"text_column": self.text_column, "document_separator": self.documents}
+        own = {name: value for name, value in own.items() if value}
+        return open_documents(self.corpus, config.model_copy(update=own))
 
     def absolute(self) -> "MixtureComponent":
         """The same with an absolute path, so that a resume finds it from any folder."""

@@ -1,6 +1,6 @@
-"""Parallel text: sentences and their translations, from aligned files or from tables with one column a language.
+"""Parallel text: sentences and their translations, from aligned files or from tables with a column for each language.
 
-Every line or row becomes a `PairExample` or a counted `SkippedRow`; order and alignment stay as they are in the files.
+Every line or row becomes a `PairExample` or a `SkippedRow`, in the order of the files.
 """
 
 import os
@@ -28,9 +28,8 @@ def parse_pair(text: str) -> tuple[str, str]:
         raise ConfigError(f"{text!r} is no pair of languages", hint=f"write source-target, such as en-de{region}")
     source, target = found.groups()
     if language_key(source) == language_key(target):
-        raise ConfigError(
-            f"{text!r} names one language twice", hint="write source-target, such as en-de; the two must differ"
-        )
+        hint = "write source-target, such as en-de; the two must differ"
+        raise ConfigError(f"{text!r} names one language twice", hint=hint)
     return source, target
 
 
@@ -40,7 +39,7 @@ def language_key(name: str) -> str:
 
 
 def find_language(language: str, names: Iterable[str], where: str) -> str | None:
-    """How `names` spell a language, or None when they lack it; two spellings at once are refused."""
+    """The spelling of a language in `names`, or None; two spellings at once are an error."""
     spelled = [name for name in names if language_key(name) == language_key(language)]
     if len(spelled) > 1:
         shown = " and ".join(map(repr, spelled))
@@ -48,7 +47,7 @@ def find_language(language: str, names: Iterable[str], where: str) -> str | None
     return spelled[0] if spelled else None
 
 
-SHORTEST = 5  # characters that a side counts as at least, so that "OK" may be "Einverstanden"
+SHORTEST = 5  # characters; a shorter side counts as this long, so that "OK" may be "Einverstanden"
 
 Pair = tuple[str, str]
 
@@ -88,20 +87,17 @@ def load_parallel(data: str, pair: Pair, config: DataConfig, *, with_test: bool 
     """The pairs of a folder of train.en, train.de, valid.en, …, of a table, or of a folder of tables.
 
     Without a valid split, train is split by a hash of the source into train, valid and, without a test split, test.
-    The test split is shown only `with_test`; shown or not, it is never part of train.
+    The test split is loaded only `with_test`, and never part of train.
     """
     sources, notes = _find_rows(data, pair)
     if "train" not in sources:
         languages = ", ".join(available_languages(data)) or "no file called train.LANGUAGE"
         found = f" in train, only in {' and '.join(sources)}" if sources else f"; it has {languages}"
-        raise DataError(
-            f"{data} has no {pair[0]} and {pair[1]} side by side{found}",
-            hint=f"name its files train.{pair[0]} and train.{pair[1]}, or give a --pair that it has",
-        )
+        hint = f"name its files train.{pair[0]} and train.{pair[1]}, or give a --pair that it has"
+        raise DataError(f"{data} has no {pair[0]} and {pair[1]} side by side{found}", hint=hint)
     shown, skips = SPLITS if with_test else SPLITS[:2], list[SkippedRow]()
-    splits = {
-        name: _usable_pairs(sources[name], f"{name} of {data}", config, skips) for name in shown if name in sources
-    }
+    found_splits = [name for name in shown if name in sources]
+    splits = {name: _usable_pairs(sources[name], f"{name} of {data}", config, skips) for name in found_splits}
     if "valid" not in sources:
         names = [name for name in SPLITS if name == "train" or name not in sources]
         splits |= _split_by_source(splits["train"], names, data)
@@ -115,7 +111,7 @@ def load_parallel(data: str, pair: Pair, config: DataConfig, *, with_test: bool 
 def load_pairs_for_scoring(
     data: str, pair: Pair, config: DataConfig
 ) -> tuple[str, list[PairExample], list[SkippedRow]]:
-    """What to evaluate a translator on: the test split where there is one, else valid, else a whole table ("all")."""
+    """What to evaluate a translator on: the test split if there is one, else valid; a whole table ("all")."""
     sources, skips = _find_rows(data, pair)[0], list[SkippedRow]()
     if not os.path.isdir(data):
         return "all", _usable_pairs(sources["train"], data, config, skips), skips
@@ -127,7 +123,7 @@ def load_pairs_for_scoring(
 
 
 def available_languages(data: str) -> list[str]:
-    """The languages that a folder's files are called by, or the columns of a table, in the order of the alphabet."""
+    """The languages of a folder's files, or the columns of a table, sorted."""
     if not os.path.isdir(data):
         return sorted(column_names(_existing_table(data)))
     folder = Path(data)
@@ -136,7 +132,7 @@ def available_languages(data: str) -> list[str]:
 
 
 def _find_rows(data: str, pair: Pair) -> tuple[dict[str, Rows], list[str]]:
-    """The reader of each split, a lone table counting as train, and notes on files that are not read."""
+    """The reader of each split, where a single table is train, and notes on files that are not read."""
     if not os.path.isdir(data):
         return {"train": partial(_table_rows, _existing_table(data), pair)}, []
     folder, notes = Path(data), []
@@ -150,10 +146,8 @@ def _find_rows(data: str, pair: Pair) -> tuple[dict[str, Rows], list[str]]:
         if len(spelled) < 2:
             continue
         if name in tables:
-            raise DataError(
-                f"{folder} has {name} twice: as {files[spelled[0]].name} and as {tables[name].name}",
-                hint="keep one of them",
-            )
+            problem = f"{folder} has {name} twice: as {files[spelled[0]].name} and as {tables[name].name}"
+            raise DataError(problem, hint="keep one of them")
         sources[name] = partial(_aligned_rows, files[spelled[0]], files[spelled[1]])
     return sources, notes
 
@@ -177,12 +171,11 @@ def _aligned_rows(source: Path, target: Path) -> Iterator[PairExample]:
             surplus_is_blank = surplus_is_blank and not any(line and line[1].strip() for line in lines)
     if counts[0] != counts[1]:
         longer = (source if counts[0] > counts[1] else target).name
-        raise DataError(
-            f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}, so they are not aligned",
-            hint=f"what {longer} has more are empty lines at its end: take them out"
-            if surplus_is_blank
-            else f"line n of one must translate line n of the other; look for what {longer} has more",
-        )
+        hint = f"line n of one must translate line n of the other; look for what {longer} has more"
+        if surplus_is_blank:
+            hint = f"what {longer} has more are empty lines at its end: take them out"
+        problem = f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}, so they are not aligned"
+        raise DataError(problem, hint=hint)
 
 
 def _table_rows(path: Path, pair: Pair) -> Iterator[PairExample | SkippedRow]:
@@ -199,30 +192,24 @@ def _table_rows(path: Path, pair: Pair) -> Iterator[PairExample | SkippedRow]:
         if isinstance(values, str):
             yield SkippedRow(origin, values)
             continue
-        faults = (
-            fault and f"{language}: {fault}" for language, fault in zip(pair, map(text_fault, values), strict=True)
-        )
-        reason = next(filter(None, faults), "")
+        faults = zip(pair, map(text_fault, values), strict=True)
+        reason = next((f"{language}: {fault}" for language, fault in faults if fault), "")
         yield SkippedRow(origin, reason) if reason else PairExample(values[0], values[1], origin)
 
 
 def _usable_pairs(rows: Rows, where: str, config: DataConfig, skips: list[SkippedRow]) -> list[PairExample]:
     """The pairs of one split that have a text on both sides."""
-    pairs, first_skip = list[PairExample](), SkippedRow("", "it is empty")
+    pairs, first_skip = list[PairExample](), "it is empty"
     for row in rows():
         reason = row.reason if isinstance(row, SkippedRow) else _empty_sides(row)
         if isinstance(row, PairExample) and not reason:
             pairs.append(row)
-            continue
-        skip = SkippedRow(row.origin, reason)
-        first_skip = first_skip if first_skip.origin else skip
-        _skip(skip, config, skips)
+        else:
+            _skip(SkippedRow(row.origin, reason), config, skips)
+            first_skip = f"{row.origin}: {reason}" if first_skip == "it is empty" else first_skip
     if not pairs:
-        origin = f"{first_skip.origin}: " * bool(first_skip.origin)
-        raise DataError(
-            f"no pair of {where} can be used; {origin}{first_skip.reason}",
-            hint="a pair has a text in both languages, on the same line or in the same row",
-        )
+        hint = "a pair has a text in both languages, on the same line or in the same row"
+        raise DataError(f"no pair of {where} can be used; {first_skip}", hint=hint)
     return pairs
 
 
@@ -239,24 +226,23 @@ def _skip(skip: SkippedRow, config: DataConfig, skips: list[SkippedRow]) -> None
 
 
 def _within_ratio(pairs: list[PairExample], config: DataConfig, skips: list[SkippedRow]) -> list[PairExample]:
-    """The pairs of train of which neither side is absurdly longer than the other."""
-    ratio = config.max_length_ratio
-    usable = [pair for pair in pairs if not ratio or length_ratio(pair) <= ratio]
-    if len(usable) < len(pairs):
-        reason = f"one side has over {ratio:g} times the characters of the other (data.max_length_ratio)"
-        for pair in pairs:
-            if length_ratio(pair) > ratio:
-                _skip(SkippedRow(pair.origin, reason), config, skips)
+    """The pairs of train whose lengths are within `data.max_length_ratio`."""
+    ratio, usable = config.max_length_ratio, list[PairExample]()
+    reason = f"one side has over {ratio:g} times the characters of the other (data.max_length_ratio)"
+    for pair in pairs:
+        if not ratio or length_ratio(pair) <= ratio:
+            usable.append(pair)
+        else:
+            _skip(SkippedRow(pair.origin, reason), config, skips)
     if not usable:
-        raise DataError(
-            f"in no pair of train are the sides within {ratio:g} times each other's length",
-            hint="check that the files belong together, or set data.max_length_ratio higher (0 = any)",
-        )
+        problem = f"in no pair of train are the sides within {ratio:g} times each other's length"
+        hint = "check that the files belong together, or set data.max_length_ratio higher (0 = any)"
+        raise DataError(problem, hint=hint)
     return usable
 
 
 def length_ratio(pair: PairExample) -> float:
-    """How many times the characters of its shorter side the longer one has; short texts count as `SHORTEST`."""
+    """The characters of the longer side over those of the shorter one, each at least `SHORTEST`."""
     shorter, longer = sorted((len(pair.source.strip()), len(pair.target.strip())))
     return max(longer, SHORTEST) / max(shorter, SHORTEST)
 
@@ -274,8 +260,6 @@ def _split_by_source(pairs: list[PairExample], names: Sequence[str], data: str) 
     for key, pair in zip(hashed, pairs, strict=True):
         splits[split[key]].append(pair)
     if not splits["train"] or not splits["valid"]:
-        raise DataError(
-            f"{data} has too few different sources to set any aside for valid",
-            hint="give two or more, or files for valid",
-        )
+        problem = f"{data} has too few different sources to set any aside for valid"
+        raise DataError(problem, hint="give two or more, or files for valid")
     return splits

@@ -1,7 +1,4 @@
-"""Tables as examples: .tsv, .csv and .jsonl files, each also as .gz or .xz.
-
-Every row becomes an `Example` or a counted `SkippedRow`; none vanishes.
-"""
+"""Tables as examples: .tsv, .csv and .jsonl files; every row becomes an `Example` or a `SkippedRow`."""
 
 import csv
 import json
@@ -16,8 +13,8 @@ from headstart.data.text_io import check_kind, open_text
 from headstart.errors import DataError, nearest
 
 FLAGS = ("--text-column", "--label-column")
-LONGEST_RECORD = 2**28  # characters; a quote open for longer is a stray one
-KNOWN_LABELS = 1000  # labels remembered to recognise a row inside a quoted field
+LONGEST_RECORD = 2**28  # characters; a quote that is open for longer is an error
+KNOWN_LABELS = 1000  # labels by which a row inside a quoted field is recognised
 SURROGATE = re.compile("[\ud800-\udfff]")  # only JSON escapes can bring one in
 
 QUOTING = 'write a quote inside a quoted field twice (""), or save the table as .jsonl'
@@ -46,16 +43,14 @@ class SkippedRow:
 
 
 def iterate_rows(path: Path, columns: Sequence[str], has_labels: bool = True) -> Iterator[Row]:
-    """The values in `columns` of each row, or the reason why that row has none, with its first line's number.
+    """The number of the first line of each row, and its values in `columns` or the reason why it cannot be read.
 
-    The first column is the text and the second, where it `has_labels`, the label. A blank line is a row only in a
-    table of one column.
+    The first column is the text and the second, with `has_labels`, the label. A blank line is a row only in a table
+    of one column.
     """
     if len(set(columns)) < len(columns):
-        raise DataError(
-            f"text and label are both read from column {columns[0]!r}",
-            hint="give --text-column and --label-column different names",
-        )
+        problem = f"text and label are both read from column {columns[0]!r}"
+        raise DataError(problem, hint="give --text-column and --label-column different names")
     if check_kind(path) == ".jsonl":
         yield from _object_rows(path, columns)
         return
@@ -71,12 +66,11 @@ def iterate_rows(path: Path, columns: Sequence[str], has_labels: bool = True) ->
             continue
         fields = fields or [""]
         if len(fields) != len(names):
-            shown = f"{len(fields)} field{'s' if len(fields) != 1 else ''}"
-            yield number, f"{shown} where the header has {len(names)}"
+            yield number, f"{len(fields)} field{'s' * (len(fields) != 1)} where the header has {len(names)}"
             continue
         if has_labels and len(columns) > 1 and isinstance(records, _QuotedRecords):
-            if len(labels) < KNOWN_LABELS and fields[indices[1]].strip():
-                labels.add(fields[indices[1]].strip())
+            if len(labels) < KNOWN_LABELS and (label := fields[indices[1]].strip()):
+                labels.add(label)
             if any(records.holds_row(field, len(names), indices[1], labels) for field in fields):
                 raise DataError(f"{path}:{number} opens a quote that seems to swallow the rows after it", hint=QUOTING)
         yield number, [fields[index] for index in indices]
@@ -103,10 +97,8 @@ def find_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> li
                 hint = f"the lines end in CR alone: {CARRIAGE_RETURN}"
             raise DataError(f"{path} has no column {name!r}; it has {shown or 'none'}", hint=f"{hint} ({flag} NAME)")
         if found.count(name) > 1:
-            raise DataError(
-                f"{path} has {found.count(name)} columns called {name!r}",
-                hint=f"rename all but one, or choose another with {flag}",
-            )
+            problem = f"{path} has {found.count(name)} columns called {name!r}"
+            raise DataError(problem, hint=f"rename all but one, or choose another with {flag}")
     return [found.index(name) for name in columns]
 
 
@@ -125,7 +117,7 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 class _QuotedRecords(Iterator[tuple[int, list[str]]]):
-    """The records of a quoted table; remembers the lines of the current one, to say where a quote opened."""
+    """The records of a quoted table, with the lines of the current one, by which errors name the line of a quote."""
 
     def __init__(self, path: Path, delimiter: str):
         csv.field_size_limit(2**31 - 1)
@@ -159,30 +151,26 @@ class _QuotedRecords(Iterator[tuple[int, list[str]]]):
     def _problem(self, reason: str) -> DataError:
         last = self.start + len(self.lines) - 1
         if reason.startswith("new-line"):
-            return DataError(
-                f"{self.path}:{last} has a carriage return (CR) outside quotes",
-                hint=f"if all lines end so, {CARRIAGE_RETURN}; else put quotes round the field",
-            )
+            hint = f"if all lines end so, {CARRIAGE_RETURN}; else put quotes round the field"
+            return DataError(f"{self.path}:{last} has a carriage return (CR) outside quotes", hint=hint)
         if reason.startswith("unexpected end"):
             text = "".join(self.lines)
             quote = re.search(rf'(?:\A|{self.delimiter})"[^"]*(?:""[^"]*)*\Z', text)
             line = self.start + (text[: quote.start()].count("\n") if quote else 0)
             return DataError(f"{self.path}:{line} opens a quote that is never closed", hint=QUOTING)
-        return DataError(
-            f"{self.path}:{last} has text after the closing quote of a field (the row starts at line {self.start})",
-            hint=QUOTING,
-        )
+        problem = "has text after the closing quote of a field"
+        return DataError(f"{self.path}:{last} {problem} (the row starts at line {self.start})", hint=QUOTING)
 
 
 def _object_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    is_checked = False
+    is_first = True
     for number, content in _objects(path):
         if not isinstance(content, dict):
             yield number, "the line holds no JSON object"
             continue
-        if not is_checked:
+        if is_first:
             find_columns(path, columns, list(content))
-            is_checked = True
+            is_first = False
         absent = [name for name in columns if name not in content]
         yield number, f"no {absent[0]!r} in the object" if absent else [content[name] for name in columns]
 
@@ -195,10 +183,8 @@ def _objects(path: Path) -> Iterator[tuple[int, Any]]:
         try:
             content = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{path}:{number} is no JSON: {error}",
-                hint='a .jsonl file holds one object a line, such as {"text": "...", "label": "..."}',
-            ) from None
+            hint = 'a .jsonl file holds one object a line, such as {"text": "...", "label": "..."}'
+            raise DataError(f"{path}:{number} is no JSON: {error}", hint=hint) from None
         yield number, content
 
 
@@ -216,29 +202,27 @@ def iterate_table(
 ) -> Iterator[Example]:
     """The examples of a table, one at a time; a row that cannot be used goes to `on_skip`."""
     columns = [text_column] if label_column is None else [text_column, label_column]
-    first_skip: SkippedRow | None = None
+    first_skip = ""
     is_usable = False
     for number, values in iterate_rows(path, columns):
         origin = f"{path.name}:{number}"
         example = values if isinstance(values, str) else _example(values, origin)
-        if isinstance(example, str):
-            skip = SkippedRow(origin, example)
-            first_skip = first_skip or skip
-            on_skip(skip)
-        else:
+        if isinstance(example, Example):
             is_usable = True
             yield example
-    if first_skip and not is_usable:
-        raise DataError(
-            f"no row of {path} can be used; the first, {first_skip.origin}: {first_skip.reason}",
-            hint="check that --text-column and --label-column name the right columns",
-        )
-    if not is_usable:
-        raise _without_rows(path)
+        else:
+            first_skip = first_skip or f"{origin}: {example}"
+            on_skip(SkippedRow(origin, example))
+    if is_usable:
+        return
+    if first_skip:
+        hint = "check that --text-column and --label-column name the right columns"
+        raise DataError(f"no row of {path} can be used; the first, {first_skip}", hint=hint)
+    raise _without_rows(path)
 
 
 def iterate_texts(path: Path, text_column: str) -> Iterator[str]:
-    """The text of each row of a table, empty ones too, so that answers line up; an unreadable row is an error."""
+    """The text of each row of a table, empty ones too; an unreadable row is an error."""
     is_empty = True
     for number, values in iterate_rows(path, [text_column]):
         reason = values if isinstance(values, str) else text_fault(values[0])

@@ -1,6 +1,6 @@
 """Files as decoded, numbered lines: plain, .gz or .xz, UTF-8 or UTF-16 with a byte-order mark.
 
-A line ends at LF or CRLF and nowhere else: a text may hold any other Unicode line break.
+A line ends at LF or CRLF alone: a text may contain any other Unicode line break.
 """
 
 import codecs
@@ -27,15 +27,11 @@ OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
 
 CORRUPT = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 
+ENDING = "give it the ending of what it is"
 ICONV = "convert it: iconv -f {} -t UTF-8 old > new"
 
-# What went wrong, in the order in which it is looked for: the sentence and the hint.
-READ_ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
-    (
-        CORRUPT,
-        "{path} is corrupt or no {path.suffix} file: {reason}",
-        "copy or download it again, or give it the ending of what it is",
-    ),
+READ_ERRORS: tuple[tuple[Any, str, str], ...] = (  # exceptions, message, hint; the first that fits
+    (CORRUPT, "{path} is corrupt or no {path.suffix} file: {reason}", "copy or download it again, or " + ENDING),
     (IsADirectoryError, "{path} is a folder where a file is expected", "name a file inside it"),
     (PermissionError, "{path} may not be read", "allow it: chmod u+r {path}"),
     ((OSError, ValueError), "{path} cannot be read: {reason}", "check the path and the disk"),
@@ -50,10 +46,8 @@ def kind_of(path: Path) -> str:
     return next((kind for kind in KINDS if name.endswith(kind)), "")
 
 
-def check_kind(
-    path: Path, kinds: Sequence[str] = TABLE_KINDS, hint: str = "give the file the ending of what it is"
-) -> str:
-    """The file's kind, or an error when it is none of `kinds`."""
+def check_kind(path: Path, kinds: Sequence[str] = TABLE_KINDS, hint: str = ENDING) -> str:
+    """The file's kind, or an error if it is none of `kinds`."""
     kind = kind_of(path)
     if kind in kinds:
         return kind
@@ -81,7 +75,7 @@ def open_text(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Each line of a file as one text, empty lines too, so that answers line up with the file."""
+    """Each line of a file as one text, empty lines too."""
     return (line for _, line in open_text(path))
 
 
@@ -92,15 +86,12 @@ def decode_lines(handle: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
         try:
             line = raw.decode(encoding)
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"{name}:{number} is not {encoding.upper()}: byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line",
-                hint=_encoding_hint(raw, number),
-            ) from None
+            where = f"byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line"
+            problem = f"{name}:{number} is not {encoding.upper()}: {where}"
+            raise DataError(problem, hint=_encoding_hint(raw, number)) from None
         if "\0" in line:
-            raise DataError(
-                f"{name}:{number} holds a NUL byte, so the file is binary or in another encoding",
-                hint="if it is text, " + ICONV.format("UTF-16"),
-            )
+            problem = f"{name}:{number} holds a NUL byte, so the file is binary or in another encoding"
+            raise DataError(problem, hint="if it is text, " + ICONV.format("UTF-16"))
         yield number, line.removesuffix("\n").removesuffix("\r")
 
 

@@ -35,13 +35,14 @@ NO_RECORDS = np.zeros(0, DOCUMENT)
 
 MOST_OPEN = 4096  # shards of a stream that are mapped at once: the system limits the maps of a process
 
-OnProgress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]  # bytes of text done, and in all
+IGNORE: OnProgress = lambda done, total: None  # noqa: E731
 TokensAndCounts = tuple[NDArray[np.int32], NDArray[np.int64]]  # of documents in one row, and how many each has
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Tokens on disk: `<path>.documents.npy`, then `<path>.tokens.npy`, which shows that the shard is whole."""
+    """Tokens on disk: `<path>.documents.npy` and `<path>.tokens.npy`."""
 
     path: Path  # without its endings
     tokens: int
@@ -57,22 +58,6 @@ class Shard:
     def records(self) -> NDArray[Any]:
         """The end, hash and size of each document."""
         return np.load(self.files[0], mmap_mode="r")
-
-    def is_whole(self) -> bool:
-        """Whether both files are complete and have the counts of this shard."""
-        try:
-            arrays = [np.load(file, mmap_mode="r") for file in self.files]
-            sizes = [file.stat().st_size for file in self.files]
-        except (OSError, ValueError, EOFError):
-            return False
-        documents, tokens = arrays
-        return (
-            documents.dtype == DOCUMENT
-            and (len(documents), len(tokens)) == (self.documents, self.tokens)
-            and documents["end"][-1] == self.tokens
-            and documents["bytes"].sum() == self.text_bytes
-            and [array.offset + array.nbytes for array in arrays] == sizes
-        )
 
 
 class TokenStream:
@@ -171,9 +156,8 @@ def exclude_documents(streams: Sequence[TokenStream], excluded: Hashes, deduplic
 
 def default_cache() -> Path:
     """Where tokenized corpora are stored: $HEADSTART_CACHE, else the user's cache folder."""
-    chosen = os.environ.get("HEADSTART_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "headstart"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HEADSTART_CACHE") or Path(base, "headstart"))
 
 
 def is_held_out(hashes: Hashes) -> NDArray[np.bool_]:
@@ -183,7 +167,7 @@ def is_held_out(hashes: Hashes) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A tokenized corpus: tokens to learn from, tokens held out, and an account of what was left out."""
+    """A tokenized corpus: tokens to learn from, tokens held out, notes, and how many rows were skipped for a reason."""
 
     name: str
     folder: Path
@@ -202,13 +186,8 @@ class Corpus:
         return self.train.hashes()
 
 
-def prepare(
-    documents: Documents, tokenizer: Tokenizer, cache: Path, on_progress: OnProgress = lambda done, total: None
-) -> Corpus:
-    """The corpus tokenized under `cache`, from disk when it has been tokenized before.
-
-    `on_progress` receives the bytes of text done, and those expected.
-    """
+def prepare(documents: Documents, tokenizer: Tokenizer, cache: Path, on_progress: OnProgress = IGNORE) -> Corpus:
+    """The corpus tokenized under `cache`, from disk if it was tokenized before."""
     corpus = find_prepared(documents, tokenizer, cache)
     if corpus is not None and documents.strict and corpus.skips:
         for _ in documents:  # raises the error about the row that an earlier run, without --strict, skipped
@@ -221,22 +200,18 @@ def prepare(
 
 
 def prepare_share(
-    documents: Documents,
-    tokenizer: Tokenizer,
-    cache: Path,
-    number: int,
-    count: int,
-    on_progress: OnProgress = lambda done, total: None,
+    documents: Documents, tokenizer: Tokenizer, cache: Path, number: int, count: int, on_progress: OnProgress = IGNORE
 ) -> tuple[int, int]:
-    """Tokenize share `number` of `count`, every `count`-th piece; how many pieces it has, and the corpus has.
+    """Tokenize share `number` of `count`, every `count`-th piece; how many pieces the share and the corpus have.
 
     The job that finds all pieces written finishes the corpus.
     """
-    folder = _folder(documents, tokenizer, cache)
-    if find_prepared(documents, tokenizer, cache) is None:
+    corpus = find_prepared(documents, tokenizer, cache)
+    if corpus is None:
+        folder = _folder(documents, tokenizer, cache)
         pieces = _write_missing_pieces(folder, documents, tokenizer, on_progress, number, count)
     else:
-        pieces = json.loads((folder / INDEX).read_text("utf-8"))["pieces"]
+        pieces = json.loads((corpus.folder / INDEX).read_text("utf-8"))["pieces"]
     return len(range(number, pieces, count)), pieces
 
 
@@ -358,11 +333,10 @@ def _read_piece(folder: Path, number: int) -> dict[str, Any] | None:
     """The description of a piece; None unless all its shards are complete."""
     try:
         piece = json.loads(_piece_path(folder, number).read_text("utf-8"))
-        shards = [(_shard(folder, entry), entry) for entry in piece["shards"]]
-        is_whole = all(shard.is_whole() and entry == _entry(shard, entry["part"]) for shard, entry in shards)
-    except (OSError, ValueError, KeyError, TypeError):
+        is_complete = all(entry == _entry(_shard(folder, entry), entry["part"]) for entry in piece["shards"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
-    return piece if is_whole else None
+    return piece if is_complete else None
 
 
 def _write_piece(

@@ -60,13 +60,9 @@ class Engine(Protocol):
     unused: frozenset[int]  # ids below `size` without a token
 
     def encode(self, texts: list[str]) -> list[list[int]]: ...
-
     def decode(self, ids: list[int]) -> str: ...
-
     def id_to_token(self, number: int) -> str: ...
-
     def files(self) -> dict[str, bytes]: ...  # the content to save, by file name
-
     def fingerprint(self) -> str: ...  # the hash of all that decides the ids of a text
 
 
@@ -178,10 +174,8 @@ class _RustEngine:
         self.is_byte_level = (layout.get("decoder") or {}).get("type") == "ByteLevel"
         vocabulary = self.rust.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values()) + 1
-        self.specials: dict[str, int | None] = {
-            role: next((vocabulary[name] for name in names if name in vocabulary), None)
-            for role, names in NAMES.items()
-        }
+        ids = {role: [vocabulary[name] for name in names if name in vocabulary] for role, names in NAMES.items()}
+        self.specials: dict[str, int | None] = {role: found[0] if found else None for role, found in ids.items()}
         if roles:
             given = json.loads(roles)
             self.size, self.specials = max(self.size, given["size"]), dict.fromkeys(NAMES) | given["specials"]
@@ -222,9 +216,8 @@ class _LabEngine:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError:
-            raise ConfigError(
-                "this tokenizer needs the sentencepiece package", hint="pip install 'headstart[spm]'"
-            ) from None
+            hint = "pip install 'headstart[spm]'"
+            raise ConfigError("this tokenizer needs the sentencepiece package", hint=hint) from None
         self.model, self.dictionary = model, dictionary
         self.processor = SentencePieceProcessor(model_proto=model)
         words = [line.split()[0] for line in dictionary.decode("utf-8").split("\n") if line.strip()]
@@ -278,10 +271,8 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     if len(models) == 1:
         return _read_lab(models[0])
     found = f"{len(models)} .model files" if models else "none"
-    raise ConfigError(
-        f"no tokenizer in {path}: it holds {found}",
-        hint=f"name a {FILE}, a run, or a folder with one .model file and its {DICTIONARY}",
-    )
+    hint = f"name a {FILE}, a run, or a folder with one .model file and its {DICTIONARY}"
+    raise ConfigError(f"no tokenizer in {path}: it holds {found}", hint=hint)
 
 
 def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]]) -> Tokenizer:
@@ -290,9 +281,8 @@ def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]
         return train_tokenizer(texts(), config)
     if Path(config.type).exists():
         return open_tokenizer(config.type)
-    raise ConfigError(
-        f"{config.type!r} is neither a kind of tokenizer nor an existing path", hint=nearest(config.type, TOKENIZERS)
-    )
+    problem = f"{config.type!r} is neither a kind of tokenizer nor an existing path"
+    raise ConfigError(problem, hint=nearest(config.type, TOKENIZERS))
 
 
 def _read(path: Path) -> bytes:
@@ -318,10 +308,8 @@ def _read_json(path: Path) -> Tokenizer:
     except HeadstartError:
         raise
     except Exception as error:  # the package raises plain Exceptions
-        raise DataError(
-            f"{path} is no readable tokenizer: {error}",
-            hint="it should be a tokenizer.json of headstart or `tokenizers`",
-        ) from None
+        hint = "it should be a tokenizer.json of headstart or `tokenizers`"
+        raise DataError(f"{path} is no readable tokenizer: {error}", hint=hint) from None
 
 
 def _read_lab(path: Path) -> Tokenizer:
@@ -329,6 +317,5 @@ def _read_lab(path: Path) -> Tokenizer:
     try:
         return Tokenizer(_LabEngine(model, dictionary))
     except (RuntimeError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} and its {DICTIONARY} are no readable tokenizer: {error}", hint="copy both files again"
-        ) from None
+        problem = f"{path} and its {DICTIONARY} are no readable tokenizer: {error}"
+        raise DataError(problem, hint="copy both files again") from None
