@@ -43,9 +43,9 @@ def one_pass(model: Model, batch: Batch) -> float:
 def over_a_cache(model: Model, batch: Batch) -> float:
     """Token after token, the earlier ones being remembered."""
     assert isinstance(model.backbone, EncoderDecoderBackbone)
-    cache, total = model.backbone.begin(batch, batch.tokens.shape[1]), 0.0
+    cache, total = model.backbone.new_cache(batch, batch.tokens.shape[1]), 0.0
     for place in range(batch.tokens.shape[1]):
-        hidden = model.backbone.read(batch.tokens[:, place : place + 1], cache)
+        hidden = model.backbone.decode(batch.tokens[:, place : place + 1], cache)
         total += loss_at(model, hidden, batch.labels["lm"][:, place : place + 1])
     return total
 

@@ -20,8 +20,8 @@ import torch
 
 import headstart as hs
 from headstart.batch import Batch
+from headstart.generation.decoder import ModelDecoder, prompt_batch
 from headstart.generation.generate import Rules, decode
-from headstart.generation.reader import ModelReader, prompts
 from headstart.inference.loaded_model import load_model
 
 RESULTS = Path(__file__).parent / "results"
@@ -43,8 +43,8 @@ def make_run(folder: Path, preset: str) -> Path:
 
 
 def over_a_cache(model: torch.nn.Module, last: int) -> Way:
-    reader = ModelReader(model)
-    return lambda batch, count: [text.tokens for text in decode(reader, batch, Rules(last, count, count))]
+    decoder = ModelDecoder(model)
+    return lambda batch, count: [text.tokens for text in decode(decoder, batch, Rules(last, count, count))]
 
 
 def read_again(model: torch.nn.Module, last: int) -> Way:
@@ -97,7 +97,7 @@ def measure(words: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for size in words.batches:
         chance = np.random.default_rng(size)
-        given = prompts([chance.integers(5, trained.tokenizer.size, words.prompt) for _ in range(size)], 0)
+        given = prompt_batch([chance.integers(5, trained.tokenizer.size, words.prompt) for _ in range(size)], 0)
         found = {name: way(given, words.tokens) for name, way in ways.items()}  # and all is warm
         assert found["transformers"] == found["over a cache"] == found["read again"], "they write other texts"
         times: dict[str, list[float]] = {name: [] for name in ways}

@@ -28,8 +28,8 @@ import headstart as hs
 from headstart.batch import EncodedExample
 from headstart.data.samplers import TextLoader
 from headstart.generation.beam_search import Beam, beam_search
+from headstart.generation.decoder import source_batch
 from headstart.generation.generate import Rules
-from headstart.generation.reader import sources
 from headstart.inference.translate import Translator, open_translator
 
 RESULTS = Path(__file__).parent / "results"
@@ -96,9 +96,9 @@ class Systems:
         def write(width: int, penalty: float) -> list[list[int]]:
             found: dict[int, list[int]] = {}
             for numbers in self.batches:
-                batch = sources([self.rows[number] for number in numbers], tokenizer.pad_id, tokenizer.bos_id)
+                batch = source_batch([self.rows[number] for number in numbers], tokenizer.pad_id, tokenizer.bos_id)
                 rules = Rules(self.last, self.most, self.fixed or 0, self.banned)
-                best = beam_search(self.translator.reader, batch, rules, Beam(width, 1, penalty, is_scored=False))
+                best = beam_search(self.translator.decoder, batch, rules, Beam(width, 1, penalty, is_scored=False))
                 found.update({number: each[0].tokens for number, each in zip(numbers, best, strict=True)})
             return [found[number] for number in range(len(self.rows))]
 
@@ -117,7 +117,7 @@ class Systems:
         def write(width: int, penalty: float) -> list[list[int]]:
             found: dict[int, list[int]] = {}
             for numbers in self.batches:
-                batch = sources([self.rows[number] for number in numbers], self.translator.tokenizer.pad_id, 0)
+                batch = source_batch([self.rows[number] for number in numbers], self.translator.tokenizer.pad_id, 0)
                 given = {"min_new_tokens": self.most} if self.fixed else {}
                 tokens = model.generate(
                     input_ids=batch.source, attention_mask=batch.source_attention_mask.long(), num_beams=width,
@@ -305,7 +305,7 @@ def main() -> None:
             run, lines = made_up(folder, words.preset, words.lines)
             words.shown = f"--preset {words.preset} {words.shown}"
             what = f"a translator of the shape of `{words.preset}`, {len(lines)} lines, {FIXED} tokens each"
-        body = open_translator(str(run)).reader.backbone.config
+        body = open_translator(str(run)).decoder.backbone.config
         what += f"; {body.num_layers} + {body.num_decoder_layers or body.num_layers} layers of width {body.hidden_size}"
         rows: list[dict[str, object]] = []
         if words.whole:

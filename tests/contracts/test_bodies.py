@@ -1,4 +1,4 @@
-"""What every body promises, in every shape of the block."""
+"""What every backbone promises, in every shape of the block, with fast paths and without."""
 
 from dataclasses import replace
 
@@ -7,13 +7,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstart import fast
 from headstart.batch import Batch, pad
 from headstart.models import BACKBONES
-from tests.helpers.tiny_models import ATTENTIVE, CACHED, SHAPES, VOCABULARY, make_backbone, make_batch
+from tests.helpers.tiny_models import ATTENTIVE, CACHED, SHAPES, VOCABULARY, make_batch
+from tests.helpers.tiny_models import make_backbone as make_plain_backbone
 
 # The block's shapes are for bodies made of blocks; the others have one.
 EVERY = [(kind, shape) for kind in BACKBONES for shape in SHAPES if kind in ATTENTIVE or shape == "modern"]
-WATCHED = [(kind, shape) for kind, shape in EVERY if kind in ATTENTIVE]
+WITH_ATTENTION = [(kind, shape) for kind, shape in EVERY if kind in ATTENTIVE]
+
+
+@pytest.fixture(autouse=True, scope="module", params=[True, False], ids=["fast", "plain"])
+def _fast(request):
+    fast.set_enabled(request.param)
+    yield
+    fast.set_enabled(True)
+
+
+def make_backbone(kind, shape, **changes):
+    return fast.optimize(make_plain_backbone(kind, shape, **changes))
 
 
 def with_tokens(batch, tokens, real, rows=slice(None), **changes):
@@ -68,19 +81,20 @@ def test_no_gradient_flows_from_the_past_to_the_future_in_a_causal_body(kind, sh
         lambda module, args, out: given.append(out.requires_grad_()) or out
     )
     hidden = body(batch)
-    (slope,) = torch.autograd.grad(
+    (grad,) = torch.autograd.grad(
         (hidden[0, 4] * torch.arange(16)).sum(), given[-1]
     )  # a plain sum is flat under a norm
-    reach = slope[0].abs().amax(dim=-1)
+    reach = grad[0].abs().amax(dim=-1)
     assert bool((reach[5:] > 0).any()) == body.sees_ahead
     assert reach[4] > 0
 
 
-@pytest.mark.parametrize(("kind", "shape"), WATCHED)
-def test_watched_attention_equals_fast_attention(kind, shape):
+@pytest.mark.parametrize(("kind", "shape"), WITH_ATTENTION)
+def test_attention_weights_are_those_of_the_output(kind, shape):
     body, batch = make_backbone(kind, shape), make_batch([9, 4])
     with torch.no_grad():
-        hidden, weights = body.watch(batch)
+        output = body(batch, output_attentions=True)
+        hidden, weights = output.hidden, output.attentions
         assert torch.allclose(hidden[batch.attention_mask], body(batch)[batch.attention_mask], atol=1e-5)
     for layer in weights:
         assert torch.allclose(layer.sum(dim=-1), torch.ones(()), atol=1e-5)
@@ -124,10 +138,10 @@ def test_a_decoder_reads_its_source_and_says_where(shape):
     changed[0, 1] += 1
     with torch.no_grad():
         moved = (body(batch) - body(replace(batch, source=changed))).abs().amax(dim=-1)
-        watched = body.watch_all(batch)
+        output = body(batch, output_attentions=True)
     assert (moved[0] > 0).all()
     assert float(moved[1].max()) == 0
-    for layer in watched.cross:
+    for layer in output.cross_attentions:
         assert torch.allclose(layer.sum(dim=-1), torch.ones(()), atol=1e-5)
         assert float(layer[~batch.source_attention_mask[:, None, None, :].expand_as(layer)].abs().max()) == 0
 
@@ -141,7 +155,7 @@ def test_a_decoder_reads_its_source_and_says_where(shape):
     piece=st.integers(1, 3),
     data=st.data(),
 )
-def test_cached_reading_equals_reading_at_once(kind, shape, lengths, new, piece, data):
+def test_decoding_with_a_cache_equals_one_forward_pass(kind, shape, lengths, new, piece, data):
     """Prompts of different lengths, more tokens a piece at a time, rows taken twice, left out and reordered."""
     body, batch = make_backbone(kind, shape), make_batch([length + 1 for length in lengths])
     prompts = [row[:length] for row, length in zip(batch.tokens, lengths, strict=True)]
@@ -150,29 +164,29 @@ def test_cached_reading_equals_reading_at_once(kind, shape, lengths, new, piece,
     rows = torch.tensor(order)
     fresh = torch.randint(5, VOCABULARY.size, (len(order), new), generator=torch.Generator().manual_seed(new))
     with torch.no_grad():
-        cache = body.begin(batch, room=2)
-        first = body.read(tokens, cache, real)
+        cache = body.new_cache(batch, 2)
+        first = body.decode(tokens, cache, real)
         cache.select(rows, rows)
-        later = torch.cat([body.read(part, cache) for part in fresh.split(piece, dim=1)], dim=1)
-        for place, row in enumerate(order):
+        later = torch.cat([body.decode(part, cache) for part in fresh.split(piece, dim=1)], dim=1)
+        for index, row in enumerate(order):
             one = slice(row, row + 1)
-            whole = torch.cat((prompts[row], fresh[place]))[None]
+            whole = torch.cat((prompts[row], fresh[index]))[None]
             alone = body(with_tokens(batch, whole, torch.ones_like(whole, dtype=torch.bool), one))[0]
             length = lengths[row]
             assert torch.allclose(first[row, :length], alone[:length], atol=1e-5)
-            assert torch.allclose(later[place], alone[length:], atol=1e-5)
+            assert torch.allclose(later[index], alone[length:], atol=1e-5)
 
 
-def test_several_rows_read_one_source():
+def test_several_rows_attend_to_one_source():
     """As in beam search: rows of one source stand together, and the source is kept once."""
     body, batch = make_backbone("encoder-decoder", "modern"), make_batch([5, 5])
     with torch.no_grad():
-        cache = body.begin(batch, room=8)
-        body.read(batch.tokens[:, :3], cache)
+        cache = body.new_cache(batch, 8)
+        body.decode(batch.tokens[:, :3], cache)
         cache.select(torch.tensor([0, 0, 0, 1, 1, 1]))
-        assert len(cache.sources[0][0]) == 2
+        assert len(cache.cross_kv[0][0]) == 2
         new = torch.tensor([[7], [8], [9], [7], [8], [9]])
-        found = body.read(new, cache)[:, 0]
+        found = body.decode(new, cache)[:, 0]
         for row in range(6):
             whole = torch.cat((batch.tokens[row // 3, :3], new[row]))[None]
             one = slice(row // 3, row // 3 + 1)
@@ -181,12 +195,12 @@ def test_several_rows_read_one_source():
 
 
 @pytest.mark.parametrize(("kind", "shape"), EVERY)
-def test_vectors_asked_for_at_some_places_are_those_that_stand_there(kind, shape):
+def test_output_positions_select_vectors(kind, shape):
     body, batch = make_backbone(kind, shape), make_batch([5, 9, 3])
-    places = torch.tensor([0, 4, 10, 17, 18])  # real ones; the last row begins at 18
-    way = torch.randn(len(places), body.config.hidden_size)
-    found = body(batch, places)
-    plain = body(batch).flatten(0, 1)[places]
+    positions = torch.tensor([0, 4, 10, 17, 18])  # of tokens; the last row begins at 18
+    way = torch.randn(len(positions), body.config.hidden_size)
+    found = body(batch, positions)
+    plain = body(batch).flatten(0, 1)[positions]
     assert torch.allclose(found, plain, atol=1e-5)
     weights = [weight for weight in body.parameters() if weight.requires_grad]
     for own, wanted in zip(

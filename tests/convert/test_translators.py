@@ -16,8 +16,8 @@ from headstart.convert.weight_map import weight_rules
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import RunError
 from headstart.generation.beam_search import Beam, beam_search
+from headstart.generation.decoder import ModelDecoder, source_batch
 from headstart.generation.generate import Rules
-from headstart.generation.reader import ModelReader, sources
 from headstart.models.model import build_model
 from headstart.models.transformer import sinusoids
 from headstart.objectives.seq2seq import Seq2Seq
@@ -56,9 +56,9 @@ def our_translations(bundle, width):
     """What headstart writes for the lines, as tokens."""
     words, special = bundle.tokenizer, bundle.tokenizer.special_ids
     rows = [bundle.sources.add_special_tokens(ids, 64) for ids in bundle.sources.encode(LINES)]
-    batch = sources(rows, words.padding, words.first)
+    batch = source_batch(rows, words.padding, words.first)
     forbidden = Rules(words.last, 12, banned=tuple(sorted(special - {words.last})))
-    found = beam_search(ModelReader(bundle.model), batch, forbidden, Beam(width, 1, 0.0))
+    found = beam_search(ModelDecoder(bundle.model), batch, forbidden, Beam(width, 1, 0.0))
     return [best[0].tokens for best in found]
 
 

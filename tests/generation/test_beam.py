@@ -9,14 +9,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstart import fast
 from headstart.errors import ConfigError
 from headstart.generation.beam_search import Beam, Search, beam_search, length_penalties
 from headstart.generation.generate import Rules, decode, log_probabilities
 from headstart.models import BACKBONES
 from tests.helpers.tiny_models import SHAPES
-from tests.helpers.toy_decoders import TableReader, alone, body_batch, body_reader, every_text, toy_batch
+from tests.helpers.toy_decoders import TableDecoder, alone, body_batch, every_text, model_decoder, toy_batch
 
-CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "read")]
+CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "decode")]
+
+
+@pytest.fixture(autouse=True, scope="module", params=[True, False], ids=["fast", "plain"])
+def _fast(request):
+    fast.set_enabled(request.param)
+    yield
+    fast.set_enabled(True)
+
+
 PENALTIES = st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0])
 EXACT = 1e-4
 
@@ -45,15 +55,15 @@ def same(one, other):
             assert mine.is_cut == theirs.is_cut
 
 
-def plain_search(reader, source, rules, beam):
+def plain_search(decoder, source, rules, beam):
     """Beam search as one would write it down: lists, one source, everything read again, nothing stopped early."""
     live, over = [([], 0.0)], []
     while live and len(live[0][0]) < rules.most:
         texts = [text for text, _ in live]
         batch = toy_batch([source] * len(live))
-        memory = reader.begin(batch, 0)
+        cache = decoder.new_cache(batch, 0)
         tokens = torch.tensor([[0, *text] for text in texts])
-        marks = reader.score(reader.read(tokens, memory)[:, -1]).log_softmax(dim=-1).tolist()
+        marks = decoder.logits(decoder.decode(tokens, cache)[:, -1]).log_softmax(dim=-1).tolist()
         grown = [
             ([*text, token], total + marks[row][token])
             for row, (text, total) in enumerate(live)
@@ -73,11 +83,11 @@ def plain_search(reader, source, rules, beam):
 def worlds(draw, most=4):
     """A table of scores and rules for it."""
     vocabulary = draw(st.integers(2, 4))
-    reader = TableReader(vocabulary, draw(st.integers(0, 9999)), draw(st.sampled_from([0.5, 2.0, 5.0])))
+    decoder = TableDecoder(vocabulary, draw(st.integers(0, 9999)), draw(st.sampled_from([0.5, 2.0, 5.0])))
     banned = tuple(draw(st.lists(st.integers(0, vocabulary - 1), max_size=int(vocabulary > 2))))
     last = draw(st.sampled_from([token for token in range(vocabulary) if token not in banned]))
     rules = Rules(last, draw(st.integers(1, most)), draw(st.integers(0, 3)), banned)
-    return reader, vocabulary, rules
+    return decoder, vocabulary, rules
 
 
 def is_near(marks, best):
@@ -89,15 +99,15 @@ def is_near(marks, best):
 @settings(max_examples=120, deadline=None)
 @given(world=worlds(), penalty=PENALTIES, best=st.integers(1, 5), early=st.booleans())
 def test_a_width_that_covers_everything_finds_the_best_there_is(world, penalty, best, early):
-    reader, vocabulary, rules = world
+    decoder, vocabulary, rules = world
     texts = list(every_text(vocabulary, rules))
-    marks = log_probabilities(reader, toy_batch([3] * len(texts)), texts)
+    marks = log_probabilities(decoder, toy_batch([3] * len(texts)), texts)
     marked = [
         (text[-1:] != [rules.last], -penalised(mark, penalty), text) for mark, text in zip(marks, texts, strict=True)
     ]
     wanted = sorted(marked)[:best]
     beam = Beam(width=max(best, len(texts)), best=best, penalty=penalty, stops_early=early)
-    (found,) = beam_search(reader, toy_batch([3]), rules, beam)
+    (found,) = beam_search(decoder, toy_batch([3]), rules, beam)
     assert [each.score for each in found] == pytest.approx([-score for _, score, _ in wanted], abs=EXACT)
     assert [each.is_cut for each in found] == [is_cut for is_cut, _, _ in wanted]
     if not is_near([-score for _, score, _ in marked], best):
@@ -107,11 +117,11 @@ def test_a_width_that_covers_everything_finds_the_best_there_is(world, penalty, 
 @settings(max_examples=120, deadline=None)
 @given(world=worlds(most=7), penalty=PENALTIES, width=st.integers(1, 6), data=st.data())
 def test_a_search_of_any_width_is_the_plain_one(world, penalty, width, data):
-    reader, _, rules = world
+    decoder, _, rules = world
     beam = Beam(width, data.draw(st.integers(1, width)), penalty)
     sources = data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=5))
-    for source, found in zip(sources, beam_search(reader, toy_batch(sources), rules, beam), strict=True):
-        wanted = plain_search(reader, source, rules, beam)
+    for source, found in zip(sources, beam_search(decoder, toy_batch(sources), rules, beam), strict=True):
+        wanted = plain_search(decoder, source, rules, beam)
         assert [each.score for each in found] == pytest.approx([score for _, score, _ in wanted], abs=EXACT)
         if not is_near([score for _, score, _ in wanted], width):
             assert [whole(each, rules) for each in found] == [text for _, _, text in wanted]
@@ -120,37 +130,37 @@ def test_a_search_of_any_width_is_the_plain_one(world, penalty, width, data):
 @settings(max_examples=120, deadline=None)
 @given(world=worlds(most=12), penalty=PENALTIES, width=st.integers(1, 6), data=st.data())
 def test_stopping_early_changes_nothing_and_reads_less(world, penalty, width, data):
-    reader, _, rules = world
+    decoder, _, rules = world
     best = data.draw(st.integers(1, width))
     batch = toy_batch(data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=6)))
-    reader.read_rows = 0
-    early = beam_search(reader, batch, rules, Beam(width, best, penalty))
-    read, reader.read_rows = reader.read_rows, 0
-    late = beam_search(reader, batch, rules, Beam(width, best, penalty, stops_early=False))
-    assert read <= reader.read_rows
+    decoder.read_rows = 0
+    early = beam_search(decoder, batch, rules, Beam(width, best, penalty))
+    read, decoder.read_rows = decoder.read_rows, 0
+    late = beam_search(decoder, batch, rules, Beam(width, best, penalty, stops_early=False))
+    assert read <= decoder.read_rows
     same(early, late)
 
 
 def test_the_early_stop_does_stop():
-    reader, batch, rules = TableReader(4, seed=1, scale=3.0), toy_batch(range(8)), Rules(1, 60)
-    beam_search(reader, batch, rules, Beam(4))
-    read, reader.read_rows = reader.read_rows, 0
-    beam_search(reader, batch, rules, Beam(4, stops_early=False))
-    assert 4 * read < reader.read_rows
+    decoder, batch, rules = TableDecoder(4, seed=1, scale=3.0), toy_batch(range(8)), Rules(1, 60)
+    beam_search(decoder, batch, rules, Beam(4))
+    read, decoder.read_rows = decoder.read_rows, 0
+    beam_search(decoder, batch, rules, Beam(4, stops_early=False))
+    assert 4 * read < decoder.read_rows
 
 
 @settings(max_examples=60, deadline=None)
 @given(world=worlds(most=8), width=st.integers(1, 6), penalty=PENALTIES, even=st.booleans(), data=st.data())
 def test_a_batch_finds_what_each_source_finds_alone(world, width, penalty, even, data):
     """Also where every score is equal and a stable rule alone decides."""
-    reader, vocabulary, rules = world
-    reader = TableReader(vocabulary, scale=0.0) if even else reader
+    decoder, vocabulary, rules = world
+    decoder = TableDecoder(vocabulary, scale=0.0) if even else decoder
     sources = data.draw(st.lists(st.integers(0, 7), min_size=2, max_size=9))
     own = data.draw(st.lists(st.integers(1, 9), min_size=len(sources), max_size=len(sources)))
     beam = Beam(width, width, penalty)
-    together = beam_search(reader, toy_batch(sources), rules, beam, most=own)
+    together = beam_search(decoder, toy_batch(sources), rules, beam, most=own)
     one_by_one = [
-        beam_search(reader, toy_batch([source]), rules, beam, most=[most])[0]
+        beam_search(decoder, toy_batch([source]), rules, beam, most=[most])[0]
         for source, most in zip(sources, own, strict=True)
     ]
     assert texts_of(together) == texts_of(one_by_one)
@@ -160,23 +170,23 @@ def test_a_batch_finds_what_each_source_finds_alone(world, width, penalty, even,
 @settings(max_examples=60, deadline=None)
 @given(world=worlds(most=8), penalty=PENALTIES, even=st.booleans())
 def test_width_one_is_greedy(world, penalty, even):
-    reader, vocabulary, rules = world
-    reader = TableReader(vocabulary, scale=0.0) if even else reader
+    decoder, vocabulary, rules = world
+    decoder = TableDecoder(vocabulary, scale=0.0) if even else decoder
     batch = toy_batch(range(8))
-    texts = decode(reader, batch, rules, scored=True)
-    search = Search(reader, rules, Beam(1, 1, penalty), torch.full((8,), rules.most))
+    texts = decode(decoder, batch, rules, scored=True)
+    search = Search(decoder, rules, Beam(1, 1, penalty), torch.full((8,), rules.most))
     search.run(batch)
     for text, (found,) in zip(texts, search.found, strict=True):
         assert (found.tokens, found.is_cut) == (text.tokens, text.is_cut)
         assert found.log_probability == pytest.approx(sum(text.log_probabilities), abs=EXACT)
-    same(beam_search(reader, batch, rules, Beam(1, 1, penalty)), search.found)
+    same(beam_search(decoder, batch, rules, Beam(1, 1, penalty)), search.found)
 
 
 @settings(max_examples=60, deadline=None)
 @given(world=worlds(most=8), penalty=PENALTIES, width=st.integers(1, 8))
 def test_hypotheses_are_sorted_and_no_two_are_alike(world, penalty, width):
-    reader, _, rules = world
-    for found in beam_search(reader, toy_batch(range(8)), rules, Beam(width, width, penalty)):
+    decoder, _, rules = world
+    for found in beam_search(decoder, toy_batch(range(8)), rules, Beam(width, width, penalty)):
         assert found == sorted(found, key=lambda each: (each.is_cut, -each.score))
         assert max(Counter((tuple(each.tokens), each.is_cut) for each in found).values()) == 1
         for each in found:
@@ -189,11 +199,11 @@ def test_hypotheses_are_sorted_and_no_two_are_alike(world, penalty, width):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", CACHED)
 def test_a_score_is_that_of_the_text_when_it_is_given(kind, shape):
-    reader, batch = body_reader(kind, shape), body_batch(kind, [4, 1, 6, 3])
+    decoder, batch = model_decoder(kind, shape), body_batch(kind, [4, 1, 6, 3])
     rules, beam = Rules(3, 9, banned=(0, 1)), Beam(4, 4, 0.8)
-    found = beam_search(reader, batch, rules, beam)
+    found = beam_search(decoder, batch, rules, beam)
     for rank in range(4):
-        marks = log_probabilities(reader, batch, [whole(source[rank], rules) for source in found])
+        marks = log_probabilities(decoder, batch, [whole(source[rank], rules) for source in found])
         for source, mark in zip(found, marks, strict=True):
             assert source[rank].log_probability == pytest.approx(sum(mark), abs=EXACT)
             assert source[rank].score == pytest.approx(penalised(mark, 0.8), abs=EXACT)
@@ -206,15 +216,15 @@ def test_a_score_is_that_of_the_text_when_it_is_given(kind, shape):
 def test_bodies_of_few_tokens_are_searched_to_the_end(kind, seed, penalty, lengths):
     """Real bodies: a covering width is exhaustive, width one is greedy, batches and the early stop change nothing."""
     vocabulary, rules = 4, Rules(1, 3)
-    reader = body_reader(kind, vocabulary=vocabulary, seed=seed)
+    decoder = model_decoder(kind, vocabulary=vocabulary, seed=seed)
     batch = body_batch(kind, lengths, vocabulary, seed)
     texts = list(every_text(vocabulary, rules))
-    found = beam_search(reader, batch, rules, Beam(len(texts), 2, penalty))
-    same(found, beam_search(reader, batch, rules, Beam(len(texts), 2, penalty, stops_early=False)))
-    narrow = beam_search(reader, batch, rules, Beam(1, 1, penalty))
+    found = beam_search(decoder, batch, rules, Beam(len(texts), 2, penalty))
+    same(found, beam_search(decoder, batch, rules, Beam(len(texts), 2, penalty, stops_early=False)))
+    narrow = beam_search(decoder, batch, rules, Beam(1, 1, penalty))
     for row, (best, second) in enumerate(found):
         one = alone(batch, row)
-        marks = [sum(log_probabilities(reader, one, [text])[0]) for text in texts]
+        marks = [sum(log_probabilities(decoder, one, [text])[0]) for text in texts]
         scores = [
             (text[-1:] != [1], -mark / ((5 + len(text)) / 6) ** penalty)
             for text, mark in zip(texts, marks, strict=True)
@@ -222,46 +232,47 @@ def test_bodies_of_few_tokens_are_searched_to_the_end(kind, seed, penalty, lengt
         first, next_ = sorted(scores)[:2]
         assert (best.is_cut, best.score) == (first[0], pytest.approx(-first[1], abs=EXACT))
         assert (second.is_cut, second.score) == (next_[0], pytest.approx(-next_[1], abs=EXACT))
-        assert narrow[row][0].tokens == decode(reader, one, rules)[0].tokens
+        assert narrow[row][0].tokens == decode(decoder, one, rules)[0].tokens
 
 
 @pytest.mark.parametrize("kind", CACHED)
 def test_sources_and_rows_stay_together_when_others_leave(kind):
     """Many sources that end at different times, some with little room, in one batch and alone."""
-    reader = body_reader(kind, vocabulary=9, seed=3)
+    decoder = model_decoder(kind, vocabulary=9, seed=3)
     batch = body_batch(kind, [1, 5, 2, 7, 3, 3, 6, 4, 2, 1, 8, 5], 9, seed=2)
     own = [9, 3, 12, 1, 15, 4, 15, 15, 2, 8, 15, 6]
     rules, beam = Rules(1, 15), Beam(4, 3, 0.6)
-    together = beam_search(reader, batch, rules, beam, most=own)
+    together = beam_search(decoder, batch, rules, beam, most=own)
     assert len({len(source[0].tokens) for source in together}) > 3
     for row in range(12):
-        same([together[row]], beam_search(reader, alone(batch, row), rules, beam, most=[own[row]]))
+        same([together[row]], beam_search(decoder, alone(batch, row), rules, beam, most=[own[row]]))
 
 
 @pytest.mark.parametrize("width", [2, 5])
 @pytest.mark.parametrize("kind", CACHED)
 def test_a_large_vocabulary_is_searched_as_a_small_one(kind, width, monkeypatch):
     """Neither ranking groups of tokens first nor sharing a past changes what is found."""
-    reader, batch = body_reader(kind, vocabulary=1000), body_batch(kind, [4, 1, 6, 3, 2, 5], 1000)
+    decoder, batch = model_decoder(kind, vocabulary=1000), body_batch(kind, [4, 1, 6, 3, 2, 5], 1000)
     rules, search = Rules(last=3, most=24, banned=(0, 1)), Beam(width, width)
-    found = beam_search(reader, batch, rules, search)
-    monkeypatch.setattr(reader, "can_share", False)
-    monkeypatch.setattr("headstart.generation.reader.GROUP", 10**6)
-    same(found, beam_search(reader, batch, rules, search))
+    found = beam_search(decoder, batch, rules, search)
+    if fast.is_enabled():
+        monkeypatch.setattr(decoder.backbone.step, "can_share", False)
+    monkeypatch.setattr("headstart.fast.topk.GROUP_SIZE", 10**6)
+    same(found, beam_search(decoder, batch, rules, search))
 
 
 def test_a_search_of_width_one_may_leave_its_scores_out():
-    reader, batch = body_reader("causal"), body_batch("causal", [4, 1, 6])
-    told, quick = (beam_search(reader, batch, Rules(3, 9), Beam(1, is_scored=each)) for each in (True, False))
+    decoder, batch = model_decoder("causal"), body_batch("causal", [4, 1, 6])
+    told, quick = (beam_search(decoder, batch, Rules(3, 9), Beam(1, is_scored=each)) for each in (True, False))
     assert texts_of(told) == texts_of(quick)
     assert all(math.isnan(each.score) and math.isnan(each.log_probability) for (each,) in quick)
 
 
 @pytest.mark.parametrize("kind", CACHED)
 def test_learned_positions_bound_a_search(kind):
-    reader = body_reader(kind, "learned-geglu", max_position_embeddings=8)
+    decoder = model_decoder(kind, "learned-geglu", max_position_embeddings=8)
     batch = body_batch(kind, [6, 2, 8, 5])
-    found = beam_search(reader, batch, Rules(3, 50, least=50), Beam(3))
+    found = beam_search(decoder, batch, Rules(3, 50, least=50), Beam(3))
     prompt = batch.attention_mask.sum(dim=1).tolist()
     assert [len(source[0].tokens) for source in found] == [9 - length for length in prompt]
 

@@ -6,18 +6,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstart import fast
 from headstart.batch import Batch
 from headstart.errors import ConfigError, DataError
-from headstart.generation.generate import Rules, decode, log_probabilities, staying
-from headstart.generation.reader import ModelReader
+from headstart.generation.decoder import ModelDecoder
+from headstart.generation.generate import Rules, decode, log_probabilities, unfinished
 from headstart.generation.sampling import GREEDY, Sampling
 from headstart.models import BACKBONES
 from headstart.models.heads import ClassHead, LanguageHead
 from headstart.models.model import Model
 from tests.helpers.tiny_models import SHAPES, tiny_config
-from tests.helpers.toy_decoders import TableReader, alone, body_batch, body_reader, toy_batch
+from tests.helpers.toy_decoders import TableDecoder, alone, body_batch, model_decoder, toy_batch
 
-CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "read")]
+CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "decode")]
+
+
+@pytest.fixture(autouse=True, scope="module", params=[True, False], ids=["fast", "plain"])
+def _fast(request):
+    fast.set_enabled(request.param)
+    yield
+    fast.set_enabled(True)
+
+
 WAYS = {
     "greedy": GREEDY,
     "drawn": Sampling(temperature=1.5, seed=4),
@@ -27,17 +37,17 @@ WAYS = {
 RULES = Rules(last=3, most=9, banned=(0, 1))
 
 
-def uncached(reader, batch, row, rules):
+def uncached(decoder, batch, row, rules):
     """The likeliest text, each token found by reading everything again; and its log-probabilities."""
     one, found, marks = alone(batch, row), [], []
     tokens = one.tokens
     while len(found) < rules.most:
         real = torch.ones_like(tokens, dtype=torch.bool)
         with torch.no_grad():
-            hidden = reader.backbone(
+            hidden = decoder.backbone(
                 Batch(tokens, real, source=one.source, source_attention_mask=one.source_attention_mask)
             )
-            scores = reader.score(hidden[:, -1]).log_softmax(dim=-1)[0]
+            scores = decoder.logits(hidden[:, -1]).log_softmax(dim=-1)[0]
         allowed = scores.clone()
         allowed[list(rules.banned)] = -torch.inf
         best = int(allowed.argmax())
@@ -52,10 +62,10 @@ def uncached(reader, batch, row, rules):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", CACHED)
 def test_cached_decoding_equals_reading_everything_again(kind, shape):
-    reader, batch = body_reader(kind, shape), body_batch(kind, [4, 1, 6, 3])
-    texts = decode(reader, batch, RULES, scored=True)
+    decoder, batch = model_decoder(kind, shape), body_batch(kind, [4, 1, 6, 3])
+    texts = decode(decoder, batch, RULES, scored=True)
     for row, text in enumerate(texts):
-        tokens, marks = uncached(reader, batch, row, RULES)
+        tokens, marks = uncached(decoder, batch, row, RULES)
         assert [*text.tokens, RULES.last][: len(tokens)] == tokens
         assert text.is_cut == (tokens[-1] != RULES.last)
         assert text.log_probabilities == pytest.approx(marks, abs=1e-5)
@@ -67,10 +77,10 @@ def test_cached_decoding_equals_reading_everything_again(kind, shape):
 @given(lengths=st.lists(st.integers(1, 6), min_size=2, max_size=9), seed=st.integers(0, 99))
 @pytest.mark.slow
 def test_a_batch_gives_what_each_row_gives_alone(kind, way, lengths, seed):
-    reader, batch = body_reader(kind, vocabulary=12, seed=seed), body_batch(kind, lengths, 12, seed)
-    together = decode(reader, batch, RULES, WAYS[way], scored=True)
+    decoder, batch = model_decoder(kind, vocabulary=12, seed=seed), body_batch(kind, lengths, 12, seed)
+    together = decode(decoder, batch, RULES, WAYS[way], scored=True)
     for row in range(len(lengths)):
-        (one,) = decode(reader, alone(batch, row), RULES, WAYS[way], scored=True)
+        (one,) = decode(decoder, alone(batch, row), RULES, WAYS[way], scored=True)
         assert one.tokens == together[row].tokens
         assert one.is_cut == together[row].is_cut
         assert one.log_probabilities == pytest.approx(together[row].log_probabilities, abs=1e-4)
@@ -79,10 +89,10 @@ def test_a_batch_gives_what_each_row_gives_alone(kind, way, lengths, seed):
 @pytest.mark.parametrize("kind", CACHED)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_probability_of_a_text_is_that_with_which_it_was_written(kind, way):
-    reader, batch = body_reader(kind), body_batch(kind, [4, 1, 6, 3])
-    texts = decode(reader, batch, RULES, WAYS[way], scored=True)
+    decoder, batch = model_decoder(kind), body_batch(kind, [4, 1, 6, 3])
+    texts = decode(decoder, batch, RULES, WAYS[way], scored=True)
     whole = [text.tokens + ([] if text.is_cut else [RULES.last]) for text in texts]
-    for text, marks in zip(texts, log_probabilities(reader, batch, whole), strict=True):
+    for text, marks in zip(texts, log_probabilities(decoder, batch, whole), strict=True):
         assert text.log_probabilities == pytest.approx(marks, abs=1e-5)
 
 
@@ -96,12 +106,12 @@ def test_the_probability_of_a_text_is_that_with_which_it_was_written(kind, way):
     way=st.sampled_from(sorted(WAYS)),
 )
 def test_texts_keep_to_the_rules(seed, vocabulary, most, least, own, way):
-    reader = TableReader(vocabulary, seed)
+    decoder = TableDecoder(vocabulary, seed)
     rules = Rules(last=seed % vocabulary, most=most, least=least)
     rows = [row % 8 for row in range(len(own))]
     told = {row: [] for row in range(len(own))}
     texts = decode(
-        reader, toy_batch(rows), rules, WAYS[way], most=own, on_token=lambda row, token: told[row].append(token)
+        decoder, toy_batch(rows), rules, WAYS[way], most=own, on_token=lambda row, token: told[row].append(token)
     )
     for row, text in enumerate(texts):
         room = min(most, own[row])
@@ -113,44 +123,44 @@ def test_texts_keep_to_the_rules(seed, vocabulary, most, least, own, way):
 
 def test_tokens_are_told_row_by_row_as_they_come():
     told = []
-    texts = decode(TableReader(4, seed=2), toy_batch([0, 1]), Rules(1, 4), on_token=lambda *pair: told.append(pair))
+    texts = decode(TableDecoder(4, seed=2), toy_batch([0, 1]), Rules(1, 4), on_token=lambda *pair: told.append(pair))
     steps = [pair for step in range(4) for pair in [(row, step) for row in range(2)]]
     written = [text.tokens + ([] if text.is_cut else [1]) for text in texts]
     assert told == [(row, written[row][step]) for row, step in steps if step < len(written[row])]
 
 
 def test_finished_rows_leave_the_batch():
-    reader, rules = TableReader(3, seed=5), Rules(1, 30)
-    texts = decode(reader, toy_batch([row % 8 for row in range(64)]), rules)
+    decoder, rules = TableDecoder(3, seed=5), Rules(1, 30)
+    texts = decode(decoder, toy_batch([row % 8 for row in range(64)]), rules)
     needed = sum(len(text.tokens) + 1 - text.is_cut for text in texts)
     longest = max(len(text.tokens) + 1 - text.is_cut for text in texts)
-    assert needed <= reader.read_rows < 1.4 * needed < 64 * longest
+    assert needed <= decoder.read_rows < 1.4 * needed < 64 * longest
 
 
 @given(done=st.lists(st.booleans(), min_size=1, max_size=12))
 def test_rows_that_stay_keep_their_place_unless_they_fill_a_gap(done):
     done = np.array(done)
-    left = staying(done)
+    left = unfinished(done)
     assert sorted(left.tolist()) == np.flatnonzero(~done).tolist()
     assert all(row == place or row >= len(left) for place, row in enumerate(left.tolist()))
 
 
 @pytest.mark.parametrize("kind", CACHED)
 def test_learned_positions_end_a_text_and_not_the_others(kind):
-    reader = body_reader(kind, "learned-geglu", max_position_embeddings=8)
+    decoder = model_decoder(kind, "learned-geglu", max_position_embeddings=8)
     batch = body_batch(kind, [6, 2, 8, 5])
-    texts = decode(reader, batch, Rules(last=3, most=50, least=50))
+    texts = decode(decoder, batch, Rules(last=3, most=50, least=50))
     prompt = batch.attention_mask.sum(dim=1).tolist()
     assert [len(text.tokens) for text in texts] == [9 - length for length in prompt]
     assert all(text.is_cut for text in texts)
     for row in range(4):
-        assert decode(reader, alone(batch, row), Rules(3, 50, 50))[0] == texts[row]
+        assert decode(decoder, alone(batch, row), Rules(3, 50, 50))[0] == texts[row]
 
 
 def test_a_prompt_longer_than_the_learned_positions_is_refused():
-    reader = body_reader("causal", "learned-geglu", max_position_embeddings=8)
+    decoder = model_decoder("causal", "learned-geglu", max_position_embeddings=8)
     with pytest.raises(DataError, match="prompt of 9 tokens is longer than the 8 positions"):
-        decode(reader, body_batch("causal", [3, 9]), Rules(3, 5))
+        decode(decoder, body_batch("causal", [3, 9]), Rules(3, 5))
 
 
 @pytest.mark.parametrize("head", ["lm", "class"])
@@ -160,7 +170,7 @@ def test_only_a_body_that_sees_no_future_under_a_language_head_writes(kind, head
     heads = {"lm": LanguageHead(config, 40)} if head == "lm" else {"class": ClassHead(config, 2, "mean", "linear")}
     model = Model(BACKBONES[kind](config, 40), heads)
     if kind in CACHED and head == "lm":
-        assert ModelReader(model).score(torch.zeros(1, 16)).shape == (1, 40)
+        assert ModelDecoder(model).logits(torch.zeros(1, 16)).shape == (1, 40)
     else:
         with pytest.raises(ConfigError, match="writes no text"):
-            ModelReader(model)
+            ModelDecoder(model)

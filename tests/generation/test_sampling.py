@@ -10,18 +10,27 @@ from hypothesis import strategies as st
 
 from headstart.errors import ConfigError
 from headstart.generation import sampling as module
-from headstart.generation.reader import ranked
-from headstart.generation.sampling import GREEDY, Sampling, choose, discouraged, drawn, shortlist, stream_of, uniform
+from headstart.generation.sampling import (
+    GREEDY,
+    Sampling,
+    candidates,
+    inverse_transform,
+    penalize_repetition,
+    sample,
+    stream_of,
+    top_k,
+    uniform,
+)
 
 SCORES = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=1, max_size=12)
 
 
 def distribution(scores, sampling):
     """The probability of every token (V,)."""
-    chances, places = shortlist(torch.tensor([scores], dtype=torch.float32), sampling)
+    chances, tokens = candidates(torch.tensor([scores], dtype=torch.float32), sampling)
     whole = torch.zeros(1, len(scores))
-    places = torch.arange(len(scores))[None] if places is None else places
-    return (whole.scatter(1, places, chances) / chances.sum())[0].tolist()
+    tokens = torch.arange(len(scores))[None] if tokens is None else tokens
+    return (whole.scatter(1, tokens, chances) / chances.sum())[0].tolist()
 
 
 def plain(scores, sampling):
@@ -60,11 +69,11 @@ def test_what_is_left_to_draw_from_is_what_the_definitions_say(scores, temperatu
     wanted = plain(scores, sampling)
     if wanted is None:
         return
-    before, module.FEW = module.FEW, few  # the first few are ranked first: the answer is the same
+    before, module.SHORTLIST = module.SHORTLIST, few  # the first few are ranked first: the answer is the same
     try:
         assert distribution(scores, sampling) == pytest.approx(wanted, abs=1e-5)
     finally:
-        module.FEW = before
+        module.SHORTLIST = before
 
 
 @settings(max_examples=100, deadline=None)
@@ -72,7 +81,7 @@ def test_what_is_left_to_draw_from_is_what_the_definitions_say(scores, temperatu
 def test_tokens_of_the_text_so_far_score_less(scores, penalty, data):
     """Keskar et al. (2019): a score above zero is divided, one below is multiplied, each once."""
     history = data.draw(st.lists(st.integers(0, len(scores) - 1), min_size=1, max_size=6))
-    found = discouraged(torch.tensor([scores]), torch.tensor([history]), penalty)[0].tolist()
+    found = penalize_repetition(torch.tensor([scores]), torch.tensor([history]), penalty)[0].tolist()
     wanted = [
         (score / penalty if score > 0 else score * penalty) if place in history else score
         for place, score in enumerate(scores)
@@ -86,7 +95,7 @@ def test_tokens_of_the_text_so_far_score_less(scores, penalty, data):
     draw=st.floats(0, 1, exclude_max=True, width=32),
 )
 def test_a_draw_takes_the_token_whose_share_it_falls_in(chances, draw):
-    rank = int(drawn(torch.tensor([chances]), torch.tensor([draw]))[0])
+    rank = int(inverse_transform(torch.tensor([chances]), torch.tensor([draw]))[0])
     assert chances[rank] > 0
     whole = math.fsum(chances)
     assert math.fsum(chances[:rank]) / whole <= draw + 1e-6
@@ -96,7 +105,7 @@ def test_a_draw_takes_the_token_whose_share_it_falls_in(chances, draw):
 def test_draws_come_as_often_as_their_chances():
     chances = torch.tensor([[0.5, 0.0, 0.3, 0.2]]).expand(20_000, 4)
     draws = uniform(3, np.array([stream_of(np.array([5]))], dtype=np.uint64), 20_000)[0]
-    counts = torch.bincount(drawn(chances, draws), minlength=4) / 20_000
+    counts = torch.bincount(inverse_transform(chances, draws), minlength=4) / 20_000
     assert torch.allclose(counts, chances[0], atol=0.012)
 
 
@@ -121,16 +130,16 @@ def test_the_stream_of_a_prompt_is_its_tokens_and_its_number():
 @settings(max_examples=100, deadline=None)
 @given(scores=SCORES, count=st.integers(1, 12))
 def test_a_ranking_puts_the_first_of_equals_first(scores, count):
-    values, places = ranked(torch.tensor([scores]), min(count, len(scores)))
+    values, indices = top_k(torch.tensor([scores]), min(count, len(scores)))
     wanted = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:count]
-    assert places[0].tolist() == wanted
+    assert indices[0].tolist() == wanted
     assert values[0].tolist() == [scores[place] for place in wanted]
 
 
 def test_greedy_takes_the_first_of_the_likeliest():
     scores = torch.tensor([[1.0, 3.0, 3.0], [0.0, -1.0, 0.0]])
     for sampling in (GREEDY, Sampling(top_k=1)):
-        assert choose(scores, sampling, None, torch.zeros(2)).tolist() == [1, 0]
+        assert sample(scores, sampling, None, torch.zeros(2)).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
+from headstart.generation.decoder import ModelDecoder, prompt_batch
 from headstart.generation.generate import Rules, decode, stream
-from headstart.generation.reader import ModelReader, prompts
 from headstart.generation.sampling import GREEDY, Sampling
 from headstart.models.model import HeadSpec, build_model
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
@@ -15,20 +15,20 @@ def test_a_stream_gives_what_decode_gives(sampling, positions):
     model = build_model(
         tiny_config("causal", position_embedding=positions), VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)}
     )
-    reader, rules = ModelReader(model), Rules(VOCABULARY.eos_id, 30, banned=(0, 1, 2))
+    decoder, rules = ModelDecoder(model), Rules(VOCABULARY.eos_id, 30, banned=(0, 1, 2))
     for row in random_rows([3, 9, 50], seed=5):
-        batch = prompts([row.tokens[:-1]], VOCABULARY.pad_id)
-        found = list(stream(reader, batch, rules, sampling))
-        [known] = decode(reader, batch, rules, sampling)
+        batch = prompt_batch([row.tokens[:-1]], VOCABULARY.pad_id)
+        found = list(stream(decoder, batch, rules, sampling))
+        [known] = decode(decoder, batch, rules, sampling)
         assert found == known.tokens + ([] if known.is_cut else [VOCABULARY.eos_id])
 
 
 def test_two_streams_side_by_side_are_each_what_they_are_alone():
     model = build_model(tiny_config("causal"), VOCABULARY.size, {"lm": HeadSpec("lm", VOCABULARY.size)})
-    reader, rules = ModelReader(model), Rules(VOCABULARY.eos_id, 12, banned=(0, 1, 2))
-    batches = [prompts([row.tokens[:-1]], VOCABULARY.pad_id) for row in random_rows([4, 8])]
-    alone = [list(stream(reader, batch, rules, Sampling())) for batch in batches]
-    first, second = (stream(reader, batch, rules, Sampling()) for batch in batches)
+    decoder, rules = ModelDecoder(model), Rules(VOCABULARY.eos_id, 12, banned=(0, 1, 2))
+    batches = [prompt_batch([row.tokens[:-1]], VOCABULARY.pad_id) for row in random_rows([4, 8])]
+    alone = [list(stream(decoder, batch, rules, Sampling())) for batch in batches]
+    first, second = (stream(decoder, batch, rules, Sampling()) for batch in batches)
     together = [[], []]
     for _ in range(12):
         for found, each in zip(together, (first, second), strict=True):

@@ -33,7 +33,7 @@ class TinyVocabulary:
 VOCABULARY = TinyVocabulary()
 
 ATTENTIVE = [kind for kind, body in BACKBONES.items() if issubclass(body, TransformerBackbone | EncoderDecoderBackbone)]
-CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "read")]
+CACHED = [kind for kind, body in BACKBONES.items() if hasattr(body, "decode")]
 
 # Together these use every option of the Transformer block.
 SHAPES = {

@@ -1,4 +1,4 @@
-"""Readers that are small enough to know all about: a table of scores, and real bodies with a handful of tokens."""
+"""Small decoders for tests: a table of logits, and tiny random models."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headstart.batch import Batch
-from headstart.generation.reader import ModelReader, prompts, sources
+from headstart.generation.decoder import ModelDecoder, prompt_batch, source_batch
 from headstart.models import BACKBONES
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model
@@ -18,7 +18,7 @@ STATES = 997  # a table's row is found by a hash of all tokens so far
 
 
 @dataclass
-class ToyMemory:
+class ToyCache:
     states: Tensor  # (R,)
     sources: Tensor  # (B,), each read by R / B rows that stand together
 
@@ -28,32 +28,34 @@ class ToyMemory:
             self.sources = self.sources[sources]
 
 
-class TableReader:
-    """Scores that depend on the source and on every token so far, looked up in a table."""
+class TableDecoder:
+    """Logits that depend on the source and on every token so far, looked up in a table."""
 
     device = torch.device("cpu")
 
     def __init__(self, vocabulary, seed=0, scale=2.0, sources=8, positions=None):
         rng = torch.Generator().manual_seed(seed)
         self.table = scale * torch.randn(sources * STATES, vocabulary, generator=rng)
-        self.positions, self.read_rows = positions, 0
+        self.max_positions, self.read_rows = positions, 0
 
-    def begin(self, batch, room):
+    def new_cache(self, batch, capacity):
         ids = torch.zeros(len(batch.tokens), dtype=torch.long) if batch.source is None else batch.source[:, 0]
-        return ToyMemory(torch.zeros(len(batch.tokens), dtype=torch.long), ids)
+        return ToyCache(torch.zeros(len(batch.tokens), dtype=torch.long), ids)
 
-    def read(self, tokens, memory, real=None):
+    def decode(self, tokens, cache, attention_mask=None):
         self.read_rows += len(tokens)
         found = []
-        for place in range(tokens.shape[1]):
-            moved = (memory.states * 31 + tokens[:, place] + 7) % STATES
-            memory.states = moved if real is None else torch.where(real[:, place], moved, memory.states)
-            each = len(memory.states) // len(memory.sources)
-            found.append(memory.states + STATES * memory.sources.repeat_interleave(each))
+        for index in range(tokens.shape[1]):
+            moved = (cache.states * 31 + tokens[:, index] + 7) % STATES
+            cache.states = (
+                moved if attention_mask is None else torch.where(attention_mask[:, index], moved, cache.states)
+            )
+            each = len(cache.states) // len(cache.sources)
+            found.append(cache.states + STATES * cache.sources.repeat_interleave(each))
         return torch.stack(found, dim=1)
 
-    def score(self, vectors):
-        return self.table[vectors].clone()
+    def logits(self, hidden):
+        return self.table[hidden].clone()
 
 
 def toy_batch(sources, first=0):
@@ -62,21 +64,21 @@ def toy_batch(sources, first=0):
     return Batch(tokens, real, source=torch.tensor(sources)[:, None], source_attention_mask=real)
 
 
-def body_reader(kind, shape="modern", vocabulary=40, seed=1, sharpness=6.0, **changes):
+def model_decoder(kind, shape="modern", vocabulary=40, seed=1, sharpness=6.0, **changes):
     """A random body under a head of its own, so that the likeliest token is far from even and not the last one."""
     torch.manual_seed(seed)
     config = tiny_config(kind, shape, **{**changes, "tie_embeddings": False})
     model = Model(BACKBONES[kind](config, vocabulary), {"lm": LanguageHead(config, vocabulary)}).eval()
     with torch.no_grad():
         model.heads["lm"].weight.mul_(sharpness)
-    return ModelReader(model)
+    return ModelDecoder(model)
 
 
 def body_batch(kind, lengths, vocabulary=40, seed=0):
     """Prompts of these lengths; for a body that reads two texts, sources of them, and a prompt of one token."""
     rng = np.random.default_rng(seed)
     rows = [rng.integers(0, vocabulary, length) for length in lengths]
-    return sources(rows, 0, 2 % vocabulary) if kind == "encoder-decoder" else prompts(rows, 0)
+    return source_batch(rows, 0, 2 % vocabulary) if kind == "encoder-decoder" else prompt_batch(rows, 0)
 
 
 def alone(batch, row):

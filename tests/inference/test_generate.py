@@ -9,8 +9,8 @@ import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError, DataError, RunError
+from headstart.generation.decoder import prompt_batch
 from headstart.generation.generate import log_probabilities
-from headstart.generation.reader import prompts
 from headstart.inference.generate import Request, generate_lines, open_writer
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
@@ -87,7 +87,7 @@ def test_a_log_probability_is_that_of_the_text_when_it_is_given(writer):
     tokens = writer.tokenizer.encode(["the film" + found.text])[0][len(row) - 1 :].tolist()
     if tokens and len(tokens) == found.tokens:
         whole = tokens + ([] if found.is_cut else [writer.tokenizer.eos_id])
-        (marks,) = log_probabilities(writer.reader, prompts([row], 0), [whole])
+        (marks,) = log_probabilities(writer.decoder, prompt_batch([row], 0), [whole])
         assert sum(marks) == pytest.approx(found.log_probability, abs=1e-3)
 
 

@@ -107,7 +107,7 @@ def test_a_layer_with_a_window_reads_no_further():
     body = build_model(tiny_config("bidirectional", "windows"), 40, {}).eval().backbone
     batch = Batch(torch.arange(5, 17)[None], torch.ones(1, 12, dtype=torch.bool))
     with torch.no_grad():
-        _, weights = body.watch(batch)
+        weights = body(batch, output_attentions=True).attentions
     distance = (torch.arange(12)[:, None] - torch.arange(12)[None, :]).abs()
     for layer, seen in enumerate(weights):
         assert bool((seen[0][:, distance > 2] == 0).all()) == body.config.is_local(layer)

@@ -51,10 +51,10 @@ def test_one_masked_pass_gives_the_loss_of_predicting_word_by_word(shape):
         for number in range(len(rows)):
             row = rows[number]
             alone = Seq2Seq().collate([row], VOCABULARY, generator())
-            cache = model.backbone.begin(alone, room=1)
+            cache = model.backbone.new_cache(alone, 1)
             weight, bias = model.heads["lm"].projection(model.backbone.table)
             for before, target in zip(row.tokens[:-1].tolist(), row.tokens[1:].tolist(), strict=True):
-                hidden = model.backbone.read(torch.tensor([[before]]), cache)[0, -1]
+                hidden = model.backbone.decode(torch.tensor([[before]]), cache)[0, -1]
                 logits = torch.nn.functional.linear(hidden, weight, bias)
                 total -= float(logits.log_softmax(dim=-1)[target])
                 count += 1

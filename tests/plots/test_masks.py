@@ -6,7 +6,7 @@ from headstart.batch import Batch
 from headstart.errors import ConfigError
 from headstart.evaluation.attention import attention_mask
 from headstart.models import BACKBONES
-from headstart.models.transformer import visible
+from headstart.models.transformer import causal_mask
 from headstart.plots.masks import all_masks, draw_masks
 from tests.helpers.tiny_models import tiny_config
 
@@ -19,7 +19,7 @@ def attended(kind, length, real):
     body = BACKBONES[kind](tiny_config(kind), 40)
     batch = Batch(torch.randint(5, 40, (1, length)), torch.arange(length)[None, :] < real)
     with torch.no_grad():
-        _, layers = body.watch(batch)
+        layers = body(batch, output_attentions=True).attentions
     return np.array([(layer[0] > 0).all(dim=0).numpy() for layer in layers])
 
 
@@ -39,15 +39,15 @@ def test_the_cross_mask_is_where_a_decoder_gives_its_source_any_weight():
     tokens, source = torch.randint(5, 40, (1, 8)), torch.randint(5, 40, (1, 6))
     batch = Batch(tokens, tokens > 0, source=source, source_attention_mask=torch.arange(6)[None, :] < 4)
     with torch.no_grad():
-        attentions = body.watch_all(batch)
+        output = body(batch, output_attentions=True)
     assert mask.source == "model"
-    for layer in attentions.cross:
+    for layer in output.cross_attentions:
         np.testing.assert_array_equal((layer[0] > 0).all(dim=0).numpy(), mask.seen)
 
 
 def test_for_real_queries_the_causal_mask_alone_is_both_masks_combined():
     mask, real = MASKS["causal + padding"], torch.arange(8)[None, None, None, :] < 6
-    combined = visible(8, True, real, torch.device("cpu"))[0, 0].numpy()
+    combined = causal_mask(8, real, torch.device("cpu"))[0, 0].numpy()
     np.testing.assert_array_equal(mask.seen[:6], combined[:6])
     assert mask.padding_queries == 2
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from headstart.errors import ConfigError
-from headstart.models.transformer import Embedding, rotary_turns, rotate, sinusoids
+from headstart.models.transformer import Embedding, Rotary, rotary_angles, sinusoids
 from headstart.plots.positions import draw_positions, model_map, rotary_map, sinusoidal_map
 from tests.helpers.tiny_models import tiny_config
 
@@ -28,10 +28,10 @@ def test_sinusoidal_similarity_depends_on_distance_alone():
     np.testing.assert_allclose(found.cosine, expected, atol=1e-5)
 
 
-def test_rotary_similarity_is_that_of_a_vector_with_itself_turned():
-    turns = rotary_turns(12, 8, 10000.0)
-    turned = rotate(torch.ones(1, 12, 8), turns)[0]  # each pair alike, so every turn counts the same
-    measured = (turned @ turned.T)[0] / 8
+def test_rotary_similarity_is_that_of_a_vector_with_itself_rotated():
+    rope = rotary_angles(12, 8, 10000.0).chunk(2, dim=-1)
+    rotated = Rotary()(torch.ones(1, 12, 1, 8), rope)[0, :, 0]  # all pairs are equal, so every angle counts the same
+    measured = (rotated @ rotated.T)[0] / 8
     np.testing.assert_allclose(rotary_map(12, 8).cosine, measured, atol=1e-5)
 
 

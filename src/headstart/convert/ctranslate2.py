@@ -84,11 +84,9 @@ def _model_spec(bundle: ExportBundle) -> Any:
         (spec.decoder, body.decoder, body.embedding),
     ):
         side.scale_embeddings = float(embedding.scale)
-        side.position_encodings.encodings = _numbers(
-            embedding.waves[: body.config.max_position_embeddings]
-            if embedding.position_embedding is None
-            else embedding.position_embedding.weight
-        )
+        vectors = embedding.position_vectors(slice(0, body.config.max_position_embeddings))
+        assert vectors is not None
+        side.position_encodings.encodings = _numbers(vectors)
         embeddings = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
         embeddings.weight = _numbers(embedding.token_embedding.weight)
         if body.config.norm_first:

@@ -72,7 +72,8 @@ def marian_weights(bundle: ExportBundle) -> tuple[Weights, bool]:
     else:
         theirs |= {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
         theirs |= {} if body.tie_embeddings else {"lm_head.weight": ours["heads.lm.weight"]}
-    waves = bundle.model.backbone.embedding.waves[: body.max_position_embeddings]
+    waves = bundle.model.backbone.embedding.position_vectors(slice(0, body.max_position_embeddings))
+    assert waves is not None
     theirs |= {f"model.{side}.embed_positions.weight": waves for side in ("encoder", "decoder")}
     theirs = {name: reorder(name, weight, order).contiguous().clone() for name, weight in theirs.items()}
     theirs["final_logits_bias"] = ours.get("heads.lm.bias", torch.zeros(len(target)))[None].clone()

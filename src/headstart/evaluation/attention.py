@@ -12,7 +12,7 @@ from headstart.batch import Batch
 from headstart.errors import ConfigError
 from headstart.models.backbones import EncoderDecoderBackbone, TransformerBackbone
 from headstart.models.model import Model
-from headstart.models.transformer import visible
+from headstart.models.transformer import causal_mask
 
 # "self" is the self-attention of a model that reads one text; the others are the three attentions of a translator.
 AttentionType = Literal["self", "cross", "encoder", "decoder"]
@@ -89,7 +89,7 @@ def attention_maps(model: Model, batch: Batch, pieces: Sequence[str], title: str
     model.eval()
     length = int(batch.attention_mask[0].sum())
     assert length == len(pieces), (length, len(pieces))
-    _, layers = body.watch(batch)  # L times (B, A, T, T)
+    layers = body(batch, output_attentions=True).attentions  # L times (B, H, T, T)
     weights = torch.stack([layer[0, :, :length, :length] for layer in layers]).float().cpu().numpy()
     mask = attention_mask(body, batch)[:length, :length]
     tokens = [readable(piece) for piece in pieces]
@@ -116,8 +116,8 @@ def translation_maps(
             hint="only a translator has several attention types and a target",
         )
     model.eval()
-    attentions = body.watch_all(batch)
-    layers = {"cross": attentions.cross, "encoder": attentions.source, "decoder": attentions.target}
+    output = body(batch, output_attentions=True)
+    layers = {"cross": output.cross_attentions, "encoder": output.encoder_attentions, "decoder": output.attentions}
     weights = torch.stack([layer[0] for layer in layers[attention_type]]).float().cpu().numpy()
     inputs, outputs, source = ([readable(piece) for piece in pieces] for pieces in (targets[:-1], targets[1:], sources))
     queries = {"cross": outputs, "encoder": source, "decoder": inputs}[attention_type]
@@ -144,7 +144,9 @@ def self_attention_body(model: Model) -> TransformerBackbone:
 def attention_mask(body: TransformerBackbone, batch: Batch) -> np.ndarray:
     """The mask (T, T) that the backbone applies to the first text: True = the query may attend to the key."""
     length = batch.tokens.shape[1]
-    mask = visible(length, not body.sees_ahead, body.mask(batch), batch.tokens.device)
+    mask = body.mask(batch)
+    if not body.sees_ahead:
+        mask = causal_mask(length, mask, batch.tokens.device)
     if mask is None:
         return np.ones((length, length), dtype=bool)
     square = mask if mask.dim() == 2 else mask[0, 0]  # (T, T), or (1, T) for a padding mask alone

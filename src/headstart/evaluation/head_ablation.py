@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.evaluation.attention import attention_mask, entropy, mean_distance, self_attention_body
 from headstart.models.model import Model
-from headstart.models.transformer import Attention
+from headstart.models.transformer import SelfAttention
 
 # Summed loss and number of predictions of each group of texts: two arrays (groups,).
 GroupedLoss = Callable[[Model], tuple[np.ndarray, np.ndarray]]
@@ -70,12 +70,12 @@ class HeadAblation:
 def ablated(model: Model, layer: int, attention_head: int) -> Iterator[None]:
     """The model with the output of one attention head set to zero; both indices are counted from 0."""
     attention = self_attention_body(model).stack.blocks[layer].attention
-    assert isinstance(attention, Attention)
-    start = attention_head * attention.head_width
+    assert isinstance(attention, SelfAttention)
+    start = attention_head * attention.head_dim
 
     def zero_head(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         concatenated = inputs[0].clone()  # (B, T, D), the outputs of all heads
-        concatenated[..., start : start + attention.head_width] = 0
+        concatenated[..., start : start + attention.head_dim] = 0
         return (concatenated, *inputs[1:])
 
     handle = attention.out_proj.register_forward_pre_hook(zero_head)
@@ -126,7 +126,7 @@ def _attention_statistics(model: Model, batches: Sequence[Batch]) -> tuple[np.nd
     sums = np.zeros((2, body.config.num_layers, body.config.num_heads))
     even, count = np.zeros(2), 0
     for batch in batches:
-        _, layers = body.watch(batch)
+        layers = body(batch, output_attentions=True).attentions
         weights = torch.stack(layers).float().cpu().numpy()  # (L, B, A, T, T)
         real = batch.attention_mask.cpu().numpy()  # (B, T), False = padding
         for index, statistic in enumerate((entropy, mean_distance)):

@@ -4,9 +4,16 @@
 """
 
 import os
+from typing import TYPE_CHECKING, Literal
 
 from headstart.data import pretoken_cache
 
+if TYPE_CHECKING:
+    import torch
+
+    from headstart.models.model import Model
+
+Mode = Literal["train", "infer", "generate"]
 _setting = True  # training.fast of the run
 
 
@@ -19,3 +26,64 @@ def set_enabled(setting: bool) -> None:
     """Apply `training.fast` to this process."""
     global _setting
     _setting = pretoken_cache.enabled = setting
+
+
+def optimize(model: "Model", mode: Mode = "train", dtype: "torch.dtype | None" = None) -> "Model":
+    """The model with fast paths, if they are enabled: modules of plain classes get fast subclasses of these.
+
+    "train" changes the model itself. "infer" (for many texts, under autocast to `dtype` if that is given) and "generate"
+    (one token at a time) return a copy for inference with the same weights.
+    """
+    if not is_enabled():
+        return model if mode == "train" else model.eval()
+    import torch
+
+    from headstart.fast.prepacked_linear import cast_linears, prepack
+
+    if mode == "train":
+        return _with_fast_classes(model)
+    is_cpu, is_float32 = model.backbone.table.device.type == "cpu", dtype in (None, torch.float32)
+    if mode == "infer" and not is_cpu:
+        return _with_fast_classes(model).eval()
+    copy = prepack(model) if is_float32 or dtype is None else cast_linears(model, dtype)
+    return _with_unpadding(_with_fast_classes(copy)) if mode == "infer" else _with_cpu_decoder(_with_fast_classes(copy))
+
+
+def _with_fast_classes(model: "Model") -> "Model":
+    from torch import nn
+
+    from headstart.fast.dropout import ByteMaskAttention, ByteMaskDropout
+    from headstart.fast.last_layer import LastLayerStack
+    from headstart.fast.rotary import InPlaceRotary
+    from headstart.models.transformer import Rotary, ScaledDotProductAttention, Stack
+
+    classes: dict[type[nn.Module], type[nn.Module]] = {
+        nn.Dropout: ByteMaskDropout,
+        ScaledDotProductAttention: ByteMaskAttention,
+        Rotary: InPlaceRotary,
+        Stack: LastLayerStack,
+    }
+    for module in model.modules():
+        module.__class__ = classes.get(type(module), type(module))
+    return model
+
+
+def _with_unpadding(model: "Model") -> "Model":
+    from headstart.fast.unpad import UnpaddedBidirectionalBackbone, UnpaddedCausalBackbone
+    from headstart.models.backbones import BidirectionalBackbone, CausalBackbone
+
+    if type(model.backbone) is CausalBackbone:
+        model.backbone.__class__ = UnpaddedCausalBackbone
+    elif type(model.backbone) is BidirectionalBackbone:
+        model.backbone.__class__ = UnpaddedBidirectionalBackbone
+    return model
+
+
+def _with_cpu_decoder(model: "Model") -> "Model":
+    from headstart.fast.cpu_decoder import install_cpu_decoder
+    from headstart.fast.prepacked_linear import install_prepacked_head
+
+    install_cpu_decoder(model.backbone)
+    for head in model.heads.values():
+        install_prepacked_head(head, model.backbone.table)
+    return model

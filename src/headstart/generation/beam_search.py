@@ -1,8 +1,8 @@
-"""Beam search: the most probable texts that a search of bounded width finds, with their scores.
+"""Beam search: the most probable texts that a search of limited width finds, with their scores.
 
-At every step the `width` best continuations of a source's live hypotheses are looked at: those that end are done, the
-others live on. A hypothesis' score is its log-probability over a length penalty (Wu et al., 2016):
-`((5 + length) / 6) ** penalty`, its end counted. Hypotheses that ended come before those that were cut.
+At every step the `width` best continuations of a source's live hypotheses are selected. Those that end are finished, the
+others continue. A hypothesis' score is its log-probability over a length penalty (Wu et al., 2016),
+`((5 + length) / 6) ** penalty`, its end counted. Hypotheses that ended rank before those that were cut.
 """
 
 import math
@@ -12,32 +12,36 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from headstart import fast
 from headstart.batch import Batch
 from headstart.errors import ConfigError
-from headstart.generation.generate import LEAVING, Rules, Text, decode, rooms, staying
-from headstart.generation.reader import Reader, ranked_sums, start
+from headstart.fast import topk
+from headstart.generation.decoder import Decoder, read_prompts
+from headstart.generation.generate import MIN_FINISHED, Rules, Text, decode, token_limits, unfinished
+from headstart.generation.sampling import top_k
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One text that a search found, without the token that ends it."""
+    """A text that a search found, without the token that ends it."""
 
     tokens: list[int]
-    score: float  # log-probability over length penalty; a search sorts by it
-    log_probability: float  # the model's, of the whole text, its end included unless it is cut
-    is_cut: bool  # True = the length ran out before the text ended
+    score: float  # log-probability over length penalty
+    log_probability: float  # of the text, and of its end unless it is cut
+    is_cut: bool  # True = the text reached the length limit before its end
 
 
 @dataclass(frozen=True)
 class Beam:
-    """How a search goes."""
+    """Settings of a search."""
 
     width: int = 5
-    best: int = 1  # hypotheses to give back
-    penalty: float = 0.6  # above 0 longer texts gain, below 0 shorter ones; 0 = plain log-probability
-    stops_early: bool = True  # as soon as nothing better can come; changes no result
-    is_scored: bool = True  # False = a search of width 1, which ranks nothing, may leave its scores out: nan
+    best: int = 1  # hypotheses to return
+    penalty: float = 0.6  # above 0 favours longer texts, below 0 shorter ones; 0 = none
+    stops_early: bool = True  # when no better hypothesis is possible; changes no result
+    is_scored: bool = True  # False = a search of width 1 may return nan as scores
 
     def __post_init__(self) -> None:
         if not 1 <= self.best <= self.width:
@@ -50,92 +54,122 @@ class Beam:
 
 
 def length_penalties(longest: int, penalty: float) -> Tensor:
-    """What a log-probability is divided by, for each length from 0 to `longest`."""
+    """The divisor of a log-probability for each length from 0 to `longest`."""
     table = ((5 + torch.arange(longest + 1, dtype=torch.float64)) / 6) ** penalty
     return (table.cummax(0) if penalty >= 0 else table.cummin(0)).values.float()  # monotone to the last bit
 
 
 @torch.inference_mode()
 def beam_search(
-    reader: Reader, batch: Batch, rules: Rules, beam: Beam = Beam(), *, most: Sequence[int] | None = None
+    decoder: Decoder, batch: Batch, rules: Rules, beam: Beam = Beam(), *, most: Sequence[int] | None = None
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses of every row of the batch, in its order, each list sorted from the best.
+    """The best hypotheses of every row of the batch, in order, each list sorted from the best.
 
-    `most` limits rows one by one. What a row gets does not depend on the others, nor on `stops_early`.
+    `most` limits each row by itself. A row's result does not depend on the other rows, nor on `stops_early`.
     """
-    batch = batch.to(reader.device)
-    room = rooms(reader, batch, rules, most)
-    assert int(room.min()) > 0, "a text has room for one token at least"
+    batch = batch.to(decoder.device)
+    limits = token_limits(decoder, batch, rules, most)
+    assert int(limits.min()) > 0, "a text has at least one token"
     if beam.width == 1:
-        texts = decode(reader, batch, rules, most=room.tolist(), scored=beam.is_scored)
-        return [[_likeliest(text, beam.penalty)] for text in texts]
-    search = Search(reader, rules, beam, room)
+        texts = decode(decoder, batch, rules, most=limits.tolist(), scored=beam.is_scored)
+        return [[_greedy_hypothesis(text, beam.penalty)] for text in texts]
+    search = Search(decoder, rules, beam, limits)
     search.run(batch)
     return search.found
 
 
-def _likeliest(text: Text, penalty: float) -> Hypothesis:
-    """The one hypothesis of a search of width 1, which is greedy and so has nothing to rank."""
+def _greedy_hypothesis(text: Text, penalty: float) -> Hypothesis:
     if text.log_probabilities is None:
         return Hypothesis(text.tokens, math.nan, math.nan, text.is_cut)
-    marks = text.log_probabilities
-    total = sum(marks)
-    return Hypothesis(text.tokens, total / ((5 + len(marks)) / 6) ** penalty, total, text.is_cut)
+    total, length = sum(text.log_probabilities), len(text.log_probabilities)
+    return Hypothesis(text.tokens, total / ((5 + length) / 6) ** penalty, total, text.is_cut)
+
+
+Sums = tuple[np.ndarray, np.ndarray, np.ndarray]  # sums (B, count) in descending order, their rows and tokens
+
+
+def top_sums(totals: np.ndarray, log_probs: Tensor, count: int) -> Sums:
+    """The `count` largest sums of a source's totals (B, W) and its tokens' log-probabilities (B * W, V).
+
+    Of equal sums that of the first row wins, and within a row that of the most probable token, then of the first. A missing
+    sum is -inf, with an arbitrary row and token.
+    """
+    log_probs = log_probs.view(*totals.shape, -1)
+    if not (fast.is_enabled() and topk.can_group_sums(log_probs, count)):
+        return _top_sums(totals, log_probs, count)
+    sums, rows, tokens, is_tied = topk.top_sums(totals, log_probs, count)
+    if is_tied.any():
+        tied = _top_sums(totals[is_tied], log_probs[torch.from_numpy(is_tied)], count)
+        sums[is_tied], rows[is_tied], tokens[is_tied] = tied
+    return sums, rows, tokens
+
+
+def _top_sums(totals: np.ndarray, log_probs: Tensor, count: int) -> Sums:
+    """The best of every row's best tokens."""
+    sources, width, vocab_size = log_probs.shape
+    each = min(count, vocab_size)
+    best, tokens = top_k(log_probs.flatten(0, 1), each)  # (B * W, each)
+    best = best.clamp(max=0).view(sources, width, each)  # a log-probability is never above 0
+    sums = (torch.from_numpy(totals).to(log_probs.device)[:, :, None] + best).flatten(1)
+    tokens = tokens.reshape(sources, -1)
+    missing = count - sums.shape[1]
+    if missing > 0:
+        sums, tokens = F.pad(sums, (0, missing), value=-torch.inf), F.pad(tokens, (0, missing))
+    order = sums.sort(dim=-1, descending=True, stable=True)
+    chosen = order.indices[:, :count]
+    rows = (chosen // each).clamp_(max=width - 1)
+    return order.values[:, :count].cpu().numpy(), rows.cpu().numpy(), tokens.gather(1, chosen).cpu().numpy()
 
 
 class Search:
-    """The sources still searched; B of them, W rows each (one at the start). What is counted is kept off the device."""
+    """The unfinished sources; B of them, W rows each (one at the start). Bookkeeping is on the CPU."""
 
-    def __init__(self, reader: Reader, rules: Rules, beam: Beam, room: Tensor):
-        self.reader, self.rules, self.beam, self.room = reader, rules, beam, room.cpu().numpy()
-        rows, self.longest = len(room), int(self.room.max())
+    def __init__(self, decoder: Decoder, rules: Rules, beam: Beam, limits: Tensor):
+        self.decoder, self.rules, self.beam, self.limits = decoder, rules, beam, limits.cpu().numpy()
+        rows, self.longest = len(limits), int(self.limits.max())
         self.penalties = length_penalties(self.longest + 1, beam.penalty).numpy()
         self.found: list[list[Hypothesis]] = [[] for _ in range(rows)]
-        self.owners = np.arange(rows)  # (B,), the number of each source still searched
-        self.totals = np.zeros((rows, 1), np.float32)  # (B, W), log-probabilities; -inf = nothing there
-        self.histories = np.zeros((rows, 1, self.longest), np.int64)  # (B, W, longest), filled up to now
+        self.numbers = np.arange(rows)  # (B,), of the unfinished sources
+        self.totals = np.zeros((rows, 1), np.float32)  # (B, W), log-probabilities; -inf = no hypothesis
+        self.histories = np.zeros((rows, 1, self.longest), np.int64)  # (B, W, longest), tokens up to this step
         self.pool = _Pool.empty(rows, beam.best, self.longest)
-        self.gains = torch.empty(0)  # (R, V), written over at every step
+        self.log_probs = torch.empty(0)  # (R, V), overwritten at every step
 
     def run(self, batch: Batch) -> None:
-        """Search until every source is done."""
-        memory, vectors = start(self.reader, batch, self.longest)
-        device = self.reader.device
+        """Search until every source is finished."""
+        cache, hidden = read_prompts(self.decoder, batch, self.longest)
+        device = self.decoder.device
         for step in range(self.longest):
-            rows, tokens = self._continue(vectors, step)
+            rows, tokens = self._continue(hidden, step)
             self._finish(tokens, step)
-            kept = self._leave(self._done(step))
-            if kept is not None:
-                rows, tokens = rows[kept], tokens[kept]
+            left = self._remove(self._done(step))
+            if left is not None:
+                rows, tokens = rows[left], tokens[left]
             if not len(rows):
                 return
             rows = rows.ravel()
-            if kept is not None or len(rows) != len(vectors) or (rows != np.arange(len(rows))).any():
-                sources = None if kept is None else torch.from_numpy(kept).to(device)
-                memory.select(torch.from_numpy(rows).to(device), sources)
-            vectors = self.reader.read(torch.from_numpy(tokens.reshape(-1, 1)).to(device), memory)[:, 0]
+            if left is not None or len(rows) != len(hidden) or (rows != np.arange(len(rows))).any():
+                sources = None if left is None else torch.from_numpy(left).to(device)
+                cache.select(torch.from_numpy(rows).to(device), sources)
+            hidden = self.decoder.decode(torch.from_numpy(tokens.reshape(-1, 1)).to(device), cache)[:, 0]
 
-    def _continue(self, vectors: Tensor, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Take the `width` best continuations: of which row (B, W), by which token (B, W)."""
-        sources, before = self.totals.shape
-        gains = self.rules.bar(self._gains(vectors), step)  # (B * W, V)
-        self.totals, parents, tokens = ranked_sums(self.totals, gains, self.beam.width)
-        rows = parents + np.arange(sources)[:, None] * before
+    def _continue(self, hidden: Tensor, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Select the `width` best continuations: of which row (B, W), by which token (B, W)."""
+        sources, width = self.totals.shape
+        logits = self.decoder.logits(hidden)
+        if len(self.log_probs) < len(logits):  # reused, because new memory is slow
+            self.log_probs = torch.empty_like(logits)
+        log_probs = torch.log_softmax(logits, -1, out=self.log_probs[: len(logits)])  # (B * W, V)
+        self.totals, parents, tokens = top_sums(self.totals, self.rules.mask(log_probs, step), self.beam.width)
+        rows = parents + np.arange(sources)[:, None] * width
         self.histories = self.histories.reshape(-1, self.longest)[rows]
         self.histories[:, :, step] = tokens
         return rows, tokens
 
-    def _gains(self, vectors: Tensor) -> Tensor:
-        """The log-probability of every token (B * W, V); always in the same place, since new memory is slow."""
-        scores = self.reader.score(vectors)
-        if len(self.gains) < len(scores):
-            self.gains = torch.empty_like(scores)
-        return torch.log_softmax(scores, -1, out=self.gains[: len(scores)])
-
     def _finish(self, tokens: np.ndarray, step: int) -> None:
-        """Move the hypotheses that end, or have no room left, from the live ones to the pool."""
+        """Move hypotheses that end, or reach their limit, to the pool."""
         ends = tokens == self.rules.last
-        over = ends | (self.room <= step + 1)[:, None]  # (B, W)
+        over = ends | (self.limits <= step + 1)[:, None]  # (B, W)
         if over.any():
             totals = np.where(over, self.totals, np.float32(-np.inf))
             self.pool.add(totals, totals / self.penalties[step + 1], ~ends, self.histories, step + 1)
@@ -144,58 +178,58 @@ class Search:
     def _done(self, step: int) -> np.ndarray:
         """Which sources (B,) have nothing left to find.
 
-        A log-probability only falls, so a live hypothesis never scores above what it has now over the largest penalty
-        yet to come. As good as the worst in the pool is not good enough: of equals the one found first stays.
+        A log-probability only falls, so a live hypothesis never scores above its present log-probability over the largest
+        penalty to come. A score equal to the worst in the pool is no gain: of equal scores the first one stays.
         """
         best = self.totals.max(axis=1)
         done = best == -np.inf
         if self.beam.stops_early:
-            largest = np.maximum(self.penalties[step + 2], self.penalties[self.room])
+            largest = np.maximum(self.penalties[step + 2], self.penalties[self.limits])
             done |= self.pool.worst() >= best / largest
         return done
 
-    def _leave(self, done: np.ndarray) -> np.ndarray | None:
-        """Let sources that are done go, with what was found; gives those that stay (B,), None = all of them."""
+    def _remove(self, done: np.ndarray) -> np.ndarray | None:
+        """Remove finished sources and store their results; returns those that are left (B,), None = all of them."""
         count = int(done.sum())
         if not count:
             return None
-        if count * LEAVING < len(done) and self.reader.positions is None:
-            self.totals[done] = -np.inf  # later: leaving copies the others' memory
+        if count * MIN_FINISHED < len(done) and self.decoder.max_positions is None:
+            self.totals[done] = -np.inf  # removed later, because that copies the cache of the others
             return None
-        for owner, found in zip(self.owners[done].tolist(), self.pool.take(done), strict=True):
-            self.found[owner] = found
-        kept = staying(done)
-        self.owners, self.room, self.totals = self.owners[kept], self.room[kept], self.totals[kept]
-        self.histories = self.histories[kept]
-        self.pool = self.pool.keep(kept)
-        return kept
+        for number, found in zip(self.numbers[done].tolist(), self.pool.take(done), strict=True):
+            self.found[number] = found
+        left = unfinished(done)
+        self.numbers, self.limits, self.totals = self.numbers[left], self.limits[left], self.totals[left]
+        self.histories = self.histories[left]
+        self.pool = self.pool.select(left)
+        return left
 
 
 @dataclass
 class _Pool:
-    """The best hypotheses of each source that are over, best first; `N` places, cut and worthless while empty."""
+    """The N best finished hypotheses of each source, the best first; an empty entry counts as cut and scores -inf."""
 
-    scores: np.ndarray  # (B, N), log-probability over penalty; -inf = an empty place
+    scores: np.ndarray  # (B, N), log-probability over penalty
     totals: np.ndarray  # (B, N), log-probability
     is_cut: np.ndarray  # (B, N)
     lengths: np.ndarray  # (B, N), tokens
     tokens: np.ndarray  # (B, N, longest)
 
     @staticmethod
-    def empty(sources: int, places: int, longest: int) -> "_Pool":
-        """A pool in which nothing is over."""
-        shape = (sources, places)
+    def empty(sources: int, size: int, longest: int) -> "_Pool":
+        """A pool without hypotheses."""
+        shape = (sources, size)
         nothing, counts = np.full(shape, -np.inf, np.float32), np.zeros(shape, np.int64)
         return _Pool(nothing, nothing, np.ones(shape, bool), counts, np.zeros((*shape, longest), np.int64))
 
     def add(
         self, totals: np.ndarray, scores: np.ndarray, is_cut: np.ndarray, histories: np.ndarray, length: int
     ) -> None:
-        """Take in hypotheses (B, W), all of one length; those whose total is -inf do not count."""
-        places = self.scores.shape[1]
+        """Add hypotheses (B, W) of one length; a total of -inf means none."""
+        size = self.scores.shape[1]
         scores = np.concatenate((self.scores, scores), axis=1)
         is_cut = np.concatenate((self.is_cut, is_cut | (totals == -np.inf)), axis=1)
-        order = np.lexsort((-scores, is_cut), axis=1)[:, :places]  # stable: of equals the first found stays
+        order = np.lexsort((-scores, is_cut), axis=1)[:, :size]  # stable: of equal scores the first one stays
         self.scores = np.take_along_axis(scores, order, 1)
         self.is_cut = np.take_along_axis(is_cut, order, 1)
         self.totals = np.take_along_axis(np.concatenate((self.totals, totals), axis=1), order, 1)
@@ -205,15 +239,15 @@ class _Pool:
         self.tokens = np.take_along_axis(tokens, order[:, :, None], 1)
 
     def worst(self) -> np.ndarray:
-        """The score (B,) that a new hypothesis has to beat; -inf while there is a place for it."""
+        """The score (B,) that a new hypothesis has to exceed; -inf while an entry is empty."""
         return np.where(self.is_cut[:, -1], np.float32(-np.inf), self.scores[:, -1])
 
-    def keep(self, sources: np.ndarray) -> "_Pool":
-        """The pool of these sources alone."""
+    def select(self, sources: np.ndarray) -> "_Pool":
+        """The pool of these sources."""
         return _Pool(*(getattr(self, each.name)[sources] for each in fields(self)))
 
     def take(self, sources: np.ndarray) -> list[list[Hypothesis]]:
-        """What was found for these sources."""
+        """The hypotheses of these sources."""
         columns = [getattr(self, each.name)[sources].tolist() for each in fields(self)]
         return [
             [

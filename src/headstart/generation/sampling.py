@@ -1,7 +1,7 @@
-"""The next token: the likeliest, or one drawn from a distribution that is first made sharper and shorter.
+"""The next token: the most probable one, or a sample by temperature, top-k, top-p and min-p.
 
-Chance is a function of (seed, stream, step), a stream being what a text has of its own: its prompt and its number. So
-a text is the same whatever else is in its batch.
+Random numbers are a function of (seed, stream, step). A stream is a hash of a text's prompt and number, so a text does not
+depend on the other texts in its batch.
 """
 
 import hashlib
@@ -11,21 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstart import fast
 from headstart.errors import ConfigError
-from headstart.generation.reader import likeliest, ranked
+from headstart.fast import topk
 
-FEW = 256  # tokens ranked first when the cut may fall anywhere
+SHORTLIST = 256  # tokens that are sorted at first; the whole vocabulary only if they are not enough
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen; steps in this order, each of which can be left out."""
+    """How the next token is sampled: these steps in this order, each of them optional."""
 
-    repetition_penalty: float = 1.0  # Keskar et al. (2019): tokens of the text so far score this much less
-    temperature: float = 1.0  # scores are divided by it; 0 = the likeliest token, always
-    top_k: int | None = None  # Fan et al. (2018): the k likeliest
-    top_p: float = 1.0  # Holtzman et al. (2020): the fewest likeliest whose probability reaches p
-    min_p: float = 0.0  # Nguyen et al. (2024): those at least this share as likely as the likeliest
+    repetition_penalty: float = 1.0  # Keskar et al. (2019): divides the logits of earlier tokens
+    temperature: float = 1.0  # divides the logits; 0 = always the most probable token
+    top_k: int | None = None  # Fan et al. (2018): the k most probable
+    top_p: float = 1.0  # Holtzman et al. (2020): the most probable whose sum reaches p
+    min_p: float = 0.0  # Nguyen et al. (2024): at least this fraction of the largest probability
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -43,66 +44,81 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """Whether always the most probable token is taken."""
         return self.temperature == 0 or self.top_k == 1
 
 
 GREEDY = Sampling(temperature=0.0)
 
 
-def choose(scores: Tensor, sampling: Sampling, history: Tensor | None, draws: Tensor) -> Tensor:
-    """The next token (R,) of each row from its scores (R, V), its tokens so far (R, T) and its draw in [0, 1)."""
-    scores = discouraged(scores, history, sampling.repetition_penalty)
+def argmax(logits: Tensor) -> Tensor:
+    """The first index (R,) of each row's maximum."""
+    return topk.argmax(logits) if fast.is_enabled() else logits.argmax(dim=-1)
+
+
+def top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Each row's `count` largest logits in descending order, and their indices; of equal ones the first wins."""
+    if fast.is_enabled():
+        return topk.top_k(logits, count)
+    values, indices = logits.sort(dim=-1, descending=True, stable=True)
+    return values[..., :count], indices[..., :count]
+
+
+def sample(logits: Tensor, sampling: Sampling, history: Tensor | None, draws: Tensor) -> Tensor:
+    """The next token (R,) of each row from its logits (R, V), its tokens so far (R, T) and a number in [0, 1)."""
+    logits = penalize_repetition(logits, history, sampling.repetition_penalty)
     if sampling.is_greedy:
-        return likeliest(scores)
-    chances, places = shortlist(scores, sampling)
-    rank = drawn(chances, draws)
-    return rank if places is None else places.gather(1, rank[:, None])[:, 0]
+        return argmax(logits)
+    probs, tokens = candidates(logits, sampling)
+    index = inverse_transform(probs, draws)
+    return index if tokens is None else tokens.gather(1, index[:, None])[:, 0]
 
 
-def discouraged(scores: Tensor, history: Tensor | None, penalty: float) -> Tensor:
-    """Scores with those of tokens in `history` (R, T) divided by the penalty, or times it when below zero."""
+def penalize_repetition(logits: Tensor, history: Tensor | None, penalty: float) -> Tensor:
+    """Logits with those of tokens in `history` (R, T) divided by the penalty, or multiplied by it if negative."""
     if penalty == 1.0 or history is None:
-        return scores
-    old = scores.gather(1, history)
-    return scores.scatter(1, history, torch.where(old > 0, old / penalty, old * penalty))
+        return logits
+    old = logits.gather(1, history)
+    return logits.scatter(1, history, torch.where(old > 0, old / penalty, old * penalty))
 
 
-def shortlist(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
-    """Chances (R, C), not yet adding up to one, and the tokens (R, C) they are of; None = all, in order.
+def candidates(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
+    """Unnormalized probabilities (R, C), and their tokens (R, C); None = the whole vocabulary in order.
 
-    Each of top-k, top-p and min-p keeps the beginning of the ranking, so that they meet in the shortest.
+    Top-k, top-p and min-p each select the beginning of the sorted tokens, so the shortest selection counts.
     """
-    scores = scores / sampling.temperature
+    logits = logits / sampling.temperature
     if sampling.top_k is None and sampling.top_p == 1 and sampling.min_p == 0:
-        return scores.softmax(dim=-1), None
-    size = scores.shape[-1]
+        return logits.softmax(dim=-1), None
+    size = logits.shape[-1]
     if sampling.top_k is not None:
-        return _cut(*ranked(scores, min(sampling.top_k, size)), None, sampling)
-    whole = scores.logsumexp(dim=-1, keepdim=True)
-    if size > FEW:
-        chances, places = _cut(*ranked(scores, FEW), whole, sampling)
-        if bool((chances[:, -1] == 0).all()):  # every row's cut fell among the first few
-            return chances, places
-    return _cut(*ranked(scores, size), whole, sampling)
+        return _truncate(*top_k(logits, min(sampling.top_k, size)), None, sampling)
+    log_sum = logits.logsumexp(dim=-1, keepdim=True)
+    if size > SHORTLIST:
+        probs, tokens = _truncate(*top_k(logits, SHORTLIST), log_sum, sampling)
+        if bool((probs[:, -1] == 0).all()):  # no row needs more tokens
+            return probs, tokens
+    return _truncate(*top_k(logits, size), log_sum, sampling)
 
 
-def _cut(values: Tensor, places: Tensor, whole: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
-    """Chances of ranked scores, 0 where top-p or min-p leaves them out."""
-    whole = values.logsumexp(dim=-1, keepdim=True) if whole is None else whole
-    chances = (values - whole).exp()
-    before = chances.cumsum(dim=-1) - chances
-    kept = (before < sampling.top_p) & (chances >= sampling.min_p * chances[:, :1])
-    kept[:, 0] = True
-    return chances * kept, places
+def _truncate(
+    logits: Tensor, tokens: Tensor, log_sum: Tensor | None, sampling: Sampling
+) -> tuple[Tensor, Tensor | None]:
+    """Probabilities of sorted logits, 0 for tokens that top-p or min-p excludes."""
+    log_sum = logits.logsumexp(dim=-1, keepdim=True) if log_sum is None else log_sum
+    probs = (logits - log_sum).exp()
+    before = probs.cumsum(dim=-1) - probs
+    is_candidate = (before < sampling.top_p) & (probs >= sampling.min_p * probs[:, :1])
+    is_candidate[:, 0] = True
+    return probs * is_candidate, tokens
 
 
-def drawn(chances: Tensor, draws: Tensor) -> Tensor:
-    """The place (R,) at which the running sum of the chances (R, C) passes each draw's share of the whole."""
-    reached = chances.cumsum(dim=-1)
-    whole = reached[:, -1:]
-    aim = torch.minimum(draws[:, None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
-    return torch.searchsorted(reached, aim, right=True)[:, 0]
+def inverse_transform(probs: Tensor, draws: Tensor) -> Tensor:
+    """The index (R,) at which the cumulative sum of `probs` (R, C) exceeds the fraction `draws` of the total."""
+    cumulative = probs.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    target = torch.minimum(draws[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 
 def uniform(seed: int, streams: np.ndarray, steps: int) -> Tensor:
@@ -114,7 +130,7 @@ def uniform(seed: int, streams: np.ndarray, steps: int) -> Tensor:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finisher of SplitMix64 (Steele et al., 2014), over whole arrays."""
+    """The last step of SplitMix64 (Steele et al., 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -122,6 +138,6 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def stream_of(prompt: np.ndarray, number: int = 0) -> int:
-    """The stream of a prompt's `number`-th text: other prompts and other numbers draw apart."""
+    """The stream of a prompt's `number`-th text."""
     content = np.asarray(prompt, dtype="<i8").tobytes() + number.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

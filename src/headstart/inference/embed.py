@@ -81,7 +81,7 @@ class Encoder:
         """Each row's vectors in float32, in order: (D,) pooled, or (T, D) for `token`."""
         found: list[np.ndarray] = [np.zeros(0)] * len(rows)
         budget = self.batch_tokens or self.runtime.eval_batch_tokens
-        padding = None if self.model.backbone.is_flat else self.runtime.eval_max_padding
+        padding = None if self.model.backbone.skips_padding else self.runtime.eval_max_padding
         loader = TextLoader(rows, budget, shuffled=False, padding=padding)
         for numbers in loader.batches(0):
             batch = plain_batch([rows[number] for number in numbers], self.tokenizer.pad_id)

@@ -12,9 +12,8 @@ from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.generation.beam_search import Beam, Hypothesis, beam_search
+from headstart.generation.decoder import ModelDecoder, prompt_batch
 from headstart.generation.generate import Rules, Unfolding, continuation, decode
-from headstart.generation.reader import ModelReader
-from headstart.generation.reader import prompts as prompt_batch
 from headstart.generation.sampling import Sampling, stream_of
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives.masked_lm import CausalAndMasked
@@ -98,7 +97,7 @@ class Completion:
 class Writer:
     """A causal language model in memory that generates text."""
 
-    reader: ModelReader
+    decoder: ModelDecoder
     tokenizer: Tokenizer
     runtime: Runtime
     name: str = ""
@@ -118,7 +117,7 @@ class Writer:
             if not _is_whole(text):
                 raise DataError(f"prompt {number} is not UTF-8", hint="correct its encoding")
         encoded = [np.concatenate([[self.tokenizer.bos_id], ids]) for ids in self.tokenizer.encode(texts)]
-        most = self.reader.positions
+        most = self.decoder.max_positions
         for number, ids in enumerate(encoded, start=first_number):
             if most is not None and len(ids) > most:
                 raise DataError(
@@ -151,7 +150,7 @@ def open_writer(run: str | LoadedModel, settings: Mapping[str, Any] | None = Non
         )
     runtime = start_runtime(config.training)
     model = replace(loaded, info=replace(loaded.info, config=config)).model().to(runtime.device)
-    return Writer(ModelReader(model), loaded.tokenizer, runtime, loaded.name)
+    return Writer(ModelDecoder(model), loaded.tokenizer, runtime, loaded.name)
 
 
 def generate(
@@ -216,7 +215,7 @@ def _search(writer: Writer, encoded: list[np.ndarray], request: Request, beam: B
     for numbers in _batches(encoded, request, beam.width):
         batch = prompt_batch([encoded[number] for number in numbers], writer.tokenizer.pad_id)
         with writer.runtime.autocast():
-            best = beam_search(writer.reader, batch, writer.rules(request.tokens), beam)
+            best = beam_search(writer.decoder, batch, writer.rules(request.tokens), beam)
         for number, own in zip(numbers, best, strict=True):
             found[number] = own
     return found
@@ -239,7 +238,7 @@ def _sample(
 
         with writer.runtime.autocast():
             texts = decode(
-                writer.reader,
+                writer.decoder,
                 prompt_batch([rows[number] for number in numbers], writer.tokenizer.pad_id),
                 writer.rules(request.tokens),
                 request.sampling,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
+from headstart import fast
 from headstart.checkpoint import read_weights
 from headstart.config import PATH_SETTINGS, RunConfig, merge, parse
 from headstart.data.datasets import SOURCES
@@ -211,7 +212,7 @@ class LoadedModel:
         """The model with its weights, in evaluation mode."""
         model = build_model(self.info.config.model, self.info.vocab_size, self.specs)
         model.load_state_dict(self.weights)
-        return model.eval()
+        return fast.optimize(model.eval())
 
 
 def _new_head(config: RunConfig, objective: Objective, classes: Sequence[str]) -> HeadSpec:

@@ -17,8 +17,8 @@ from headstart.data.text_io import TABLE_KINDS, kind_of, open_text
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, HeadstartError, RunError
 from headstart.generation.beam_search import Beam, Hypothesis, beam_search
+from headstart.generation.decoder import Decoder, ModelDecoder, source_batch
 from headstart.generation.generate import Rules, Text, decode
-from headstart.generation.reader import ModelReader, Reader, sources
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
 from headstart.training.runtime import Runtime, start_runtime
@@ -56,7 +56,7 @@ class Translation:
 class Translator:
     """A translation model in memory, on its device."""
 
-    reader: ModelReader
+    decoder: ModelDecoder
     tokenizer: Tokenizer
     source_tokenizer: Tokenizer
     runtime: Runtime
@@ -68,7 +68,7 @@ class Translator:
         numbers = [number for number, line in enumerate(lines) if line.strip()]
         encoded = self.source_tokenizer.encode([lines[number] for number in numbers])
         rows = [self.source_tokenizer.add_special_tokens(ids, self.longest_source) for ids in encoded]
-        found = search_translations(self.reader, rows, self.tokenizer, self.runtime, beam, longest)
+        found = search_translations(self.decoder, rows, self.tokenizer, self.runtime, beam, longest)
         cut = {number for number, ids in zip(numbers, encoded, strict=True) if len(ids) + 2 > self.longest_source}
         best = dict(zip(numbers, found, strict=True))
         return [
@@ -95,9 +95,9 @@ def open_translator(run: str | LoadedModel, settings: Mapping[str, Any] | None =
         )
     config = loaded.info.config.with_(settings or {})
     runtime = start_runtime(config.training)
-    reader = ModelReader(loaded.model().to(runtime.device))
+    decoder = ModelDecoder(loaded.model().to(runtime.device))
     longest = config.model.max_position_embeddings
-    return Translator(reader, loaded.tokenizer, loaded.source_tokenizer, runtime, longest, config.data)
+    return Translator(decoder, loaded.tokenizer, loaded.source_tokenizer, runtime, longest, config.data)
 
 
 def translate(
@@ -175,15 +175,15 @@ def write_translations(
 
     The end is the only special token that is ever written. Several processes divide greedy decoding among them.
     """
-    reader = ModelReader(model)
+    decoder = ModelDecoder(model)
     if beam is not None:
-        found = search_translations(reader, rows, tokenizer, runtime, beam)
+        found = search_translations(decoder, rows, tokenizer, runtime, beam)
         return [Text(best[0].tokens, best[0].is_cut) for best in found]
     written: dict[int, Text] = {}
     batches, processes = _source_batches(rows, tokenizer, runtime, 1, None), runtime.processes
     for numbers, batch, rules, limits in islice(batches, processes.rank, None, processes.count):
         with runtime.autocast(), torch.inference_mode():
-            texts = decode(reader, batch, rules, most=limits)
+            texts = decode(decoder, batch, rules, most=limits)
         written.update(zip(numbers, texts, strict=True))
     if not processes.is_alone:
         written = {number: text for part in processes.all_gather(written) for number, text in part.items()}
@@ -191,7 +191,7 @@ def write_translations(
 
 
 def search_translations(
-    reader: Reader,
+    decoder: Decoder,
     rows: Sequence[np.ndarray],
     tokenizer: Tokenizer,
     runtime: Runtime,
@@ -202,7 +202,7 @@ def search_translations(
     found: dict[int, list[Hypothesis]] = {}
     for numbers, batch, rules, limits in _source_batches(rows, tokenizer, runtime, beam.width, longest):
         with runtime.autocast(), torch.inference_mode():
-            best = beam_search(reader, batch, rules, beam, most=limits)
+            best = beam_search(decoder, batch, rules, beam, most=limits)
         found.update(zip(numbers, best, strict=True))
     return [found[number] for number in range(len(rows))]
 
@@ -216,5 +216,5 @@ def _source_batches(
     for numbers in loader.batches(0):
         chosen = [rows[number] for number in numbers]
         limits = [min(len(row) + EXTRA_TOKENS, longest or len(row) + EXTRA_TOKENS) for row in chosen]
-        batch = sources(chosen, tokenizer.pad_id, tokenizer.bos_id)
+        batch = source_batch(chosen, tokenizer.pad_id, tokenizer.bos_id)
         yield numbers.tolist(), batch, Rules(tokenizer.eos_id, max(limits), banned=banned), limits

@@ -1,4 +1,4 @@
-"""The neural networks: tensors in, tensors out."""
+"""The plain neural networks: backbones and heads."""
 
 from torch import nn
 

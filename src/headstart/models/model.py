@@ -1,4 +1,4 @@
-"""A body under heads: built, given new heads, and filled from a base."""
+"""A backbone with task heads: how it is built, and how it takes over the weights of a base."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,54 +25,53 @@ class HeadSpec:
 
 
 class Model(nn.Module):
-    """A body that reads, and the heads that answer."""
+    """A backbone and the task heads on top of it."""
 
-    body: Backbone
+    backbone: Backbone
 
-    def __init__(self, body: Backbone, heads: dict[str, nn.Module]):
+    def __init__(self, backbone: Backbone, heads: dict[str, nn.Module]):
         super().__init__()
-        self.backbone, self.heads = body, nn.ModuleDict(heads)
+        self.backbone, self.heads = backbone, nn.ModuleDict(heads)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The answers of every head, by its name."""
-        hidden = self.backbone(batch, self._places(batch))  # (B, T, D), or (B, D) if one vector a text is enough
+        """The logits of every head, by its name."""
+        head = next(iter(self.heads.values()), None)
+        is_alone = len(self.heads) == 1
+        positions = head.positions(batch.attention_mask) if is_alone and isinstance(head, ClassHead) else None
+        hidden = self.backbone(batch, positions)  # (B, T, D), or (B, D) if pooling reads one position of each text
         return {name: head(hidden, batch, self.backbone) for name, head in self.heads.items()}
-
-    def _places(self, batch: Batch) -> Tensor | None:
-        """The positions at which a lone class head reads; None when it reads them all."""
-        heads = list(self.heads.values())
-        return heads[0].places(batch.attention_mask) if len(heads) == 1 and isinstance(heads[0], ClassHead) else None
 
 
 def build_heads(config: ModelConfig, specs: Mapping[str, HeadSpec]) -> dict[str, nn.Module]:
-    """Fresh heads for a body of this shape."""
+    """New heads for a backbone of this shape."""
     return {name: pick(HEADS, spec.kind, "head")(config, spec.size, **spec.settings) for name, spec in specs.items()}
 
 
-def build_model(config: ModelConfig, vocabulary: int, specs: Mapping[str, HeadSpec]) -> Model:
-    """A model with fresh weights; what they are depends on torch's seed alone."""
-    body = pick(BACKBONES, config.architecture, "body")(config, vocabulary)
-    return Model(body, build_heads(config, specs))
+def build_model(config: ModelConfig, vocab_size: int, specs: Mapping[str, HeadSpec]) -> Model:
+    """A model with random weights, which depend on torch's seed."""
+    backbone = pick(BACKBONES, config.architecture, "body")(config, vocab_size)
+    return Model(backbone, build_heads(config, specs))
 
 
 def transfer(
     base: Mapping[str, Tensor], model: Model, with_base_heads: bool = False, reset_layers: int = 0
 ) -> TransferReport:
-    """Copy a base's body into `model` where name and shape agree, and account for every weight.
+    """Copy the base's backbone into `model` where name and shape agree, and report what happened to every weight.
 
-    Heads stay behind unless `with_base_heads`: an old head could fit a new one by accident. So do the top
-    `reset_layers` layers and what is above them (Zhang et al., 2021).
+    Heads are copied only `with_base_heads`: an old head could fit a new one by accident. The top `reset_layers` layers,
+    and what follows them, are not copied (Zhang et al., 2021).
     """
     new = model.state_dict()
     highest = model.backbone.depth + 1 if not reset_layers else model.backbone.depth - reset_layers
 
-    def crosses(name: str) -> bool:
-        if not name.startswith("backbone."):
-            return with_base_heads
-        return model.backbone.layer_of(name.removeprefix("backbone.")) <= highest
+    def is_reused(name: str, weight: Tensor) -> bool:
+        is_backbone = name.startswith("backbone.")
+        is_wanted = (
+            model.backbone.layer_of(name.removeprefix("backbone.")) <= highest if is_backbone else with_base_heads
+        )
+        return is_wanted and name in new and new[name].shape == weight.shape
 
-    may_cross = {name: weight for name, weight in base.items() if crosses(name)}
-    same = {name: weight for name, weight in may_cross.items() if name in new and new[name].shape == weight.shape}
+    same = {name: weight for name, weight in base.items() if is_reused(name, weight)}
     model.load_state_dict(same, strict=False)
     return TransferReport(
         reused={name: weight.numel() for name, weight in same.items()},
@@ -82,12 +81,12 @@ def transfer(
 
 
 def reordered(weights: Mapping[str, Tensor], head: str, old: Sequence[str], new: Sequence[str]) -> dict[str, Tensor]:
-    """A classifier's weights with the answers of its head in another order of the same classes."""
+    """A classifier's weights with the classes of its head in another order."""
     order = [old.index(name) for name in new]
-    answers = f"heads.{head}.classifier."
-    return {name: weight[order] if name.startswith(answers) else weight for name, weight in weights.items()}
+    classes = f"heads.{head}.classifier."
+    return {name: weight[order] if name.startswith(classes) else weight for name, weight in weights.items()}
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers a model learns; a tied table counts once."""
+    """Number of parameters; shared ones count once."""
     return sum(weight.numel() for weight in model.parameters())

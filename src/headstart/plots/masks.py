@@ -124,7 +124,8 @@ def _cross_mask(queries: int, keys: int, padding: int) -> np.ndarray:
     assert isinstance(body, EncoderDecoderBackbone)
     tokens, source = (torch.zeros(1, length, dtype=torch.long) for length in (queries, keys))
     source_mask = torch.arange(keys)[None, :] < keys - padding
-    mask = body.encode(Batch(tokens, tokens == 0, source=source, source_attention_mask=source_mask))[0][2]
+    cross_kv, _ = body.encode(Batch(tokens, tokens == 0, source=source, source_attention_mask=source_mask))
+    mask = cross_kv[0][2]
     assert mask is not None
     return mask[0, 0].expand(queries, keys).numpy().copy()
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from headstart.errors import ConfigError
-from headstart.models.transformer import Embedding, rotary_turns, sinusoids
+from headstart.models.transformer import Embedding, rotary_angles, sinusoids
 from headstart.plots.heatmaps import draw_heatmap
 from headstart.plots.style import FAINT, PALETTE, STYLE
 
@@ -57,7 +57,7 @@ def rotary_map(length: int, width: int, base: float = 10000.0) -> PositionMap:
         raise ConfigError(
             f"rotary positions rotate pairs of dimensions, and {width} is odd", hint="choose an even --width"
         )
-    return position_map("rotary", _interleave(*rotary_turns(length, width, base)))
+    return position_map("rotary", _interleave(rotary_angles(length, width, base)))
 
 
 @torch.inference_mode()
@@ -96,10 +96,10 @@ def position_map(kind: str, vectors: np.ndarray) -> PositionMap:
     )
 
 
-def _interleave(cos: torch.Tensor, sin: torch.Tensor) -> np.ndarray:
+def _interleave(angles: torch.Tensor) -> np.ndarray:
     """Sine and cosine of every pair of dimensions side by side, in the order of sinusoidal positions (T, D)."""
-    half = cos.shape[1] // 2
-    return torch.stack((sin[:, :half], cos[:, :half]), dim=-1).flatten(1).numpy()
+    cos, sin = angles.chunk(2, dim=-1)
+    return torch.stack((sin, cos), dim=-1).flatten(1).numpy()
 
 
 def _check_size(length: int, width: int) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from headstart import fast
 from headstart.batch import EncodedExample
 from headstart.errors import RunError
 from headstart.evaluation import attention
 from headstart.evaluation.attention import attention_maps, readable, translation_maps
 from headstart.generation.beam_search import Beam
+from headstart.generation.decoder import prompt_batch
 from headstart.generation.generate import Unfolding, stream
-from headstart.generation.reader import prompts
 from headstart.inference.classify import leave_one_out
 from headstart.inference.embed import Encoder, plain_batch, usual_length
 from headstart.inference.generate import Request as GenerationSettings
@@ -24,7 +25,6 @@ from headstart.inference.translate import Translator, open_translator, search_tr
 from headstart.models import BACKBONES
 from headstart.models.backbones import TransformerBackbone
 from headstart.models.model import count_parameters
-from headstart.models.packed import cast_linears, packed
 from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.serving import schema
 from headstart.serving.schema import Ability, Limits, http_error
@@ -84,15 +84,10 @@ class ModelWorker:
         self.max_length = usual_length(trained)
         self.eval_tokens = self.runtime.eval_batch_tokens  # in one forward pass
         self.precision = str(self.runtime.precision).removeprefix("torch.")
-        self.fast_model, self.num_threads = self.model.eval(), 1  # classifies and embeds
-        if self.runtime.device.type == "cpu":
-            self.num_threads = THREAD_POOL.max_batches
-            if self.runtime.precision == torch.float32:
-                self.fast_model = packed(self.model)
-            else:
-                self.fast_model = cast_linears(self.model, self.runtime.precision)
-                self.eval_tokens *= 2  # half as wide, so a cache holds twice as many
-            self.fast_model.backbone.is_flat = isinstance(self.fast_model.backbone, TransformerBackbone)
+        self.fast_model = fast.optimize(self.model, "infer", self.runtime.precision)  # classifies and embeds
+        if self.runtime.device.type == "cpu" and self.runtime.precision != torch.float32:
+            self.eval_tokens *= 2  # half as wide, so a cache holds twice as many
+        self.num_threads = THREAD_POOL.max_batches if self.runtime.device.type == "cpu" else 1
         self._weights_per_token = self.num_parameters - self.model.backbone.table.numel()
         self._lock = threading.Lock()
         self._methods: dict[str, Callable[..., Sequence[Any]]] = {
@@ -147,9 +142,9 @@ class ModelWorker:
         row = np.concatenate([[tokenizer.bos_id], prompt])
         options = query.model_dump(include={"temperature", "top_k", "top_p", "seed"})
         sampling = GenerationSettings(tokens=max_new_tokens, **options).sampling
-        rules, batch = writer.rules(max_new_tokens), prompts([row], tokenizer.pad_id)
+        rules, batch = writer.rules(max_new_tokens), prompt_batch([row], tokenizer.pad_id)
         detokenizer, text, num_tokens, has_ended = Unfolding(tokenizer, row), "", 0, False
-        for token in stream(writer.reader, batch, rules, sampling, writer.runtime.autocast):
+        for token in stream(writer.decoder, batch, rules, sampling, writer.runtime.autocast):
             has_ended = token == tokenizer.eos_id
             piece = detokenizer.finish() if has_ended else detokenizer.add(token)
             num_tokens += not has_ended
@@ -242,7 +237,7 @@ class ModelWorker:
         indices = [index for index, text in enumerate(texts) if text.strip()]
         encoded = translator.source_tokenizer.encode([texts[index] for index in indices])
         sources = [translator.source_tokenizer.add_special_tokens(ids, max_length) for ids in encoded]
-        hypotheses = search_translations(translator.reader, sources, translator.tokenizer, translator.runtime, Beam())
+        hypotheses = search_translations(translator.decoder, sources, translator.tokenizer, translator.runtime, Beam())
         results = [schema.Translation(text="", cut=False) for _ in texts]
         for index, ids, source, best in zip(indices, encoded, sources, hypotheses, strict=True):
             tokens = best[0].tokens

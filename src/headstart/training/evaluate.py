@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headstart import fast
 from headstart.batch import Batch, EncodedExample
 from headstart.data.samplers import Loader, TextLoader
 from headstart.models.heads import ClassHead
@@ -45,7 +46,7 @@ def class_logits(
     """The logit of every class (N, C) in float32 for each text, in the order given."""
     if model.training:
         model.eval()
-    padding = None if model.backbone.is_flat else runtime.eval_max_padding
+    padding = None if model.backbone.skips_padding else runtime.eval_max_padding
     loader = TextLoader(rows, batch_tokens, shuffled=False, padding=padding)
     return compute_rows(lambda batch: model(batch)["class"], objective, loader, len(rows), vocabulary, runtime)
 
@@ -148,12 +149,12 @@ def pooled_vectors(
     runtime: Runtime,
 ) -> Tensor:
     """The vector that the head reads of each text (N, D), on the CPU in float32; every process computes all."""
-    model.to(runtime.device).eval()
+    fast.optimize(model).to(runtime.device).eval()
     loader = TextLoader(rows, runtime.eval_batch_tokens, shuffled=False, padding=runtime.eval_max_padding)
     alone = replace(runtime, processes=ALONE, is_sharded=False)
 
     def pooled(batch: Batch) -> Tensor:
-        hidden = model.backbone(batch, head.places(batch.attention_mask))
+        hidden = model.backbone(batch, head.positions(batch.attention_mask))
         return head.pooled(hidden, batch, model.backbone)
 
     return torch.from_numpy(compute_rows(pooled, objective, loader, len(rows), vocabulary, alone))

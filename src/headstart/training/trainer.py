@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstart import fast
 from headstart.batch import Batch
 from headstart.config import RunConfig
 from headstart.data.samplers import Loader
@@ -181,7 +182,7 @@ class Trainer:
         may_select_initial: bool = True,
     ):
         """`may_select_initial` = False: the weights before the first step are never the best."""
-        training = config.training
+        training, model = config.training, fast.optimize(model)
         self.model, self.objective, self.loader, self.vocabulary = model, objective, loader, vocabulary
         self.config, self.runtime, self.evaluate, self.on_event = config, runtime, evaluate, on_event
         self.stop = stop if stop is not None else StopSignal()

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from headstart.config import ModelConfig, TrainingConfig
-from headstart.models.transformer import Attention
+from headstart.models.transformer import SelfAttention
 from headstart.planning.complexity import KERNEL, KINDS, Complexity, Point, summarise
 from headstart.training.runtime import start_runtime
 
@@ -37,8 +37,8 @@ def _mixing(width: int) -> tuple[nn.Module, Layer]:
 
 def _block(width: int) -> tuple[nn.Module, Layer]:
     heads = attention_heads(width)
-    layer = Attention(ModelConfig(hidden_size=width, num_heads=heads, position_embedding="none"))
-    return layer, lambda x: layer(x, None, False, None)
+    layer = SelfAttention(ModelConfig(hidden_size=width, num_heads=heads, position_embedding="none"))
+    return layer, lambda x: layer(x)[0]
 
 
 def _recurrence(width: int) -> tuple[nn.Module, Layer]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import binomtest
 
+from headstart import fast
 from headstart.atomic_io import content_hash
 from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.batch import EncodedExample
@@ -210,7 +211,7 @@ def swap_heads(
 
     `config` changes settings that no weight depends on, such as dropout. The top `reset_layers` layers are reinitialized.
     """
-    model = build_model(config or base.info.config.model, base.tokenizer.size, heads)
+    model = fast.optimize(build_model(config or base.info.config.model, base.tokenizer.size, heads))
     return model, transfer(base.weights, model, reset_layers=reset_layers)
 
 
@@ -356,9 +357,9 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         seed_everything(config.training.seed, 0, 3)
         heads = objective.heads(config.model, tokenizer.size, len(data.classes))
         if base is None:
-            return build_model(config.model, tokenizer.size, heads), None
+            return fast.optimize(build_model(config.model, tokenizer.size, heads)), None
         if base.can_reuse_head(config, objective, data.classes):
-            model = build_model(config.model, tokenizer.size, heads)
+            model = fast.optimize(build_model(config.model, tokenizer.size, heads))
             weights = reordered(base.weights, HEAD, base.info.classes, data.classes)
             return model, transfer(weights, model, with_base_heads=True)
         if why := base.why_new_head(config, objective, data.classes):

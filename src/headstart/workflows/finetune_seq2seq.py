@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from headstart import fast
 from headstart.atomic_io import content_hash
 from headstart.batch import EncodedExample
 from headstart.config import ModelConfig, RunConfig, load_preset, merge, resolve
@@ -346,7 +347,7 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
     def build_model(self, data: TranslationTask) -> tuple[Model, TransferReport | None]:
         """An encoder-decoder, with the base's weights where they fit."""
         size = data.tokenizer.size
-        model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))
+        model = fast.optimize(build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0)))
         return model, None if self.base is None else warm_start(self.base, model)
 
     def evaluate(self, model: Model, data: TranslationTask) -> Evaluation:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart import fast
 from headstart.atomic_io import content_hash
 from headstart.config import BUDGETS, DataConfig, ModelConfig, RunConfig, load_preset, resolve
 from headstart.data.corpus_loaders import BlockLoader, MixedLoader, PairLoader
@@ -368,7 +369,7 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
     def build_model(self, data: HeldOut) -> tuple[Model, TransferReport | None]:
         """A language model, with the base's weights where they fit."""
         size = data.tokenizer.size
-        model = build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0))
+        model = fast.optimize(build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0)))
         return model, None if self.base is None else transfer(self.base.weights, model, with_base_heads=True)
 
     def evaluate(self, model: Model, data: HeldOut) -> Evaluation:

@@ -1,0 +1,243 @@
+"""A KV cache whose rows of one source share what they have in common.
+
+In beam search a row that continues another one copies nothing: keys and values stay where they are, and only the mask of
+the row changes.
+
+Replaces: models/kv_cache.py, for the single tokens of fast/cpu_decoder.py.
+Equal by: tests/fast/test_cpu_decoder.py
+Pays: benchmarks/results/speed-translate.md
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headstart.models.kv_cache import KVCache, LayerKVCache
+
+ALIGNMENT = 16  # positions are read in multiples of it; a CPU's matrix product and softmax are slow otherwise
+COMPACT_EVERY = 4  # selections after which positions that no row attends to are looked for
+KeyValueViews = tuple[Tensor, Tensor]  # keys (B * H, d, S), values (B * H, S, d)
+CrossViews = tuple[Tensor, Tensor, Tensor | None]  # the same of a source, and the bias (B * H, 1, S) that hides padding
+Moves = tuple[Tensor, Tensor]  # indices that change, and the rows that go there
+
+
+def find_moves(rows: Tensor) -> Moves | None:
+    """How to select rows with few copies, if all that change are filled from behind the others; None = copy all."""
+    if rows.device.type != "cpu":  # to look at the rows takes longer than to copy
+        return None
+    indices = (rows != torch.arange(len(rows))).nonzero()[:, 0]
+    fillers = rows[indices]
+    return (indices, fillers) if bool((fillers >= len(rows)).all()) else None
+
+
+def aligned(count: int) -> int:
+    """`count`, or the next multiple of ALIGNMENT."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def mask_bias(mask: Tensor) -> Tensor:
+    """0 where the mask is True, -inf elsewhere, padded with -inf to a multiple of ALIGNMENT."""
+    bias = torch.full((*mask.shape[:-1], aligned(mask.shape[-1])), -torch.inf, device=mask.device)
+    bias[..., : mask.shape[-1]].masked_fill_(mask, 0)
+    return bias
+
+
+@dataclass
+class LayerBeamCache(LayerKVCache):
+    """Keys and values of one layer; positions beyond `length` are finite.
+
+    A position holds one token of one row. Where the W rows of a source share the cache, each token that they read takes
+    W adjacent positions.
+    """
+
+    spare: Tensor | None = None  # the store before the last selection
+    views: KeyValueViews | None = None  # what `append` returned
+    num_viewed: int = 0  # positions in these views
+
+    def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values (B, H, T, d) of new tokens; returns those of all tokens (B, H, S, d)."""
+        self.views = None
+        assert self.store is None or self.store.shape[1] == len(key), "rows that share a cache read single tokens"
+        return super().update(key, value)
+
+    def append(self, new: Tensor) -> KeyValueViews:
+        """Append those of each row's new token (2, B, H, W, d); returns all, up to a multiple of ALIGNMENT."""
+        start, self.length = self.length, self.length + new.shape[3]
+        self.store = self.reserve(new.shape[1:], new)
+        self.store.narrow(3, start, new.shape[3]).copy_(new)
+        if self.views is None or self.length > self.num_viewed:
+            self.num_viewed = aligned(self.length)
+            keys, values = (part.flatten(0, 1).narrow(1, 0, self.num_viewed) for part in self.store)
+            self.views = keys.transpose(1, 2), values
+        return self.views
+
+    def reserve(self, shape: torch.Size, like: Tensor) -> Tensor:
+        """A store with aligned room for `length` positions."""
+        self.capacity = aligned(max(self.capacity, self.length))
+        store = super().reserve(shape, like)
+        if store is not self.store:
+            self.views = None
+        return store
+
+    def select(self, rows: Tensor, moves: Moves | None = None) -> None:
+        """Keep these rows (or sources), in this order; `moves` is what `find_moves` returned."""
+        if self.store is None:
+            return
+        self.views = None
+        if moves is not None:
+            indices, fillers = moves
+            self.store[:, indices, :, : self.length] = self.store[:, fillers, :, : self.length]
+            self.store = self.store[:, : len(rows)]
+            return
+        before, self.store = self.store, self._spare(len(rows), self.store)
+        filled = self.store.narrow(3, 0, self.length)
+        torch.index_select(before.narrow(3, 0, self.length), 1, rows, out=filled)
+        self.spare = before
+
+    def _spare(self, rows: int, like: Tensor) -> Tensor:
+        """Memory for a selection: that of the one before the last, because new memory is slow."""
+        if self.spare is None or self.spare.shape[1] < rows or self.spare.shape[2:] != like.shape[2:]:
+            return like.new_zeros(2, rows, *like.shape[2:])
+        return self.spare[:, :rows]
+
+    def gather(self, positions: Tensor) -> None:
+        """Keep these positions (B, count) of each source, in this order."""
+        assert self.store is not None
+        store, count = self.store, positions.shape[1]
+        _, sources, heads, capacity, head_dim = store.shape
+        first = torch.arange(sources * heads, device=positions.device).view(sources, heads, 1) * capacity
+        indices = (first + positions[:, None]).flatten()
+        for part in store:
+            found = part.flatten(0, 2).index_select(0, indices)
+            part.narrow(2, 0, count).copy_(found.view(sources, heads, count, head_dim))
+        self.length, self.views = count, None
+
+
+@dataclass
+class BeamKVCache(KVCache):
+    """A cache that rows of one source can share, and the workspace of the decoder that uses it."""
+
+    shares: bool = False  # True = rows of one source share their cache once there are several
+    row_bias: Tensor | None = (
+        None  # (R, capacity), -inf where a row does not attend to a shared position; None = unshared
+    )
+    workspace: object = None  # of the decoder
+    selections: int = 0  # of rows that share a cache
+    _cross_views: list[CrossViews] | None = None
+    _tail: Tensor | None = None  # zeros, and -inf ALIGNMENT times
+
+    @staticmethod
+    def of(cache: KVCache, shares: bool) -> "BeamKVCache":
+        """The same for an empty cache; keys and values of the sources get the layout that a CPU reads fastest."""
+        cross_kv = [(k.transpose(2, 3).contiguous().transpose(2, 3), v.contiguous()) for k, v in cache.cross_kv]
+        layers: list[LayerKVCache] = [LayerBeamCache(layer.capacity) for layer in cache.layers]
+        return BeamKVCache(layers, cross_kv=cross_kv, source_mask=cache.source_mask, shares=shares)
+
+    def beam_layers(self) -> list[LayerBeamCache]:
+        """The layers."""
+        return [layer for layer in self.layers if isinstance(layer, LayerBeamCache)]
+
+    def bias(self, rows: int) -> Tensor | None:
+        """The bias of the scores of each row's next token over what `LayerBeamCache.append` will return.
+
+        None if all positions count; (1, 1, S) if all rows attend to the same ones; else (B, 1, W, S).
+        """
+        if self.row_bias is not None:
+            return self._shared_bias(self.row_bias, rows)
+        if self.mask is not None:
+            return mask_bias(self.mask[:, None, None, :])
+        if self.length % ALIGNMENT == 0:
+            return None
+        if self._tail is None or self.length > len(self._tail) - ALIGNMENT:
+            self._tail = F.pad(torch.zeros(2 * self.length + ALIGNMENT), (0, ALIGNMENT), value=-torch.inf)
+        start = len(self._tail) - ALIGNMENT - self.length
+        return self._tail[start : start + aligned(self.length)].view(1, 1, -1)
+
+    def _shared_bias(self, row_bias: Tensor, rows: int) -> Tensor:
+        """Each row attends to its own new position besides those that it attended to."""
+        used, sources = self.layers[0].length, self.num_sources()
+        width = rows // sources
+        needed = aligned(used + width)
+        if needed > row_bias.shape[1]:
+            self.row_bias = row_bias = F.pad(row_bias, (0, 2 * needed - row_bias.shape[1]), value=-torch.inf)
+        own = row_bias.view(sources, width, -1)
+        own.narrow(2, used, width).diagonal(dim1=1, dim2=2).zero_()
+        return own.narrow(2, 0, needed)[:, None]
+
+    def num_sources(self) -> int:
+        """The number of sources, or of rows that share nothing."""
+        store = self.layers[0].store
+        assert store is not None
+        return store.shape[1]
+
+    def cross_views(self) -> list[CrossViews]:
+        """Keys, values and bias of the sources for each layer, as matrix products read them."""
+        if self._cross_views is None:
+            mask, bias = self.source_mask, None
+            if mask is not None and not bool(mask.all()):
+                heads = self.cross_kv[0][0].shape[1]
+                bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+                bias = bias.expand(-1, heads, -1, -1).flatten(0, 1)  # (B * H, 1, S)
+            self._cross_views = [
+                (key.transpose(2, 3).flatten(0, 1), value.flatten(0, 1), bias) for key, value in self.cross_kv
+            ]
+        return self._cross_views
+
+    def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows in this order, and these of the sources (by default all).
+
+        Rows of one source are adjacent; where they share a cache, a row stays with its source.
+        """
+        if not self.shares:
+            moves = find_moves(rows)
+            for layer in self.beam_layers():
+                layer.select(rows, moves)
+        elif self.layers[0].store is not None:
+            self._select_shared(rows, sources)
+        self.mask = None if self.mask is None else self.mask[rows]
+        if sources is not None:
+            moves = find_moves(sources)
+            self.cross_kv = [
+                (_select(key, sources, moves), _select(value, sources, moves)) for key, value in self.cross_kv
+            ]
+            self._cross_views = None
+            self.source_mask = None if self.source_mask is None else self.source_mask[sources]
+
+    def _select_shared(self, rows: Tensor, sources: Tensor | None) -> None:
+        """Give each row the bias of the row that it continues; keys and values move only with their source."""
+        if self.row_bias is not None:
+            self.row_bias = self.row_bias[rows]
+        elif len(rows) > (self.num_sources() if sources is None else len(sources)):
+            mask = torch.ones(1, self.length, dtype=torch.bool) if self.mask is None else self.mask[rows]
+            self.row_bias = mask_bias(mask.expand(len(rows), -1))
+        if sources is not None:
+            moves = find_moves(sources)
+            for layer in self.beam_layers():
+                layer.select(sources, moves)
+        self.selections += 1
+        if self.row_bias is not None and self.selections % COMPACT_EVERY == 0:
+            self._compact(self.row_bias)
+
+    def _compact(self, row_bias: Tensor) -> None:
+        """Drop the positions that no row of their source attends to."""
+        used, sources = self.layers[0].length, self.num_sources()
+        own = row_bias.view(sources, -1, row_bias.shape[1])  # (B, W, capacity)
+        is_used = (own[:, :, :used] == 0).any(dim=1)  # (B, used)
+        count = int(is_used.sum(dim=1).max())
+        if aligned(count) == aligned(used):
+            return
+        positions = is_used.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
+        for layer in self.beam_layers():
+            layer.gather(positions)
+        found = own.gather(2, positions[:, None].expand(-1, own.shape[1], -1)).flatten(0, 1)
+        self.row_bias = F.pad(found, (0, aligned(count) - count), value=-torch.inf)
+
+
+def _select(part: Tensor, rows: Tensor, moves: Moves | None) -> Tensor:
+    """These rows of a tensor that may be overwritten."""
+    if moves is None:
+        return part[rows]
+    part[moves[0]] = part[moves[1]]
+    return part[: len(rows)]
