@@ -54,7 +54,7 @@ def test_entropy_and_distance_are_those_of_looks_that_are_known():
     np.testing.assert_allclose(mean_distance(even), [1.5, 1.0, 1.0, 1.5])
 
 
-def test_marks_that_turn_or_break_a_line_are_spelt_out():
+def test_control_characters_are_escaped():
     assert readable("\u202eevil") == "\\u202eevil"
     assert readable("") == "∅"
     assert readable("café▁日本") == "café▁日本"

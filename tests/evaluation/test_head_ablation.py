@@ -32,24 +32,24 @@ def loss(model):
     totals, counts = [], []
     for index, part in enumerate(parts()):
         batch = MaskedLM(mask_rate=0.5).collate(part, VOCABULARY, generator(index))
-        marks = MaskedLM().losses(model, batch)["lm"]
-        totals.append(float(marks.total))
-        counts.append(marks.count)
+        losses = MaskedLM().losses(model, batch)["lm"]
+        totals.append(float(losses.total))
+        counts.append(losses.count)
     return np.array(totals), np.array(counts)
 
 
-def test_silencing_zeroes_one_attention_head_and_leaves_the_others(model):
-    heard = []
+def test_ablation_zeroes_one_attention_head_and_leaves_the_others(model):
+    outputs = []
     out_proj = model.backbone.stack.blocks[1].attention.out_proj
     with ablated(model, 1, 0):
-        handle = out_proj.register_forward_pre_hook(lambda module, inputs: heard.append(inputs[0].clone()))
+        handle = out_proj.register_forward_pre_hook(lambda module, inputs: outputs.append(inputs[0].clone()))
         model.backbone(batches()[0])
         handle.remove()
-    assert (heard[0][..., :8] == 0).all()
-    assert (heard[0][..., 8:] != 0).any()
+    assert (outputs[0][..., :8] == 0).all()
+    assert (outputs[0][..., 8:] != 0).any()
 
 
-def test_a_model_is_itself_again_after_silencing(model):
+def test_a_model_is_unchanged_after_ablation(model):
     before = model.backbone(batches()[0])
     with ablated(model, 0, 1):
         during = model.backbone(batches()[0])

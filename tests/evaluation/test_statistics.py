@@ -171,7 +171,7 @@ def test_holm_never_lowers_a_p_value_nor_changes_their_order(values):
     assert (np.diff(np.array(adjusted)[order]) >= 0).all()
 
 
-def test_the_mark_is_passed_at_the_first_epoch_at_or_over_it():
+def test_the_first_epoch_that_reaches_the_target_is_found():
     curve = [CurvePoint(float(epoch), epoch, accuracy, 0, 0) for epoch, accuracy in enumerate((0.5, 0.7, 0.8, 0.7))]
     assert first_epoch_reaching(curve, 0.7) == 1.0
     assert first_epoch_reaching(curve, 0.81) is None

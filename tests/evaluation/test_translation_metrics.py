@@ -96,7 +96,7 @@ def test_lower_cased_tokenised_bleu_is_that_of_text_prepared_by_hand():
 
 def test_what_is_left_out_is_named_with_its_reason(monkeypatch):
     found = score_translations(GOOD, REFERENCES, "en", measures=())
-    assert found.left_out == {"chrf": "not asked for", "ter": "not asked for", TOKENISED: "not asked for"}
+    assert found.left_out == {"chrf": "not requested", "ter": "not requested", TOKENISED: "not requested"}
     assert found.chrf is found.ter is found.bleu_lowercased_tokenised is None
     monkeypatch.setattr(translation_metrics, "find_spec", lambda name: None)
     found = score_translations(GOOD, REFERENCES, "en", measures=[*CHEAP, TOKENISED])
@@ -133,7 +133,7 @@ TEXTS = st.lists(st.tuples(st.text(max_size=12), st.text(max_size=12)), min_size
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(WORDS), min_size=4, max_size=9).map(" ".join), min_size=1, max_size=6))
-def test_a_perfect_translation_scores_full_marks(lines):
+def test_a_perfect_translation_has_the_highest_score(lines):
     found = score_translations(lines, lines, "en")
     assert (found.bleu, found.chrf, found.ter) == (pytest.approx(100), pytest.approx(100), 0)
     assert found.bleu_lowercased_tokenised == pytest.approx(100)

@@ -55,11 +55,11 @@ def test_the_plan_and_the_training_go_by_one_rule(monkeypatch, training, compile
 
 
 def test_a_gpu_from_before_volta_is_planned_with_plain_steps():
-    kept = [name for name, device in DEVICES.items() if device.kind == "cuda" and not device.can_compile]
+    saved = [name for name, device in DEVICES.items() if device.kind == "cuda" and not device.can_compile]
     for chosen in ("auto", True):
-        assert not any(plan_of(DEVICES[name], max_minutes=60, compile=chosen).workload.is_compiled for name in kept)
-    assert "GTX 1050 Ti" in kept
-    assert "GTX 1650" not in kept
+        assert not any(plan_of(DEVICES[name], max_minutes=60, compile=chosen).workload.is_compiled for name in saved)
+    assert "GTX 1050 Ti" in saved
+    assert "GTX 1650" not in saved
     assert plan_of(find_device("T4"), max_minutes=60, compile="auto").is_compiled
     assert not make_plan(
         resolve("pretrain", "small", {"training": {"max_minutes": 60, "compile": "auto"}}),
@@ -103,23 +103,23 @@ def test_every_device_of_the_table_goes_by_the_rule():
     }
 
 
-def test_scores_of_a_generator_are_marked_plainly_also_in_compiled_steps():
+def test_logits_of_a_generator_are_not_compiled():
     replaced = {"objective": {"name": "replaced-token"}}
     plain, swift = (plan_of(settings=replaced, compile=chosen) for chosen in (False, True))
     assert swift.step_time.parts["logits"] == plain.step_time.parts["logits"]
     assert loss_bytes(swift.workload) == loss_bytes(plain.workload)
 
 
-def kept_inside(activation: str) -> int:
-    """How often compiled code keeps the inner width of a feed-forward part, as torch's own partition says."""
+def saved_inner(activation: str) -> int:
+    """How many tensors of the inner width compiled code saves, by torch's own partition."""
     from functorch.compile import aot_module, min_cut_rematerialization_partition
 
     config = resolve("pretrain", "tiny", {"model": {"activation": activation}}).model
-    rows, kept = 61, []  # as no weight has
+    rows, saved = 61, []  # as no weight has
 
     def forward(graph, inputs):
         (made,) = (node for node in graph.graph.nodes if node.op == "output")
-        kept.extend(node.meta["val"].shape for node in made.args[0][1:] if node.op == "call_function")
+        saved.extend(node.meta["val"].shape for node in made.args[0][1:] if node.op == "call_function")
         return graph
 
     compiled = aot_module(
@@ -129,7 +129,7 @@ def kept_inside(activation: str) -> int:
         partition_fn=min_cut_rematerialization_partition,
     )
     compiled(torch.randn(rows, config.hidden_size, requires_grad=True)).sum().backward()
-    return sum(shape[1] // config.intermediate_size for shape in kept if shape[0] == rows)
+    return sum(shape[1] // config.intermediate_size for shape in saved if shape[0] == rows)
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_compiled_code_keeps_of_the_inner_width_what_torch_says_it_keeps(activat
         load, model=load.model.model_copy(update={"intermediate_size": load.model.intermediate_size + 1})
     )
     a_text = layer_activations(with_more, with_more.stacks[0]) - layer_activations(load, load.stacks[0])
-    assert a_text == load.length * load.matmul_bytes * kept_inside(activation)
+    assert a_text == load.length * load.matmul_bytes * saved_inner(activation)
 
 
 def measured(name):
@@ -166,7 +166,7 @@ def attention_of(job, preset, length, **settings):
 def test_attention_over_padded_texts_reads_a_mask_in_tiles_where_it_looks_both_ways():
     both = attention_of("finetune", "small", 512)
     causal = attention_of("finetune", "small", 512, model={"architecture": "causal"})
-    assert both > 5 * causal  # padding stands after every token that a causal body asks for
+    assert both > 5 * causal  # padding is after every token of a causal backbone
     assert attention_of("finetune", "small", 65) == pytest.approx(attention_of("finetune", "small", 128))
     assert attention_of("finetune", "small", 64) < attention_of("finetune", "small", 65)
     assert attention_of("pretrain", "small", 512) < both  # blocks have no padding

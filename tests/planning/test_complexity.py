@@ -1,8 +1,8 @@
-"""Slopes, crossings and the table of theory."""
+"""Exponents, crossings and the table of theory."""
 
 import pytest
 
-from headstart.planning.complexity import KINDS, Point, crossings, growths, slope, summarise
+from headstart.planning.complexity import KINDS, Point, crossings, fit_exponent, growths, summarise
 from headstart.plots.complexity import draw_growth, growth_panels
 from headstart.reports.tables import complexity_tables, crossing_lines
 
@@ -25,13 +25,13 @@ WIDTHS = [law(kind, 256, size) for size in SIZES for kind in KINDS]
 
 
 def test_a_power_law_gives_back_its_power():
-    assert slope(SIZES, [size**1.7 for size in SIZES]) == pytest.approx(1.7)
+    assert fit_exponent(SIZES, [size**1.7 for size in SIZES]) == pytest.approx(1.7)
 
 
-def test_points_that_follow_theory_have_its_slopes_and_cross_at_n_equals_d():
+def test_points_that_follow_theory_have_its_exponents_and_cross_at_n_equals_d():
     for growth in growths(LENGTHS, WIDTHS):
         if KINDS[growth.kind].is_theory:
-            assert growth.time_slope == pytest.approx(growth.theory)
+            assert growth.time_exponent == pytest.approx(growth.theory)
     found = {crossing.other: crossing for crossing in crossings(LENGTHS)}
     assert found["recurrence"].length == pytest.approx(256)
     assert found["convolution"].length == pytest.approx(768)

@@ -24,7 +24,7 @@ def test_what_the_last_block_leaves_out_is_its_part_above_attention(preset, job)
 @pytest.mark.parametrize(
     ("job", "preset", "objective", "share"),
     [
-        ("pretrain", "lab", {}, 1.0),  # every token is asked
+        ("pretrain", "lab", {}, 1.0),  # every token has a label
         ("pretrain", "tiny", {}, 0.2),
         ("pretrain", "tiny", {"name": "masked-lm+next-sentence"}, 1.0),
         ("pretrain", "tiny", {"name": "replaced-token"}, 1.0),

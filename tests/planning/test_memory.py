@@ -20,16 +20,16 @@ def load_of(job="pretrain", preset="tiny", device="cpu", precision="float32", ba
     return make_workload(resolve(job, preset, changes), device, precision, batch=batch, length=length)
 
 
-def kept_bytes(load, objective):
+def saved_bytes(load, objective):
     """Bytes of distinct tensors that autograd keeps, weights and buffers aside."""
     model = build_model(load.model, load.vocab_size, load.heads)
     own = {weight.untyped_storage().data_ptr() for weight in [*model.parameters(), *model.buffers()]}
-    kept = {}
+    saved = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     sources = load.vocab_size if load.source_length else 0
@@ -37,7 +37,7 @@ def kept_bytes(load, objective):
     batch = objective.collate(texts.fetch(texts.batches(0)[0], 0), texts, torch.Generator())
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         objective.losses(model, batch)
-    return sum(size for size, _ in kept.values())
+    return sum(size for size, _ in saved.values())
 
 
 SHAPES = {
@@ -58,9 +58,9 @@ def test_a_layer_keeps_for_the_way_back_what_torch_says_it_keeps(shape):
         changes = {"model": {**body, "num_layers": layers}, "tokenizer": {"vocab_size": 64}}
         load = load_of(preset=preset, length=32, **changes)
         objective = make_objective(resolve("pretrain", preset).objective)
-        found.append(kept_bytes(load, objective))
-    kept = load.batch_size * layer_activations(load, load.stacks[0])
-    assert kept == pytest.approx(found[1] - found[0], rel=0.02)
+        found.append(saved_bytes(load, objective))
+    saved = load.batch_size * layer_activations(load, load.stacks[0])
+    assert saved == pytest.approx(found[1] - found[0], rel=0.02)
 
 
 TRANSLATOR = {"vocab_size": 64}
@@ -86,9 +86,9 @@ def test_both_stacks_of_a_translator_keep_what_torch_says_they_keep(shape, side,
     for layers in (1, 2):
         body = {"num_layers": 1, "num_decoder_layers": 1, **BOTH[shape], name: layers}
         load = load_of("finetune", "translate-tiny", length=32, model=body, tokenizer=TRANSLATOR)
-        found.append(kept_bytes(load, make_objective(resolve("finetune", "translate-tiny").objective)))
-    kept = load.batch_size * layer_activations(load, load.stacks[side])
-    assert kept == pytest.approx(found[1] - found[0], rel=0.03)
+        found.append(saved_bytes(load, make_objective(resolve("finetune", "translate-tiny").objective)))
+    saved = load.batch_size * layer_activations(load, load.stacks[side])
+    assert saved == pytest.approx(found[1] - found[0], rel=0.03)
 
 
 def test_averaged_weights_stand_beside_the_model():
@@ -142,6 +142,6 @@ def test_rivals_of_the_transformer_keep_what_torch_says_they_keep(kind):
     for layers in (1, 2):
         changes = {"model": {"architecture": kind, "num_layers": layers}, "tokenizer": {"vocab_size": 64}}
         load = load_of(length=32, **changes)
-        found.append(kept_bytes(load, make_objective(resolve("pretrain", "tiny").objective)))
-    kept = load.batch_size * layer_activations(load, load.stacks[0])
-    assert kept == pytest.approx(found[1] - found[0], rel=0.1)
+        found.append(saved_bytes(load, make_objective(resolve("pretrain", "tiny").objective)))
+    saved = load.batch_size * layer_activations(load, load.stacks[0])
+    assert saved == pytest.approx(found[1] - found[0], rel=0.1)

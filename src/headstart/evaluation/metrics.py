@@ -7,18 +7,18 @@ import numpy as np
 from headstart.results import Score
 
 BINS = 15  # of equal width, for the calibration error
-SMALLEST_PROBABILITY = 1e-7  # about what float32 can tell from 0; keeps one sure mistake from being infinite
+SMALLEST_PROBABILITY = 1e-7  # about the resolution of float32; bounds the loss of one confident mistake
 
 Metric = Callable[[np.ndarray, np.ndarray], float]  # of class indices (N,) and probabilities (N, C); NaN for N = 0
 
 
 def accuracy(truth: np.ndarray, probabilities: np.ndarray) -> float:
-    """The share of correct answers."""
+    """The fraction of correct predictions."""
     return float((_answers(probabilities) == truth).mean()) if len(truth) else float("nan")
 
 
 def macro_f1(truth: np.ndarray, probabilities: np.ndarray) -> float:
-    """The mean F1 of the classes that occur in the truth or among the answers."""
+    """The mean F1 of the classes that occur in the truth or among the predictions."""
     from sklearn.metrics import f1_score  # takes long to load
 
     if not len(truth):

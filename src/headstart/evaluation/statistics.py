@@ -1,7 +1,7 @@
-"""Is it more than luck? Intervals and tests over seeds and texts together, the same on every call.
+"""Confidence intervals and tests over seeds and texts together, the same on every call.
 
-An interval speaks of new seeds and new texts: it resamples both. A p-value speaks of these trained models on
-new texts. "Better" is said only when both agree.
+An interval is for new seeds and new texts: it resamples both. A p-value is for these trained models on new texts. The
+verdict is "better" only when both agree.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Verdict = Literal["better", "worse", "no difference shown"]
 def interval(values_by_seed: Sequence[float], correct: np.ndarray | None = None, rng_seed: int = 0) -> Interval:
     """The mean over seeds with its 95 % interval.
 
-    With `correct` (seeds, N), True where a text was answered rightly, seeds and texts are both resampled; for
+    With `correct` (seeds, N), True for a correct prediction, seeds and texts are both resampled; for
     one seed, texts alone. Without it the interval is Student's over the seeds, and unknown (NaN) for one seed.
     """
     values = np.asarray(values_by_seed, dtype=np.float64)
@@ -36,16 +36,18 @@ def interval(values_by_seed: Sequence[float], correct: np.ndarray | None = None,
         reach = float(stdtrit(seeds - 1, 0.975)) * spread / seeds**0.5 if seeds > 1 else float("nan")
         return Interval(mean, mean - reach, mean + reach, spread)
     low, high = _bootstrap(np.asarray(correct, dtype=np.float64), None, rng_seed)
-    surely = 0.025 ** (1 / correct.shape[1])  # resampling flawless answers finds no flaw: Clopper and Pearson (1934)
-    low = min(low, surely) if mean == 1.0 else max(low, 0.0)
-    high = max(high, 1 - surely) if mean == 0.0 else min(high, 1.0)
+    bound = 0.025 ** (
+        1 / correct.shape[1]
+    )  # a bootstrap of perfect predictions has no spread: Clopper and Pearson (1934)
+    low = min(low, bound) if mean == 1.0 else max(low, 0.0)
+    high = max(high, 1 - bound) if mean == 0.0 else min(high, 1.0)
     return Interval(mean, low, high, spread)
 
 
 def paired_test(
     arm: str, against: str, labels: int, correct_a: np.ndarray, correct_b: np.ndarray, rng_seed: int = 0
 ) -> PairedTest:
-    """`arm` set against `against`; `correct_a` and `correct_b` are (seeds, N) over the same texts.
+    """A test of `arm` against `against`; `correct_a` and `correct_b` are (seeds, N) over the same texts.
 
     With as many seeds on both sides row s of one is paired with row s of the other; otherwise each side's seeds
     are resampled on their own.
@@ -57,16 +59,15 @@ def paired_test(
     is_paired = len(first) == len(second) > 1
     spread = float((first.mean(axis=1) - second.mean(axis=1)).std(ddof=1)) if is_paired else 0.0
     difference = Interval(mean, max(low, -1.0), min(high, 1.0), spread)
-    # Whole numbers: the difference of a text's mean marks, times both seed counts.
+    # Integers: the difference of a text's mean scores, times both seed counts.
     p_value = _sign_flip(len(second) * first.sum(axis=0) - len(first) * second.sum(axis=0))
     return PairedTest(arm, against, labels, difference, p_value, _verdict(difference, p_value))
 
 
 def adjust(tests: Sequence[PairedTest]) -> list[PairedTest]:
-    """The tests of one comparison, with p-values raised for their number and verdicts drawn again.
+    """The tests of one comparison, with p-values and verdicts corrected for multiple testing.
 
-    The step-down rule of Holm (1979): the chance that any of the family says better or worse without cause stays
-    at 5 %, whatever their dependence. Intervals stay as they are, one by one.
+    The step-down procedure of Holm (1979) bounds the family-wise error rate at 5 %. Intervals are not corrected.
     """
     adjusted, highest = list(tests), 0.0
     for rank, index in enumerate(sorted(range(len(tests)), key=lambda index: tests[index].p_value)):
@@ -76,9 +77,9 @@ def adjust(tests: Sequence[PairedTest]) -> list[PairedTest]:
     return adjusted
 
 
-def first_epoch_reaching(curve: Sequence[CurvePoint], mark: float) -> float | None:
-    """The first epoch at which validation accuracy is at or over `mark`, or None if it never is."""
-    return next((point.epoch for point in curve if point.accuracy >= mark), None)
+def first_epoch_reaching(curve: Sequence[CurvePoint], target: float) -> float | None:
+    """The first epoch at which validation accuracy is at least `target`, or None."""
+    return next((point.epoch for point in curve if point.accuracy >= target), None)
 
 
 def _verdict(difference: Interval, p_value: float) -> Verdict:
@@ -90,8 +91,8 @@ def _verdict(difference: Interval, p_value: float) -> Verdict:
 def _bootstrap(first: np.ndarray, second: np.ndarray | None, rng_seed: int) -> tuple[float, float]:
     """The 95 % interval of mean(first) - mean(second) over new seeds and new texts.
 
-    Texts that every model answered alike are interchangeable, so counts of answer patterns are drawn instead of
-    texts: the same distribution, many times sooner.
+    Texts with equal predictions of all models are interchangeable, so counts of patterns are drawn instead of texts:
+    the same distribution, computed faster.
     """
     rng = np.random.default_rng(rng_seed)
     sides = [first]
@@ -108,18 +109,17 @@ def _bootstrap(first: np.ndarray, second: np.ndarray | None, rng_seed: int) -> t
         start += seeds
     draws = (effect * text_shares).sum(axis=1)
     mean = float(sum(side.mean() for side in sides))
-    low, high = mean + _stretch(sides, float(draws.var())) * (np.quantile(draws, [0.025, 0.975]) - mean)
+    low, high = mean + _widening(sides, float(draws.var())) * (np.quantile(draws, [0.025, 0.975]) - mean)
     return float(low), float(high)
 
 
-def _stretch(sides: list[np.ndarray], drawn: float) -> float:
-    """By how much resampling of few seeds must be stretched to hold what it promises; `drawn` is its variance.
+def _widening(sides: list[np.ndarray], drawn: float) -> float:
+    """The factor that widens a bootstrap interval of few seeds; `drawn` is the variance of its resamples.
 
-    Resamples of three seeds vary too little by a third, and three seeds tell little of how much seeds vary. So the
-    reach is made of the variance of the seeds' means and that of the texts' means, each times the square of its own
-    Student's quantile. Simulated with 2, 3 and 5 seeds that differ by luck alone, 0 to 5 of 100 verdicts are wrong;
-    plain resampling gets up to 30 wrong. The price is that few seeds show large differences only. One seed cannot
-    know its luck, so its interval speaks of texts alone.
+    The bootstrap underestimates the variance of three seeds by a third. So the half-width has the variances of the
+    seeds' means and of the texts' means, each times the square of its own Student's quantile. In simulations with 2, 3
+    and 5 seeds without a difference, 0 to 5 of 100 verdicts are wrong; with the plain bootstrap up to 30. The interval
+    of one seed covers texts alone.
     """
     means = [np.sum([side.mean(axis=0) for side in sides], axis=0), *(side.mean(axis=1) for side in sides)]
     reach = sum(
@@ -131,10 +131,10 @@ def _stretch(sides: list[np.ndarray], drawn: float) -> float:
 
 
 def _sign_flip(differences: np.ndarray) -> float:
-    """The exact two-sided p-value of whole-numbered paired differences, had each sign been a coin's throw.
+    """The exact two-sided p-value of a sign-flip permutation test of integer paired differences.
 
-    All flips at once instead of a sample of them: the distribution of the sum is the product of its parts'
-    characteristic functions, and one inverse Fourier transform.
+    The distribution of the sum over all flips is the inverse Fourier transform of the product of the parts'
+    characteristic functions.
     """
     sizes, counts = np.unique(np.abs(differences[differences != 0]), return_counts=True)
     if not len(sizes):
@@ -145,7 +145,7 @@ def _sign_flip(differences: np.ndarray) -> float:
     spectrum = np.ones(len(angles), dtype=np.complex128)
     for size, count in zip(sizes, counts, strict=True):
         spectrum *= ((1 + np.exp(-1j * angles * size)) / 2) ** count
-    chances = np.fft.irfft(spectrum, total + 1)  # of the sum of those that keep their sign, 0 ... total
+    probabilities = np.fft.irfft(spectrum, total + 1)  # of the sum of those that keep their sign, 0 ... total
     sums = np.abs(2 * np.arange(total + 1) - total)
-    extreme = float(chances[sums >= abs(int(differences.sum() // unit))].sum())
+    extreme = float(probabilities[sums >= abs(int(differences.sum() // unit))].sum())
     return float(np.clip(extreme, SMALLEST_P, 1.0))

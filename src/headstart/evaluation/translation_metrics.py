@@ -21,14 +21,14 @@ from headstart.results import Interval, TranslationScore, TranslationTest
 RESAMPLES = 1_000  # for an interval
 SHUFFLES = 10_000  # for a p-value
 SEED = 0
-# Scripts without spaces between words are split into characters, Chinese as sacreBLEU advises; the signature tells.
+# Scripts without spaces between words are split into characters, Chinese as sacreBLEU advises; see the signature.
 TOKENIZERS = {"zh": "zh", "ja": "char", "th": "char", "km": "char", "lo": "char", "my": "char", "dz": "char"}
 TOKENISED = "bleu_lowercased_tokenised"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric of sacreBLEU for a language, and what is done to texts before."""
+    """A metric of sacreBLEU for a language, and the preparation of texts for it."""
 
     metric: Callable[[str], Any]
     prepare: Callable[[Sequence[str], str], Sequence[str]] = lambda texts, language: texts
@@ -43,7 +43,7 @@ class Measure:
         return f"the package {self.needs} is not installed: pip install 'headstart[translate]'"
 
     def signature(self, metric: Any, language: str) -> str:
-        """How a score was counted, after the metric has read its references."""
+        """The signature of a score, after the metric has read its references."""
         before = f"|before:{self.before}-{_base(language)},{self.needs}-{version(self.needs)}" if self.before else ""
         return f"{metric.get_signature()}{before}"
 
@@ -97,7 +97,7 @@ def score_translations(
     """
     _require_same_length(hypotheses, references)
     wanted = {name: pick(MEASURES, name, "measure") for name in dict.fromkeys(["bleu", *measures])}
-    left_out = {name: "not asked for" for name in MEASURES if name not in wanted}
+    left_out = {name: "not requested" for name in MEASURES if name not in wanted}
     left_out |= {name: why for name, measure in wanted.items() if (why := measure.absence())}
     values: dict[str, float] = {}
     intervals, signatures = {}, {}

@@ -1,4 +1,4 @@
-"""How the cost of reading grows with length and width: the table of Vaswani et al. (2017), and slopes to check it by.
+"""Cost of a layer by length and width: the table of Vaswani et al. (2017), and exponents fitted to measurements.
 
 n is the length of a text in tokens, d the width of its vectors, k the kernel of a convolution.
 """
@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 KERNEL = 3
-LARGEST = 4  # sizes on which a slope is fitted
+LARGEST = 4  # sizes to which an exponent is fitted
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """One way to read a text: operations, steps that must wait for each other, longest path between two tokens."""
+    """A type of layer: operations, sequential steps, longest path between two tokens."""
 
     name: str
     operations: str
     sequential: str
     path: str
-    length_slope: float  # the power of n in the operations
-    width_slope: float  # the power of d
+    length_exponent: float  # the power of n in the operations
+    width_exponent: float  # the power of d
     is_theory: bool = True  # a row of the published table
 
 
@@ -56,27 +56,27 @@ class Point:
 
 @dataclass(frozen=True)
 class Growth:
-    """How one kind grows along one axis: the power measured and the power in theory."""
+    """The measured and the theoretical exponent of one type of layer along one axis."""
 
     kind: str
     axis: str  # "length" or "width"
-    time_slope: float
-    memory_slope: float
+    time_exponent: float
+    memory_exponent: float
     theory: float
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """The length from which self-attention takes longer than another kind at one width; beyond the sweep if told so."""
+    """The length from which self-attention takes longer than another type of layer at one width."""
 
     other: str
     length: float
-    is_measured: bool  # False = where the fitted lines would meet
+    is_measured: bool  # False = extrapolated from the fitted lines
 
 
 @dataclass(frozen=True)
 class Complexity:
-    """The three ways to read, in theory and as measured on one machine."""
+    """The types of layers in theory and as measured on one machine."""
 
     machine: str
     width: int  # of the sweep over lengths
@@ -94,8 +94,8 @@ class Complexity:
         return {"theory": [asdict(kind) for kind in KINDS.values()], **content}
 
 
-def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The power with which values grow, fitted on the largest few sizes, where constants no longer count."""
+def fit_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The exponent of a power law, fitted to the largest few sizes, where constants no longer count."""
     keep = min(LARGEST, max(2, (len(sizes) + 1) // 2))
     return float(np.polyfit(np.log(sizes[-keep:]), np.log(np.maximum(values[-keep:], 1e-12)), 1)[0])
 
@@ -107,20 +107,20 @@ def along(points: Sequence[Point], kind: str, axis: str) -> tuple[list[int], lis
 
 
 def growths(lengths: Sequence[Point], widths: Sequence[Point]) -> list[Growth]:
-    """Fitted and theoretical powers of every kind on both axes."""
+    """Fitted and theoretical exponents of every type on both axes."""
     found = []
     for kind in KINDS.values():
         for axis, points in (("length", lengths), ("width", widths)):
             sizes, own = along(points, kind.name, axis)
             if len(own) > 1:
-                times = slope(sizes, [point.seconds for point in own])
-                memory = slope(sizes, [float(point.peak_bytes) for point in own])
-                found.append(Growth(kind.name, axis, times, memory, getattr(kind, f"{axis}_slope")))
+                times = fit_exponent(sizes, [point.seconds for point in own])
+                memory = fit_exponent(sizes, [float(point.peak_bytes) for point in own])
+                found.append(Growth(kind.name, axis, times, memory, getattr(kind, f"{axis}_exponent")))
     return found
 
 
 def crossings(lengths: Sequence[Point]) -> list[Crossing]:
-    """Where self-attention's time passes the others', read between points or from the fitted lines."""
+    """Lengths from which self-attention takes longer than other types, interpolated or extrapolated."""
     sizes, own = along(lengths, "self-attention", "length")
     found = []
     for other in ("recurrence", "convolution"):
@@ -133,9 +133,9 @@ def crossings(lengths: Sequence[Point]) -> list[Crossing]:
 
 
 def _zero(x: np.ndarray, gap: np.ndarray) -> tuple[float, bool]:
-    """Where a gap on a log axis last turns from below zero to above, else where its last slope would bring it.
+    """The last zero crossing of a gap on a log axis, interpolated, else extrapolated from the last points.
 
-    A gap above zero everywhere is given as crossing at the smallest size.
+    A gap above zero everywhere crosses at the smallest size.
     """
     if (gap >= 0).all():
         return float(np.exp(x[0])), True
@@ -149,5 +149,5 @@ def _zero(x: np.ndarray, gap: np.ndarray) -> tuple[float, bool]:
 
 
 def summarise(machine: str, width: int, length: int, lengths: list[Point], widths: list[Point]) -> Complexity:
-    """Measured points with what they say."""
+    """The measured points with their exponents and crossings."""
     return Complexity(machine, width, length, lengths, widths, growths(lengths, widths), crossings(lengths))

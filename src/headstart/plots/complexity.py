@@ -73,7 +73,7 @@ def _line(content: Mapping[str, Any], layer: Mapping[str, Any], axis: str, value
     sizes = np.array([point[axis] for point in points], dtype=float)
     values = np.array([point[value] for point in points], dtype=float) * scale
     growth = next(row for row in content["growths"] if row["kind"] == name and row["axis"] == axis)
-    exponent = growth["time_slope" if value == "seconds" else "memory_slope"]
+    exponent = growth["time_exponent" if value == "seconds" else "memory_exponent"]
     theory = values[-1] * (sizes / sizes[-1]) ** growth["theory"]
     return Line(name, PALETTE[COLOURS[name]], sizes, values, theory, exponent, layer["is_theory"])
 

@@ -251,8 +251,8 @@ def complexity_tables(content: Mapping[str, Any]) -> list[Table]:
         "layer": "{kind}",
         "along": "{axis} {symbol}",
         "exponent in theory": "{theory:g}",
-        "of time": "{time_slope:.2f}",
-        "of memory": "{memory_slope:.2f}",
+        "of time": "{time_exponent:.2f}",
+        "of memory": "{memory_exponent:.2f}",
     }
     rows = [[times[length]["length"], *(times[length][name] for name in types)] for length in sorted(times)]
     title = f"milliseconds forward + backward at d = {content['width']}"
