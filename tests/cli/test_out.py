@@ -1,4 +1,4 @@
-"""Where a run goes that was not told: a new folder in runs/, called after its parts."""
+"""Without --out a run is written to a new folder in runs/, named after its parts."""
 
 from pathlib import Path
 
@@ -21,12 +21,12 @@ from headstart.errors import ConfigError
         (["base", "été.tsv"], "base-été"),
     ],
 )
-def test_a_run_is_called_after_its_parts(tmp_path, monkeypatch, parts, name):
+def test_a_run_is_named_after_its_parts(tmp_path, monkeypatch, parts, name):
     monkeypatch.chdir(tmp_path)
     assert new_folder(Path("runs"), *parts) == Path("runs") / name
 
 
-def test_what_is_there_is_left_as_it_is(tmp_path, monkeypatch):
+def test_existing_folders_are_not_reused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for taken in ("base-a", "base-a-2"):
         (tmp_path / "runs" / taken).mkdir(parents=True)
@@ -34,7 +34,7 @@ def test_what_is_there_is_left_as_it_is(tmp_path, monkeypatch):
     assert new_folder(Path("runs"), "base", "a.tsv") == Path("runs/base-a-4")
 
 
-def test_a_folder_is_called_by_its_name_wherever_one_stands(tmp_path, monkeypatch):
+def test_a_folder_is_named_whatever_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "books").mkdir()
     monkeypatch.chdir(tmp_path / "books")
     assert new_folder(Path("runs"), "base", ".") == Path("runs/base-books")
@@ -56,13 +56,13 @@ def test_the_commands_say_where_the_run_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("a small text of our own, read again and again\n\n" * 60)
     rows = "".join(f"a {'fine' if n % 2 else 'poor'} text {n}\t{'yes' if n % 2 else 'no'}\n" for n in range(40))
-    (tmp_path / "opinions.tsv").write_text("text\tlabel\n" + rows)
+    (tmp_path / "reviews.tsv").write_text("text\tlabel\n" + rows)
     small = ["--set", "model.num_layers=1", "--set", "model.hidden_size=16", "--set", "model.num_heads=1"]
     read = ["pretrain", "corpus.txt=2", "--steps", "2", "--set", "tokenizer.vocab_size=300", *small]
     for words, place in (
         (read, "runs/corpus"),
         (read, "runs/corpus-2"),
-        (["finetune", "runs/corpus", "opinions.tsv", "--steps", "2"], "runs/corpus-opinions"),
+        (["finetune", "runs/corpus", "reviews.tsv", "--steps", "2"], "runs/corpus-reviews"),
     ):
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output
@@ -72,9 +72,9 @@ def test_the_commands_say_where_the_run_is(tmp_path, monkeypatch):
         'title = "own"\npreset = "tiny"\n[model]\nnum_layers = 1\nhidden_size = 16\nnum_heads = 1\n[tokenizer]\nvocab_size = 300\n'
         '[texts.own]\npath = "corpus.txt"\n[[stages]]\nname = "one"\nmix = { own = 1 }\ntraining = { max_steps = 2 }\n'
     )
-    for _ in range(2):  # given again it goes on, and is finished
+    for _ in range(2):  # the same command continues the run, which is finished then
         result = CliRunner().invoke(app, ["pretrain", "--recipe", "made.toml"])
         assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
-        "corpus", "corpus-2", "corpus-opinions", "made",
+        "corpus", "corpus-2", "corpus-reviews", "made",
     ]  # fmt: skip

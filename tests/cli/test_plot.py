@@ -26,7 +26,7 @@ def world(tmp_path_factory):
     return folder
 
 
-def test_the_doors_load_without_torch_or_matplotlib():
+def test_the_command_line_loads_without_torch_or_matplotlib():
     code = "import headstart.cli.app, sys; "
     check = "assert not {'torch', 'matplotlib', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code + check]).returncode == 0
@@ -46,7 +46,7 @@ def test_attention_prints_its_arrays_as_json(world):
 
 
 @pytest.mark.slow
-def test_pictures_are_drawn_where_they_are_asked_for(world, tmp_path):
+def test_plots_are_written_to_out(world, tmp_path):
     done = call("plot", "attention", world / "base", "a film", "--out", tmp_path / "a.html")
     assert f"plotted in {tmp_path / 'a.html'}" in done.output
     call("plot", "masks", "--max-length", 6, "--out", tmp_path / "m.svg")
@@ -69,7 +69,7 @@ def test_masks_positions_and_heads_print_json_too(world):
     assert study["attention_heads"][0]["low"] is None  # one part has no interval, and JSON no NaN
 
 
-def test_a_picture_without_a_place_is_a_problem_with_a_hint():
+def test_a_plot_without_a_file_is_an_error_with_a_hint():
     with pytest.raises(HeadstartError) as caught:
         call("plot", "masks")
     assert "--out" in caught.value.hint
