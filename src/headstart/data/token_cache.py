@@ -57,7 +57,8 @@ class Shard:
 
     def records(self) -> NDArray[Any]:
         """The end, hash and size of each document."""
-        return np.load(self.files[0], mmap_mode="r")
+        found: NDArray[Any] = np.load(self.files[0], mmap_mode="r")
+        return found
 
 
 class TokenStream:
@@ -79,7 +80,8 @@ class TokenStream:
         self._tokens = lru_cache(maxsize=MOST_OPEN)(lambda number: np.load(self.shards[number].files[1], mmap_mode="r"))
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        found: int = self._ends[-1]
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenStream, (self.shards, self.excluded.tolist())
@@ -162,7 +164,8 @@ def default_cache() -> Path:
 
 def is_held_out(hashes: Hashes) -> NDArray[np.bool_]:
     """Which documents are for validation; the last digit of a hash, by which datasets are split, plays no part."""
-    return hashes // np.uint64(10) % np.uint64(HELD_OUT) == 0
+    found: NDArray[np.bool_] = hashes // np.uint64(10) % np.uint64(HELD_OUT) == 0
+    return found
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,8 @@ class _LabEngine:
         return [[self.ids.get(piece, 3) for piece in pieces] for pieces in split]
 
     def decode(self, ids: list[int]) -> str:
-        return self.processor.decode_pieces([self.tokens[number] for number in ids])
+        found: str = self.processor.decode_pieces([self.tokens[number] for number in ids])
+        return found
 
     def id_to_token(self, number: int) -> str:
         return self.tokens[number]

@@ -162,10 +162,12 @@ def readable(piece: str) -> str:
 def entropy(weights: np.ndarray) -> np.ndarray:
     """Entropy of each row in bits: 0 = one key, log2(S) = uniform attention; (..., T, S) to (..., T)."""
     safe = np.where(weights > 0, weights, 1.0)
-    return -(weights * np.log2(safe)).sum(axis=-1)
+    found: np.ndarray = -(weights * np.log2(safe)).sum(axis=-1)
+    return found
 
 
 def mean_distance(weights: np.ndarray) -> np.ndarray:
     """Mean distance in tokens between query and key, weighted by attention; (..., T, S) to (..., T)."""
     queries, keys = np.arange(weights.shape[-2])[:, None], np.arange(weights.shape[-1])[None, :]
-    return (weights * np.abs(queries - keys)).sum(axis=-1)
+    found: np.ndarray = (weights * np.abs(queries - keys)).sum(axis=-1)
+    return found

@@ -389,7 +389,8 @@ def _rms_norm(norm: nn.RMSNorm, scale: float) -> Function:
 
     def normed(x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x / length.hypot_(least)).mul_(gain)
+        output: Tensor = (x / length.hypot_(least)).mul_(gain)
+        return output
 
     return normed
 

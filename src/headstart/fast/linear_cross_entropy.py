@@ -113,7 +113,8 @@ def _apply(
     rows: int,
 ) -> tuple[Tensor, Tensor]:
     needs_grad = _needs_grad(hidden, weight, bias)
-    return _ChunkedLoss.apply(hidden, weight, bias, compute_chunk, rows, needs_grad)  # type: ignore[no-untyped-call]
+    output: tuple[Tensor, Tensor] = _ChunkedLoss.apply(hidden, weight, bias, compute_chunk, rows, needs_grad)  # type: ignore[no-untyped-call]
+    return output
 
 
 def _needs_grad(*inputs: Tensor | None) -> bool:

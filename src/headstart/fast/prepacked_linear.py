@@ -47,7 +47,8 @@ class PrepackedLinear(nn.Module):
         """(..., in) to (..., out)."""
         if self.packed is None or x.dtype != torch.float32 or (self.is_small and x.numel() == x.shape[-1]):
             return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return output
 
 
 class PrepackedLanguageHead(LanguageHead):

@@ -182,7 +182,7 @@ class Search:
         penalty to come. A score equal to the worst in the pool is no gain: of equal scores the first one stays.
         """
         best = self.totals.max(axis=1)
-        done = best == -np.inf
+        done: np.ndarray = best == -np.inf
         if self.beam.stops_early:
             largest = np.maximum(self.penalties[step + 2], self.penalties[self.limits])
             done |= self.pool.worst() >= best / largest

@@ -84,7 +84,8 @@ class Classifier:
 
 def mean_probabilities(ensemble: Sequence[Classifier], examples: Sequence[Example]) -> np.ndarray:
     """The mean of the members' probabilities (N, C)."""
-    return np.mean([member.probabilities(examples) for member in ensemble], axis=0)
+    found: np.ndarray = np.mean([member.probabilities(examples) for member in ensemble], axis=0)
+    return found
 
 
 # --- Predicting -----------------------------------------------------------------------------------------------------
@@ -192,4 +193,5 @@ def log_odds(logits: np.ndarray, label: int) -> np.ndarray:
     exact = logits.astype(np.float64)
     others = np.delete(exact, label, axis=1)
     top = others.max(axis=1, keepdims=True)
-    return exact[:, label] - top[:, 0] - np.log(np.exp(others - top).sum(axis=1))
+    found: np.ndarray = exact[:, label] - top[:, 0] - np.log(np.exp(others - top).sum(axis=1))
+    return found

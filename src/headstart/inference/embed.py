@@ -228,7 +228,8 @@ def nearest_texts(
 def _directions(encoder: Encoder, texts: list[str]) -> np.ndarray:
     """Unit vectors (N, D)."""
     vectors = np.stack(encoder.vectors(encoder.rows(texts)[0]))  # (N, D)
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    found: np.ndarray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return found
 
 
 def contextual_vectors(

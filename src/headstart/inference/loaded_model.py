@@ -288,7 +288,8 @@ def read_fingerprints(path: Path) -> np.ndarray:
     if (path / PACKED_FINGERPRINTS).exists():
         return unpack_fingerprints((path / PACKED_FINGERPRINTS).read_bytes())
     if (path / FINGERPRINTS).exists():
-        return np.load(path / FINGERPRINTS, allow_pickle=False)
+        found: np.ndarray = np.load(path / FINGERPRINTS, allow_pickle=False)
+        return found
     return np.zeros(0, np.uint64)
 
 

@@ -190,7 +190,8 @@ class EncoderDecoderBackbone(Backbone):
             output_attentions=output_attentions,
         )
         if not output_attentions:
-            return hidden
+            output: Tensor | BackboneOutput = hidden
+            return output
         return BackboneOutput(hidden, attentions, cross_attentions, encoder_attentions)
 
     def new_cache(self, batch: Batch, capacity: int) -> KVCache:

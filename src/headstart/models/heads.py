@@ -68,7 +68,8 @@ class HeadTransform(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., D) in and out."""
-        return self.norm(self.activation(self.dense(hidden)))
+        output: Tensor = self.norm(self.activation(self.dense(hidden)))
+        return output
 
 
 class LanguageHead(nn.Module):
@@ -156,7 +157,8 @@ class ClassHead(nn.Module):
         pooled = self.dropout(pooled)
         if self.dense is not None:
             pooled = self.dropout(F.gelu(self.dense(pooled)))
-        return self.classifier(pooled)
+        output: Tensor = self.classifier(pooled)
+        return output
 
 
 class PairHead(nn.Module):
@@ -171,7 +173,8 @@ class PairHead(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch, backbone: Backbone) -> Tensor:
         """Logits (B, 2)."""
-        return self.classifier(backbone.pooled(hidden) if self.has_pooler else hidden[:, 0])
+        output: Tensor = self.classifier(backbone.pooled(hidden) if self.has_pooler else hidden[:, 0])
+        return output
 
 
 class ReplacedHead(nn.Module):
@@ -187,7 +190,8 @@ class ReplacedHead(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch, backbone: Backbone) -> Tensor:
         """Logits (B, T); above zero means replaced."""
-        return self.classifier(F.gelu(self.dense(hidden))).squeeze(-1)
+        output: Tensor = self.classifier(F.gelu(self.dense(hidden))).squeeze(-1)
+        return output
 
 
 class GeneratorHead(nn.Module):

@@ -41,7 +41,8 @@ class RecurrentBackbone(Backbone):
             packed = pack_padded_sequence(norm(hidden), lengths, batch_first=True, enforce_sorted=False)
             update, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=hidden.shape[1])
             hidden = hidden + self.dropout(update)
-        return self.final_norm(select_positions(hidden, output_positions))
+        output: Tensor = self.final_norm(select_positions(hidden, output_positions))
+        return output
 
 
 class ConvolutionalBackbone(Backbone):
@@ -73,4 +74,5 @@ class ConvolutionalBackbone(Backbone):
         for convolution, norm in zip(self.convs, self.norms, strict=True):
             update = convolution((norm(hidden) * mask).transpose(1, 2)).transpose(1, 2)
             hidden = hidden + self.dropout(F.glu(update, dim=-1))
-        return self.final_norm(select_positions(hidden, output_positions))
+        output: Tensor = self.final_norm(select_positions(hidden, output_positions))
+        return output

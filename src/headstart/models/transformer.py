@@ -111,12 +111,14 @@ class Embedding(nn.Module):
         if self.token_type_embedding is not None:
             types = self.token_type_embedding
             hidden = hidden + (types.weight[0] if token_types is None else types(token_types))
-        return self.dropout(self.norm(hidden))
+        output: Tensor = self.dropout(self.norm(hidden))
+        return output
 
     def position_vectors(self, positions: Positions) -> Tensor | None:
         """The vectors (T, D) or (B, T, D) that are added at `positions`; None if positions are rotary or unused."""
         if self.sinusoids is not None:
-            return self.sinusoids(positions)
+            output: Tensor | None = self.sinusoids(positions)
+            return output
         if self.position_embedding is None:
             return None
         length, limit = count_positions(positions), self.config.max_position_embeddings
@@ -278,7 +280,8 @@ class FeedForward(nn.Module):
             inner = self.activation(gate) * value
         else:
             inner = self.activation(inner)
-        return self.down_proj(self.dropout(inner))
+        output: Tensor = self.down_proj(self.dropout(inner))
+        return output
 
 
 class Block(nn.Module):

@@ -189,4 +189,5 @@ def can_teach(teacher: Objective, student: Objective) -> bool:
 def distill(objective: Objective, distillation: Distillation) -> Objective:
     """The objective with teachers."""
     settings = {each.name: getattr(objective, each.name) for each in dataclasses.fields(objective)}
-    return DISTILLED[type(objective)](**settings, distillation=distillation)
+    found: Objective = DISTILLED[type(objective)](**settings, distillation=distillation)
+    return found

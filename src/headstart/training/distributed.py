@@ -110,7 +110,8 @@ class ProcessGroup(Processes):
         dist.broadcast_object_list(sent, src=0)
         if isinstance(sent[0], Failure):
             raise sent[0].error()
-        return sent[0]
+        found: T = sent[0]
+        return found
 
     @contextmanager
     def raise_on_all(self) -> Iterator[None]:
@@ -226,7 +227,8 @@ def _destroy_group(processes: Processes) -> None:
 @lru_cache(maxsize=1)
 def _store(info: RankInfo) -> Store:
     """The key-value store of all processes; without torchrun the main process serves it until it ends."""
-    return next(rendezvous("env://", info.rank, info.count, timeout=RENDEZVOUS))[0]
+    found: Store = next(rendezvous("env://", info.rank, info.count, timeout=RENDEZVOUS))[0]
+    return found
 
 
 def _fresh_prefix(store: Store, info: RankInfo) -> str:
@@ -355,7 +357,8 @@ class DDPStrategy(SingleDevice):
         if self._ddp is None:
             self._ddp = self._wrap(objective, batch)
         with nullcontext() if is_last else self._ddp.no_sync():
-            return self._ddp(lambda model: objective.losses(model, batch))
+            found: dict[str, Loss] = self._ddp(lambda model: objective.losses(model, batch))
+            return found
 
     def _wrap(self, objective: Objective, batch: Batch) -> DistributedDataParallel:
         """DDP that knows whether some weights (such as a pooler) do not affect the losses; a search at each step takes time."""
@@ -398,12 +401,13 @@ class FSDPStrategy(SingleDevice):
 
     def losses(self, objective: Objective, batch: Batch, is_last: bool) -> dict[str, Loss]:
         """The loss of each head on this process's rows."""
-        return self._root(lambda model: objective.losses(model, batch))
+        found: dict[str, Loss] = self._root(lambda model: objective.losses(model, batch))
+        return found
 
     def read(self, work: Callable[[Model], T]) -> T:
         """What `work` returns; weights outside of blocks are gathered meanwhile, and each block gathers its own."""
         with torch.no_grad():
-            found = self._root(work)
+            found: T = self._root(work)
         self._root.reshard()
         return found
 

@@ -24,7 +24,8 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     for _ in range(ITERATIONS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return (x.mT if is_tall else x).to(matrices.dtype)
+    output: Tensor = (x.mT if is_tall else x).to(matrices.dtype)
+    return output
 
 
 def split_joint(matrix: Tensor) -> list[Tensor]:
@@ -36,7 +37,8 @@ def split_joint(matrix: Tensor) -> list[Tensor]:
 
 def _step_size(learning_rate: float, shape: Sequence[int]) -> float:
     """The factor that makes steps about as large as AdamW's, so that one learning rate serves both (Liu et al., 2025)."""
-    return learning_rate * 0.2 * max(shape) ** 0.5
+    found: float = learning_rate * 0.2 * max(shape) ** 0.5
+    return found
 
 
 class Muon(torch.optim.Optimizer):
@@ -100,4 +102,5 @@ class Muon(torch.optim.Optimizer):
         state = self.state[weight]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(weight)
-        return state["momentum"]
+        output: Tensor = state["momentum"]
+        return output

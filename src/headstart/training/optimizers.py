@@ -52,7 +52,8 @@ class Optimizers:
         """The weight that a named tensor of the state belongs to."""
         number, index, _ = name.split(".", 2)
         weights = [weight for group in self.parts[int(number)].param_groups for weight in group["params"]]
-        return weights[int(index)]
+        output: Tensor = weights[int(index)]
+        return output
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state that `tensors` returned."""

@@ -190,7 +190,8 @@ def cudnn_attention() -> Iterator[None]:
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the device has bfloat16 arithmetic, which is faster than float32 then."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        found: bool = torch.cuda.is_bf16_supported(including_emulation=False)
+        return found
     return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 

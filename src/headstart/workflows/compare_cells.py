@@ -130,7 +130,8 @@ class FitState:
             return None
         parts, content = found
         trainer.load(parts, content["training"])
-        return content["extra"]
+        result: dict[str, Any] | None = content["extra"]
+        return result
 
     def save(self, trainer: Trainer, extra: dict[str, Any] | None = None) -> None:
         """Write a checkpoint from which the fit continues bit for bit."""
