@@ -134,7 +134,7 @@ def imdb():
     "base", [name for name in NAMES if name.startswith("en-") and name not in TRANSLATORS], indirect=True
 )
 def test_an_english_base_has_read_neither_valid_nor_test_of_imdb(base, imdb):
-    """Every hash is asked for, in the short form too; that most of train is found shows that the question can fail."""
+    """Looks up every hash, in the short form too; that most of train is found shows that the test can fail."""
     seen = loaded(base.name).train_fingerprints
     assert is_contaminated(hashes(imdb.texts("train")), seen).mean() > 0.9
     for split in ("valid", "test"):

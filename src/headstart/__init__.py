@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headstart.workflows.evaluate import evaluate as evaluate
     from headstart.workflows.finetune import finetune as finetune
     from headstart.workflows.finetune import swap_heads as swap_heads
-    from headstart.workflows.pack import pack as pack
+    from headstart.workflows.package import package as package
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.recipe import run_recipe as run_recipe
     from headstart.workflows.resume import resume as resume
@@ -61,7 +61,7 @@ _PUBLIC = {
     "contextual_vectors": "headstart.inference.embed",
     "embed": "headstart.inference.embed",
     "load_model": "headstart.inference.loaded_model",
-    "pack": "headstart.workflows.pack",
+    "package": "headstart.workflows.package",
     "predict": "headstart.inference.classify",
     "pretrain": "headstart.workflows.pretrain",
     "nearest_texts": "headstart.inference.embed",

@@ -12,7 +12,7 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.reports.comparison import headline
 from headstart.workflows.compare import read_comparison
-from headstart.workflows.pack import pack
+from headstart.workflows.package import package
 from tests.helpers.datasets import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
 
 FAST = merge(QUICK, {"training": {"batch_size": 8}, "optimizer": {"learning_rate": 0.01}})
@@ -38,7 +38,7 @@ def world(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_language_model_is_marked_in_perplexity(world):
+def test_a_language_model_is_evaluated_by_perplexity(world):
     found = json.loads(call("evaluate", world / "base", world / "corpus.txt", "--json"))
     assert found["perplexity"] > 1
     assert 0 <= found["accuracy"] <= 1
@@ -47,7 +47,7 @@ def test_a_language_model_is_marked_in_perplexity(world):
 
 
 @pytest.mark.slow
-def test_a_causal_model_is_marked_in_bits_per_byte(world, tmp_path):
+def test_a_causal_model_is_evaluated_by_bits_per_byte(world, tmp_path):
     words = flags(merge(QUICK, {"optimizer": {"learning_rate": 0.01}}))
     corpus = world / "corpus.txt"
     call("pretrain", corpus, "--objective", "causal-lm", "--steps", 80, "--out", tmp_path / "lm", *words)
@@ -56,7 +56,7 @@ def test_a_causal_model_is_marked_in_bits_per_byte(world, tmp_path):
     assert found["perplexity"] < 30
 
 
-def test_a_classifier_learns_and_its_leaks_are_told(world):
+def test_a_classifier_learns_and_its_leaks_are_counted(world):
     found = json.loads(call("evaluate", world / "tuned", world / "table.tsv", "--json"))
     assert found["count"] == 120
     assert found["accuracy"] > 0.8
@@ -146,10 +146,10 @@ def test_a_comparison_that_died_goes_on_where_it_was(world, tmp_path):
     settings = {"training": {**FAST["training"], "max_epochs": 1}}
     with pytest.raises(InterruptedError):
         hs.compare(str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings, on_event=die)
-    kept = {path: path.stat().st_mtime_ns for path in (out / "arms").iterdir()}
-    assert len(kept) == 3
+    before = {path: path.stat().st_mtime_ns for path in (out / "arms").iterdir()}
+    assert len(before) == 3
     found = hs.resume(out)
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert {path: path.stat().st_mtime_ns for path in before} == before
     whole = hs.compare(str(world / "table.tsv"), [str(world / "base")], tmp_path / "whole", seeds=2, settings=settings)
     assert [arm.accuracy for arm in found.arms] == [arm.accuracy for arm in whole.arms]
 
@@ -188,7 +188,7 @@ def test_the_demo_runs_small_from_audit_to_report(world, tmp_path, monkeypatch):
     monkeypatch.setattr("headstart.workflows.demo.DATA", "rotten-tomatoes")  # the shorter reviews
     monkeypatch.setattr("headstart.workflows.demo.LENGTH", 32)
     monkeypatch.setattr("headstart.workflows.demo.SHIPPED_LENGTH", 48)
-    pack(str(world / "base"), "xx-ready", tmp_path / "bases")
+    package(str(world / "base"), "xx-ready", tmp_path / "bases")
     monkeypatch.setenv("HEADSTART_BASES", str(tmp_path / "bases"))
     out = tmp_path / "demo"
     words = ["--minutes", "0.05", "--seeds", 1, "--train-size", 40, "--epochs", 2, "--base", "xx-ready"]
@@ -289,7 +289,7 @@ def test_a_run_can_be_watched_in_tensorboard(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_bases_of_one_name_are_told_apart_and_each_has_its_own_twin(world, tmp_path):
+def test_bases_of_one_name_are_distinct_and_each_has_its_own_control(world, tmp_path):
     words = flags(merge(QUICK, {"optimizer": {"learning_rate": 0.01}}))
     for name, objective in (("a", "causal-lm"), ("b", "masked-lm")):
         base = tmp_path / name / "base"

@@ -1,4 +1,4 @@
-"""A comparison that dies loses nothing: its finished models are kept, and the one under way goes on where it was."""
+"""A comparison that dies loses nothing: its finished models are not trained again, and the current one is resumed."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def outcome(out):
 
 
 class Watch:
-    """What happens, by fit: the steps that were told or marked; it dies when the fit of a number saves at a step."""
+    """What happens, by fit: the steps that were reported or evaluated; it dies when the fit of a number saves at a step."""
 
     def __init__(self, fit=-1, step=0, die=None):
         self.fit, self.step, self.die, self.steps = fit, step, die, []
@@ -117,8 +117,8 @@ def test_the_fit_under_way_goes_on_from_where_it_was_saved(world, tmp_path, plai
     watch = Watch()
     hs.resume(tmp_path / "died", watch)
     assert watch.steps[:fit] == [[]] * fit  # finished before, and not trained again
-    assert min(watch.steps[fit]) > 6  # neither its first step nor the marks before it
-    assert all(min(steps) == 0 for steps in watch.steps[fit + 1 :])  # a model marks itself before any step
+    assert min(watch.steps[fit]) > 6  # neither its first step nor the evaluations before it
+    assert all(min(steps) == 0 for steps in watch.steps[fit + 1 :])  # a model is evaluated before any step
     assert outcome(tmp_path / "died") == outcome(tmp_path / "whole")
 
 
@@ -165,8 +165,8 @@ def test_a_comparison_whose_resume_dies_before_any_file_call_loses_nothing(tmp_p
 
     work(tmp_path / "whole")
     with pytest.raises(InterruptedError):
-        work(tmp_path / "begun", on_event=Watch(0, 2, interrupt))
-    for run in deaths(tmp_path / "begun", least=60):
+        work(tmp_path / "started", on_event=Watch(0, 2, interrupt))
+    for run in deaths(tmp_path / "started", least=60):
         hs.resume(run)
         assert outcome(run) == outcome(tmp_path / "whole"), run
 
@@ -175,14 +175,14 @@ def test_state_that_a_finished_fit_left_behind_is_not_taken_for_the_next_one_s(w
     """As after a death between a fit's result and the removal of its state; both are fits of one arm."""
     work, run = jobs(world)["folds and ensemble"], tmp_path / "died"
     work(tmp_path / "whole")
-    kept = []
+    saved = []
 
     def die(event):
         if isinstance(event, Stage) and "fold 2" in event.name:
-            shutil.copytree(kept[0], run / "checkpoints")
+            shutil.copytree(saved[0], run / "checkpoints")
             raise InterruptedError
-        if isinstance(event, Saved) and not kept:
-            kept.append(shutil.copytree(run / "checkpoints", tmp_path / "kept"))
+        if isinstance(event, Saved) and not saved:
+            saved.append(shutil.copytree(run / "checkpoints", tmp_path / "saved"))
 
     with pytest.raises(InterruptedError):
         work(run, on_event=die)
@@ -226,7 +226,7 @@ def test_a_signal_saves_the_fit_under_way_and_says_how_to_go_on(world, tmp_path,
     assert outcome(run) == outcome(tmp_path / "whole")
 
 
-def test_a_model_that_is_finished_when_a_signal_comes_is_kept(world, tmp_path, plainly, monkeypatch):
+def test_a_model_that_is_finished_when_a_signal_comes_is_saved(world, tmp_path, plainly, monkeypatch):
     predict = compare_cells.predict_probabilities
 
     def interrupted(*given):

@@ -1,11 +1,13 @@
-"""A search: the same for one seed, the same after a kill, and its best settings are an ordinary settings file."""
+"""A search: equal for equal seeds, equal after a kill, and its best settings are an ordinary settings file."""
 
 import json
 import os
 import random
 import signal
 import sys
+from dataclasses import asdict
 
+import optuna
 import pytest
 from typer.testing import CliRunner
 
@@ -14,6 +16,7 @@ from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
 from headstart.training.callbacks import Saved, StepDone
+from headstart.workflows.tune import TrialResult
 from tests.end_to_end.test_resume import in_child, killed_after
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
@@ -40,14 +43,16 @@ def world(tmp_path_factory):
     return folder
 
 
-def search(world, out, **asked):
-    wanted = {"trials": 10, "folds": 2, "search": SEARCH, "only": True, "settings": SETTINGS, **asked}
+def search(world, out, **more):
+    wanted = {"trials": 10, "folds": 2, "search": SEARCH, "search_only": True, "settings": SETTINGS, **more}
     return hs.tune(str(world / "base"), str(world / "table.tsv"), out, **wanted)
 
 
 def trials(out):
-    """All that a stop must not change."""
-    content = [json.loads(path.read_text()) for path in sorted((out / "trials").glob("[0-9]*.json"))]
+    """All of the ended trials that a stop must not change, read from the journal as any user of optuna reads it."""
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / "trials.log")))
+    study = optuna.load_study(study_name="headstart", storage=storage)
+    content = [asdict(TrialResult.of(trial)) for trial in study.trials if trial.state.is_finished()]
     return [{key: value for key, value in trial.items() if key != "seconds"} for trial in content]
 
 
@@ -99,7 +104,7 @@ def test_a_search_killed_at_random_moments_ends_as_if_it_never_stopped(world, tm
 
 def left(out):
     """What a trial keeps only until it is over."""
-    return [path.name for path in out.iterdir() if path.name in ("trial.json", "checkpoints")]
+    return [path.name for path in out.iterdir() if path.name == "checkpoints" or ".lock" in path.suffixes]
 
 
 def test_a_search_killed_after_every_save_makes_no_save_twice(world, tmp_path):
@@ -132,7 +137,7 @@ def test_a_search_that_died_between_two_folds_keeps_the_first(world, tmp_path):
 
     with pytest.raises(InterruptedError):
         search(world, tmp_path / "died", trials=2, on_event=count)
-    assert left(tmp_path / "died") == ["trial.json"]
+    assert left(tmp_path / "died") == []
     fits.clear()
     search(world, tmp_path / "died", trials=2, on_event=count)
     assert len(fits) == 1
@@ -143,7 +148,7 @@ def test_a_search_that_died_between_two_folds_keeps_the_first(world, tmp_path):
 def test_a_pruned_trial_leaves_no_state_behind(world, tmp_path, monkeypatch):
     monkeypatch.setattr("optuna.trial.Trial.should_prune", lambda trial: True)
     saved = []
-    with pytest.raises(RunError, match=r"no trial .* reached its end"):
+    with pytest.raises(RunError, match=r"no trial .* finished"):
         search(world, tmp_path / "pruned", trials=2, on_event=saved.append)
     assert any(isinstance(event, Saved) for event in saved)
     assert [trial["state"] for trial in trials(tmp_path / "pruned")] == ["pruned", "pruned"]
@@ -184,9 +189,9 @@ def test_the_best_settings_are_a_settings_file(world, tmp_path):
 
 
 def test_another_search_into_the_same_folder_is_refused(world):
-    with pytest.raises(RunError, match="a search with another metric and prune") as caught:
-        search(world, world / "whole", metric="loss", prune="none")
-    assert "the very same command" in caught.value.hint
+    with pytest.raises(RunError, match="a search with another metric and pruner") as caught:
+        search(world, world / "whole", metric="loss", pruner="none")
+    assert "exactly the same command" in caught.value.hint
     assert len(trials(world / "whole")) == 10
 
 
@@ -216,7 +221,7 @@ def test_a_trial_that_diverges_is_written_down_and_the_search_goes_on(world, tmp
     assert found.best.state == "finished"
 
 
-def test_values_that_cannot_be_are_told_before_anything_is_trained(world, tmp_path):
+def test_invalid_values_are_refused_before_anything_is_trained(world, tmp_path):
     for row, words in (
         ("optimizer.learning_rat=1:2", "no setting is called"),
         ("model.num_layers=1,2", "model.num_layers of"),
@@ -226,13 +231,13 @@ def test_values_that_cannot_be_are_told_before_anything_is_trained(world, tmp_pa
         with pytest.raises(ConfigError, match=words):
             search(world, tmp_path / "t", search=[row], settings={"training": {"max_length": 32}})
         assert not (tmp_path / "t").exists()
-    for asked, words in (
+    for more, words in (
         ({"metric": "acuracy"}, "no metric"),
-        ({"prune": "median "}, "no way to prune"),
-        ({"trials": 0}, "search nothing"),
+        ({"pruner": "median "}, "no pruner"),
+        ({"trials": 0}, "allows no trial"),
     ):
         with pytest.raises(ConfigError, match=words):
-            search(world, tmp_path / "t", **asked)
+            search(world, tmp_path / "t", **more)
 
 
 def test_without_optuna_one_sentence_says_what_to_install(world, tmp_path, monkeypatch):

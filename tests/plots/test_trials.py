@@ -28,7 +28,7 @@ def content(direction="maximize", states="ffpfxf"):
         "direction": direction,
         "search": ["optimizer.learning_rate=1e-06:0.1:log", "lr_schedule.name=linear,[cosine]"],
         "trials": trials,
-        "standing": trials[0],
+        "default": trials[0],
     }
 
 

@@ -17,8 +17,8 @@ from headstart.serving.registry import AppState, ModelRegistry
 from headstart.serving.routes import router
 from headstart.serving.schema import Limits
 from headstart.serving.server import make_logger
-from headstart.workflows.picture import picture_attention
 from headstart.workflows.plan import plan
+from headstart.workflows.plot import plot_attention
 
 TEXTS = ["a wonderful film", "the plot was dreadful", "", "  ", "日本語 🎬", "word " * 400, "a\x00b"]
 
@@ -107,7 +107,7 @@ def test_attention_is_that_of_the_picture(serve, runs):
     client, _ = serve()
     answer = client.post("/v1/attention", json={"text": "a wonderful film"})
     found = schema.AttentionResponse.model_validate(answer.json())
-    known, _ = picture_attention(str(runs / "classifier"), "a wonderful film", None)
+    known, _ = plot_attention(str(runs / "classifier"), "a wonderful film", None)
     assert found.queries == found.keys == known.queries
     assert len(found.maps) == known.layers * known.attention_heads
     for each in found.maps:

@@ -4,7 +4,7 @@ import numpy as np
 
 from headstart.inference.translate import translate
 from headstart.serving import schema
-from headstart.workflows.picture import picture_attention
+from headstart.workflows.plot import plot_attention
 
 TEXTS = ["1234", "7", "", "88 11 9", "é😀", "9 " * 80]
 
@@ -24,7 +24,7 @@ def test_cross_attention_is_that_of_the_picture(serve, runs):
     client, _ = serve("translator")
     answer = client.post("/v1/translate", json={"texts": ["1234", " "], "attention": True})
     found = schema.TranslateResponse.model_validate(answer.json()).translations
-    known, _ = picture_attention(str(runs / "translator"), "1234", None)
+    known, _ = plot_attention(str(runs / "translator"), "1234", None)
     assert found[0].attention.queries == known.queries
     assert found[0].attention.keys == known.keys
     for each in found[0].attention.maps:

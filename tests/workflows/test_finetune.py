@@ -19,7 +19,7 @@ from headstart.workflows.compare import compare
 from headstart.workflows.evaluate import evaluate
 from headstart.workflows.finetune import FinetuneJob, finetune, load_labelled, make_task
 from headstart.workflows.finetune_defaults import finetune_config
-from headstart.workflows.pack import pack
+from headstart.workflows.package import package
 from headstart.workflows.resume import resume
 from tests.helpers.datasets import QUICK, write_labelled
 
@@ -34,7 +34,7 @@ def world(tmp_path_factory):
     write_labelled(folder / "table.tsv", 60, seed=2)
     learning = {"training": {"max_steps": 60}, "optimizer": {"learning_rate": 0.01}}
     finetune("scratch", str(first), folder / "run", settings=merge(QUICK, learning))
-    pack(str(folder / "run"), "packed", folder / "bases")
+    package(str(folder / "run"), "packed", folder / "bases")
     return folder
 
 

@@ -15,7 +15,7 @@ from headstart.training.callbacks import Note
 from headstart.workflows.compare import compare
 from headstart.workflows.finetune import finetune
 from headstart.workflows.finetune_defaults import DatasetFacts, describe, finetune_config, uses_recommendation
-from headstart.workflows.pack import pack
+from headstart.workflows.package import package
 from headstart.workflows.recipe import read_recipe, resolve_stages, run_recipe
 from tests.helpers.datasets import write_corpus, write_labelled
 
@@ -83,7 +83,7 @@ def world(tmp_path_factory):
     write_labelled(folder / "table.tsv", 60)
     (folder / "recipe.toml").write_text(RECIPE)
     run_recipe(folder / "recipe.toml", folder, folder / "run")
-    pack(str(folder / "run"), "recommending", folder / "bases", measure=str(folder / "corpus.txt"))
+    package(str(folder / "run"), "recommending", folder / "bases", eval_data=str(folder / "corpus.txt"))
     return folder
 
 
@@ -199,8 +199,8 @@ def test_the_line_at_the_start_tells_no_setting_of_the_user(world):
         ({"objective": {"pooling": "pooler"}}, "no pooler"),
         ({"objective": {"r_drop_alpha": 1.0}, "model": {"dropout": 0.0}}, "no dropout"),
         ({"model": {"hidden_size": 32}}, "model.hidden_size"),
-        ({"training": {"device": "cuda"}}, "each user"),
-        ({"training": {"seed": 3}}, "each user"),
+        ({"training": {"device": "cuda"}}, "every user"),
+        ({"training": {"seed": 3}}, "every user"),
         ({"training": {"max_epochs": 3, "max_steps": 3}}, "given twice"),
         ({"training": {"max_length": 65}}, "max_length"),
         ({"training": {"reinit_top_layers": 2}}, "reinit_top_layers 2"),
@@ -282,11 +282,11 @@ def test_a_search_stands_on_it(world, tmp_path):
         str(world / "table.tsv"),
         tmp_path / "tune",
         trials=1,
-        only=True,
+        search_only=True,
         search=["optimizer.learning_rate=1e-3:1e-2:log"],
         on_event=listen_to(told),
     )
-    assert found.standing.values["optimizer.learning_rate"] == pytest.approx(0.004)
+    assert found.default.values["optimizer.learning_rate"] == pytest.approx(0.004)
     line = next(line for line in told if line.startswith("settings recommended"))
     assert "learning rate" not in line
     assert "texts of up to 32 tokens" in line

@@ -13,8 +13,8 @@ from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
 from headstart.workflows.evaluate import TranslationComparison
-from headstart.workflows.pack import pack
-from headstart.workflows.picture import picture_attention
+from headstart.workflows.package import package
+from headstart.workflows.plot import plot_attention
 from tests.helpers.datasets import BODY, write_labelled
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
@@ -177,8 +177,8 @@ def test_what_is_for_translators_alone_is_refused_elsewhere(world, tmp_path):
     hs.finetune("scratch", str(table), tmp_path / "run", settings=settings)
     with pytest.raises(ConfigError, match="not a translator"):
         hs.evaluate(str(tmp_path / "run"), str(table), beam=3)
-    with pytest.raises(ConfigError, match="no translator"):
-        picture_attention(str(tmp_path / "run"), "a film", None, target="ein Film")
+    with pytest.raises(ConfigError, match="is not a translator"):
+        plot_attention(str(tmp_path / "run"), "a film", None, target="ein Film")
     with pytest.raises(RunError, match="a run for"):
         hs.evaluate(str(world / "one"), str(world / "pairs"), beam=1, against=str(tmp_path / "run"))
     with pytest.raises(RunError, match="translator"):
@@ -195,7 +195,7 @@ def test_what_is_for_translators_alone_is_refused_elsewhere(world, tmp_path):
 )
 def test_each_kind_of_a_translator_s_attention_is_drawn_with_its_tokens(world, tmp_path, part, queries, keys):
     run = str(world / "two")
-    maps, files = picture_attention(run, "40", tmp_path / "pictures", target="forty", part=part)
+    maps, files = plot_attention(run, "40", tmp_path / "pictures", target="forty", attention_type=part)
     assert (maps.queries, maps.keys, maps.is_self) == (queries, keys, part != "cross")
     np.testing.assert_allclose(maps.weights.sum(axis=-1), 1, atol=1e-5)
     assert bool(maps.seen.all()) == (part != "decoder")
@@ -205,17 +205,17 @@ def test_each_kind_of_a_translator_s_attention_is_drawn_with_its_tokens(world, t
 
 
 def test_without_a_target_the_translator_s_own_is_drawn(world):
-    maps, _ = picture_attention(str(world / "one"), "40", None)
+    maps, _ = plot_attention(str(world / "one"), "40", None)
     assert maps.keys == ["[CLS]", "4", "0", "[SEP]"]
     assert maps.queries[-1] == "[SEP]"
     with pytest.raises(ConfigError) as caught:
-        picture_attention(str(world / "one"), "40", None, part="crosss")
+        plot_attention(str(world / "one"), "40", None, attention_type="crosss")
     assert "cross" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_a_packed_translator_is_used_by_its_name(world, tmp_path, monkeypatch, name):
-    packed = pack(str(world / name), "xx-digits", tmp_path)
+    packed = package(str(world / name), "xx-digits", tmp_path)
     monkeypatch.setenv("HEADSTART_BASES", str(tmp_path))
     assert packed.measured_on == "the validation part of pairs"
     assert {"bleu", "loss"} <= set(packed.before)
@@ -234,7 +234,7 @@ def test_pairs_that_are_gone_ask_for_others_to_measure_a_packed_translator_on(wo
     info["inputs"]["data"] = str(tmp_path / "nowhere")
     (tmp_path / "run" / "run.json").write_text(json.dumps(info))
     with pytest.raises(RunError, match="cannot be read here") as caught:
-        pack(str(tmp_path / "run"), "xx-gone", tmp_path / "bases")
+        package(str(tmp_path / "run"), "xx-gone", tmp_path / "bases")
     assert "--eval-data" in caught.value.hint
     assert not (tmp_path / "bases" / "xx-gone").exists()
-    pack(str(tmp_path / "run"), "xx-gone", tmp_path / "bases", measure=str(world / "pairs"))
+    package(str(tmp_path / "run"), "xx-gone", tmp_path / "bases", eval_data=str(world / "pairs"))

@@ -5,7 +5,7 @@ import pytest
 from headstart.errors import ConfigError
 from headstart.inference.loaded_model import with_absolute_paths
 from headstart.workflows.finetune import finetune
-from headstart.workflows.pack import pack
+from headstart.workflows.package import package
 from headstart.workflows.resume import resume
 from tests.helpers.datasets import QUICK, write_labelled
 
@@ -39,7 +39,7 @@ def test_a_run_finds_its_other_sets_from_any_folder(place, monkeypatch):
     resume(place / "stopped")
     left, right = (place / name / "model.safetensors" for name in ("whole", "stopped"))
     assert left.read_bytes() == right.read_bytes()
-    packed = pack(place / "whole", "xx-small", place / "packed")
+    packed = package(place / "whole", "xx-small", place / "packed")
     assert str(place) not in (packed.path / "run.json").read_text()
 
 

@@ -145,7 +145,7 @@ def test_budgets_are_scaled_and_settings_given_over_all_stages_or_one(world):
         json.loads((world / "run" / "stages" / name / "run.json").read_text())["settings"]["training"]
         for name in ("01-general", "02-stars", "03-decay")
     ]
-    assert [(info["steps"], info["epochs"], info["seed"]) for info in infos] == [
+    assert [(info["max_steps"], info["max_epochs"], info["seed"]) for info in infos] == [
         (4, None, 9),
         (None, 0.5, 10),
         (3, None, 11),
@@ -160,17 +160,19 @@ def test_an_objective_given_over_all_stages_is_that_of_pretraining(world):
         json.loads((world / "run" / "stages" / name / "run.json").read_text())["settings"]["objective"]
         for name in ("01-general", "02-stars", "03-decay")
     ]
-    assert [info.get("rate") for info in infos] == [0.4, None, 0.4]
-    assert infos[1]["smoothing"] == 0.2
+    assert [info.get("mask_rate") for info in infos] == [0.4, None, 0.4]
+    assert infos[1]["label_smoothing"] == 0.2
 
 
 def test_a_changed_recipe_does_not_go_on_in_an_old_folder(world):
     run_small_recipe(world, "run", last_stage=1)
     text = (world / "recipe.toml").read_text()
-    (world / "recipe.toml").write_text(text.replace("rate = 0.3", "rate = 0.2"))
-    with pytest.raises(RunError, match=r"another recipe: .*general.settings.objective.rate was 0.3 and is now 0.2"):
+    (world / "recipe.toml").write_text(text.replace("mask_rate = 0.3", "mask_rate = 0.2"))
+    with pytest.raises(
+        RunError, match=r"another recipe: .*general.settings.objective.mask_rate was 0.3 and is now 0.2"
+    ):
         run_small_recipe(world, "run")
-    assert "rate = 0.3" in json.loads((world / "run" / "recipe.json").read_text())["text"]
+    assert "mask_rate = 0.3" in json.loads((world / "run" / "recipe.json").read_text())["text"]
     (world / "run" / "recipe.json").unlink()  # as if only the stages had been copied
     with pytest.raises(RunError, match="other settings"):
         run_small_recipe(world, "run")
@@ -186,7 +188,7 @@ def changed(world, **changes):
     [
         ('path = "general.txt"', 'path = "genral.txt"', "genral.txt"),
         ("mix = { general = 1", "mix = { genral = 1", "genral"),
-        ("steps = 8", "stps = 8", "stps"),
+        ("max_steps = 8", "max_stps = 8", "max_stps"),
         ("general = 1, reviews = 0.5", "general = 0", "above 0"),
         ('kind = "finetune"', 'kind = "tune"', "kind"),
         ('table = "reviews.tsv"', "", "a table and no mix"),
@@ -196,13 +198,17 @@ def changed(world, **changes):
         ('name = "stars"', "", "^name is missing in stage 2$"),
         ('text_column = "review_text"\n\n', 'text_colum = "review_text"\n\n', "text_colum"),
         ("shard_mib = 0.01", 'form = "int4"', "int4"),
-        ('apart = ["target.tsv"]', 'apart = ["targt.tsv"]', "targt.tsv"),
-        ("rate = 0.3", "rate = 3.0", "stage general: setting objective.mask_rate"),
+        ('eval_texts_of = ["target.tsv"]', 'eval_texts_of = ["targt.tsv"]', "targt.tsv"),
+        ("mask_rate = 0.3", "mask_rate = 3.0", "stage general: setting objective.mask_rate"),
         ("tokens = 2000 }", 'tokens = 2000 }\nobjective = { name = "masked-lm", rte = 0.3 }', "'rte'"),
-        ('kind = "finetune"', 'kind = "finetune"\nobjective = { rate = 0.3 }', "stage stars: classify has no setting"),
+        (
+            'kind = "finetune"',
+            'kind = "finetune"\nobjective = { mask_rate = 0.3 }',
+            "stage stars: classify has no setting",
+        ),
     ],
 )
-def test_a_fault_in_a_recipe_is_told_before_anything_is_trained(world, old, new, problem):
+def test_a_fault_in_a_recipe_is_refused_before_anything_is_trained(world, old, new, problem):
     assert old in TEXT
     (world / "recipe.toml").write_text(TEXT.replace(old, new))
     with pytest.raises(ConfigError, match=problem) as caught:
@@ -255,7 +261,7 @@ training = { max_epochs = 1, max_length = 32 }
 def test_a_head_goes_on_from_stage_to_stage_and_answers_when_it_is_packed(world, monkeypatch):
     words = TEXT.split("[[stages]]")
     same = words[2].replace("negative =", "bad =").replace("positive =", "good =")
-    text = "[[stages]]".join([words[0].replace('apart = ["target.tsv"]', ""), words[1], same])
+    text = "[[stages]]".join([words[0].replace('exclude_eval_texts_of = ["target.tsv"]', ""), words[1], same])
     (world / "recipe.toml").write_text(text)
     run_small_recipe(world, "run")
     monkeypatch.chdir(world)

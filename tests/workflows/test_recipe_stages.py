@@ -1,4 +1,4 @@
-"""Stages of a recipe that go on from an earlier one, or are taught by one."""
+"""Stages of a recipe that continue from an earlier one, or are distilled from one."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.workflows.pack import pack
+from headstart.workflows.package import package
 from tests.helpers.recipes import TEXT, interrupt_in, make_recipe, outcome, run_small_recipe
 
 pytestmark = pytest.mark.slow  # whole trainings, one after the other
@@ -17,9 +17,9 @@ def world(tmp_path):
     return make_recipe(tmp_path)
 
 
-TAUGHT = """
+DISTILLED = """
 [[stages]]
-name = "taught"
+name = "distilled"
 kind = "finetune"
 base = "general"
 teacher = "stars"
@@ -30,19 +30,19 @@ training = { max_epochs = 1, max_length = 32, save_steps = 3 }
 """
 
 
-def test_a_stage_goes_on_from_an_earlier_one_and_is_taught_by_another(world):
+def test_a_stage_goes_on_from_an_earlier_one_and_is_distilled_from_another(world):
     recipe = world / "recipe.toml"
-    recipe.write_text(TEXT + TAUGHT)
+    recipe.write_text(TEXT + DISTILLED)
     run_small_recipe(world, "made")
     stages = world / "made" / "stages"
-    inputs = json.loads((stages / "04-taught" / "run.json").read_text())["inputs"]
+    inputs = json.loads((stages / "04-distilled" / "run.json").read_text())["inputs"]
     assert inputs["base"] == str(stages / "01-general")
     assert inputs["teacher"] == [str(stages / "02-stars")]
     assert json.loads((stages / "03-decay" / "run.json").read_text())["inputs"]["base"] == str(stages / "02-stars")
 
 
-def test_a_taught_stage_that_was_stopped_ends_as_if_it_never_had(world):
-    (world / "recipe.toml").write_text(TEXT + TAUGHT)
+def test_a_distilled_stage_that_was_stopped_ends_as_if_it_never_had(world):
+    (world / "recipe.toml").write_text(TEXT + DISTILLED)
     run_small_recipe(world, "whole")
     with pytest.raises(InterruptedError):
         run_small_recipe(world, "stopped", on_event=interrupt_in(4, 5))
@@ -89,7 +89,7 @@ def test_a_stage_begins_anew_and_teaches_another_beside_the_first(world):
 
 
 def test_a_finished_pupil_needs_no_teacher_any_more(world):
-    (world / "recipe.toml").write_text(TEXT + READERS + TAUGHT)
+    (world / "recipe.toml").write_text(TEXT + READERS + DISTILLED)
     run_small_recipe(world, "run", last_stage=5)
     for path in (world / "run" / "stages" / "04-another").glob("weights-*.safetensors"):
         path.unlink()
@@ -99,7 +99,7 @@ def test_a_finished_pupil_needs_no_teacher_any_more(world):
 
 def test_nothing_begins_anew_beside_a_base_with_another_tokenizer(world):
     (world / "recipe.toml").write_text(TEXT.replace("[model]", 'base = "fr-tiny"\n\n[model]') + READERS)
-    with pytest.raises(ConfigError, match="another cannot begin from scratch in a recipe with a base"):
+    with pytest.raises(ConfigError, match="another cannot start from scratch in a recipe with a base"):
         run_small_recipe(world, "run")
 
 
@@ -107,14 +107,14 @@ def test_nothing_begins_anew_beside_a_base_with_another_tokenizer(world):
     ("old", "new", "problem"),
     [
         ('base = "general"', 'base = "decai"', "earlier stage"),
-        ('base = "general"', 'base = "taught"', "earlier stage"),
-        ('base = "general"', 'base = "scratch"', "cannot begin from scratch"),
-        ('name = "taught"', 'name = "scratch"', "cannot be called"),
-        ('teacher = "stars"', 'teacher = "starz"', "no earlier stage, no shipped base"),
+        ('base = "general"', 'base = "distilled"', "earlier stage"),
+        ('base = "general"', 'base = "scratch"', "cannot start from scratch"),
+        ('name = "distilled"', 'name = "scratch"', "cannot be called"),
+        ('teacher = "stars"', 'teacher = "starz"', "neither an earlier stage nor a shipped base"),
     ],
 )
 def test_a_stage_names_earlier_ones_alone(world, old, new, problem):
-    (world / "recipe.toml").write_text(TEXT + TAUGHT.replace(old, new))
+    (world / "recipe.toml").write_text(TEXT + DISTILLED.replace(old, new))
     with pytest.raises(ConfigError, match=problem):
         run_small_recipe(world, "made")
     assert not (world / "made").exists()
@@ -123,7 +123,7 @@ def test_a_stage_names_earlier_ones_alone(world, old, new, problem):
 def test_a_card_has_a_row_for_a_stage_that_was_left_behind(world, tmp_path):
     run_small_recipe(world, "run")
     shutil.rmtree(world / "run" / "stages" / "01-general")
-    pack(str(world / "run"), "xx", tmp_path / "bases")
+    package(str(world / "run"), "xx", tmp_path / "bases")
     card = (tmp_path / "bases" / "xx" / "card.md").read_text()
-    assert "| 01-general | not kept |" in card
+    assert "| 01-general | not saved |" in card
     assert "| 02-stars | finetune, classify |" in card

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.errors import ConfigError, HeadstartError, RunError
-from headstart.workflows.pack import pack
+from headstart.workflows.package import package
 from headstart.workflows.resume import resume
 from headstart.workflows.run_dir import RunDir
 from tests.helpers.datasets import write_labelled
@@ -43,9 +43,13 @@ def world(tmp_path):
         (
             "training = { max_tokens = 2000 }",
             "training = { max_tokens = 2000, freeze_backbone = true }",
-            "stage decay: a base has",
+            "stage decay: training.freeze_backbone is for fine-tuning",
         ),
-        ("training = { epochs = 1,", "training = { reset_layers = 3, epochs = 1,", "stage stars: .*reset_layers"),
+        (
+            "training = { max_epochs = 1,",
+            "training = { reinit_top_layers = 3, max_epochs = 1,",
+            "stage stars: .*reinit_top",
+        ),
         ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'here'", "stage decay: here is not a run directory"),
         ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'general, general'", "one teacher is named twice"),
         ("[texts.general]", "[texts]\nodd = 'corpus.txt'\n[texts.general]", "texts.odd is 'corpus.txt'"),
@@ -54,7 +58,7 @@ def world(tmp_path):
         (STARS, 'name = "data"\n', "cannot be called 'data'"),
     ],
 )
-def test_a_fault_of_a_later_stage_is_told_before_the_first(world, monkeypatch, old, new, problem):
+def test_a_fault_of_a_later_stage_is_refused_before_the_first(world, monkeypatch, old, new, problem):
     monkeypatch.chdir(world)
     (world / "here").mkdir()
     assert old in TEXT
@@ -68,20 +72,20 @@ def test_a_fault_of_a_later_stage_is_told_before_the_first(world, monkeypatch, o
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (TEXT.replace("[[stages]]", "[stages]", 1).split("[[stages]]")[0], "the stages are no list"),
-        ('title = "x"\ntexts = "here"\n', "texts is no table"),
+        (TEXT.replace("[[stages]]", "[stages]", 1).split("[[stages]]")[0], "stages is not a list"),
+        ('title = "x"\ntexts = "here"\n', "texts is not a table"),
         ('title = "x"\nstages = ["general"]\n', "stage 1 is 'general'"),
         ("title = ", "is no readable TOML"),
     ],
 )
-def test_what_is_no_recipe_is_told_in_words(world, text, problem):
+def test_an_invalid_recipe_is_refused_in_words(world, text, problem):
     (world / "recipe.toml").write_text(text)
     with pytest.raises(ConfigError, match=problem) as caught:
         run_small_recipe(world, "run")
     assert "there are" not in caught.value.hint
 
 
-def test_a_folder_for_a_file_is_told_in_words(world, monkeypatch):
+def test_a_folder_for_a_file_is_refused_in_words(world, monkeypatch):
     monkeypatch.chdir(world)
     for words in (["--recipe", "texts"], ["texts/general.txt", "--config", "texts"]):
         result = CliRunner().invoke(app, ["pretrain", *words, "--out", "run"])
@@ -89,7 +93,7 @@ def test_a_folder_for_a_file_is_told_in_words(world, monkeypatch):
         assert "cannot be read" in str(result.exception)
 
 
-def test_a_section_that_is_none_is_told_in_words(world, monkeypatch):
+def test_a_section_that_is_none_is_refused_in_words(world, monkeypatch):
     monkeypatch.chdir(world)
     (world / "own.toml").write_text("training = 3\n")
     for words in (["pretrain", "texts/general.txt"], ["finetune", "en-tiny", "texts/target.tsv"]):
@@ -111,10 +115,14 @@ def test_a_scale_is_a_number_above_nothing(world, scale):
         ('path = "general.txt"', 'path = "other.txt"', "general.texts.general.path was 'general.txt'"),
         ('title = "a small one"', 'title = "a"\ntokenizer_texts = ["general"]', "tokenizer_texts.reviews was there"),
         ('name = "general"', 'name = "first"', "stages.01-general was there and is now absent"),
-        ("rate = 0.3", "rate = 0.2", "general.settings.objective.rate was 0.3 and is now 0.2"),
+        ("mask_rate = 0.3", "mask_rate = 0.2", "general.settings.objective.mask_rate was 0.3 and is now 0.2"),
         ("shard_mib = 0.01", "shard_mib = 0.02", "carry.shard_mib was 0.01"),
         # of stages that have not started, too
-        ("epochs = 1, length = 32 }", "epochs = 2, length = 32 }", "stars.settings.training.epochs was 1.0"),
+        (
+            "epochs = 1, max_length = 32 }",
+            "epochs = 2, max_length = 32 }",
+            "stars.settings.training.max_epochs was 1.0",
+        ),
         ('name = "decay"', 'name = "end"', "stages.03-decay was there and is now absent"),
         ("tokens = 2000 }", "tokens = 2000 }\nteacher = 'general'", "decay.teacher was '' and is now 'general'"),
     ],
@@ -138,7 +146,7 @@ def test_a_finished_recipe_is_not_changed(world):
         run_small_recipe(world, "run")
 
 
-def test_a_torn_recipe_is_told_in_words(world):
+def test_a_torn_recipe_is_refused_in_words(world):
     run_small_recipe(world, "run", last_stage=1)
     for content in ("{", "[]", '{"recipe": {}}'):
         (world / "run" / "recipe.json").write_text(content)
@@ -151,15 +159,15 @@ def test_a_torn_recipe_is_told_in_words(world):
 
 def test_a_card_claims_to_be_blind_only_to_what_every_stage_set_apart(world, tmp_path):
     (world / "recipe.toml").write_text(
-        TEXT.replace("tokens = 2000 }", 'tokens = 2000 }\ndata = { apart = ["second.tsv"] }')
+        TEXT.replace("tokens = 2000 }", 'tokens = 2000 }\ndata = { exclude_eval_texts_of = ["second.tsv"] }')
     )
     write_labelled(world / "texts" / "second.tsv", 40, seed=8)
     run_small_recipe(world, "run")
-    pack(str(world / "run"), "xx", tmp_path / "bases")
+    package(str(world / "run"), "xx", tmp_path / "bases")
     assert "Never read" not in (tmp_path / "bases" / "xx" / "card.md").read_text()
     (world / "recipe.toml").write_text(TEXT)
     run_small_recipe(world, "other")
-    pack(str(world / "other"), "yy", tmp_path / "bases")
+    package(str(world / "other"), "yy", tmp_path / "bases")
     assert (
         "Never read: the validation and test texts of target.tsv" in (tmp_path / "bases" / "yy" / "card.md").read_text()
     )
@@ -168,8 +176,8 @@ def test_a_card_claims_to_be_blind_only_to_what_every_stage_set_apart(world, tmp
 def test_a_base_without_its_description_or_list_of_files_is_refused(world, tmp_path, monkeypatch):
     run_small_recipe(world, "run")
     done = tmp_path / "bases" / "xx"
-    pack(str(world / "run"), "xx", tmp_path / "bases")
-    kept = {name: (done / name).read_text() for name in ("base.json", "checksums.json")}
+    package(str(world / "run"), "xx", tmp_path / "bases")
+    saved = {name: (done / name).read_text() for name in ("base.json", "checksums.json")}
     monkeypatch.setenv("HEADSTART_BASES", str(tmp_path / "bases"))
     for name, content in (
         ("base.json", None),
@@ -180,14 +188,14 @@ def test_a_base_without_its_description_or_list_of_files_is_refused(world, tmp_p
         (done / name).unlink() if content is None else (done / name).write_text(content)
         result = CliRunner().invoke(app, ["evaluate", str(done), str(world / "texts" / "general.txt")])
         assert isinstance(result.exception, RunError), (name, content, result.output, result.exception)
-        (done / name).write_text(kept[name])
+        (done / name).write_text(saved[name])
     for content in ("{}", "null", "{"):
         (done / "base.json").write_text(content)
         listed = CliRunner().invoke(app, ["models"])
         assert listed.exit_code == 0
         assert "en-tiny" in listed.output
         assert "warning:" in listed.stderr
-    (done / "base.json").write_text(kept["base.json"])
+    (done / "base.json").write_text(saved["base.json"])
     (done / "card.md").unlink()
     assert isinstance(CliRunner().invoke(app, ["models", "xx"]).exception, RunError)
     assert json.loads(CliRunner().invoke(app, ["models", "en-tiny", "--json"]).stdout)["name"] == "en-tiny"
@@ -198,14 +206,14 @@ def test_what_is_spelt_out_is_no_change_and_another_teacher_is(world):
     spelt = TEXT.replace('name = "general"\n', 'name = "general"\nkind = "pretrain"\nunlabelled = []\n')
     (world / "recipe.toml").write_text(spelt)
     run_small_recipe(world, "run", last_stage=1)
-    taught = spelt.replace("tokens = 2000 }", "tokens = 2000 }\nteacher = 'general'")
-    (world / "recipe.toml").write_text(taught)
-    run_small_recipe(world, "taught")
-    (world / "taught" / "run.json").unlink()  # as if it had stopped in its last stage
-    other = {"decay": {"teacher": str(world / "taught" / "stages" / "01-general")}}
+    distilled = spelt.replace("tokens = 2000 }", "tokens = 2000 }\nteacher = 'general'")
+    (world / "recipe.toml").write_text(distilled)
+    run_small_recipe(world, "distilled")
+    (world / "distilled" / "run.json").unlink()  # as if it had stopped in its last stage
+    other = {"decay": {"teacher": str(world / "distilled" / "stages" / "01-general")}}
     with pytest.raises(RunError, match=r"another recipe: stages\.03-decay\.teacher was 'general'"):
-        run_small_recipe(world, "taught", settings=other)
-    assert run_small_recipe(world, "taught") is not None
+        run_small_recipe(world, "distilled", settings=other)
+    assert run_small_recipe(world, "distilled") is not None
 
 
 def test_a_recipe_that_another_trains_keeps_its_own_words(world, monkeypatch):
@@ -214,7 +222,7 @@ def test_a_recipe_that_another_trains_keeps_its_own_words(world, monkeypatch):
     (world / "recipe.toml").write_text(TEXT.replace("tokens = 2000 }", "tokens = 3000 }"))
     with RunDir(world / "run"), pytest.raises(RunError, match="another process"):
         run_small_recipe(world, "run")
-    assert "tokens = 2000" in json.loads((world / "run" / "recipe.json").read_text())["text"]
+    assert "max_tokens = 2000" in json.loads((world / "run" / "recipe.json").read_text())["text"]
 
 
 def test_where_a_stage_is_trained_is_decided_when_it_starts(world):
@@ -238,5 +246,5 @@ def test_a_reader_and_a_run_with_its_tokenizer_teach_together(world):
 
 def test_a_card_goes_by_what_was_set_and_not_by_the_recipe_alone(world, tmp_path):
     run_small_recipe(world, "run", settings={"general": {"data.exclude_eval_texts_of": []}})
-    pack(str(world / "run"), "xx", tmp_path / "bases")
+    package(str(world / "run"), "xx", tmp_path / "bases")
     assert "Never read" not in (tmp_path / "bases" / "xx" / "card.md").read_text()

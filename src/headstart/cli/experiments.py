@@ -60,8 +60,9 @@ def tune(
     _refuse_pair(pair, "tune")
     with call.progress() as progress:
         result = hs.tune(
-            base, data, out, trials=trials, minutes=minutes, folds=folds, search=search or [], only=search_only,
-            metric=metric, prune=pruner, preset=preset, settings=call.settings, on_event=progress,
+            base, data, out, trials=trials, minutes=minutes, folds=folds, search=search or [],
+            search_only=search_only, metric=metric, pruner=pruner, preset=preset, settings=call.settings,
+            on_event=progress,
         )  # fmt: skip
     call.show(result, show_search)
 
@@ -160,7 +161,7 @@ def show_search(result: Any) -> None:
     from headstart.results import plain
 
     print_tables([trials_table(plain(result))], [])
-    best, default = result.best.value or 0.0, result.standing.value
+    best, default = result.best.value or 0.0, result.default.value
     before = f", {default:.4f} with the default settings (trial 0)" if default is not None else ""
     print(
         f"best {result.metric} {best:.4f} over {result.texts:,} texts ({result.scored}){before}; it is the best of "

@@ -77,7 +77,7 @@ def package(
     max_shard_size: float = flag(12.0, "MiB that a file holds at most.", min=0.01),
 ) -> None:
     """Package RUN as a base to share: 8-bit weights, card and checksums, with the measured loss of storing."""
-    result = hs.pack(run, name, out, form=dtype, shard_mib=max_shard_size, measure=eval_data, facts=card)
+    result = hs.package(run, name, out, dtype=dtype, max_shard_size=max_shard_size, eval_data=eval_data, card=card)
     call.show(result, lambda found: _show_package(found, out))
 
 

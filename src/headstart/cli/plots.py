@@ -100,10 +100,10 @@ def attention(
     For a translator: where the translation of TEXT attends in it.
     """
     _need_target(out, call)
-    from headstart.workflows.picture import picture_attention
+    from headstart.workflows.plot import plot_attention
 
-    maps, files = picture_attention(
-        run, text, out, target=target, part=attention_type, layer=layer, attention_head=attention_head
+    maps, files = plot_attention(
+        run, text, out, target=target, attention_type=attention_type, layer=layer, attention_head=attention_head
     )
 
     keys = "" if maps.is_self else f" that attend to {len(maps.keys)}"
@@ -115,9 +115,9 @@ def attention(
 def masks(call: Call, max_length: int = flag(8, "Tokens of the texts that are drawn."), out: Path | None = OUT) -> None:
     """Plot which token may attend to which: causal, padding, both, packed documents, prefix, cross."""
     _need_target(out, call)
-    from headstart.workflows.picture import picture_masks
+    from headstart.workflows.plot import plot_masks
 
-    found, files = picture_masks(out, length=max_length)
+    found, files = plot_masks(out, length=max_length)
 
     sources = {True: "as the model applies it", False: "a definition"}
     lines = [f"{mask.name:18} {sources[mask.source == 'model']}" for mask in found]
@@ -134,9 +134,9 @@ def positions(
 ) -> None:
     """Plot position vectors as a heat map, and how alike positions are by their distance."""
     _need_target(out, call)
-    from headstart.workflows.picture import picture_positions
+    from headstart.workflows.plot import plot_positions
 
-    found, files = picture_positions(run, out, width=width, length=max_length)
+    found, files = plot_positions(run, out, width=width, length=max_length)
 
     lines = []
     for each in found:
@@ -161,11 +161,11 @@ def heads(
 ) -> None:
     """Measure what each attention head does: entropy, mean distance, and the loss without it."""
     _need_target(out, call)
-    from headstart.workflows.picture import picture_attention_heads
+    from headstart.workflows.plot import plot_attention_heads
 
     with call.progress() as progress:
-        study, files = picture_attention_heads(
-            run, file, out, texts=max_texts, settings=call.settings, on_event=progress
+        study, files = plot_attention_heads(
+            run, file, out, max_texts=max_texts, settings=call.settings, on_event=progress
         )
 
     lines = [

@@ -32,7 +32,7 @@ class TrialsData:
 
 def trials_data(content: Mapping[str, Any]) -> TrialsData:
     """The data of the figure; `content` is the search's result.json."""
-    trials, default = content["trials"], content["standing"]
+    trials, default = content["trials"], content["default"]
     finished = [trial for trial in trials if trial["state"] == "finished"]
     pruned = [trial for trial in trials if trial["state"] == "pruned" and trial["value"] is not None]
     values = np.array([trial["value"] for trial in finished], dtype=float)

@@ -211,7 +211,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
 def trials_table(search: Mapping[str, Any]) -> Table:
     """The best trials and the default settings as columns, the searched settings as rows."""
     sign = -1 if search["direction"] == "maximize" else 1
-    trials, default = search["trials"], search["standing"]
+    trials, default = search["trials"], search["default"]
     finished = [trial for trial in trials if trial["state"] == "finished"]
     best = sorted(finished, key=lambda trial: sign * trial["value"])[:MAX_TRIALS]
     shown = best if default in best else [*best, default]

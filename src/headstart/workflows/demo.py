@@ -1,9 +1,9 @@
-"""The main job on embedded film reviews, from raw text to report."""
+"""The demo: pretrain a tiny base on film reviews, compare it with a shipped base and baselines, and write a report."""
 
 import json
 import shlex
 import time
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from headstart.errors import ConfigError, RunError, Stopped
 from headstart.inference.loaded_model import absolute_paths, load_model
 from headstart.pretrained import shipped_bases
 from headstart.results import Comparison
-from headstart.training.callbacks import Event, Note
+from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.pretrain import pretrain
@@ -23,12 +23,37 @@ from headstart.workflows.resume import resume
 
 DATA = "imdb"
 SHIPPED = "en-tiny"
-SHIPPED_EPOCHS = 1  # it starts near where it ends, and an epoch of it costs four of the others
+SHIPPED_EPOCHS = 1  # its first scores are near its last, and one of its epochs takes as long as four of the others
 LENGTH = 128
-SHIPPED_LENGTH = 256  # tokens of a review that it reads: what it knows is worth reading more for
+SHIPPED_LENGTH = 256  # tokens of a review that the shipped base reads
 PRECISION = "bf16"
-MARKED = 800  # validation reviews read after each epoch
-SHOWN = ("report.html", "curves.png", "curves.svg", "comparison.json")
+EVAL_SUBSET = 800  # validation reviews that are scored after each epoch
+REPORT_FILES = ("report.html", "curves.png", "curves.svg", "comparison.json")
+
+
+@dataclass(frozen=True)
+class DemoInputs:
+    """The request for a demo, as demo.json holds it."""
+
+    minutes: float
+    seeds: int
+    labels: int
+    epochs: float
+    base: str
+    first_seed: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of every arm."""
+        training = {
+            "max_length": LENGTH, "max_epochs": self.epochs, "eval_subset_size": EVAL_SUBSET, "precision": PRECISION,
+        }  # fmt: skip
+        return {"training": training, "data": {"truncation_side": "both"}}
+
+    @property
+    def shipped_settings(self) -> dict[str, Any]:
+        """The settings of the shipped base's arm that differ."""
+        return {"training": {"max_epochs": min(self.epochs, SHIPPED_EPOCHS), "max_length": SHIPPED_LENGTH}}
 
 
 def run_demo(
@@ -40,122 +65,98 @@ def run_demo(
     epochs: float = 3,
     base: str = SHIPPED,
     first_seed: int = 0,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> Comparison:
-    """Audit, pretrain a tiny base, compare it with its twin from scratch, a shipped base and a classical baseline.
+    """Audit, pretrain a tiny base, and compare it with training from scratch, a shipped base and a classical baseline.
 
-    `base` is the shipped base, or a run to set beside in its place. Called again after a stop it goes on where it
-    was; called on a finished demo it returns what was found.
+    `base` is the shipped base, or a run instead of it. The same call resumes a demo that was stopped, and returns the
+    result of one that is finished.
     """
     folder, start = Path(out), time.monotonic()
-    inputs = {
-        "minutes": minutes,
-        "seeds": seeds,
-        "labels": labels,
-        "epochs": epochs,
-        "base": absolute_paths([base])[0],
-        "first_seed": first_seed,
-    }
+    inputs = DemoInputs(minutes, seeds, labels, epochs, absolute_paths([base])[0], first_seed)
     _check(inputs)
     _claim(folder, inputs)
     try:
         if not (folder / "base" / "run.json").exists():
-            _tell_plan(inputs, on_event)
-        comparison = _stages(folder, inputs, on_event)
+            _announce(inputs, on_event)
+        comparison = _pretrain_and_compare(folder, inputs, on_event)
     except Stopped as stopped:
-        flags = {"minutes": minutes, "seeds": seeds, "labels": labels, "epochs": epochs, "seed": first_seed}
+        flags = {"minutes": minutes, "seeds": seeds, "train-size": labels, "epochs": epochs, "seed": first_seed}
         words = [word for name, value in flags.items() for word in (f"--{name}", f"{value:g}")]
         words += ["--base", base] if base != SHIPPED else []
         stopped.again = shlex.join(["headstart", "demo", "--out", str(folder), *words])
         raise
-    for name in SHOWN:
+    for name in REPORT_FILES:
         write_bytes(folder / name, (folder / "compare" / name).read_bytes())
     on_event(Note(f"done in {(time.monotonic() - start) / 60:.1f} minutes"))
     return comparison
 
 
-def _check(inputs: dict[str, Any]) -> None:
+def _check(inputs: DemoInputs) -> None:
     """Refuse settings that would fail after minutes of work."""
-    if inputs["seeds"] < 1:
-        raise ConfigError(f"{inputs['seeds']} seeds train nothing", hint="--seeds 3 tells luck from difference")
-    base = inputs["base"]
-    if base not in shipped_bases() and not Path(base).exists():
+    if inputs.seeds < 1:
+        raise ConfigError(f"{inputs.seeds} seeds train nothing", hint="--seeds 3 separates luck from difference")
+    if inputs.base not in shipped_bases() and not Path(inputs.base).exists():
         raise RunError(
-            f"the demo sets the base {base} beside its own, and there is no base of that name here",
-            hint="`headstart models` lists those that are here; HEADSTART_BASES names folders with more",
+            f"the demo compares its own base with {inputs.base}, and no base of that name exists here",
+            hint="`headstart models` lists the available bases; HEADSTART_BASES names folders with more",
         )
-    finetune_config(load_model(base), None, merge(_settings(inputs), _shipped_settings(inputs)))
-    training = {"max_epochs": inputs["epochs"], "seed": inputs["first_seed"]}
-    resolve("pretrain", "tiny", {"training": {"max_minutes": inputs["minutes"]}})
-    config = resolve("finetune", "tiny", {"training": training, "data": {"train_size": inputs["labels"]}})
-    balanced_subset(load_dataset(DATA, config.data), inputs["labels"], inputs["first_seed"])
+    finetune_config(load_model(inputs.base), None, merge(inputs.settings, inputs.shipped_settings))
+    training = {"max_epochs": inputs.epochs, "seed": inputs.first_seed}
+    resolve("pretrain", "tiny", {"training": {"max_minutes": inputs.minutes}})
+    config = resolve("finetune", "tiny", {"training": training, "data": {"train_size": inputs.labels}})
+    balanced_subset(load_dataset(DATA, config.data), inputs.labels, inputs.first_seed)
 
 
-def _claim(folder: Path, inputs: dict[str, Any]) -> None:
-    """Take a new folder, or one in which the same demo was begun."""
+def _claim(folder: Path, inputs: DemoInputs) -> None:
+    """Create a new folder, or accept one with the same demo."""
     path = folder / "demo.json"
     if path.exists():
-        if json.loads(path.read_text("utf-8")) != inputs:
+        if json.loads(path.read_text("utf-8")) != asdict(inputs):
             raise RunError(f"{folder} holds a demo with other settings", hint="choose another --out")
     elif folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise RunError(f"{folder} is not empty", hint="choose another --out")
     else:
-        write_json(path, inputs)
+        write_json(path, asdict(inputs))
 
 
-def _tell_plan(inputs: dict[str, Any], on_event: Callable[[Event], None]) -> None:
-    """Say what will happen and for how long, and audit the data."""
-    epochs = 0.2 * inputs["epochs"] + 0.7 * min(inputs["epochs"], SHIPPED_EPOCHS)
-    total = inputs["minutes"] + 0.7 + inputs["seeds"] * (0.8 + epochs * inputs["labels"] / 1600)
+def _announce(inputs: DemoInputs, on_event: OnEvent) -> None:
+    """Report what will be trained, for how long, and the audit of the data."""
+    epochs = 0.2 * inputs.epochs + 0.7 * min(inputs.epochs, SHIPPED_EPOCHS)
+    total = inputs.minutes + 0.7 + inputs.seeds * (0.8 + epochs * inputs.labels / 1600)
     on_event(
         Note(
-            f"{inputs['minutes']:g} minutes of pretraining on film reviews without labels, then {inputs['seeds']} seeds "
-            f"of each way to learn from {inputs['labels']:,} labels, {Path(inputs['base']).name} as it comes among them: "
+            f"{inputs.minutes:g} minutes of pretraining on film reviews without labels, then {inputs.seeds} seeds of each "
+            f"arm on {inputs.labels:,} labels, one of them fine-tuned from {Path(inputs.base).name}: "
             f"about {total:.0f} minutes on two cores, no network"
         )
     )
-    found = inspect_data(
-        DATA, length=LENGTH, settings={"data": {"train_size": inputs["labels"]}}, seed=inputs["first_seed"]
-    )
+    settings = {"data": {"train_size": inputs.labels}}
+    found = inspect_data(DATA, length=LENGTH, settings=settings, seed=inputs.first_seed)
     counts = ", ".join(f"{name} {part.count:,}" for name, part in found.splits.items())
     on_event(Note(f"audit of {DATA}: {counts}; {len(found.leaks)} texts are in two splits"))
     for warning in found.warnings:
         on_event(Note(warning))
 
 
-def _settings(inputs: dict[str, Any]) -> dict[str, Any]:
-    """How every arm learns from labels."""
-    training = {
-        "max_length": LENGTH,
-        "max_epochs": inputs["epochs"],
-        "eval_subset_size": MARKED,
-        "precision": PRECISION,
-    }
-    return {"training": training, "data": {"truncation_side": "both"}}
-
-
-def _shipped_settings(inputs: dict[str, Any]) -> dict[str, Any]:
-    return {"training": {"max_epochs": min(inputs["epochs"], SHIPPED_EPOCHS), "max_length": SHIPPED_LENGTH}}
-
-
-def _stages(folder: Path, inputs: dict[str, Any], on_event: Callable[[Event], None]) -> Comparison:
-    """Pretrain and compare, each taken up where it stopped."""
+def _pretrain_and_compare(folder: Path, inputs: DemoInputs, on_event: OnEvent) -> Comparison:
+    """Pretrain and compare; each step is resumed if it was stopped."""
     base, compared = folder / "base", folder / "compare"
     if (base / "run.json").exists():
         resume(base, on_event)
     else:
-        training = {"max_minutes": inputs["minutes"], "seed": inputs["first_seed"], "precision": PRECISION}
+        training = {"max_minutes": inputs.minutes, "seed": inputs.first_seed, "precision": PRECISION}
         pretrain([DATA], base, preset="tiny", settings={"training": training}, on_event=on_event)
     if (compared / "compare.json").exists():
         return resume_compare(compared, on_event) or read_comparison(compared)
     return compare(
         DATA,
-        {str(base): {}, inputs["base"]: _shipped_settings(inputs)},
+        {str(base): {}, inputs.base: inputs.shipped_settings},
         compared,
-        seeds=inputs["seeds"],
-        first_seed=inputs["first_seed"],
-        labels=[inputs["labels"]],
+        seeds=inputs.seeds,
+        first_seed=inputs.first_seed,
+        labels=[inputs.labels],
         arms=("classical", "scratch", "fine-tuned"),
-        settings=_settings(inputs),
+        settings=inputs.settings,
         on_event=on_event,
     )

@@ -1,7 +1,7 @@
-"""A recipe: a file that says how a base is made from raw text, stage by stage, and the training of its stages.
+"""Recipes: a TOML file that describes how a base is trained from raw text, stage by stage, and the training of its stages.
 
-All stages are validated before the first one starts. Finished stages are kept, a stopped one is resumed, and a recipe
-that differs from the one a folder was started with is refused.
+All stages are validated before the first one starts. A finished stage is not trained again, a stopped one is resumed,
+and a recipe that differs from the one that a folder was started with is refused.
 """
 
 import json
@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ from headstart.inference.loaded_model import (
 )
 from headstart.pretrained import shipped_bases
 from headstart.quantization import FORMS, compact
-from headstart.training.callbacks import Event, Note
+from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.launch import require_single_process
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune import Finetuned, FinetuneJob, finetune
@@ -59,11 +59,10 @@ FORMAT = 2  # of recipe.json
 STAGES = "stages"
 SECTIONS = ("model", "tokenizer", "objective", "optimizer", "lr_schedule", "training", "data")
 Settings = dict[str, Any]
-OnEvent = Callable[[Event], None]
 
 
 class CarryConfig(Section):
-    """How the weights of a finished stage are kept; the optimiser's state is left behind."""
+    """How the weights of a finished stage are stored, without the optimizer's state."""
 
     form: str = Field("bfloat16", description="float32, bfloat16 or int8")
     shard_mib: float = Field(12.0, gt=0, description="MiB that one file holds at most")
@@ -77,8 +76,8 @@ class TextConfig(Section):
     documents: Literal["", "auto", "line", "paragraph"] = ""
 
 
-class Said(Section):
-    """Settings of a run by section, as a recipe says them for all stages and for one."""
+class StageSettings(Section):
+    """Settings by section, for all stages or for one."""
 
     model: Settings = Field(default_factory=dict)
     objective: Settings = Field(default_factory=dict)
@@ -88,35 +87,37 @@ class Said(Section):
     data: Settings = Field(default_factory=dict)
 
 
-class StageConfig(Said):
-    """One training; what it does not say, the recipe or the preset says."""
+class StageConfig(StageSettings):
+    """One stage; settings that it leaves out come from the recipe, then from the preset."""
 
     name: str
     kind: Literal["pretrain", "finetune"] = "pretrain"
     mix: dict[str, float] = Field(default_factory=dict, description="text = weight")
     table: str = ""  # of labelled texts, for `finetune`
-    base: str = ""  # an earlier stage to go on from, or "scratch"; empty = the one before
-    teacher: str = ""  # an earlier stage, a run or a shipped base; several with commas between
+    base: str = ""  # an earlier stage to continue from, or "scratch"; empty = the previous stage
+    teacher: str = ""  # an earlier stage, a run or a shipped base; several are separated by commas
     unlabelled: list[str] = Field(default_factory=list, description="texts that the teachers of a finetune label")
 
 
-class RecipeConfig(Said):
-    """What a recipe says of all stages."""
+class RecipeConfig(StageSettings):
+    """A recipe without its texts and stages."""
 
     title: str
     language: str = ""
     note: str = ""
     preset: str | None = None  # none = the base's, or tiny
-    base: str = ""  # to go on from; empty = from scratch
+    base: str = ""  # to continue from; empty = from scratch
     tokenizer_texts: list[str] = Field(
-        default_factory=list, description="that a new tokenizer is learnt from; none = all that pretraining reads"
+        default_factory=list, description="that a new tokenizer is trained on; none = all pretraining texts"
     )
     tokenizer: Settings = Field(default_factory=dict)
     carry: CarryConfig = CarryConfig()
-    finetune_defaults: Said = Field(Said(), description="recommended settings for fine-tuning the base")
+    finetune_defaults: StageSettings = Field(
+        StageSettings(), description="recommended settings for fine-tuning the base"
+    )
 
 
-# Of a stage of kind finetune: a recipe is fixed, so its settings do not follow the data.
+# Defaults of a finetune stage. They do not depend on the data, because a recipe is fixed.
 STAGE_DEFAULTS: Settings = {
     "optimizer": {"learning_rate": 1e-4, "weight_decay": 0.01},
     "lr_schedule": {"name": "linear", "warmup_ratio": 0.1},
@@ -133,7 +134,7 @@ STAGE_DEFAULTS: Settings = {
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage with all its settings."""
+    """A stage with its resolved settings and texts."""
 
     number: int
     config: StageConfig
@@ -150,18 +151,18 @@ class Stage:
         return f"{self.number:02d}-{self.config.name}"
 
     @property
-    def is_tuned(self) -> bool:
-        """Whether it learns from labels."""
+    def is_finetuning(self) -> bool:
+        """Whether it trains on labels."""
         return self.config.kind == "finetune"
 
     def teacher(self, stages: Path) -> list[str] | None:
-        """The runs that teach it, where earlier ones among them lie in `stages`."""
+        """The paths of its teachers; `stages` is the folder of the earlier stages."""
         return [each if isinstance(each, str) else str(stages / each.folder) for each in self.teachers] or None
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe whose texts have been found."""
+    """A recipe with the paths of its texts."""
 
     config: RecipeConfig
     texts: dict[str, TextConfig]
@@ -170,7 +171,7 @@ class Recipe:
 
 
 def open_recipe(path: Path) -> dict[str, Any]:
-    """What a recipe file says."""
+    """Read a recipe file."""
     try:
         return load_toml(path)
     except ConfigError as error:
@@ -182,15 +183,15 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     """The recipe with its texts under `root`, settings `over` its own, and every budget times `scale`."""
     rest = {key: value for key, value in content.items() if key not in ("texts", "stages")}
     if not isinstance(content.get("texts", {}), Mapping):
-        raise ConfigError("texts is no table of texts", hint='write [texts.NAME] and path = "…" below it')
+        raise ConfigError("texts is not a table of texts", hint='write [texts.NAME] and path = "…" below it')
     if not isinstance(content.get("stages", []), list):
-        raise ConfigError("the stages are no list", hint="write [[stages]], in double brackets, before each")
+        raise ConfigError("stages is not a list", hint="write [[stages]], in double brackets, before each stage")
     config = parse(RecipeConfig, rest, "the recipe")
     if config.carry.form not in FORMS:
         raise ConfigError(f"carry.form cannot be {config.carry.form!r}", hint=f"one of {', '.join(FORMS)}")
     texts = {name: parse(TextConfig, text, f"texts.{name}") for name, text in content.get("texts", {}).items()}
     found = {
-        name: MixtureComponent(place(text.path, root), 1.0, text.text_column, text.documents)
+        name: MixtureComponent(locate(text.path, root), 1.0, text.text_column, text.documents)
         for name, text in texts.items()
     }
     if not (raw := content.get("stages")):
@@ -199,8 +200,8 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     _check_names(given, over)
     if config.base and (fresh := next((stage.name for stage in given if stage.base == SCRATCH), None)):
         raise ConfigError(
-            f"stage {fresh} cannot begin from scratch in a recipe with a base, whose tokenizer is another",
-            hint="leave the recipe's base out, or make that stage a recipe of its own",
+            f"stage {fresh} cannot start from scratch in a recipe with a base, which has another tokenizer",
+            hint="leave out the recipe's base, or write a separate recipe for that stage",
         )
     if given[0].kind != "pretrain" and not config.base:
         raise ConfigError(f"the first stage, {given[0].name}, has no base to start from", hint="pretrain one before it")
@@ -211,8 +212,8 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     return Recipe(config, texts, stages, {name: pick(found, name, "text of the recipe") for name in names})
 
 
-def place(name: str, root: Path) -> str:
-    """A built-in name as it is; a path as it stands under `root`."""
+def locate(name: str, root: Path) -> str:
+    """The path of a text under `root`; a built-in name stays as it is."""
     if name in SOURCES:
         return name
     path = root / name
@@ -227,13 +228,13 @@ def _check_names(stages: list[StageConfig], over: Mapping[str, Any]) -> None:
     names = [stage.name for stage in stages]
     for name in names:
         if name in (*SECTIONS, SCRATCH):
-            raise ConfigError(f"a stage cannot be called {name!r}", hint="it has that meaning already")
+            raise ConfigError(f"a stage cannot be called {name!r}", hint="the name has another meaning in settings")
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,99}", name):
             raise ConfigError(
                 f"a stage cannot be called {name!r}", hint="use small letters, digits and hyphens, 100 at most"
             )
     if len(set(names)) < len(names):
-        raise ConfigError("two stages have the same name", hint="name them apart")
+        raise ConfigError("two stages have the same name", hint="give each stage a name of its own")
     for section in over:
         pick({**dict.fromkeys(SECTIONS), **dict.fromkeys(names)}, section, "section or stage")
 
@@ -248,38 +249,40 @@ def _stage(
     over: Mapping[str, Any],
     scale: float,
 ) -> Stage:
-    is_tuned = stage.kind == "finetune"
+    is_finetuning = stage.kind == "finetune"
     stage = stage.model_copy(update={"teacher": str(over.get(stage.name, {}).get("teacher", stage.teacher))})
-    if stage.unlabelled and not (is_tuned and stage.teacher):
+    if stage.unlabelled and not (is_finetuning and stage.teacher):
         raise ConfigError(
             f"stage {stage.name} has unlabelled texts and no teacher to label them",
             hint="name a teacher in a stage of kind finetune",
         )
-    if is_tuned == bool(stage.mix) or is_tuned != bool(stage.table):
-        wanted = "a table and no mix" if is_tuned else "a mix and no table"
+    if is_finetuning == bool(stage.mix) or is_finetuning != bool(stage.table):
+        wanted = "a table and no mix" if is_finetuning else "a mix and no table"
         raise ConfigError(f"stage {stage.name} of kind {stage.kind} needs {wanted}", hint="see docs/bases.md")
-    if stage.base == SCRATCH and is_tuned:
+    if stage.base == SCRATCH and is_finetuning:
         raise ConfigError(
-            f"stage {stage.name} of kind finetune cannot begin from scratch", hint="pretrain a body before it"
+            f"stage {stage.name} of kind finetune cannot start from scratch", hint="add a pretraining stage before it"
         )
     common = {name: getattr(config, name) for name in SECTIONS if getattr(config, name)}
-    if is_tuned:  # its objective and pace are another's; what must not be read stays
+    if is_finetuning:  # the recipe's objective, optimizer and training are those of pretraining
         common = {name: common[name] for name in ("model", "data") if name in common}
     own = {name: getattr(stage, name) for name in SECTIONS if getattr(stage, name, {})}
-    settings = merge(STAGE_DEFAULTS if is_tuned else {}, merge(common, own))
-    # [objective] is what pretraining asks, in the recipe and beside it.
-    general = {key: over[key] for key in SECTIONS if key in over and not (is_tuned and key == "objective")}
+    settings = merge(STAGE_DEFAULTS if is_finetuning else {}, merge(common, own))
+    # An objective that is set for all stages is that of pretraining.
+    general = {key: over[key] for key in SECTIONS if key in over and not (is_finetuning and key == "objective")}
     settings = merge(merge(settings, general), _of_stage(over, stage.name))
     if "seed" not in stage.training and "training.seed" not in over.get(stage.name, {}):
-        told = {**config.training, **over.get("training", {})}.get("seed", 0)
-        first = parse(TrainingConfig, {"seed": told}, f"the training of stage {stage.name}").seed
-        # Another seed for each stage, so that none reads in the order of the one before.
+        seed = {**config.training, **over.get("training", {})}.get("seed", 0)
+        first = parse(TrainingConfig, {"seed": seed}, f"the training of stage {stage.name}").seed
+        # Each stage has another seed, so that none reads its texts in the order of the previous one.
         settings = merge(settings, {"training": {"seed": first + number - 1}})
-    settings = merge(settings, _placed(settings, root))
-    job: Job = "finetune" if is_tuned else "pretrain"
+    data = parse(DataConfig, settings.get("data", {}))
+    paths = {key: [locate(name, root) for name in names] for key in PATH_SETTINGS if (names := getattr(data, key))}
+    settings = merge(settings, {"data": paths})
+    job: Job = "finetune" if is_finetuning else "pretrain"
     settings = _scaled(settings, load_preset(_preset(config)).get(job, {}), scale)
     mix = [replace(pick(texts, name, "text of the recipe"), weight=weight) for name, weight in stage.mix.items()]
-    table = place(stage.table, root) if is_tuned else ""
+    table = locate(stage.table, root) if is_finetuning else ""
     earlier = {each.config.name: each for each in before}
     base = before[-1] if before else None
     if stage.base:
@@ -290,23 +293,23 @@ def _stage(
 
 
 def _preset(config: RecipeConfig) -> str:
-    """The named settings that everything starts from: those told, the base's, or tiny."""
+    """The preset: the recipe's, the base's, or tiny."""
     if config.preset is None and config.base:
         return load_model(config.base, with_weights=False).info.config.preset
     return config.preset or "tiny"
 
 
 def _teachers(names: str, earlier: Mapping[str, Stage], root: Path) -> list[Stage | str]:
-    """Stages before, and runs by the names of shipped bases or by their paths: from here, or under `root`."""
+    """Earlier stages, shipped bases, and runs by their paths, relative to the working directory or to `root`."""
     found: list[Stage | str] = []
     named = [name.strip() for name in names.split(",") if name.strip()]
     if len(set(named)) < len(named):
-        raise ConfigError("one teacher is named twice", hint="name each once")
+        raise ConfigError("one teacher is named twice", hint="name each teacher once")
     for name in named:
         known = name in shipped_bases() or Path(name).exists()
         if name not in earlier and not known and not (root / name).exists():
             raise ConfigError(
-                f"the teacher {name} is no earlier stage, no shipped base and no run, here or in {root}",
+                f"the teacher {name} is neither an earlier stage nor a shipped base nor a run, here or in {root}",
                 hint="--set STAGE.teacher=RUN names another",
             )
         found.append(earlier.get(name, name if known else str(root / name)))
@@ -314,7 +317,7 @@ def _teachers(names: str, earlier: Mapping[str, Stage], root: Path) -> list[Stag
 
 
 def _of_stage(over: Mapping[str, Any], name: str) -> Settings:
-    """What is set for one stage as `name.section.key`."""
+    """The settings for one stage, given as `name.section.key`."""
     found: Settings = {}
     for key, value in over.get(name, {}).items():
         if key == "teacher":
@@ -322,21 +325,14 @@ def _of_stage(over: Mapping[str, Any], name: str) -> Settings:
         section, _, own = key.partition(".")
         if section not in SECTIONS or not own:
             raise ConfigError(
-                f"--set {name}.{key} names no setting of the stage", hint=f"write --set {name}.training.minutes=3"
+                f"--set {name}.{key} names no setting of the stage", hint=f"write --set {name}.training.max_minutes=3"
             )
         found.setdefault(section, {})[own] = value
     return found
 
 
-def _placed(settings: Settings, root: Path) -> Settings:
-    data = parse(DataConfig, settings.get("data", {}))
-    return {
-        "data": {key: [place(name, root) for name in names] for key in PATH_SETTINGS if (names := getattr(data, key))}
-    }
-
-
 def _scaled(settings: Settings, preset: Mapping[str, Any], scale: float) -> Settings:
-    """The settings with their budget times `scale`; the preset's where they name none."""
+    """The settings with their budget, or that of the preset, multiplied by `scale`."""
     if scale == 1:
         return settings
     own = merge({"training": preset.get("training", {})}, {"training": settings.get("training", {})})
@@ -351,7 +347,7 @@ def _scaled(settings: Settings, preset: Mapping[str, Any], scale: float) -> Sett
 
 
 def resolve_stages(recipe: Recipe) -> list[RunConfig]:
-    """The settings of every stage over those of the run that it continues; a fault names its stage."""
+    """The settings of every stage, which inherit from its base; an error names its stage."""
     start = load_model(recipe.config.base, with_weights=False) if recipe.config.base else None
     runs: dict[int, LoadedModel] = {}
     for stage in recipe.stages:
@@ -361,7 +357,7 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
                 load_model(each, with_weights=False) if isinstance(each, str) else runs[each.number]
                 for each in stage.teachers
             ]
-            if stage.is_tuned:
+            if stage.is_finetuning:
                 config, objective = finetune_config(base, recipe.config.preset, stage.settings)
             else:
                 teaching = DistillationSetup(teachers, []) if teachers else None
@@ -369,7 +365,7 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
         except HeadstartError as error:
             error.args = (f"stage {stage.config.name}: {error}",)
             raise
-        # What later stages ask of this one before it is trained: its settings, not its tokenizer and weights.
+        # Later stages need the settings of this one before it is trained, but no tokenizer and no weights.
         info = RunInfo(config, "finished", 0, list(config.data.label_map), "", RunInputs(), {})
         nothing: Any = None
         runs[stage.number] = LoadedModel(stage.config.name, info, objective, nothing, {}, np.zeros(0, np.uint64))
@@ -378,13 +374,13 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
 
 
 def _check_finetune_defaults(config: RecipeConfig, base: LoadedModel) -> None:
-    """Refuse recommended settings that no fine-tuning of the base could use, or that each user chooses."""
+    """Refuse recommended settings that are invalid for the base, or that each user has to choose."""
     defaults = _finetune_defaults(config)
     keys = {"data": [key for key in defaults.get("data", {}) if key != "truncation_side"]}
     keys["training"] = [key for key in defaults.get("training", {}) if key in (*MACHINE_SETTINGS, "seed")]
     try:
         for name in [f"{section}.{key}" for section in keys for key in keys[section]]:
-            raise ConfigError(f"{name} is for each user to choose", hint=f"leave {name} out")
+            raise ConfigError(f"every user chooses {name} for their own run", hint=f"leave out {name}")
         finetune_config(base, config.preset, defaults)
     except HeadstartError as error:
         raise ConfigError(f"the recipe's [finetune_defaults]: {error}", hint=error.hint) from None
@@ -395,13 +391,13 @@ def _finetune_defaults(config: RecipeConfig) -> Settings:
 
 
 def describe(recipe: Recipe, configs: list[RunConfig]) -> dict[str, Any]:
-    """All of a recipe that decides what is trained, JSON-able and the same wherever its texts are."""
+    """All of a recipe that determines the training, JSON-able and independent of where its texts are."""
     texts = {name: text.model_dump() for name, text in recipe.texts.items()}
     stages = {}
     for stage, config in zip(recipe.stages, configs, strict=True):
         read = {name: texts[name] for name in (*stage.config.mix, *stage.config.unlabelled)}
         own = stage.config.model_dump(include={"kind", "mix", "table", "base", "teacher", "unlabelled"})
-        stages[stage.folder] = {**own, "texts": read, "settings": _deciding(config)}
+        stages[stage.folder] = {**own, "texts": read, "settings": _comparable(config)}
     return {
         "base": recipe.config.base,
         "tokenizer_texts": {name: texts[name] for name in recipe.tokenizer_texts},
@@ -410,8 +406,8 @@ def describe(recipe: Recipe, configs: list[RunConfig]) -> dict[str, Any]:
     }
 
 
-def _deciding(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide what is trained; paths of other sets by their names."""
+def _comparable(config: RunConfig) -> dict[str, Any]:
+    """The settings that determine the training; other datasets by name, not by path."""
     content: dict[str, Any] = json.loads(config.model_dump_json())
     content["training"] = {name: value for name, value in content["training"].items() if name not in MACHINE_SETTINGS}
     for key in PATH_SETTINGS:
@@ -427,27 +423,27 @@ def run_recipe(
     last_stage: int | None = None,
     scale: float = 1.0,
     settings: Mapping[str, Any] | None = None,
-    on_event: OnEvent = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> Pretrained | Finetuned | None:
-    """Make a base by a recipe file, from texts under `data`; None when stages after `last_stage` are left.
+    """Train a base by a recipe file, from texts under `data`; None when stages after `last_stage` are left.
 
-    Given again, the same command resumes where it stopped, also with a run folder that was copied from elsewhere.
+    The same call resumes the recipe, also in a folder that was copied from another machine.
     """
     require_single_process("a recipe")
     if not 0 < scale < math.inf:
-        raise ConfigError(f"a budget times {scale:g} trains nothing", hint="--budget-scale 0.1 is a tenth of it")
+        raise ConfigError(f"a budget times {scale:g} trains nothing", hint="--budget-scale 0.1 means a tenth")
     given: Settings = {"recipe": open_recipe(Path(recipe)), "settings": dict(settings or {}), "scale": scale}
     ready = read_recipe(given["recipe"], Path(data), given["settings"], scale)
     if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
         raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
     path = Path(out)
-    _check_place(path)
+    _check_out(path)
     configs = resolve_stages(ready)
     resolved = describe(ready, configs)
     with writing(path):
         (path / STAGES).mkdir(parents=True, exist_ok=True)
     with RunDir(path) as folder:
-        if is_recipe(path) and (changes := list(_differences(_known(path)["resolved"], resolved))):
+        if is_recipe(path) and (changes := list(_differences(_read_request(path)["resolved"], resolved))):
             raise RunError(
                 f"{path} was started with another recipe: {'; '.join(changes[:3])}"
                 + (f"; and {len(changes) - 3} more" if len(changes) > 3 else ""),
@@ -462,35 +458,35 @@ def resume_recipe(path: Path, on_event: OnEvent) -> Pretrained | Finetuned | Non
     """Resume a recipe to its last stage; None when it was finished before."""
     if (path / "run.json").is_file():
         return None
-    given = _known(path)
+    given = _read_request(path)
     with RunDir(path) as folder:
         recipe = read_recipe(given["recipe"], Path(given["data"]), given["settings"], given["scale"])
         return _train_stages(folder, recipe, resolve_stages(recipe), None, on_event)
 
 
 def is_recipe(path: Path) -> bool:
-    """Whether the folder is that of a recipe."""
+    """Whether a folder holds a recipe."""
     return (path / RECIPE).is_file()
 
 
-def _check_place(path: Path) -> None:
-    """Refuse a place that holds anything but a recipe's run or stages that were brought there."""
+def _check_out(path: Path) -> None:
+    """Refuse a folder that holds anything but a recipe's run or copied stages."""
     if path.is_file():
-        raise RunError(f"{path} is a file, not a place for a run", hint="choose another --out")
+        raise RunError(f"{path} is a file, not a folder", hint="choose another --out")
     others = [item.name for item in path.iterdir()] if path.is_dir() else []
     if not is_recipe(path) and any(name != STAGES and not name.startswith(".") for name in others):
         raise RunError(f"{path} is not empty", hint="choose another --out")
 
 
-def _known(path: Path) -> dict[str, Any]:
-    """What the folder's recipe.json says."""
+def _read_request(path: Path) -> dict[str, Any]:
+    """The content of a folder's recipe.json."""
     try:
         known = json.loads((path / RECIPE).read_text("utf-8"))
         return {name: known[name] for name in ("recipe", "settings", "scale", "data", "resolved")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path / RECIPE} cannot be read: {error!r}",
-            hint="remove it and give the recipe again: finished stages are kept",
+            hint="remove it and run the recipe again; finished stages are not trained again",
         ) from None
 
 
@@ -511,7 +507,7 @@ def _train_stages(
 ) -> Pretrained | Finetuned | None:
     path, defaults = folder.path, _finetune_defaults(recipe.config)
     if (path / "run.json").is_file():
-        if (info := folder.info()).finetune_defaults != defaults:  # nothing that is trained depends on them
+        if (info := folder.info()).finetune_defaults != defaults:  # no training depends on them
             folder.write_info(replace(info, finetune_defaults=defaults))
         return _result(folder)
     wanted = recipe.stages[:last_stage]
@@ -543,7 +539,7 @@ def _train_stages(
 def _start_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: OnEvent) -> None:
     teacher = stage.teacher(run.parent)
     common: Settings = {"preset": recipe.config.preset, "settings": stage.settings, "on_event": on_event}
-    if stage.is_tuned:
+    if stage.is_finetuning:
         finetune(base, stage.table, run, teacher=teacher, unlabelled=stage.unlabelled, **common)
     else:
         tokenizer_texts = None if base or teacher else list(recipe.tokenizer_texts.values())
@@ -552,20 +548,20 @@ def _start_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: O
 
 
 def _resume_stage(run: Path, stage: Stage, recipe: Recipe, config: RunConfig, base: str, on_event: OnEvent) -> None:
-    """Resume a stage, which may have been brought from elsewhere, or see that it is finished."""
+    """Resume a stage, which may have been copied from another machine, unless it is finished."""
     from headstart.workflows.resume import resume_run
 
     info = RunDir.open(run).info()
     weights = [each.weight for each in info.inputs.mix]
-    if _deciding(info.config) != _deciding(config) or weights != [each.weight for each in stage.mix]:
+    if _comparable(info.config) != _comparable(config) or weights != [each.weight for each in stage.mix]:
         raise RunError(
             f"{run} was trained with other settings than the recipe's stage {stage.number}",
-            hint="give the recipe and the --set that it was started with, or a new --out",
+            hint="use the recipe and the --set that it was started with, or a new --out",
         )
     if info.status == "finished":
         return
-    # The texts, or the stages, may have moved since: the run finds them where they are now.
-    if stage.is_tuned:
+    # The texts or the stages may have moved, so their current paths are written.
+    if stage.is_finetuning:
         now = RunInputs(data=absolute_paths([stage.table])[0], base=absolute_paths([base])[0])
     else:
         tokenizer_texts = [] if base else list(recipe.tokenizer_texts.values())
@@ -578,5 +574,5 @@ def _resume_stage(run: Path, stage: Stage, recipe: Recipe, config: RunConfig, ba
 
 
 def _result(folder: RunDir) -> Pretrained | Finetuned:
-    is_tuned = folder.info().config.job == "finetune"
-    return FinetuneJob.read_result(folder) if is_tuned else PretrainJob.read_result(folder)
+    is_finetuning = folder.info().config.job == "finetune"
+    return FinetuneJob.read_result(folder) if is_finetuning else PretrainJob.read_result(folder)

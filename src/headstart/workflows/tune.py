@@ -1,51 +1,280 @@
-"""A search for the settings that fine-tune a base best, trial by trial; it can be stopped anywhere and go on.
+"""Hyperparameter search: optuna proposes settings, and every trial fine-tunes the base with them.
 
-Every trial is a file of its own, and what comes next is a function of those files and the seed; the trial under way
-keeps its finished folds and its training state. A search that was killed ends as if it never had been.
+optuna's journal holds the trials. A proposal depends on the earlier trials and the seed only, and the current trial
+writes checkpoints, so a search that was killed continues to the same result.
 """
 
 import json
+import math
 import shlex
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import tomllib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from headstart.atomic_io import content_hash, write_json, write_text
+from headstart.atomic_io import content_hash, write_json, write_text, writing
 from headstart.config import RunConfig, merge
 from headstart.data.augmentation import check_bpe_dropout
-from headstart.data.datasets import Dataset, balanced_subset, merge_folds, stratified_folds
-from headstart.errors import ConfigError, RunError, Stopped, pick
+from headstart.data.datasets import balanced_subset, merge_folds, stratified_folds
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import ConfigError, Diverged, RunError, Stopped, pick
 from headstart.inference.loaded_model import SCRATCH, LoadedModel, absolute_paths, load_model, with_absolute_paths
 from headstart.results import Provenance, plain
-from headstart.training.callbacks import Event, Note, Stage
+from headstart.training.callbacks import Evaluated, Event, Note, OnEvent, Stage, ignore_event
 from headstart.training.launch import require_single_process
-from headstart.training.runtime import StopSignal, graceful_shutdown, start_runtime
-from headstart.workflows.compare_cells import Fold, TextEncoder, make_folds
-from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, load_labelled
+from headstart.training.runtime import StopSignal, graceful_shutdown, seed_for, start_runtime
+from headstart.workflows.compare_cells import FitState, Fold, TextEncoder, cell_inputs, make_folds
+from headstart.workflows.finetune import FinetuneJob, choose_tokenizer, data_fingerprint, load_labelled
 from headstart.workflows.finetune_defaults import DatasetFacts, describe, finetune_config, uses_recommendation
 from headstart.workflows.run_dir import RunDir, collect_provenance, command_line
-from headstart.workflows.search import Row, as_settings, make_space, parse_row, standing, to_toml
-from headstart.workflows.trial import METRICS, PRUNERS, Job, Trial, drop_begun, read_trials, run_trial
 
-TRIALS = 20  # unless told, or minutes are
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+Settings = dict[str, dict[str, Any]]  # by section and key
+
+DEFAULT_TRIALS = 20
+RANDOM_TRIALS = 8  # random trials before the sampler learns from them
+EVALUATIONS = 10  # evaluations of one fold that the pruner may see
+METRICS: dict[str, Literal["maximize", "minimize"]] = {
+    "accuracy": "maximize", "macro_f1": "maximize", "loss": "minimize",
+}  # fmt: skip
+PRUNERS = dict.fromkeys(("median", "hyperband", "none"))
+# What matters most when a base is fine-tuned on few labels. A rate of 0 disables a method.
+DEFAULT_SPACE = (
+    "optimizer.learning_rate=3e-5:3e-3:log",
+    "optimizer.weight_decay=1e-3:0.3:log",
+    "optimizer.layerwise_lr_decay=0.6:1.0",
+    "optimizer.head_lr_multiplier=1.0:20.0:log",
+    "lr_schedule.warmup_ratio=0.0:0.3",
+    "training.max_epochs=3:20:int",
+    "training.batch_size=8,16,32,64",
+    "training.token_cutoff=0.0:0.3",
+    "model.dropout=0.05:0.4",
+    "objective.label_smoothing=0.0:0.2",
+    "objective.r_drop_alpha=0.0,0.5,1.0,3.0",
+)
+FORM = "write section.key=low:high, optionally with :log or :int after it, or section.key=a,b,c"
+
+
+# --- The search space -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SearchDim:
+    """One setting to search: a range from `low` to `high`, or one of `choices`."""
+
+    name: str
+    low: float = 0.0
+    high: float = 0.0
+    is_log: bool = False
+    is_int: bool = False
+    choices: tuple[Any, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> "SearchDim":
+        """The dimension that a `--search` argument describes."""
+        name, sign, content = (part.strip() for part in text.partition("="))
+        if not sign or name.count(".") != 1:
+            raise ConfigError(f"--search {text!r} names no setting to search", hint=FORM)
+        if ":" not in content:
+            choices = tuple(_parse_value(part.strip()) for part in content.split(","))
+            if len(set(choices)) < 2:
+                raise ConfigError(f"--search {text!r} has fewer than two choices", hint=f"{FORM}; --set fixes a value")
+            return SearchDim(name, choices=choices)
+        low_text, high_text, *flags = content.split(":")
+        low, high = _parse_value(low_text), _parse_value(high_text)
+        if not (_is_number(low) and _is_number(high)) or not {"log", "int"}.issuperset(flags):
+            raise ConfigError(f"--search {text!r} is not a range of numbers", hint=FORM)
+        dim = SearchDim(name, float(low), float(high), "log" in flags, "int" in flags)
+        if not low < high:
+            raise ConfigError(f"--search {text!r} is an empty range", hint="write the lower end first")
+        if dim.is_log and low <= 0:
+            raise ConfigError(f"--search {text!r} has no logarithm at 0", hint="start above 0, or leave out :log")
+        return dim
+
+    def __str__(self) -> str:
+        if self.choices:
+            return f"{self.name}={','.join(str(value) for value in self.choices)}"
+        return f"{self.name}={self.low:g}:{self.high:g}{':int' * self.is_int}{':log' * self.is_log}"
+
+    @property
+    def bounds(self) -> list[Any]:
+        """All choices, or both ends of the range."""
+        return list(self.choices) or [self._typed(self.low), self._typed(self.high)]
+
+    def nearest(self, value: Any) -> Any:
+        """The value of this dimension that is nearest to `value`."""
+        if not self.choices:
+            return self._typed(min(max(value, self.low), self.high) if isinstance(value, int | float) else self.low)
+        if value in self.choices:
+            return value
+        if isinstance(value, int | float) and all(isinstance(choice, int | float) for choice in self.choices):
+            return min(self.choices, key=lambda choice: abs(choice - value))
+        return self.choices[0]
+
+    def _typed(self, value: float) -> float | int:
+        return round(value) if self.is_int else float(value)
+
+    def distribution(self) -> "BaseDistribution":
+        """The dimension as a distribution of optuna."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        if self.choices:
+            return CategoricalDistribution(self.choices)
+        if self.is_int:
+            return IntDistribution(round(self.low), round(self.high), log=self.is_log)
+        return FloatDistribution(self.low, self.high, log=self.is_log)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def make_space(search: Iterable[str], search_only: bool, fixed: Mapping[str, Any]) -> list[SearchDim]:
+    """The dimensions that the user named and, without `search_only`, the default ones; never a setting in `fixed`."""
+    named = {dim.name: dim for dim in map(SearchDim.parse, search)}
+    default = {} if search_only else {dim.name: dim for dim in map(SearchDim.parse, DEFAULT_SPACE)}
+    given = {f"{section}.{key}" for section, content in fixed.items() for key in content}
+    if both := next((name for name in named if name in given), None):
+        raise ConfigError(f"{both} is both set and searched", hint="leave out --set or --search for it")
+    if given & {"training.max_steps", "training.max_tokens", "training.max_minutes"}:
+        default.pop("training.max_epochs", None)
+    space = [dim for name, dim in {**default, **named}.items() if name not in given]
+    if not space:
+        raise ConfigError("there is nothing to search", hint=f"add --search: {FORM}")
+    return space
+
+
+def nest(values: Mapping[str, Any]) -> Settings:
+    """Values by `section.key` as settings."""
+    nested: Settings = {}
+    for name, value in values.items():
+        section, key = name.split(".")
+        nested.setdefault(section, {})[key] = value
+    return nested
+
+
+def default_point(config: RunConfig, space: Iterable[SearchDim]) -> dict[str, Any]:
+    """The point of the search space that is nearest to the settings of `config`."""
+    sections = {dim: dim.name.split(".") for dim in space}
+    return {
+        dim.name: dim.nearest(getattr(getattr(config, section), key, 0.0)) for dim, (section, key) in sections.items()
+    }
+
+
+def to_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Settings as a TOML file that `--config` reads."""
+
+    def encode(value: Any) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, str):  # TOML strings equal JSON strings but for one character
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        if isinstance(value, Mapping):
+            return "{" + ", ".join(f"{encode(str(name))} = {encode(each)}" for name, each in value.items()) + "}"
+        if isinstance(value, list | tuple):
+            return "[" + ", ".join(map(encode, value)) + "]"
+        return repr(value)
+
+    lines = []
+    for section, content in settings.items():
+        lines += [f"[{section}]", *(f"{key} = {encode(value)}" for key, value in content.items()), ""]
+    return "\n".join(lines)
+
+
+# --- The request and the result -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TuneInputs:
+    """The request for a search, as tune.json holds it."""
+
+    base: str
+    data: str
+    folds: int | None
+    search: list[str]
+    metric: str
+    pruner: str
+    preset: str | None
+    settings: Settings
+
+    @property
+    def over_defaults(self) -> Settings:
+        """The settings over those of a search: a trial is scored after its last epoch."""
+        return merge({"training": {"checkpoint_selection": "last"}}, self.settings)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When a search ends."""
+
+    trials: int | None
+    minutes: float | None
+
+    @property
+    def max_trials(self) -> int | None:
+        """The number of trials, without a limit when only the minutes are given."""
+        return self.trials or (DEFAULT_TRIALS if self.minutes is None else None)
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """One point of the search space, and the score of the models trained with it."""
+
+    number: int
+    state: str  # "finished", "pruned" or "failed"
+    value: float | None  # the mean over folds after the last epoch, or the last value before the trial ended early
+    values: dict[str, Any]  # of the settings, by section.key
+    intermediate: dict[str, float]  # by tenths of the training of a fold: the mean over folds until then
+    folds: list[float]
+    seconds: float
+    reason: str = ""  # of a failure
+
+    @staticmethod
+    def of(trial: "FrozenTrial") -> "TrialResult":
+        """A trial of optuna's study."""
+        steps, attributes = trial.intermediate_values, trial.user_attrs
+        last = None if trial.last_step is None else steps[trial.last_step]
+        return TrialResult(
+            number=trial.number,
+            state={"COMPLETE": "finished", "PRUNED": "pruned"}.get(trial.state.name, "failed"),
+            value=trial.value if trial.state.name == "COMPLETE" else last,
+            values=trial.params,
+            intermediate={str(step): value for step, value in sorted(steps.items())},
+            folds=attributes.get("folds", []),
+            seconds=attributes.get("seconds", 0.0),
+            reason=attributes.get("reason", ""),
+        )
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A finished search; `best` is the best of many on the texts it was chosen on, so its value flatters."""
+    """A finished search. The value of `best` is optimistic: the trial was chosen by it."""
 
     path: Path
     metric: str
     direction: str
     scored: str
     texts: int
-    best: Trial
-    standing: Trial  # the settings as they stood, which are the first trial
-    settings: dict[str, dict[str, Any]]  # what best.toml holds
+    best: TrialResult
+    default: TrialResult  # the first trial, with the default settings
+    settings: Settings  # as best.toml holds them
     search: list[str]
-    trials: list[Trial]
+    trials: list[TrialResult]
     provenance: Provenance
 
 
@@ -58,38 +287,30 @@ def tune(
     minutes: float | None = None,
     folds: int | None = None,
     search: Sequence[str] = (),
-    only: bool = False,
+    search_only: bool = False,
     metric: str = "accuracy",
-    prune: str = "median",
+    pruner: str = "median",
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> Tuned:
-    """Search the settings with which BASE learns DATA best, marked on valid or over folds; test is not read.
+    """Search the settings with which BASE is fine-tuned best on DATA, scored on valid or over folds, never on test.
 
-    Called again with the same arguments, it goes on with the trials that are there.
+    The same call on the same folder continues the search.
     """
-    require_single_process("a search")
-    _need_optuna()
-    pick(METRICS, metric, "metric to tune by")
-    pick(PRUNERS, prune, "way to prune")
+    _check_requirements()
+    pick(METRICS, metric, "metric")
+    pick(PRUNERS, pruner, "pruner")
     for name, number in (("trials", trials), ("minutes", minutes)):
         if number is not None and number <= 0:
-            raise ConfigError(f"{name} {number} search nothing", hint=f"give --{name} a number above 0")
+            raise ConfigError(f"--{name} {number} allows no trial", hint=f"give --{name} a number above 0")
     fixed = json.loads(json.dumps(with_absolute_paths(settings)))
-    inputs = {
-        "base": absolute_paths([base])[0],
-        "data": absolute_paths([data])[0],
-        "folds": folds,
-        "search": [row.words for row in make_space(search, only, fixed)],
-        "metric": metric,
-        "prune": prune,
-        "preset": preset,
-        "settings": fixed,
-    }
+    space = [str(dim) for dim in make_space(search, search_only, fixed)]
+    base, data = absolute_paths([base, data])
+    inputs = TuneInputs(base, data, folds, space, metric, pruner, preset, fixed)
     path = Path(out)
     with RunDir(path) if is_search(path) else RunDir.create(path):
-        return _run(path, inputs, {"trials": trials, "minutes": minutes}, on_event)
+        return _run_search(path, inputs, Budget(trials, minutes), on_event)
 
 
 def is_search(path: Path) -> bool:
@@ -97,18 +318,18 @@ def is_search(path: Path) -> bool:
     return (path / "tune.json").is_file()
 
 
-def resume_tune(path: Path, on_event: Callable[[Event], None]) -> Tuned | None:
-    """Go on with a search; None when it was finished before."""
-    require_single_process("a search")
-    _need_optuna()
+def resume_tune(path: Path, on_event: OnEvent) -> Tuned | None:
+    """Continue a search; None when it is finished."""
+    _check_requirements()
     if (path / "result.json").exists():
         return None
-    known = json.loads((path / "tune.json").read_text("utf-8"))
+    content = json.loads((path / "tune.json").read_text("utf-8"))
     with RunDir(path):
-        return _run(path, known["inputs"], known["budget"], on_event)
+        return _run_search(path, TuneInputs(**content["inputs"]), Budget(**content["budget"]), on_event)
 
 
-def _need_optuna() -> None:
+def _check_requirements() -> None:
+    require_single_process("a search")
     try:
         import optuna
     except ImportError:
@@ -116,144 +337,283 @@ def _need_optuna() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def _run(path: Path, inputs: dict[str, Any], budget: dict[str, Any], on_event: Callable[[Event], None]) -> Tuned:
+# --- The study ------------------------------------------------------------------------------------------------------
+
+JOURNAL = "trials.log"
+STUDY = "headstart"  # hyperband assigns brackets by this name and the trial's number
+
+
+def _open_study(path: Path, metric: str, pruner: str, num_folds: int) -> "Study":
+    """The study in the folder's journal, created when it is missing."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+    for lock in path.glob(f"{JOURNAL}.lock*"):  # of a killed process; the run directory has a lock of its own
+        lock.unlink()
+    with writing(path / JOURNAL), open(path / JOURNAL, "a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)  # drops a line that was written in part
+    pruners: dict[str, optuna.pruners.BasePruner] = {
+        "median": optuna.pruners.MedianPruner(n_startup_trials=RANDOM_TRIALS, n_warmup_steps=2, n_min_trials=3),
+        "hyperband": optuna.pruners.HyperbandPruner(
+            min_resource=2, max_resource=EVALUATIONS * num_folds, reduction_factor=3
+        ),
+        "none": optuna.pruners.NopPruner(),
+    }
+    return optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(path / JOURNAL))),
+        pruner=pruners[pruner],
+        direction=METRICS[metric],
+        study_name=STUDY,
+        load_if_exists=True,
+    )
+
+
+def _ended_trials(study: "Study") -> list[TrialResult]:
+    return [TrialResult.of(trial) for trial in study.trials if trial.state.is_finished()]
+
+
+def _next_trial(study: "Study", space: Sequence[SearchDim], first: Mapping[str, Any], seed: int) -> "Trial":
+    """The trial that a stop interrupted, or a new one, which is written to the journal in one piece."""
+    import optuna
+    from optuna.trial import TrialState, create_trial
+
+    trials = study.trials
+    if not trials or trials[-1].state.is_finished():
+        distributions = {dim.name: dim.distribution() for dim in space}
+        values = dict(first)
+        if trials:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                sampler = optuna.samplers.TPESampler(
+                    seed=seed_for(seed, len(trials)) % 2**32, multivariate=True, n_startup_trials=RANDOM_TRIALS
+                )
+            draft = optuna.create_study(sampler=sampler, direction=study.direction)
+            draft.add_trials(trials)
+            values = draft.ask(distributions).params
+        study.add_trial(create_trial(state=TrialState.RUNNING, params=values, distributions=distributions))
+        trials = study.trials
+    return optuna.Trial(study, trials[-1]._trial_id)  # optuna has no public way to continue a trial
+
+
+# --- Running trials -------------------------------------------------------------------------------------------------
+
+
+class _Pruned(Exception):
+    """The pruner ended the trial."""
+
+
+@dataclass
+class _Stopwatch:
+    """The seconds that a trial has taken, with those before a stop."""
+
+    earlier: float
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return round(self.earlier + time.monotonic() - self.start, 2)
+
+
+@dataclass(frozen=True)
+class Search:
+    """All that the trials of a search share."""
+
+    path: Path
+    inputs: TuneInputs
+    space: list[SearchDim]
+    config: RunConfig  # of the default settings
+    base: LoadedModel | None
+    tokenizer: Tokenizer
+    folds: list[Fold]
+    study: "Study"
+    encoder: TextEncoder
+    on_event: OnEvent
+
+    @property
+    def checkpoints(self) -> Path:
+        """The training state of the current fold."""
+        return self.path / "checkpoints"
+
+    def run(self, budget: Budget, stop: StopSignal) -> None:
+        """Run trials until the budget is spent. A trial that is running when the minutes are over is finished."""
+        most = budget.max_trials
+        while True:
+            ended = _ended_trials(self.study)
+            is_over = budget.minutes is not None and sum(trial.seconds for trial in ended) >= 60 * budget.minutes
+            if (most is not None and len(ended) >= most) or (is_over and ended):
+                break
+            (self.path / "result.json").unlink(missing_ok=True)  # of fewer trials
+            self.on_event(Stage(f"trial {len(ended)}", len(ended), most or 0))
+            self._run_trial(stop)
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            trial = _ended_trials(self.study)[-1]
+            value = "–" if trial.value is None else f"{trial.value:.4f}"
+            self.on_event(Note(f"trial {trial.number} {trial.state}: {self.inputs.metric} {value}"))
+        shutil.rmtree(self.checkpoints, ignore_errors=True)  # of a last trial that ended before the search was killed
+
+    def _run_trial(self, stop: StopSignal) -> None:
+        from optuna.trial import TrialState
+
+        first, journal = default_point(self.config, self.space), self.path / JOURNAL
+        with writing(journal):
+            trial = _next_trial(self.study, self.space, first, self.config.training.seed)
+        folds, stopwatch = list(trial.user_attrs.get("folds", [])), _Stopwatch(trial.user_attrs.get("seconds", 0.0))
+        state, value, reason = TrialState.COMPLETE, None, ""
+        try:
+            while len(folds) < len(self.folds):
+                folds.append(self._train_fold(trial, folds, stopwatch, stop))
+                with writing(journal):
+                    trial.set_user_attr("seconds", stopwatch.seconds)
+                    trial.set_user_attr("folds", folds)
+            value = sum(folds) / len(folds)
+            if math.isnan(value):
+                raise Diverged(f"the {self.inputs.metric} is not a number")
+        except _Pruned:
+            state = TrialState.PRUNED
+        except (Diverged, ConfigError) as error:  # ConfigError: the values cannot be combined
+            state, value, reason = TrialState.FAIL, None, str(error)
+        with writing(journal):
+            trial.set_user_attr("seconds", stopwatch.seconds)
+            trial.set_user_attr("reason", reason)
+            self.study.tell(trial, value, state)
+
+    def _train_fold(self, trial: "Trial", folds: list[float], stopwatch: _Stopwatch, stop: StopSignal) -> float:
+        """The metric of one model after its last epoch; raises _Pruned when the pruner ends the trial."""
+        number, fold, metric = len(folds), self.folds[len(folds)], self.inputs.metric
+        settings = merge(self.inputs.over_defaults, nest(trial.params))
+        facts = DatasetFacts.of(fold.dataset, self.tokenizer)
+        config, objective = finetune_config(self.base, self.inputs.preset, settings, data=facts)
+        task = self.encoder.encode(fold.dataset, self.tokenizer, config)
+        job = FinetuneJob(config, start_runtime(config.training), base=self.base)
+        model, transfer = job.build_model(task)
+        reported = set(self.study.trials[trial.number].intermediate_values)  # by this trial before a stop, too
+
+        def report(event: Event) -> None:
+            if not isinstance(event, Evaluated):
+                self.on_event(event)
+            elif event.step > 0:
+                step = number * EVALUATIONS + int(EVALUATIONS * trainer.progress + 1e-9)
+                if step not in reported:
+                    reported.add(step)
+                    with writing(self.path / JOURNAL):
+                        trial.report((sum(folds) + event.values[metric]) / (number + 1), step)
+                if step < len(self.folds) * EVALUATIONS and trial.should_prune():
+                    raise _Pruned
+
+        job.on_event = report
+        trainer = job.make_trainer(model, objective, job.training_data(task), transfer, stop)
+        identity = {"trial": trial.number, "fold": [number, folds]}
+        state = FitState(
+            self.checkpoints, lambda: identity | cell_inputs(config, self.base, self.tokenizer, fold.dataset)
+        )
+        if (content := state.load(trainer)) is not None:
+            stopwatch.earlier = content["seconds"]
+        trainer.run(lambda: state.save(trainer, {"seconds": stopwatch.seconds}))
+        return trainer.state.curve[-1][metric]
+
+    def conclude(self, provenance: Provenance) -> Tuned:
+        """Write the best settings as TOML, the trials as figures, and result.json last."""
+        from headstart.plots.style import save_figure
+        from headstart.plots.trials import draw_trials, trials_data
+
+        trials, direction = _ended_trials(self.study), METRICS[self.inputs.metric]
+        finished = [trial for trial in trials if trial.state == "finished"]
+        if not finished:
+            raise RunError(
+                f"no trial of {self.path} finished", hint="search smaller learning rates, or allow more trials"
+            )
+        sign = 1 if direction == "maximize" else -1
+        best = max(finished, key=lambda trial: sign * (trial.value or 0.0))  # the first of equals
+        found = Tuned(
+            path=self.path,
+            metric=self.inputs.metric,
+            direction=direction,
+            scored=f"{len(self.folds)} folds" if len(self.folds) > 1 else self.folds[0].split,
+            texts=sum(len(fold.examples) for fold in self.folds),
+            best=best,
+            default=trials[0],
+            settings=merge(self.inputs.settings, nest(best.values)),
+            search=self.inputs.search,
+            trials=trials,
+            provenance=provenance,
+        )
+        write_text(self.path / "best.toml", to_toml(found.settings))
+        figure = draw_trials(trials_data(plain(found)))
+        for suffix in ("png", "svg"):
+            save_figure(figure, self.path / f"trials.{suffix}")
+        write_json(self.path / "result.json", {**plain(found), "path": ""})
+        return found
+
+
+def _run_search(path: Path, inputs: TuneInputs, budget: Budget, on_event: OnEvent) -> Tuned:
     started = time.time()
-    rows = [parse_row(words) for words in inputs["search"]]
-    trained = None if inputs["base"] == SCRATCH else load_model(inputs["base"])
-    settings = merge({"training": {"checkpoint_selection": "last"}}, inputs["settings"])
-    draft, _ = finetune_config(trained, inputs["preset"], settings)
-    _check(rows, trained, inputs["preset"], settings, draft)
-    parts = _parts(inputs, draft, on_event)
-    first = parts[0].dataset  # which, whatever it holds out, holds every text
-    facts = DatasetFacts.of(first, None if trained is None else trained.tokenizer)
-    config, objective = finetune_config(trained, inputs["preset"], settings, data=facts)
-    tokenizer = choose_tokenizer(config, first, trained, on_event)
-    if any(row.name == "training.bpe_dropout" for row in rows) or config.training.bpe_dropout:
-        check_bpe_dropout(tokenizer, first.texts("train"))
-    known = _begin(path, inputs, budget, parts, trained)
-    job = Job(path, inputs, rows, config, trained, tokenizer, parts, TextEncoder(), on_event)
-    searched = merge(settings, as_settings({row.name: None for row in rows}))
-    if trained is not None and uses_recommendation(trained, facts, config, objective, searched):
-        on_event(Note(f"settings recommended by {trained.name}: {describe(config, searched)}"))
-    for line in _announcement(config, rows):
-        on_event(Note(line))
+    space = [SearchDim.parse(text) for text in inputs.search]
+    base = None if inputs.base == SCRATCH else load_model(inputs.base)
+    settings = inputs.over_defaults
+    config, _ = finetune_config(base, inputs.preset, settings)
+    first = default_point(config, space)
+    for dim in space:  # refuses a value that a setting cannot have, before anything is trained
+        for value in dim.bounds:
+            finetune_config(base, inputs.preset, merge(settings, nest({**first, dim.name: value})))
+    folds = _make_folds(inputs, config, on_event)
+    dataset = folds[0].dataset  # with its held-out part, it has every text
+    facts = DatasetFacts.of(dataset, None if base is None else base.tokenizer)
+    config, objective = finetune_config(base, inputs.preset, settings, data=facts)
+    tokenizer = choose_tokenizer(config, dataset, base, on_event)
+    if config.training.bpe_dropout or any(dim.name == "training.bpe_dropout" for dim in space):
+        check_bpe_dropout(tokenizer, dataset.texts("train"))
+    command = _write_inputs(path, inputs, budget, folds, base)
+    searched = merge(settings, nest(dict.fromkeys(dim.name for dim in space)))
+    if base is not None and uses_recommendation(base, facts, config, objective, searched):
+        on_event(Note(f"settings recommended by {base.name}: {describe(config, searched)}"))
+    for dim in space:
+        on_event(Note(f"searching {dim}"))
+    for name, value in default_point(config, space).items():
+        section, key = name.split(".")
+        if (own := getattr(getattr(config, section), key, value)) != value:
+            on_event(Note(f"trial 0 uses {name}={value}, the nearest searched value to the default {own}"))
+    study = _open_study(path, inputs.metric, inputs.pruner, len(folds))
+    search = Search(path, inputs, space, config, base, tokenizer, folds, study, TextEncoder(), on_event)
     try:
         with graceful_shutdown() as stop:
-            _search(job, budget, stop)
+            search.run(budget, stop)
     except Stopped as stopped:
         stopped.again = f"headstart resume {shlex.quote(str(path))}"
         raise
     seeds = [config.training.seed]
-    provenance = collect_provenance(start_runtime(config.training), seeds, started, known["command"])
-    return _conclude(job, provenance)
+    return search.conclude(collect_provenance(start_runtime(config.training), seeds, started, command))
 
 
-def _announcement(config: RunConfig, rows: list[Row]) -> Iterator[str]:
-    """What is searched, and where the first trial cannot take the settings as they stand."""
-    for row in rows:
-        yield f"searching {row.words}"
-    for name, value in standing(config, rows).items():
-        section, key = name.split(".")
-        own = getattr(getattr(config, section), key, value)
-        if own != value:
-            yield f"trial 0 takes {name}={value}, the nearest to the {own} of the settings that is searched"
-
-
-def _check(
-    rows: list[Row], trained: LoadedModel | None, preset: str | None, settings: Mapping[str, Any], config: RunConfig
-) -> None:
-    """A value that the settings cannot take is told before anything is trained."""
-    for row in rows:
-        for value in row.samples:
-            own = {**standing(config, rows), row.name: value}
-            finetune_config(trained, preset, merge(settings, as_settings(own)))
-
-
-def _parts(inputs: dict[str, Any], config: RunConfig, on_event: Callable[[Event], None]) -> list[Fold]:
-    """What trials learn from and are marked on; `data.train_size` with folds cuts them from that many labels alone."""
-    if inputs["folds"] is None:
-        return make_folds(load_labelled(inputs["data"], config, on_event=on_event), None)[0]
-    open_labels = config.with_({"data": {"train_size": None}})
-    dataset = load_labelled(inputs["data"], open_labels, on_event=on_event)
+def _make_folds(inputs: TuneInputs, config: RunConfig, on_event: OnEvent) -> list[Fold]:
+    """What trials train on and are scored on; with folds, `data.train_size` limits the labels of all folds together."""
+    if inputs.folds is None:
+        return make_folds(load_labelled(inputs.data, config, on_event=on_event), None)[0]
+    dataset = load_labelled(inputs.data, config.with_({"data": {"train_size": None}}), on_event=on_event)
     if config.data.train_size is not None:
-        pool: Dataset = merge_folds(stratified_folds(dataset, inputs["folds"]))
+        pool = merge_folds(stratified_folds(dataset, inputs.folds))
         dataset = balanced_subset(pool, config.data.train_size, config.training.seed)
-    return make_folds(dataset, inputs["folds"])[0]
+    return make_folds(dataset, inputs.folds)[0]
 
 
-def _begin(
-    path: Path, inputs: dict[str, Any], budget: dict[str, Any], parts: list[Fold], trained: LoadedModel | None
-) -> dict[str, Any]:
-    """Write down what is searched, or check that a search taken up again is the same one."""
-    marks = {
-        "data": content_hash([data_fingerprint(part.dataset) for part in parts]),
-        "base": content_hash(trained.info.to_dict()) if trained is not None else "",
+def _write_inputs(path: Path, inputs: TuneInputs, budget: Budget, folds: list[Fold], base: LoadedModel | None) -> str:
+    """Write tune.json, or check that a continued search has the same request, and return its first command."""
+    fingerprints = {
+        "data": content_hash([data_fingerprint(fold.dataset) for fold in folds]),
+        "base": content_hash(base.info.to_dict()) if base is not None else "",
     }
-    content = {"inputs": inputs, "fingerprints": marks, "budget": budget, "command": command_line()}
+    command = command_line()
     if is_search(path):
         known = json.loads((path / "tune.json").read_text("utf-8"))
-        other = [name for name in inputs if known["inputs"].get(name) != inputs[name]]
-        if other:
+        if other := [name for name, value in asdict(inputs).items() if known["inputs"].get(name) != value]:
             raise RunError(
                 f"{path} holds a search with another {' and '.join(other)}",
-                hint="run the very same command to go on with it, or choose another --out",
+                hint="run exactly the same command to continue it, or choose another --out",
             )
-        for name, mark in marks.items():
-            if known["fingerprints"][name] != mark:
-                raise RunError(f"the {name} of {path} changed since the search began", hint="put the old back")
-        content["command"] = known["command"]
+        for name, fingerprint in fingerprints.items():
+            if known["fingerprints"][name] != fingerprint:
+                raise RunError(f"the {name} of {path} changed since the search started", hint="restore the old one")
+        command = known["command"]
+    content = {"inputs": asdict(inputs), "fingerprints": fingerprints, "budget": asdict(budget), "command": command}
     write_json(path / "tune.json", content)
-    return content
-
-
-def _search(job: Job, budget: dict[str, Any], stop: StopSignal) -> None:
-    """Trials until the budget is spent; one that is under way when the minutes are over is finished."""
-    most = budget["trials"] or (TRIALS if budget["minutes"] is None else None)
-    while True:
-        history = read_trials(job.path)
-        spent = sum(trial.seconds for trial in history) / 60
-        is_over = budget["minutes"] is not None and spent >= budget["minutes"]
-        if (most is not None and len(history) >= most) or (is_over and history):
-            drop_begun(job)  # of a last trial that was written down before the search died
-            return
-        (job.path / "result.json").unlink(missing_ok=True)  # that of fewer trials
-        job.on_event(Stage(f"trial {len(history)}", len(history), most or 0))
-        trial = run_trial(job, history, stop)
-        write_json(job.path / "trials" / f"{trial.number:05d}.json", asdict(trial))
-        drop_begun(job)
-        told = "–" if trial.value is None else f"{trial.value:.4f}"
-        job.on_event(Note(f"trial {trial.number} {trial.state}: {job.inputs['metric']} {told}"))
-
-
-def _conclude(job: Job, provenance: Provenance) -> Tuned:
-    """The best settings as TOML, the trials as JSON and as a picture; result.json comes last."""
-    from headstart.plots.style import save_figure
-    from headstart.plots.trials import draw_trials, trials_data
-
-    trials, sign = read_trials(job.path), job.sign
-    finished = [trial for trial in trials if trial.state == "finished"]
-    if not finished:
-        raise RunError(
-            f"no trial of {job.path} reached its end", hint="search smaller learning rates, or give more trials"
-        )
-    best = max(finished, key=lambda trial: sign * (trial.value or 0.0))  # the first of equals
-    settings = merge(job.inputs["settings"], as_settings(best.values))
-    found = Tuned(
-        path=job.path,
-        metric=job.inputs["metric"],
-        direction=METRICS[job.inputs["metric"]],
-        scored=f"{len(job.parts)} folds" if len(job.parts) > 1 else job.parts[0].split,
-        texts=sum(len(part.examples) for part in job.parts),
-        best=best,
-        standing=trials[0],
-        settings=settings,
-        search=job.inputs["search"],
-        trials=trials,
-        provenance=provenance,
-    )
-    write_text(job.path / "best.toml", to_toml(settings))
-    figure = draw_trials(trials_data(plain(found)))
-    for kind in ("png", "svg"):
-        save_figure(figure, job.path / f"trials.{kind}")
-    write_json(job.path / "result.json", {**plain(found), "path": ""})
-    return found
+    return command

@@ -15,7 +15,7 @@ from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
 from headstart.workflows.evaluate import evaluate
 from headstart.workflows.finetune import finetune
-from headstart.workflows.pack import pack
+from headstart.workflows.package import package
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
@@ -58,9 +58,9 @@ def world(tmp_path_factory):
     causal = merge(MASKED, {"objective": {"name": "causal-lm"}, "training": {"max_steps": 10}})
     pretrain([str(corpus)], folder / "writer", settings=causal)
     finetune(str(folder / "base"), str(table), folder / "tuned", settings=TUNING)
-    pack(str(folder / "base"), "xx-test", folder / "bases", shard_mib=0.01, facts=folder / "facts.toml")
-    pack(str(folder / "writer"), "xx-writer", folder / "bases")
-    pack(str(folder / "tuned"), "xx-tuned", folder / "bases")
+    package(str(folder / "base"), "xx-test", folder / "bases", max_shard_size=0.01, card=folder / "facts.toml")
+    package(str(folder / "writer"), "xx-writer", folder / "bases")
+    package(str(folder / "tuned"), "xx-tuned", folder / "bases")
     return folder
 
 
@@ -90,14 +90,14 @@ def test_a_packed_base_is_near_the_run_and_small(bases):
 
 
 def test_the_loss_of_storing_is_measured_and_put_in_the_card(bases, tmp_path):
-    done = pack(str(bases / "base"), "again", tmp_path, measure=str(bases / "corpus.txt"))
+    done = package(str(bases / "base"), "again", tmp_path, eval_data=str(bases / "corpus.txt"))
     assert done.measured_on == "corpus.txt"
     assert 0 < abs(done.after["loss"] - done.before["loss"]) < 0.05
     assert 0 < done.weight_error < 0.02
     card = (tmp_path / "again" / "card.md").read_text()
     assert f"{done.before['loss']:.5f}" in card
     assert f"{done.after['loss']:.5f}" in card
-    whole = pack(str(bases / "base"), "whole", tmp_path, form="float32")
+    whole = package(str(bases / "base"), "whole", tmp_path, dtype="float32")
     assert whole.before == whole.after
     assert whole.weight_error == 0
 
@@ -112,14 +112,14 @@ def test_what_is_measured_on_is_read_as_the_packed_base_reads_it(bases, tmp_path
     data = {**columns, "label_map": {"good": ["5"], "bad": ["1"]}}
     finetune(str(bases / "base"), str(own), tmp_path / "run", settings={**TUNING, "data": data})
     table = write_labelled(tmp_path / "valid.tsv", 60, seed=5)
-    done = pack(str(tmp_path / "run"), "starred", tmp_path / "bases", form="float32", measure=str(table))
+    done = package(str(tmp_path / "run"), "starred", tmp_path / "bases", dtype="float32", eval_data=str(table))
     assert done.measured_on == "valid.tsv"
-    marks = evaluate(str(tmp_path / "bases" / "starred"), str(table))
-    assert done.before["accuracy"] == marks.accuracy
-    assert done.before["loss"] == pytest.approx(marks.loss)
+    found = evaluate(str(tmp_path / "bases" / "starred"), str(table))
+    assert done.before["accuracy"] == found.accuracy
+    assert done.before["loss"] == pytest.approx(found.loss)
     with pytest.raises(DataError, match="no column 'text'"):
-        pack(str(tmp_path / "run"), "other", tmp_path / "bases", measure=str(own))
-    assert pack(str(tmp_path / "run"), "other", tmp_path / "bases").measured_on.endswith("stars.tsv")
+        package(str(tmp_path / "run"), "other", tmp_path / "bases", eval_data=str(own))
+    assert package(str(tmp_path / "run"), "other", tmp_path / "bases").measured_on.endswith("stars.tsv")
 
 
 def test_a_card_says_what_is_known_and_what_is_not(bases):
@@ -138,9 +138,9 @@ def test_nothing_of_the_machine_is_packed(bases):
 
 
 def test_bases_are_listed_and_shown(bases):
-    told = call("models")
-    assert "xx-test: English" in told
-    assert "made-up task, 100 labels: accuracy 0.9000 (0.8800 to 0.9200)" in told
+    listed = call("models")
+    assert "xx-test: English" in listed
+    assert "made-up task, 100 labels: accuracy 0.9000 (0.8800 to 0.9200)" in listed
     rows = json.loads(call("models", "--json"))
     assert [row["name"] for row in rows] == sorted(shipped_bases())
     assert "## Data and licences" in call("models", "xx-test")
@@ -221,15 +221,15 @@ def test_a_damaged_base_is_refused_in_a_sentence(bases, tmp_path, monkeypatch, n
         ("Bad Name", {}, "cannot be called"),
         ("scratch", {}, "cannot be called"),
         ("imdb", {}, "cannot be called"),
-        ("fine", {"form": "int4"}, "int4"),
-        ("fine", {"measure": "no-such-file.txt"}, "no file|neither"),
+        ("fine", {"dtype": "int4"}, "int4"),
+        ("fine", {"eval_data": "no-such-file.txt"}, "no file|neither"),
     ],
 )
 def test_what_cannot_be_packed_is_answered(bases, tmp_path, name, more, problem):
     from headstart.errors import HeadstartError
 
     with pytest.raises(HeadstartError, match=problem):
-        pack(str(bases / "base"), name, tmp_path, **more)
+        package(str(bases / "base"), name, tmp_path, **more)
     assert not (tmp_path / name).exists()
 
 
@@ -238,14 +238,14 @@ def test_texts_that_are_gone_ask_for_others_to_measure_on(bases, tmp_path):
     pretrain([str(corpus)], tmp_path / "base", settings=merge(MASKED, {"training": {"max_steps": 2}}))
     corpus.unlink()
     with pytest.raises(RunError, match="cannot be read here") as caught:
-        pack(str(tmp_path / "base"), "fine", tmp_path)
+        package(str(tmp_path / "base"), "fine", tmp_path)
     assert "--eval-data" in caught.value.hint
 
 
-def test_a_fault_in_the_facts_is_told(bases, tmp_path):
+def test_a_fault_in_the_card_facts_is_refused(bases, tmp_path):
     (tmp_path / "facts.toml").write_text("[[scores]]\ntask = 'x'\nvalu = 1\n")
     with pytest.raises(ConfigError, match="valu"):
-        pack(str(bases / "base"), "fine", tmp_path, facts=tmp_path / "facts.toml")
+        package(str(bases / "base"), "fine", tmp_path, card=tmp_path / "facts.toml")
 
 
 def test_a_name_that_is_near_a_base_is_answered_with_it(bases):
@@ -256,4 +256,4 @@ def test_a_name_that_is_near_a_base_is_answered_with_it(bases):
 
 def test_an_existing_base_is_left_as_it_is(bases):
     with pytest.raises(RunError, match="exists already"):
-        pack(str(bases / "base"), "xx-test", bases / "bases")
+        package(str(bases / "base"), "xx-test", bases / "bases")

@@ -1,0 +1,329 @@
+"""Packaging a run as a base to share: quantized weights, a model card, checksums, and the measured quantization error."""
+
+import json
+import lzma
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
+from headstart.config import DataConfig, Section, load_toml, parse
+from headstart.data.datasets import SOURCES, evaluation_hashes
+from headstart.data.documents import parse_mixture
+from headstart.data.hashing import pack_fingerprints
+from headstart.data.token_cache import join
+from headstart.data.tokenizer import Tokenizer
+from headstart.errors import ConfigError, DataError, RunError
+from headstart.inference.loaded_model import (
+    PACKED_FINGERPRINTS,
+    RECIPE,
+    SCRATCH,
+    SOURCE_TOKENIZER,
+    TOKENIZER,
+    LoadedModel,
+    RunInfo,
+    RunInputs,
+    load_model,
+)
+from headstart.pretrained import BASE, CHECKSUMS
+from headstart.quantization import FORMS, as_stored, store_weights, stored_bytes
+from headstart.reports.pages import render_model_card
+from headstart.training.callbacks import ignore_event
+from headstart.training.runtime import start_runtime
+from headstart.workflows.evaluate import evaluate_loaded, evaluate_on_own_valid, evaluate_translator
+from headstart.workflows.finetune import FinetuneJob, load_labelled, make_task
+from headstart.workflows.pretrain import PretrainJob, without_repeats
+from headstart.workflows.tokenize_corpus import prepare_documents
+from headstart.workflows.tune import to_toml
+
+FORMAT = 1  # of base.json
+COMPRESSED = 64 * 2**10  # bytes from which a tokenizer file is compressed
+TABLE_SETTINGS = ("text_column", "label_column", "label_map")  # they describe one table only
+METRICS = ("accuracy", "macro_f1", "loss", "perplexity", "bleu", "chrf")
+
+
+class CardData(Section):
+    """A text that a base was trained on."""
+
+    name: str
+    licence: str
+    words: str = ""
+
+
+class CardScore(Section):
+    """A published score with its interval."""
+
+    task: str
+    value: float
+    low: float
+    high: float
+    labels: int | None = None  # 0 = zero-shot, None = all labels
+    seeds: int = 1
+    metric: str = "accuracy"
+
+
+class CardFacts(Section):
+    """What a person states for the model card; the rest of the card comes from the run."""
+
+    title: str = ""
+    language: str = ""
+    note: str = ""
+    compute: str = ""
+    data: list[CardData] = Field(default_factory=list)
+    scores: list[CardScore] = Field(default_factory=list)
+    not_for: list[str] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A packaged base, and its scores before and after quantization."""
+
+    name: str
+    path: Path
+    parameters: int
+    weight_bytes: int
+    total_bytes: int
+    measured_on: str
+    before: dict[str, float]
+    after: dict[str, float]
+    weight_error: float  # root mean square error of the weights, relative to their root mean square
+
+
+def package(
+    run: str,
+    name: str,
+    out: str | Path,
+    *,
+    dtype: str = "int8",
+    max_shard_size: float = 12.0,
+    eval_data: str | None = None,
+    card: str | Path | None = None,
+) -> Packaged:
+    """Write RUN as the base `out`/`name`, and score it before and after on `eval_data` or on its own held-out texts.
+
+    `card` is a TOML file for the model card: licences, scores, limits. `max_shard_size` is in MiB.
+    """
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name) or name in (*SOURCES, SCRATCH):
+        raise ConfigError(f"a base cannot be called {name!r}", hint="use small letters, digits and hyphens: fr-small")
+    if dtype not in FORMS:
+        raise ConfigError(f"weights cannot be stored as {dtype!r}", hint=f"choose from {', '.join(FORMS)}")
+    path = Path(out) / name
+    refuse_existing(path)
+    facts: CardFacts = parse(CardFacts, load_toml(Path(card)), str(card)) if card else CardFacts()
+    model = load_model(run)
+    quantized = as_stored(model.weights, dtype)
+    measured_on, before = _measure(model, eval_data)
+    after = _measure(replace(model, weights=quantized), eval_data)[1]
+    error = _relative_error(model.weights, quantized)
+    storing = {
+        "form": dtype, "measured_on": measured_on, "before": before, "after": after, "weight_error": error,
+    }  # fmt: skip
+    content = _card_content(model, Path(run), name, facts) | {"storing": storing}
+
+    def fill(folder: Path) -> None:
+        store_weights(folder, model.weights, dtype, max_shard_size)
+        _write_tokenizer(folder, model.tokenizer, TOKENIZER)
+        if model.own_source_tokenizer is not None:
+            _write_tokenizer(folder, model.own_source_tokenizer, SOURCE_TOKENIZER)
+        write_bytes(folder / PACKED_FINGERPRINTS, pack_fingerprints(model.train_fingerprints))
+        write_json(folder / "run.json", _without_local_paths(model).to_dict())
+        shape = {**content["shape"], "weights on disk": f"{stored_bytes(folder) / 2**20:.1f} MiB"}
+        write_text(folder / "card.md", render_model_card({**content, "shape": shape}))
+        keys = ("name", "title", "language", "parameters", "objective", "classes", "scores", "storing")
+        write_json(folder / BASE, {"format": FORMAT, **{key: content[key] for key in keys}})
+        write_json(folder / CHECKSUMS, {file.name: file_hash(file) for file in sorted(folder.iterdir())})
+
+    write_folder(path, fill)
+    return Packaged(
+        name=name,
+        path=path,
+        parameters=content["parameters"],
+        weight_bytes=stored_bytes(path),
+        total_bytes=sum(file.stat().st_size for file in path.iterdir()),
+        measured_on=measured_on,
+        before=before,
+        after=after,
+        weight_error=error,
+    )
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, name: str) -> None:
+    """Write the tokenizer's files, the main one as `name`; JSON is minified and large files are compressed."""
+    for file, content in tokenizer.engine.files().items():
+        target = name if file == TOKENIZER else file
+        if len(content) <= COMPRESSED:
+            write_bytes(folder / target, content)
+            continue
+        with suppress(ValueError):  # of a file that is not JSON
+            content = json.dumps(json.loads(content), ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        write_bytes(folder / f"{target}.xz", lzma.compress(content, preset=9))
+
+
+def _relative_error(weights: Mapping[str, Tensor], quantized: Mapping[str, Tensor]) -> float:
+    """The root mean square error of all weights over their root mean square."""
+    error = sum(float((quantized[name].double() - weight.double()).square().sum()) for name, weight in weights.items())
+    size = sum(float(weight.double().square().sum()) for weight in weights.values())
+    return float((error / max(size, 1e-300)) ** 0.5)
+
+
+def _measure(model: LoadedModel, eval_data: str | None) -> tuple[str, dict[str, float]]:
+    """The name of the evaluation data and the scores on it; no scores for a model without a head."""
+    if not model.info.has_heads:
+        return "the model has no head to evaluate", {}
+    if eval_data is not None:
+        translates = bool(model.info.pair)
+        found: object = (
+            evaluate_translator(model, eval_data, model.info.config)
+            if translates
+            else evaluate_loaded(_with_default_columns(model), eval_data)
+        )
+        name = Path(eval_data).name
+    else:
+        try:
+            name, found = _score_held_out(model)
+        except DataError as error:
+            raise RunError(
+                f"the data that {model.name} was trained on cannot be read here: {error}",
+                hint="--eval-data DATA names other data to measure the quantization error on",
+            ) from None
+    return name, {metric: float(getattr(found, metric)) for metric in METRICS if hasattr(found, metric)}
+
+
+def _score_held_out(loaded: LoadedModel) -> tuple[str, object]:
+    """The score on the held-out part of the training data."""
+    config, inputs = loaded.info.config, loaded.info.inputs
+    if loaded.info.pair:
+        return f"the validation part of {Path(inputs.data).name}", evaluate_on_own_valid(loaded)
+    runtime = start_runtime(config.training)
+    model = loaded.model().to(runtime.device)
+    if loaded.objective.reads == "texts":
+        task = make_task(load_labelled(inputs.data, config), loaded.tokenizer, config)
+        found = FinetuneJob(config, runtime).score(model, task, "valid", loaded.train_fingerprints)
+        return f"the validation part of {Path(inputs.data).name}", found
+    mixture = inputs.mix or parse_mixture(inputs.corpora)
+    if not mixture:
+        raise DataError("it is not recorded")
+    corpora = [prepare_documents(each.open(config.data), loaded.tokenizer, ignore_event) for each in mixture]
+    excluded = evaluation_hashes(config.data.exclude_eval_texts_of)
+    valid = join(corpus.valid for corpus in without_repeats(corpora, config.data, excluded, ignore_event))
+    if len(valid) <= loaded.objective.lookahead:
+        raise RunError(f"{loaded.name} had no held-out text", hint="--eval-data TEXT names some to measure on")
+    return "the held-out part of its texts", PretrainJob(config, runtime).score(model, valid, loaded.tokenizer)
+
+
+def _with_default_columns(model: LoadedModel) -> LoadedModel:
+    """The run without the columns and labels of its own training table."""
+    default = {name: getattr(DataConfig(), name) for name in TABLE_SETTINGS}
+    config = model.info.config
+    config = config.model_copy(update={"data": config.data.model_copy(update=default)})
+    return replace(model, info=replace(model.info, config=config))
+
+
+def _without_local_paths(model: LoadedModel) -> RunInfo:
+    """The run's description without the paths of the machine it was trained on and the columns of its table."""
+    info = _with_default_columns(model).info
+    corpora = [Path(name).name for name in info.inputs.corpora]
+    inputs = RunInputs(data=Path(info.inputs.data).name, corpora=corpora)
+    excluded = [Path(name).name for name in info.config.data.exclude_eval_texts_of]
+    data = info.config.data.model_copy(update={"exclude_eval_texts_of": excluded})
+    config = info.config.model_copy(update={"data": data})
+    if Path(config.tokenizer.type).exists():
+        config = config.with_({"tokenizer": {"type": model.tokenizer.kind}})
+    return replace(info, config=config, inputs=inputs, provenance={**info.provenance, "command": ""}, transfer=None)
+
+
+def _card_content(model: LoadedModel, run: Path, name: str, facts: CardFacts) -> dict[str, Any]:
+    """The content of the model card but for the quantization error."""
+    recipe = _read_json(run / RECIPE) if (run / RECIPE).is_file() else {}
+    stated: dict[str, Any] = recipe.get("recipe", {})
+    stages = [run / "stages" / f"{n:02d}-{each['name']}" for n, each in enumerate(stated.get("stages", []), start=1)]
+    info, shape = model.info, model.info.config.model
+    objective, classes = info.config.objective.name, info.classes
+    parameters = sum(weight.numel() for weight in model.weights.values())
+    language = facts.language or stated.get("language", "")
+    excluded = ", ".join(_excluded_sets(stages, stated, info.config.data))
+    return {
+        "name": name,
+        "title": facts.title or stated.get("title", ""),
+        "language": language,
+        "note": facts.note or stated.get("note", ""),
+        "parameters": parameters,
+        "objective": objective,
+        "classes": classes,
+        "finetune_defaults": to_toml(info.finetune_defaults) if info.finetune_defaults else "",
+        "shape": {
+            "language": language or "not stated",
+            **({"translates": " to ".join(info.pair)} if info.pair else {}),
+            "parameters": parameters,
+            "model": f"{shape.architecture}, {shape.num_layers} blocks, width {shape.hidden_size}, "
+            f"reads {shape.max_position_embeddings} tokens at most",
+            "tokenizer": f"{model.tokenizer.kind}, {model.tokenizer.size:,} tokens",
+            "last objective": objective + (f" ({', '.join(classes[:5])})" if classes else ""),
+            "texts read": len(model.train_fingerprints),
+        },
+        "scores": [score.model_dump() for score in facts.scores],
+        "data": [row.model_dump() for row in facts.data],
+        "excluded": f"Never read: the validation and test texts of {excluded}, where these sets were available."
+        if excluded
+        else "",
+        "stages": _stage_rows(stages or [run], is_recipe=bool(stages)),
+        "compute": facts.compute,
+        "recipe": recipe.get("text", ""),
+        "recipe_note": _recipe_note(recipe),
+        "not_for": facts.not_for,
+    }
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def _excluded_sets(stages: list[Path], recipe: Mapping[str, Any], last: DataConfig) -> list[str]:
+    """The sets whose evaluation texts every stage excluded, as far as it is known."""
+    common, lists = recipe.get("data", {}).get("exclude_eval_texts_of", []), [last.exclude_eval_texts_of]
+    for stage, folder in zip(recipe.get("stages", []), stages, strict=True):
+        if (folder / "run.json").is_file():
+            lists.append(_read_json(folder / "run.json")["settings"]["data"]["exclude_eval_texts_of"])
+        else:
+            lists.append(stage.get("data", {}).get("exclude_eval_texts_of", common))
+    names = [[Path(each).name for each in excluded] for excluded in lists]
+    return [name for name in names[0] if all(name in other for other in names)]
+
+
+def _recipe_note(recipe: Mapping[str, Any]) -> str:
+    """The settings that were changed without editing the recipe file, in words."""
+    scale, settings = recipe.get("scale", 1), recipe.get("settings", {})
+    changes = [f"every budget times {scale:g}"] if scale != 1 else []
+    changes += [f"{section}.{key} = {value}" for section, keys in settings.items() for key, value in keys.items()]
+    return f"Made by this recipe, with {', '.join(changes)}:" if changes else "Made by this recipe:" if recipe else ""
+
+
+def _stage_rows(folders: list[Path], is_recipe: bool) -> list[dict[str, Any]]:
+    """What each stage took; a stage whose run is missing has an empty row."""
+    rows = []
+    for folder in folders:
+        if not all((folder / name).is_file() for name in ("result.json", "run.json")):
+            if is_recipe:
+                unknown = dict.fromkeys(("tokens", "steps", "time", "machine", "commit"), "")
+                rows.append({"stage": folder.name, "kind": "not saved", **unknown})
+            continue
+        result, settings = _read_json(folder / "result.json"), _read_json(folder / "run.json")["settings"]
+        provenance = result.get("provenance", {})
+        rows.append(
+            {
+                "stage": folder.name,
+                "kind": f"{settings['job']}, {settings['objective']['name']}",
+                "tokens": result.get("tokens", ""),
+                "steps": result.get("steps", ""),
+                "time": f"{result.get('seconds', 0) / 60:.1f} min",
+                "machine": provenance.get("machine", ""),
+                "commit": provenance.get("commit", ""),
+            }
+        )
+    return rows
