@@ -1,6 +1,6 @@
 """The client of benchmarks/serve_load.py: many connections in a process of its own, over plain sockets, so that it costs little.
 
-Requests are put together before the clock starts. Every answer is read and held against what the server said to the same
+Requests are put together before the clock starts. Every answer is read and compared with the response to the same
 text alone, so that a lost or crossed answer ends the measurement.
     python benchmarks/load_client.py '{"port": 8000, "texts": "texts.json", "way": "closed", "clients": 64, "seconds": 5}'
 """
@@ -21,28 +21,28 @@ NEAR = 2e-5  # how far a probability may be from the one alone: a batch adds up 
 
 
 class Connection:
-    """One client of the server: it asks, and takes in the answer."""
+    """One client of the server: it sends a request and receives the response."""
 
     def __init__(self, port: int):
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.text, self.start, self.came = 0, 0.0, b""
+        self.text, self.start, self.received = 0, 0.0, b""
         self.is_waiting, self.is_open, self.is_refused = False, True, False
 
     def ask(self, text: int, request: bytes, start: float) -> None:
         """Send a request; it is short, so the system takes it all at once."""
-        self.text, self.start, self.came, self.is_waiting = text, start, b"", True
+        self.text, self.start, self.received, self.is_waiting = text, start, b"", True
         assert self.socket.send(request) == len(request)
 
     def answer(self) -> tuple[Any, ...] | None:
         """What identifies the answer to this text; None while some of it is missing."""
-        self.came = self.came + self.socket.recv(65536) if self.came else self.socket.recv(65536)
-        head, found, body = self.came.partition(b"\r\n\r\n")
+        self.received = self.received + self.socket.recv(65536) if self.received else self.socket.recv(65536)
+        head, found, body = self.received.partition(b"\r\n\r\n")
         if not found:
-            assert self.came, "the server hung up"
+            assert self.received, "the server closed the connection"
             return None
         self.is_refused = head.startswith((b"HTTP/1.1 503", b"HTTP/1.1 429"))
-        assert self.is_refused or head.startswith(b"HTTP/1.1 200"), self.came
+        assert self.is_refused or head.startswith(b"HTTP/1.1 200"), self.received
         size = int(head[head.lower().index(b"content-length: ") + 16 :].split(b"\r", 1)[0])
         if len(body) < size:
             return None
@@ -89,12 +89,12 @@ class Load:
         connection.socket.close()
         connection.is_open = False
 
-    def come(self, wait: float | None) -> list[Connection]:
+    def collect(self, wait: float | None) -> list[Connection]:
         """Those whose answer is there, checked."""
         done = []
         for key, _ in self.selector.select(wait):
             connection: Connection = key.data
-            if not connection.is_waiting:  # the server hangs up on those that rest for long
+            if not connection.is_waiting:  # the server closes idle connections
                 self.drop(connection)
                 continue
             found = connection.answer()
@@ -109,8 +109,8 @@ class Load:
         return done
 
     def closed(self, clients: int, seconds: float) -> dict[str, float]:
-        """As much as `clients` that never rest can get: each asks again as soon as it is answered."""
-        chance, took = random.Random(clients), []
+        """As much as `clients` can get: each sends the next request at once."""
+        chance, latencies = random.Random(clients), []
         start = time.perf_counter() + WARM
         end, used = start + seconds, 0.0
         waiting = [self.connect() for _ in range(clients)]
@@ -122,18 +122,18 @@ class Load:
                     text = chance.randrange(len(self.requests))
                     connection.ask(text, self.requests[text], now)
                     under_way += 1
-            waiting = self.come(None) if under_way else []
+            waiting = self.collect(None) if under_way else []
             assert not self.refused, "the server refused a request"
             under_way -= len(waiting)
             now = time.perf_counter()
             if now >= start:
                 used = used or self.begin()
-                took += [now - connection.start for connection in waiting if now < end]
-        return {"per_second": len(took) / seconds, **self.found(took, used)}
+                latencies += [now - connection.start for connection in waiting if now < end]
+        return {"per_second": len(latencies) / seconds, **self.found(latencies, used)}
 
     def open(self, rate: float, seconds: float) -> dict[str, float]:
         """Requests that come by chance at a rate, whether or not the last one is answered; a late start counts as waiting."""
-        chance, took, under_way, used = random.Random(1), [], 0, 0.0
+        chance, latencies, under_way, used = random.Random(1), [], 0, 0.0
         start = time.perf_counter() + 0.1
         due, free = start, list[Connection]()
         while due < start + WARM + seconds or under_way:
@@ -145,29 +145,29 @@ class Load:
                 connection.ask(text, self.requests[text], due)
                 under_way += 1
                 due += chance.expovariate(rate)
-            done = self.come(max(0.0, due - time.perf_counter()))
+            done = self.collect(max(0.0, due - time.perf_counter()))
             now, under_way = time.perf_counter(), under_way - len(done)
             if now >= start + WARM:
                 used = used or self.begin()
             answered = [one for one in done if not one.is_refused]
-            took += [now - one.start for one in answered if one.start >= start + WARM]
+            latencies += [now - one.start for one in answered if one.start >= start + WARM]
             free += answered
-        return self.found(took, used)
+        return self.found(latencies, used)
 
     def begin(self) -> float:
         """Say that the clock starts, and what this process has used by then."""
         print("begin", flush=True)
         return time.process_time()
 
-    def found(self, took: list[float], used: float) -> dict[str, float]:
+    def found(self, latencies: list[float], used: float) -> dict[str, float]:
         """The median, the slowest hundredth, and what a request costs this process."""
-        percentiles = statistics.quantiles(took, n=100, method="inclusive")
+        percentiles = statistics.quantiles(latencies, n=100, method="inclusive")
         return {
             "p50_ms": 1000 * percentiles[49],
             "p99_ms": 1000 * percentiles[98],
-            "requests": len(took),
+            "requests": len(latencies),
             "refused": self.refused,
-            "client_ms": 1000 * (time.process_time() - used) / len(took),
+            "client_ms": 1000 * (time.process_time() - used) / len(latencies),
         }
 
 

@@ -3,8 +3,8 @@
 Server and client (load_client.py) are processes of their own, on the same cores; the client costs little and checks every
 answer. The weights are fresh: speed does not depend on what they learnt. Writes benchmarks/results/serve-<device>.md and .json.
     python benchmarks/serve_load.py [--preset tiny] [--precision bf16] [--reviews 1] [--seconds 20] [--clients 64] [--requests 20000]
-With --precision bf16 all of it, one call at a time as well, is measured so; the rival stays in float32.
-The rival needs the `transformers` package; without it that part is left out and the report says so.
+With --precision bf16 all of it, one call at a time as well, is measured so; the baseline stays in float32.
+The baseline needs the `transformers` package; without it that part is left out and the report says so.
 """
 
 import argparse
@@ -42,10 +42,10 @@ def make_run(folder: Path, preset: str, reviews: int) -> Path:
     return run
 
 
-# --- the rival: the same sizes in `transformers`, one pipeline call for each request, behind starlette and uvicorn
+# --- the baseline: the same sizes in `transformers`, one pipeline call for each request, behind starlette and uvicorn
 
 
-def rival(run: Path, port: int) -> None:
+def serve_baseline(run: Path, port: int) -> None:
     import torch
     import uvicorn
     from starlette.applications import Starlette
@@ -62,14 +62,14 @@ def rival(run: Path, port: int) -> None:
 
     about = json.loads((run / "run.json").read_text("utf-8"))
     body, training = about["settings"]["model"], about["settings"]["training"]
-    inner = body["feed_forward"] * (3 if body["activation"] in ("swiglu", "geglu") else 2) // 2
+    inner = body["intermediate_size"] * (3 if body["activation"] in ("swiglu", "geglu") else 2) // 2
     config = BertConfig(
-        vocab_size=about["vocabulary"],
-        hidden_size=body["width"],
-        num_hidden_layers=body["layers"],
-        num_attention_heads=body["attention_heads"],
+        vocab_size=about["vocab_size"],
+        hidden_size=body["hidden_size"],
+        num_hidden_layers=body["num_layers"],
+        num_attention_heads=body["num_heads"],
         intermediate_size=inner,  # ours has a third matrix, so this has half as much again: equal weights
-        max_position_embeddings=body["max_length"],
+        max_position_embeddings=body["max_position_embeddings"],
         num_labels=len(about["classes"]),
     )
     model = BertForSequenceClassification(config).eval()
@@ -208,12 +208,12 @@ def measure(run: Path, texts: Path, options: argparse.Namespace) -> dict[str, An
             memory.append(metric(port, "headstart_memory_bytes"))
         found["memory"] = {"requests": sent, "bytes": memory}
     if has_transformers():
-        words = [sys.executable, __file__, "--rival", str(run), "--port", str(port + 1)]
+        words = [sys.executable, __file__, "--baseline", str(run), "--port", str(port + 1)]
         with process(words, "ready") as (server, line):
             wait_until_open(port + 1)
-            found["rival"] = {"parameters": int(line.split()[1])}
+            found["baseline"] = {"parameters": int(line.split()[1])}
             for name, clients in (("one", 1), ("many", options.clients)):
-                found["rival"][name] = ask(server, port + 1, texts, "closed", clients=clients, seconds=seconds)
+                found["baseline"][name] = ask(server, port + 1, texts, "closed", clients=clients, seconds=seconds)
     return found
 
 
@@ -227,11 +227,11 @@ def report(found: dict[str, Any], device: str) -> str:
     """The numbers in words."""
     one, many, at_80, memory = (found[name] for name in ("one", "many", "at_80", "memory"))
     rows = [("headstart serve, one call at a time", one), (f"headstart serve, {found['clients']} clients", many)]
-    rival_rows = found.get("rival", {})
-    if rival_rows:
+    baseline_rows = found.get("baseline", {})
+    if baseline_rows:
         rows += [
-            ("transformers pipeline, one call at a time", rival_rows["one"]),
-            (f"transformers pipeline, {found['clients']} clients", rival_rows["many"]),
+            ("transformers pipeline, one call at a time", baseline_rows["one"]),
+            (f"transformers pipeline, {found['clients']} clients", baseline_rows["many"]),
         ]
     texts = "One review" if found["reviews"] == 1 else f"A text of {found['reviews']} reviews"
     model, cores = found["model"], found["cores"]
@@ -241,7 +241,11 @@ def report(found: dict[str, Any], device: str) -> str:
         + (f", `--precision {found['requested_precision']}`" if found["requested_precision"] != "auto" else ""),
         "",
         f"{texts} (rotten-tomatoes) a request, {found['parameters']:,} weights in {model['precision']}"
-        + (f", the rival's {rival_rows['parameters']:,} in float32" if rival_rows else "; the rival was not installed")
+        + (
+            f", the baseline's {baseline_rows['parameters']:,} in float32"
+            if baseline_rows
+            else "; the baseline was not installed"
+        )
         + ". Made by `python benchmarks/serve_load.py`; every answer was checked to be the one to its own text.",
         "",
         "| | requests a second | p50 | p99 | CPU of the server | CPU of the client |",
@@ -260,8 +264,8 @@ def report(found: dict[str, Any], device: str) -> str:
         f"p99 at 80 % load: {at_80['p99_ms']:.0f} ms, {'under' if at_80['p99_ms'] < found['bound_ms'] else 'OVER'} "
         f"the bound of {found['bound_ms']:.0f} ms; {at_80['refused']:.0f} requests were refused.",
     ]
-    if rival_rows:
-        lines.append(f"Against the pipeline: {many['per_second'] / rival_rows['many']['per_second']:.1f} times.")
+    if baseline_rows:
+        lines.append(f"Against the pipeline: {many['per_second'] / baseline_rows['many']['per_second']:.1f} times.")
     first, last = memory["bytes"][1] if len(memory["bytes"]) > 2 else memory["bytes"][0], memory["bytes"][-1]
     lines.append(f"Memory over {memory['requests']:,} requests: {first / 2**20:.0f} MiB, then {last / 2**20:.0f} MiB.")
     return "\n".join(lines) + "\n"
@@ -280,12 +284,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--port", type=int, default=18_100)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--rival", type=Path)
+    parser.add_argument("--baseline", type=Path)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--texts", type=Path)
     options = parser.parse_args()
-    if options.rival:
-        rival(options.rival, options.port)
+    if options.baseline:
+        serve_baseline(options.baseline, options.port)
         return
     if options.model:
         print(json.dumps(model_alone(options.model, json.loads(options.texts.read_text("utf-8")), options.precision)))

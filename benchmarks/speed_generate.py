@@ -2,7 +2,7 @@
 
     python benchmarks/speed_generate.py [--preset PRESET] [--prompt N] [--tokens N] [--batches 1 8] [--threads N]
 
-The model is made up: a body of PRESET's shape with a causal head, and its twin as transformers' Llama with the same weights
+The model is made up: a body of PRESET's shape with a causal head, and its counterpart as transformers' Llama with the same weights
 (headstart export). All decode N tokens greedily and must write the same. They run alternately, and time is
 that of the processor, which other work on the machine disturbs least. Writes benchmarks/results/speed-generate.{md,json}.
 """
@@ -71,11 +71,11 @@ def in_transformers(run: Path, folder: Path) -> Way:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     hs.export(str(run), "transformers", folder / "llama")
-    twin = AutoModelForCausalLM.from_pretrained(folder / "llama").eval()
+    reference = AutoModelForCausalLM.from_pretrained(folder / "llama").eval()
 
     @torch.inference_mode()
     def write(batch: Batch, count: int) -> list[list[int]]:
-        found = twin.generate(
+        found = reference.generate(
             input_ids=batch.tokens, attention_mask=batch.attention_mask.long(), do_sample=False, max_new_tokens=count,
             min_new_tokens=count,
         )  # fmt: skip

@@ -113,7 +113,7 @@ def test_attention_is_explored_by_mouse_and_by_keyboard(page):
     assert page.has_text(title, "Layer 1, attention head 1")
 
 
-def test_a_translation_shows_under_the_pointer_where_each_token_looks(page):
+def test_a_translation_shows_what_the_token_under_the_pointer_attends_to(page):
     page.open("translate")
     page.type("#translate-text", "1234 <b>")
     page.send("translate")
@@ -227,7 +227,7 @@ def test_every_control_has_a_name_and_every_id_is_unique(page):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("tab", TABS)
-def test_nothing_overflows_a_phone_and_fingers_find_the_buttons(page, tab, scheme):
+def test_nothing_overflows_a_phone_and_buttons_are_large_enough(page, tab, scheme):
     look(page.browser, PHONE, scheme)
     page.open(tab)
     if tab != "runs":

@@ -17,7 +17,7 @@ def guarded(runs, tmp_path):
         yield process, f"http://127.0.0.1:{port}"
 
 
-def test_the_page_asks_for_the_token_and_keeps_it_for_the_tab(guarded, tmp_path):
+def test_the_page_requests_the_token_and_stores_it_for_the_tab(guarded, tmp_path):
     process, address = guarded
     browser = open_browser(tmp_path / "profile")
     try:
@@ -37,5 +37,5 @@ def test_the_page_asks_for_the_token_and_keeps_it_for_the_tab(guarded, tmp_path)
         assert page.frame_shows("iframe[title='Report of comparison']", "what it bought")
     finally:
         browser.quit()
-    assert TOKEN not in process.said()
-    assert "ticket" not in process.said()
+    assert TOKEN not in process.read_log()
+    assert "ticket" not in process.read_log()

@@ -19,14 +19,14 @@ def running(*runs, settings=(), options=()):
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
 
-    def said():
+    def read_log():
         log.seek(0)
         return log.read()
 
-    process.said = said
+    process.read_log = read_log
     try:
         line = process.stdout.readline()
-        assert "serving" in line, line + said()
+        assert "serving" in line, line + read_log()
         yield process, int(line.rsplit(":", 1)[1].split("/")[0])
     finally:
         if process.poll() is None:

@@ -42,7 +42,7 @@ def test_labels_are_those_of_predict_whatever_else_is_in_the_batch(serve, runs, 
         assert alone["probability"] == pytest.approx(together.probability, abs=1e-5)
 
 
-def test_every_text_can_be_read_be_it_ever_so_odd(serve):
+def test_unusual_texts_are_accepted(serve):
     client, _ = serve()
     for path in ("/v1/classify", "/v1/embed"):
         answer = client.post(path, json={"texts": TEXTS})
@@ -60,7 +60,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("name", HUGE)
-def test_huge_texts_of_any_script_are_read_as_far_as_the_run_reads(serve, name):
+def test_huge_texts_of_any_script_are_truncated(serve, name):
     client, _ = serve()
     body = json.dumps({"texts": [HUGE[name]]}, ensure_ascii=False).encode("utf-8")
     answer = client.post("/v1/classify", content=body, headers={"Content-Type": "application/json"})
@@ -96,7 +96,7 @@ def test_vectors_are_those_of_embed(serve, runs, run, pool):
     assert found.width == 16
 
 
-def test_the_first_token_of_a_causal_run_is_no_vector_of_the_text(serve):
+def test_the_first_token_of_a_causal_run_is_refused_as_a_vector(serve):
     client, _ = serve()
     answer = client.post("/v1/embed", json={"model": "base", "texts": ["a"], "pool": "cls"})
     assert answer.status_code == 409
@@ -117,7 +117,7 @@ def test_attention_is_that_of_the_picture(serve, runs):
     assert [(each["layer"], each["attention_head"]) for each in one["maps"]] == [(2, 1)]
 
 
-def test_maps_that_are_not_there_or_too_many_are_refused(serve):
+def test_missing_or_too_many_attention_maps_are_refused(serve):
     client, _ = serve(max_attention_values=100)
     gone = client.post("/v1/attention", json={"text": "a film", "layer": 3})
     assert (gone.status_code, gone.json()["hint"]) == (404, "it has 2")
@@ -145,7 +145,7 @@ def test_a_plan_is_that_of_the_command(serve):
         ({"preset": "tiny", "layers": 0}, 422),
     ],
 )
-def test_a_plan_that_cannot_be_made_is_refused_with_a_reason(serve, query, status):
+def test_an_impossible_plan_is_refused_with_a_reason(serve, query, status):
     client, _ = serve()
     answer = client.post("/v1/plan", json=query)
     assert answer.status_code == status
@@ -207,7 +207,7 @@ def test_a_comparison_shows_its_report_in_a_sandbox_and_answers_nothing(serve):
 
 
 @pytest.mark.parametrize("path", ["/v1/classify", "/v1/embed"])
-def test_a_name_that_is_not_served_is_answered_with_the_nearest_one(serve, path):
+def test_an_unknown_name_is_answered_with_the_nearest_one(serve, path):
     client, _ = serve()
     answer = client.post(path, json={"model": "classifer", "texts": ["a"]})
     assert answer.status_code == 404

@@ -119,7 +119,7 @@ async def test_a_request_without_an_item_in_the_last_batch_comes_before_one_with
 
 
 @in_loop
-async def test_a_client_that_has_gone_is_not_computed_for():
+async def test_a_cancelled_request_is_not_computed():
     async with opened() as (batcher, work):
         first = await busy(batcher, work)
         gone = await submit(batcher, "a", [1, 2], [1, 1])
@@ -132,7 +132,7 @@ async def test_a_client_that_has_gone_is_not_computed_for():
 
 
 @in_loop
-async def test_a_client_that_leaves_during_its_batch_costs_nobody_anything():
+async def test_a_request_cancelled_during_its_batch_does_not_affect_others():
     async with opened() as (batcher, work):
         first = await busy(batcher, work)
         first.cancel()
@@ -154,7 +154,7 @@ async def test_a_full_queue_is_refused_with_a_time_to_try_again():
 
 
 @in_loop
-async def test_clients_that_have_gone_give_up_their_tokens_in_the_queue():
+async def test_cancelled_requests_leave_the_queue():
     async with opened() as (batcher, work):
         first = await busy(batcher, work)
         gone = await submit(batcher, "a", range(10), [9] * 10)
@@ -225,7 +225,7 @@ async def test_nothing_is_accepted_once_it_is_closed():
 
 
 @in_loop
-async def test_little_waits_for_the_running_batch_and_much_runs_beside_it():
+async def test_a_second_batch_starts_only_when_enough_waits():
     async with opened(2, MIN_PARALLEL_TOKENS) as (batcher, work):
         first = await busy(batcher, work)
         little = await submit(batcher, "a", ["little"], [MIN_PARALLEL_TOKENS - 1])
@@ -237,7 +237,7 @@ async def test_little_waits_for_the_running_batch_and_much_runs_beside_it():
 
 
 @in_loop
-async def test_much_that_waits_for_two_threads_is_divided():
+async def test_a_large_queue_is_divided_between_two_threads():
     async with opened(2, MIN_PARALLEL_TOKENS) as (batcher, work):
         items = list(range(4))
         whole = await submit(batcher, "a", items, [MIN_PARALLEL_TOKENS] * 4)
@@ -249,7 +249,7 @@ async def test_much_that_waits_for_two_threads_is_divided():
 
 
 @in_loop
-async def test_what_breaks_on_one_thread_harms_nothing_on_the_other():
+async def test_an_error_on_one_thread_does_not_affect_the_other():
     async with opened(2, MIN_PARALLEL_TOKENS) as (batcher, work):
         bad = await submit(batcher, "a", ["poison", "b", "c", "d"], [MIN_PARALLEL_TOKENS] * 4)
         good = await submit(batcher, "a", ["good"], [1])
@@ -281,7 +281,7 @@ async def test_streams_come_piece_by_piece_in_turn_with_each_other():
 
 
 @in_loop
-async def test_a_stream_that_nobody_listens_to_stops_and_is_closed():
+async def test_a_cancelled_stream_is_closed():
     pool, closed = StreamPool(2), threading.Event()
 
     def endless():

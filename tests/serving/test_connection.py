@@ -1,4 +1,4 @@
-"""One connection, with clients that send too much, too slowly, too early, or what is no HTTP."""
+"""One connection, with clients that send too much, too slowly, too early, or no HTTP."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ async def connected(**limits):
 
 
 def response_to(*parts, **limits):
-    """All that the server says to a client that sends these parts and listens until it is hung up on."""
+    """All that the server sends to a client until it disconnects the client."""
 
     async def talk():
         async with connected(**limits) as (reader, writer, app):
@@ -81,7 +81,7 @@ def response_to(*parts, **limits):
     return asyncio.run(talk())
 
 
-BOMBS = {
+INVALID = {
     "a path without end": b"GET /" + b"a" * 2 * MAX_HEAD_BYTES,
     "a header without end": b"GET / HTTP/1.1\r\n" + HOST + b"X-Bomb: " + b"a" * 2 * MAX_HEAD_BYTES,
     "headers without end": b"GET / HTTP/1.1\r\n" + HOST + b"X: a\r\n" * (MAX_HEAD_BYTES // 4),
@@ -96,9 +96,9 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-def test_what_is_no_request_is_refused_and_hung_up_on(bomb):
-    answer, scopes = response_to(bomb)
+@pytest.mark.parametrize("request_bytes", INVALID.values(), ids=INVALID)
+def test_invalid_requests_are_refused_and_disconnected(request_bytes):
+    answer, scopes = response_to(request_bytes)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert set(json.loads(body)) == {"error", "hint"}
@@ -117,7 +117,7 @@ def test_trailers_after_a_body_are_ignored_and_limited():
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 
-def test_an_old_client_need_not_name_the_host():
+def test_an_http_1_0_request_needs_no_host():
     answer, _ = response_to(b"GET /old HTTP/1.0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"/old")
@@ -144,7 +144,7 @@ def test_requests_sent_at_once_are_answered_one_after_the_other():
     asyncio.run(talk())
 
 
-def test_few_of_the_requests_sent_too_early_are_parsed_before_their_turn():
+def test_few_pipelined_requests_are_parsed_early():
     one = b"GET /held HTTP/1.1\r\n" + HOST + b"\r\n"
 
     async def talk():
@@ -159,14 +159,14 @@ def test_few_of_the_requests_sent_too_early_are_parsed_before_their_turn():
     asyncio.run(talk())
 
 
-def test_garbage_behind_a_request_does_not_look_like_its_answer():
+def test_garbage_after_a_request_does_not_look_like_its_response():
     answer, scopes = response_to(b"GET /held HTTP/1.1\r\n" + HOST + b"\r\n\x00\x01\r\n\r\n")
     assert answer == b""
     assert len(scopes) <= 1
 
 
 @pytest.mark.parametrize("start", [b"", b"\r\n", b"GET / HT", b"GET / HTTP/1.1\r\nX-Slow: "], ids=range(4))
-def test_a_head_that_does_not_come_is_not_waited_for(start):
+def test_a_slow_head_times_out(start):
     assert response_to(start, client_timeout=0.05) == (b"", [])
 
 
@@ -183,7 +183,7 @@ def test_a_client_that_leaves_is_noticed_even_after_it_has_sent_its_next_request
     asyncio.run(talk())
 
 
-def test_a_client_that_takes_in_nothing_is_cut_off():
+def test_a_client_that_accepts_nothing_is_disconnected():
     async def talk():
         async with connected(client_timeout=0.05) as (_, writer, app):
             writer.transport.pause_reading()
@@ -196,7 +196,7 @@ def test_a_client_that_takes_in_nothing_is_cut_off():
     asyncio.run(asyncio.wait_for(talk(), 30))
 
 
-class Sheet:
+class RecordingTransport:
     """A transport that records its calls."""
 
     def __init__(self):
@@ -215,28 +215,28 @@ class Sheet:
         return 0
 
 
-def test_what_is_written_in_one_turn_is_sent_together_and_in_order():
+def test_writes_of_one_turn_are_sent_together_and_in_order():
     async def write():
-        sheet = Sheet()
-        transport = CoalescingTransport(asyncio.get_running_loop(), sheet)
+        recorder = RecordingTransport()
+        transport = CoalescingTransport(asyncio.get_running_loop(), recorder)
         transport.write(b"head ")
         transport.write(b"body")
-        assert (sheet.done, transport.get_write_buffer_size()) == ([], 9)
+        assert (recorder.done, transport.get_write_buffer_size()) == ([], 9)
         await asyncio.sleep(0)
         transport.write(b"next")
         await asyncio.sleep(0)
-        assert (sheet.done, transport.get_write_buffer_size()) == ([b"head body", b"next"], 0)
+        assert (recorder.done, transport.get_write_buffer_size()) == ([b"head body", b"next"], 0)
 
     asyncio.run(write())
 
 
-def test_what_waits_is_sent_before_a_connection_is_closed_and_dropped_where_it_is_cut():
+def test_buffered_writes_are_sent_on_close_and_dropped_on_abort():
     async def write(end):
-        sheet = Sheet()
-        transport = CoalescingTransport(asyncio.get_running_loop(), sheet)
+        recorder = RecordingTransport()
+        transport = CoalescingTransport(asyncio.get_running_loop(), recorder)
         transport.write(b"last")
         getattr(transport, end)()
-        return sheet.done
+        return recorder.done
 
     assert asyncio.run(write("close")) == [b"last", "closed"]
     assert asyncio.run(write("abort")) == ["aborted"]

@@ -32,7 +32,7 @@ def test_the_text_is_that_of_the_command(serve, runs):
         assert found["reason"] == ("length" if known.is_cut else "end")
 
 
-def test_chance_is_the_seeds_and_nothing_elses(serve):
+def test_sampling_depends_only_on_the_seed(serve):
     client, _ = serve()
     texts = [
         client.post("/v1/generate", json={"prompt": "a", "stream": False, "seed": seed}).json()["text"]
@@ -46,21 +46,21 @@ def test_chance_is_the_seeds_and_nothing_elses(serve):
     assert cold[0] == cold[1]
 
 
-def test_of_a_long_prompt_the_end_is_read(serve):
+def test_a_long_prompt_loses_its_beginning(serve):
     client, _ = serve()
     found = client.post("/v1/generate", json={"prompt": "word " * 500, "tokens": 4, "stream": False}).json()
     assert found["cut"]
     assert found["tokens"] <= 4
 
 
-def test_more_tokens_than_the_bound_are_refused(serve):
+def test_more_tokens_than_the_limit_are_refused(serve):
     client, _ = serve(max_new_tokens=5)
     answer = client.post("/v1/generate", json={"tokens": 6})
     assert answer.status_code == 422
     assert "5 new tokens" in answer.json()["error"]
 
 
-def test_a_classifier_writes_no_text(serve):
+def test_a_classifier_generates_no_text(serve):
     client, _ = serve()
     answer = client.post("/v1/generate", json={"model": "classifier"})
     assert answer.status_code == 409
@@ -82,7 +82,7 @@ def test_a_text_that_takes_too_long_ends_with_an_error(serve, monkeypatch):
     assert "too long" in last["error"]
 
 
-def test_what_breaks_in_the_middle_is_cut_off_and_noted(serve, monkeypatch):
+def test_an_error_in_a_stream_ends_it_and_is_logged(serve, monkeypatch):
     client, state = serve()
 
     def broken(query, max_new_tokens, name):

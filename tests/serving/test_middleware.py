@@ -34,7 +34,7 @@ def test_nothing_is_sent_without_the_token(serve, method, path):
     assert client.request(method, path, headers=bearer(TOKEN)).status_code in (200, 415)
 
 
-def test_a_path_that_is_not_there_tells_nothing_without_the_token_either(serve):
+def test_a_missing_path_needs_the_token_too(serve):
     client, _ = serve(token=TOKEN)
     assert client.get("/v1/nothing").status_code == 401
     assert client.get("/v1/nothing", headers=bearer(TOKEN)).status_code == 404
@@ -46,7 +46,7 @@ def test_the_page_and_the_health_of_the_server_need_no_token(serve):
     assert client.get("/").status_code == 200
 
 
-def test_a_report_is_opened_by_its_signature_alone_and_by_no_other(serve):
+def test_a_report_is_opened_only_by_its_own_signature(serve):
     client, state = serve(token=TOKEN)
     runs = {run["name"]: run["report"] for run in client.get("/v1/runs", headers=bearer(TOKEN)).json()["runs"]}
     assert client.get(runs["comparison"]).status_code == 200
@@ -59,7 +59,7 @@ def test_a_report_is_opened_by_its_signature_alone_and_by_no_other(serve):
     assert state.is_signature("comparison", state.sign_report("comparison", now=7199.0), now=7201.0)
 
 
-def test_another_host_in_the_request_is_refused_where_no_token_guards(serve):
+def test_another_host_is_refused_without_a_token(serve):
     client, _ = serve(hosts=frozenset(["127.0.0.1", "localhost", "::1"]))
     for host in ("127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:8000"):
         assert client.get("/healthz", headers={"Host": host}).status_code == 200
@@ -89,14 +89,14 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS, ids=range(len(PATHS)))
-def test_no_path_of_a_clients_choosing_is_opened(serve, path):
+def test_no_path_of_a_client_is_opened(serve, path):
     client, _ = serve()
     answer = client.get(path)
     assert answer.status_code == 404
     assert set(answer.json()) == {"error", "hint"}
 
 
-def test_every_answer_carries_the_headers_that_keep_a_browser_safe(serve):
+def test_every_response_has_the_security_headers(serve):
     client, _ = serve()
     for answer in (client.get("/"), client.get("/v1/models"), client.get("/nothing"), client.post("/v1/embed")):
         for name in SECURITY_HEADERS:
@@ -106,7 +106,7 @@ def test_every_answer_carries_the_headers_that_keep_a_browser_safe(serve):
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "GET"])
-def test_a_method_that_is_not_ours_is_refused(serve, method):
+def test_another_method_is_refused(serve, method):
     client, _ = serve()
     answer = client.request(method, "/v1/classify")
     assert answer.status_code == 405
@@ -117,7 +117,7 @@ def test_a_method_that_is_not_ours_is_refused(serve, method):
 @pytest.mark.parametrize(
     "headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json", "Content-Encoding": "gzip"}]
 )
-def test_a_body_that_is_not_said_to_be_plain_json_is_refused(serve, headers):
+def test_a_body_that_is_not_declared_as_plain_json_is_refused(serve, headers):
     client, _ = serve()
     answer = client.post("/v1/classify", content=b'{"texts": ["a"]}', headers=headers)
     assert answer.status_code == 415
@@ -131,7 +131,7 @@ def test_a_body_over_the_limit_is_refused(serve):
     assert client.post("/v1/classify", json={"texts": ["a" * 900]}).status_code == 200
 
 
-def test_a_server_that_is_stopping_takes_nothing_new(serve):
+def test_a_stopping_server_refuses_new_requests(serve):
     client, state = serve()
     state.is_stopping = True
     for answer in (client.post("/v1/classify", json={"texts": ["a"]}), client.get("/"), client.get("/healthz")):
@@ -180,7 +180,7 @@ def test_an_open_host_needs_a_token(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "short\n", "with space in it and long enough\n", "ä" * 20, "\n" + "a" * 20])
-def test_a_token_must_be_worth_the_name(tmp_path, content):
+def test_a_short_or_unprintable_token_is_refused(tmp_path, content):
     path = tmp_path / "token"
     path.write_text(content, "utf-8")
     with pytest.raises(ConfigError):
@@ -195,7 +195,7 @@ def test_the_first_line_of_the_file_is_the_token(tmp_path):
     assert read_token(path) == TOKEN
 
 
-def test_a_limit_that_is_not_there_is_answered_with_the_nearest_one():
+def test_an_unknown_limit_is_answered_with_the_nearest_one():
     with pytest.raises(ConfigError) as caught:
         make_limits({"limits": {"max_text": 3}})
     assert "max_texts" in caught.value.hint

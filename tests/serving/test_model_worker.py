@@ -15,7 +15,7 @@ def cores():
     torch.set_num_threads(before)
 
 
-def test_large_texts_alone_get_every_core_and_side_by_side_a_part(cores):
+def test_large_texts_get_every_core_alone_and_a_part_in_parallel(cores):
     with cores.share(MIN_PARALLEL_OPERATIONS):
         assert torch.get_num_threads() == 4
         with cores.share(MIN_PARALLEL_OPERATIONS):
@@ -29,7 +29,7 @@ def test_small_texts_get_one_core(cores):
         assert torch.get_num_threads() == 1
 
 
-def test_no_more_batches_are_read_at_a_time_than_there_are_cores(cores):
+def test_no_more_batches_run_than_there_are_cores(cores):
     assert cores.max_batches == 2
     cores.num_cores = 1
     assert cores.max_batches == 1

@@ -27,7 +27,7 @@ def fuzz(port, folder, *options):
     return subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=900)
 
 
-def test_a_fuzzer_finds_no_answer_that_the_description_does_not_tell(runs, tmp_path):
+def test_a_fuzzer_finds_no_undocumented_response(runs, tmp_path):
     served = [runs / name for name in ("classifier", "base", "translator")]
     with running(*served, settings=BOUNDS, options=["--quiet"]) as (process, port):
         done = fuzz(port, tmp_path, "--exclude-path", "/v1/plan")
@@ -35,7 +35,7 @@ def test_a_fuzzer_finds_no_answer_that_the_description_does_not_tell(runs, tmp_p
         # A plan takes a while, so not every edge of each of its sixteen fields is tried.
         done = fuzz(port, tmp_path, "--include-path", "/v1/plan", "--phases", "fuzzing")
         assert done.returncode == 0, done.stdout[-5000:]
-        assert "Traceback" not in process.said()
+        assert "Traceback" not in process.read_log()
 
 
 def test_the_same_holds_behind_a_token(runs, tmp_path):
@@ -46,4 +46,4 @@ def test_the_same_holds_behind_a_token(runs, tmp_path):
         header = ["--header", f"Authorization: Bearer {token}", "--exclude-path", "/v1/plan"]
         done = fuzz(port, tmp_path, *header, "--phases", "fuzzing")
         assert done.returncode == 0, done.stdout[-5000:]
-        assert token not in process.said()
+        assert token not in process.read_log()

@@ -66,7 +66,7 @@ def chances(labels):
     return np.array([label["probabilities"]["good"] for label in labels])
 
 
-def test_fast_answers_nearly_as_float32_does_and_names_the_same_label_where_it_is_clear(open_client):
+def test_bf16_predicts_nearly_the_probabilities_of_float32(open_client):
     plain, fast = (classify(open_client(precision), texts()) for precision in ("float32", "bf16"))
     exact, near = chances(plain), chances(fast)
     assert 0 < np.abs(exact - near).max() < NEAR
@@ -76,14 +76,14 @@ def test_fast_answers_nearly_as_float32_does_and_names_the_same_label_where_it_i
         assert one["label"] == other["label"]
 
 
-def test_a_fast_answer_hardly_depends_on_what_is_read_beside_it(open_client):
+def test_a_bf16_prediction_hardly_depends_on_its_batch(open_client):
     client = open_client("bf16")
     together = chances(classify(client, texts()))
     alone = np.concatenate([chances(classify(client, [text])) for text in texts()])
     assert np.abs(together - alone).max() < ALIKE
 
 
-def test_fast_vectors_point_where_those_of_float32_do(open_client):
+def test_bf16_vectors_are_similar_to_those_of_float32(open_client):
     plain, fast = (
         np.array(open_client(precision).post("/v1/embed", json={"texts": texts()}).json()["vectors"])
         for precision in ("float32", "bf16")
@@ -101,7 +101,7 @@ def test_a_model_reports_its_precision(open_client, precision, has_half, expecte
     assert [model["precision"] for model in found] == [expected]
 
 
-def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
+def test_an_unknown_precision_is_refused_before_loading():
     with pytest.raises(ConfigError, match="fats"):
         serve(["nowhere"], precision="fats")
 
@@ -110,4 +110,4 @@ def test_a_precision_that_is_none_is_refused_before_anything_is_loaded():
 def test_a_processor_without_bfloat16_is_reported(trained):
     has_half = runtime.has_bfloat16(runtime.torch.device("cpu"))
     with running(trained, options=("--precision", "bf16")) as (process, _):
-        assert ("has no bfloat16 arithmetic" in process.said()) is not has_half
+        assert ("has no bfloat16 arithmetic" in process.read_log()) is not has_half

@@ -20,7 +20,7 @@ def test_a_log_that_is_not_there_yet_is_an_empty_curve(tmp_path):
     }  # fmt: skip
 
 
-def test_what_was_written_since_the_last_look_is_added(tmp_path):
+def test_new_lines_are_added(tmp_path):
     path = tmp_path / "log.jsonl"
     progress = Progress(path)
     write(path, step(10), json.dumps({"event": "evaluation", "step": 10, "epoch": 1.0, "accuracy": 0.5}))
@@ -33,7 +33,7 @@ def test_what_was_written_since_the_last_look_is_added(tmp_path):
     assert [point["step"] for point in progress.read(after=10)["steps"]] == [20]
 
 
-def test_a_line_that_is_being_written_waits_until_it_is_whole(tmp_path):
+def test_an_incomplete_line_is_read_later(tmp_path):
     path, whole = tmp_path / "log.jsonl", step(10) + "\n"
     progress = Progress(path)
     path.write_text(whole[:20], "utf-8")
@@ -42,7 +42,7 @@ def test_a_line_that_is_being_written_waits_until_it_is_whole(tmp_path):
     assert len(progress.read()["steps"]) == 1
 
 
-def test_torn_lines_and_numbers_that_are_none_do_no_harm(tmp_path):
+def test_invalid_lines_and_nan_are_ignored(tmp_path):
     path = tmp_path / "log.jsonl"
     write(path, "{", "[]", "null", '{"event": "step"}', step(10, loss=float("nan")), step(20))
     found = Progress(path).read()["steps"]

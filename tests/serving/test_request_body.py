@@ -37,7 +37,7 @@ def refusal(model, body):
 
 
 @pytest.mark.parametrize("name", NO_JSON)
-def test_a_body_that_is_no_json_is_refused(name):
+def test_a_body_that_is_not_json_is_refused(name):
     assert refusal(schema.ClassifyRequest, NO_JSON[name]).status_code == 400
 
 
@@ -58,7 +58,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_request_that_does_not_fit_is_refused_in_few_words(name):
+def test_a_request_that_does_not_match_is_refused_briefly(name):
     assert refusal(schema.ClassifyRequest, json.dumps(WRONG[name]).encode()).status_code == 422
 
 
@@ -74,12 +74,12 @@ def test_a_key_that_occurs_twice_counts_once():
     assert parse_body(schema.ClassifyRequest, body).texts == ["b"]
 
 
-def test_a_slip_in_a_name_is_answered_with_the_nearest_one():
+def test_a_misspelled_field_is_answered_with_the_nearest_one():
     error = refusal(schema.ClassifyRequest, b'{"texts": ["a"], "explian": true}')
     assert "explain" in error.detail["hint"]
 
 
-def test_a_text_is_never_repeated_in_the_refusal():
+def test_an_error_never_repeats_a_text():
     error = refusal(schema.EmbedRequest, b'{"texts": ["a"], "pool": "my secret"}')
     assert "secret" not in error.detail["error"]
 

@@ -1,4 +1,4 @@
-"""A real server under clients that leave, lie, stall and crowd: no answer is lost, and none is crossed."""
+"""A real server under clients that disconnect, send invalid bytes, stall or are too many: no response is lost or mixed up."""
 
 import asyncio
 import json
@@ -47,14 +47,14 @@ def known(runs):
     return dict(zip(texts, vectors.tolist(), strict=True))
 
 
-def is_right(content, texts, known):
+def check_vectors(content, texts, known):
     found = content["vectors"]
     assert len(found) == len(texts)
     for vector, text in zip(found, texts, strict=True):
-        assert max(abs(a - b) for a, b in zip(vector, known[text], strict=True)) < 1e-4, "a crossed answer"
+        assert max(abs(a - b) for a, b in zip(vector, known[text], strict=True)) < 1e-4, "a response to another request"
 
 
-async def good(port, known, rng, count):
+async def correct_client(port, known, rng, count):
     """A client that asks, over one connection, and checks every answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(count):
@@ -67,12 +67,12 @@ async def good(port, known, rng, count):
                 await asyncio.sleep(0.05)
                 continue
             assert status == 200, body
-            is_right(json.loads(body), texts, known)
+            check_vectors(json.loads(body), texts, known)
             break
     writer.close()
 
 
-async def leaving(port, known, rng, count):
+async def disconnecting_client(port, known, rng, count):
     """A client that is gone before its answer is there, sometimes in the middle of a word."""
     for _ in range(count):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -83,7 +83,7 @@ async def leaving(port, known, rng, count):
         writer.transport.abort()
 
 
-async def writing(port, rng, count, leaves, written):
+async def streaming_client(port, rng, count, leaves, written):
     """A client that has texts written: it checks that the pieces make the whole, or is gone after the first ones."""
     for number in range(count):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -98,7 +98,7 @@ async def writing(port, rng, count, leaves, written):
         if status == 200:
             *pieces, last = [json.loads(line) for line in body.splitlines()]
             assert "".join(piece["text"] for piece in pieces) == last["text"]
-            assert last == written.setdefault((query["prompt"], number), last), "a crossed text"
+            assert last == written.setdefault((query["prompt"], number), last), "the text of another request"
         writer.close()
 
 
@@ -113,7 +113,7 @@ GARBAGE = [
 ]
 
 
-async def lying(port, rng, count):
+async def invalid_client(port, rng, count):
     """A client that sends no HTTP, no JSON, or far too much of it; it hears why, and nothing breaks."""
     bodies = [b"{", b"[" * 50_000, b'{"texts": [NaN]}', b"\xff\xfe", b'{"texts": ["' + b"a" * 300_000 + b'"]}']
     for number in range(count):
@@ -133,13 +133,13 @@ async def lying(port, rng, count):
 async def storm(port, known):
     rng = random.Random(7)
     seeds = [random.Random(rng.random()) for _ in range(30)]
-    tasks = [good(port, known, seed, 12) for seed in seeds[:14]]
-    tasks += [leaving(port, known, seed, 15) for seed in seeds[14:24]]
-    tasks += [lying(port, seed, 12) for seed in seeds[24:]]
+    tasks = [correct_client(port, known, seed, 12) for seed in seeds[:14]]
+    tasks += [disconnecting_client(port, known, seed, 15) for seed in seeds[14:24]]
+    tasks += [invalid_client(port, seed, 12) for seed in seeds[24:]]
     written = {}
-    tasks += [writing(port, random.Random(n % 3), 10, n > 5, written) for n in range(9)]
+    tasks += [streaming_client(port, random.Random(n % 3), 10, n > 5, written) for n in range(9)]
     await asyncio.gather(*tasks)
-    await good(port, known, rng, 3)
+    await correct_client(port, known, rng, 3)
     status, text = await get(port, "/metrics")
     assert status == 200
     return text
@@ -149,7 +149,7 @@ def value(text, name):
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
 
-def test_a_storm_of_cancelled_malformed_and_oversized_requests_loses_and_crosses_nothing(runs, known):
+def test_cancelled_malformed_and_oversized_requests_affect_no_other_response(runs, known):
     bounds = ["limits.max_body_bytes=65536", "limits.max_batch_tokens=512", "limits.max_queued_tokens=8192"]
     with running(runs / "classifier", runs / "base", settings=bounds, options=["--quiet"]) as (process, port):
         text = asyncio.run(storm(port, known))
@@ -166,10 +166,10 @@ def test_a_storm_of_cancelled_malformed_and_oversized_requests_loses_and_crosses
         assert value(text, 'headstart_queued_tokens{run="classifier"}') == 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
-        assert "Error" not in process.said()
+        assert "Error" not in process.read_log()
 
 
-def test_a_stop_finishes_what_is_under_way_and_refuses_what_is_new(runs, known):
+def test_a_stopping_server_finishes_requests_in_flight_and_refuses_new_ones(runs, known):
     texts = list(known)[:60]
 
     async def stop_in_the_middle(process, port):
@@ -188,7 +188,7 @@ def test_a_stop_finishes_what_is_under_way_and_refuses_what_is_new(runs, known):
                 assert headers["retry-after"]
         for status, _, content in await asyncio.gather(*tasks):
             assert status == 200
-            is_right(content, texts, known)
+            check_vectors(content, texts, known)
         return statuses
 
     with running(runs / "classifier", settings=["limits.max_batch_tokens=16"]) as (process, port):
@@ -197,41 +197,41 @@ def test_a_stop_finishes_what_is_under_way_and_refuses_what_is_new(runs, known):
         assert process.wait(timeout=30) == 0
 
 
-def test_slow_clients_are_let_go_and_cost_others_nothing(runs, known):
-    async def crowd(port):
+def test_slow_clients_are_disconnected_and_delay_no_other(runs, known):
+    async def many_clients(port):
         heads = [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]
         for _, writer in heads:
             writer.write(b"POST /v1/embed HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
         bodies = [await asyncio.open_connection("127.0.0.1", port) for _ in range(10)]
         for _, writer in bodies:
             writer.write(request_bytes("/v1/embed", {"texts": ["a" * 500]})[:-50])
-        await good(port, known, random.Random(3), 5)  # nobody waits for them
+        await correct_client(port, known, random.Random(3), 5)  # nobody waits for them
         for reader, _ in heads:
-            assert await asyncio.wait_for(reader.read(), 30) == b""  # hung up on
+            assert await asyncio.wait_for(reader.read(), 30) == b""  # disconnected
         for reader, _ in bodies:
             status, _, body = await asyncio.wait_for(read_answer(reader), 30)
             assert status == 408
             assert "slowly" in json.loads(body)["error"]
 
-    async def deaf(port):
+    async def never_reading_client(port):
         """Ask for much, again and again, and never take in a byte."""
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.transport.pause_reading()
         query = request_bytes("/v1/embed", {"texts": ["a film"] * 200})
         for _ in range(400):
             writer.write(query)
-        await good(port, known, random.Random(4), 5)
+        await correct_client(port, known, random.Random(4), 5)
         while value((await get(port, "/metrics"))[1], "headstart_clients_gone_total") == 0:
             await asyncio.sleep(0.1)
         writer.transport.abort()
 
     with running(runs / "classifier", settings=["limits.client_timeout=2"]) as (_, port):
-        asyncio.run(crowd(port))
-        asyncio.run(deaf(port))
+        asyncio.run(many_clients(port))
+        asyncio.run(never_reading_client(port))
 
 
 def test_more_clients_than_the_limit_are_refused(runs):
-    async def crowd(port):
+    async def many_clients(port):
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         status, headers, body = await asyncio.wait_for(read_answer(reader), 30)
@@ -243,4 +243,4 @@ def test_more_clients_than_the_limit_are_refused(runs):
             writer.close()
 
     with running(runs / "classifier", settings=["limits.max_connections=4"]) as (_, port):
-        asyncio.run(crowd(port))
+        asyncio.run(many_clients(port))

@@ -33,14 +33,14 @@ def test_cross_attention_is_that_of_the_picture(serve, runs):
     assert found[1].attention is None
 
 
-def test_more_weights_than_an_answer_holds_are_refused(serve):
+def test_more_attention_weights_than_the_limit_are_refused(serve):
     client, _ = serve("translator", max_attention_values=20)
     answer = client.post("/v1/translate", json={"texts": ["1234"], "attention": True})
     assert answer.status_code == 422
     assert client.post("/v1/translate", json={"texts": ["1234"]}).status_code == 200
 
 
-def test_only_a_translator_translates_and_it_does_nothing_else(serve):
+def test_only_a_translator_translates_and_it_only_translates(serve):
     client, _ = serve("classifier", "translator")
     answer = client.post("/v1/translate", json={"model": "classifier", "texts": ["1"]})
     assert answer.status_code == 409
