@@ -87,40 +87,42 @@ def program(path: Path, text: str) -> None:
 
 
 def one_machine(folder: Path) -> dict[str, str]:
-    """The variables of a job, with a scheduler of one machine that writes down what it is asked."""
+    """The variables of a job, with a scheduler of one machine that writes down what it receives."""
     tools = folder / "tools"
     tools.mkdir()
-    program(tools / "scontrol", f'echo "$@" >> {folder}/asked; echo 127.0.0.1')
+    program(tools / "scontrol", f'echo "$@" >> {folder}/calls; echo 127.0.0.1')
     program(tools / "srun", 'while [[ "$1" == --* ]]; do shift; done; exec "$@"')
     program(tools / "torchrun", f'exec {sys.executable} -m torch.distributed.run "$@"')
     program(tools / "headstart", f'exec {sys.executable} -m headstart "$@"')
     slurm = {"SLURM_NNODES": 1, "SLURM_JOB_ID": 7, "SLURM_JOB_NODELIST": "here", "SLURM_CPUS_PER_TASK": 2}
     slurm |= {"PROCESSES_PER_NODE": 2, "PORT": free_port(), "SLURM_ARRAY_TASK_ID": 0, "SLURM_ARRAY_TASK_COUNT": 1}
-    told = {**os.environ, **{name: str(value) for name, value in slurm.items()}}
-    return told | {"PATH": f"{tools}:{os.environ['PATH']}", "HEADSTART_CACHE": str(folder / "cache")}
+    variables = {**os.environ, **{name: str(value) for name, value in slurm.items()}}
+    return variables | {"PATH": f"{tools}:{os.environ['PATH']}", "HEADSTART_CACHE": str(folder / "cache")}
 
 
 @pytest.mark.slow
 def test_the_slurm_jobs_run_with_a_scheduler_of_one_machine(tmp_path):
-    corpus, run, told = (write_corpus(tmp_path / "corpus.txt"), tmp_path / "runs" / "base", one_machine(tmp_path))
+    corpus, run, variables = (write_corpus(tmp_path / "corpus.txt"), tmp_path / "runs" / "base", one_machine(tmp_path))
 
     def job(name, *words):
         line = ["bash", str(SLURM / name), str(corpus), *map(str, words), *flags(QUICK), "--quiet"]
-        done = subprocess.run(line, env=told, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     assert "all are ready" in job("tokenize.sbatch")
     assert "base ready" in job("pretrain.sbatch", run, "--steps", 3)
     assert "2 processes" in json.loads((run / "result.json").read_text())["provenance"]["machine"]
-    assert "requeue" not in (tmp_path / "asked").read_text()
+    assert "requeue" not in (tmp_path / "calls").read_text()
 
 
 @pytest.mark.slow
 def test_a_slurm_job_whose_time_is_over_saves_and_queues_again(tmp_path):
-    corpus, run, told = (write_corpus(tmp_path / "corpus.txt"), tmp_path / "runs" / "base", one_machine(tmp_path))
+    corpus, run, variables = (write_corpus(tmp_path / "corpus.txt"), tmp_path / "runs" / "base", one_machine(tmp_path))
     line = ["bash", str(SLURM / "pretrain.sbatch"), str(corpus), str(run), *flags(QUICK), "--quiet", "--steps"]
-    job = subprocess.Popen([*line, "100000"], env=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    job = subprocess.Popen(
+        [*line, "100000"], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         wait_for(lambda: (run / "log.jsonl").is_file() and '"step"' in (run / "log.jsonl").read_text(), job)
         job.send_signal(signal.SIGTERM)
@@ -128,5 +130,5 @@ def test_a_slurm_job_whose_time_is_over_saves_and_queues_again(tmp_path):
     finally:
         job.kill()
     assert job.returncode != 0
-    assert "requeue 7" in (tmp_path / "asked").read_text(), said
+    assert "requeue 7" in (tmp_path / "calls").read_text(), said
     assert has_checkpoint(run / "checkpoints")

@@ -22,7 +22,7 @@ import transfer_suite as suite
 ENGLISH = suite.Base("en-tiny", "en-tiny", "en", "e")
 FRENCH = suite.Base("fr-tiny", "fr-tiny", "fr", "f")
 MINILM = suite.Base("minilm", "runs/minilm", "en", "m", has_lm_head=False, source="model")
-SET = suite.TextSet("opinions", "en", "somewhere", "print", classes=2, train=80, scored=(60,))
+SET = suite.TextSet("reviews", "en", "somewhere", "print", classes=2, train=80, scored=(60,))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def trainers(monkeypatch):
     return calls
 
 
-def record(column="tfidf", accuracy=0.5, *, name="opinions", labels=50, seed=0, part="0", warnings=(), **more):
+def record(column="tfidf", accuracy=0.5, *, name="reviews", labels=50, seed=0, part="0", warnings=(), **more):
     """The result of a cell that scores ten texts."""
     arm, _, base = column.partition(" ")
     right = "1" * round(10 * accuracy) + "0" * (10 - round(10 * accuracy))
@@ -208,7 +208,7 @@ def test_cells_pair_bases_and_sets_of_one_language():
     assert columns["avis"] == {"tfidf", "frozen fr-tiny", "fine-tuned fr-tiny", "adapted fr-tiny"}
     english = {"tfidf", "setfit minilm", "adapted en-tiny"}
     english |= {f"{arm} {base}" for arm in ("frozen", "fine-tuned") for base in ("en-tiny", "minilm")}
-    assert columns["opinions"] == english
+    assert columns["reviews"] == english
 
 
 def test_a_cell_is_known_by_all_that_it_depends_on(monkeypatch):
@@ -377,11 +377,11 @@ def test_the_page_shows_ranks_first_and_missing_cells_as_a_dash():
     assert next(at for at, line in enumerate(lines) if line.startswith("|")) < 20
     assert lines.index("## English: average ranks") < lines.index("## English: accuracy")
     assert "## French: accuracy" not in lines
-    row = next(line for line in lines if line.startswith("| opinions | 50 |"))
+    row = next(line for line in lines if line.startswith("| reviews | 50 |"))
     assert row.split(" | ")[2].startswith("0.800 [")
     assert row.split(" | ")[3].startswith("**0.900** [")
     assert row.endswith("| – | 1 of 1 |")
-    assert any(line.startswith("| opinions | 200 |") and line.endswith("| – | – | – |") for line in lines)
+    assert any(line.startswith("| reviews | 200 |") and line.endswith("| – | – | – |") for line in lines)
     assert "Adapting a base takes 60.0 s more, once per set (mean)." in lines
     assert "- Of the 1 runs that beat TF-IDF on the scored texts, 1 carried one." in lines
     assert any("test: 60 | en-tiny 3 of 10 |" in line for line in lines)

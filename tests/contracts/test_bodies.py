@@ -178,7 +178,7 @@ def test_decoding_with_a_cache_equals_one_forward_pass(kind, shape, lengths, new
 
 
 def test_several_rows_attend_to_one_source():
-    """As in beam search: rows of one source stand together, and the source is kept once."""
+    """As in beam search: rows of one source stand together, and the source is stored once."""
     body, batch = make_backbone("encoder-decoder", "modern"), make_batch([5, 5])
     with torch.no_grad():
         cache = body.new_cache(batch, 8)

@@ -53,9 +53,9 @@ def test_every_command_takes_a_model_that_was_brought_in(kind, tmp_path):
     table, corpus = write_labelled(tmp_path / "table.tsv"), write_corpus(tmp_path / "corpus.txt", 60)
     texts = tmp_path / "texts.txt"
     texts.write_text("a superb film\na boring plot\n")
-    told = json.loads(call("evaluate", base, corpus, "--json"))
-    assert told["count"] > 0
-    assert told["loss"] > 0
+    result = json.loads(call("evaluate", base, corpus, "--json"))
+    assert result["count"] > 0
+    assert result["loss"] > 0
     quick = ["--steps", "3", "--max-length", "32", "--set", "training.batch_size=8"]
     tune = call("finetune", base, table, "--out", tmp_path / "run", "--json", *quick)
     assert sum(json.loads(tune)["transfer"]["reused"].values()) > 0
@@ -98,8 +98,8 @@ def test_a_model_that_was_brought_in_and_taught_leaves_as_a_stock_classifier(kin
 def test_a_comparison_takes_a_model_that_was_brought_in(tmp_path):
     base, table = bring("bert", tmp_path), write_labelled(tmp_path / "table.tsv")
     quick = ["--epochs", "1", "--max-length", "32", "--seeds", "2", "--quiet"]
-    told = json.loads(call("compare", table, "--base", base, "--out", tmp_path / "compared", "--json", *quick))
-    assert [arm["kind"] for arm in told["arms"]].count("fine-tuned") == 1
+    result = json.loads(call("compare", table, "--base", base, "--out", tmp_path / "compared", "--json", *quick))
+    assert [arm["kind"] for arm in result["arms"]].count("fine-tuned") == 1
 
 
 def test_a_body_without_scores_embeds_and_is_taught_but_answers_nothing(tmp_path):

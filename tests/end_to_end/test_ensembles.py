@@ -96,11 +96,11 @@ def test_a_folder_whose_name_has_a_comma_is_one_run(world, tmp_path, monkeypatch
     assert run_names(str(tmp_path / "a,b")) == [str(tmp_path / "a,b")]
 
 
-def compare(world, out, **asked):
+def compare(world, out, **options):
     settings = {"training": {**TUNING["training"], "batch_size": 16}}
     return hs.compare(
         str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings,
-        arms=["classical", "fine-tuned", "ensemble"], **asked,
+        arms=["classical", "fine-tuned", "ensemble"], **options,
     )  # fmt: skip
 
 
@@ -139,15 +139,15 @@ def test_a_comparison_over_folds_scores_every_text_once_and_goes_on_where_it_die
         if len([e for e in done if type(e).__name__ == "Stage" and ", seed" in e.name]) == 5:
             raise InterruptedError
 
-    asked = {"settings": {"training": {**TUNING["training"], "batch_size": 16}}, "arms": ["classical", "fine-tuned"]}
+    options = {"settings": {"training": {**TUNING["training"], "batch_size": 16}}, "arms": ["classical", "fine-tuned"]}
     data, bases = str(world / "table.tsv"), [str(world / "base")]
     with pytest.raises(InterruptedError):
-        hs.compare(data, bases, tmp_path / "died", seeds=2, folds=3, on_event=die, **asked)
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "died" / "arms").iterdir()}
-    assert len(kept) == 4
+        hs.compare(data, bases, tmp_path / "died", seeds=2, folds=3, on_event=die, **options)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "died" / "arms").iterdir()}
+    assert len(times) == 4
     found = hs.resume(tmp_path / "died")
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    whole = hs.compare(data, bases, tmp_path / "whole", seeds=2, folds=3, **asked)
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    whole = hs.compare(data, bases, tmp_path / "whole", seeds=2, folds=3, **options)
     assert [arm.accuracy for arm in found.arms] == [arm.accuracy for arm in whole.arms]
     assert (whole.scored_split, whole.scored_count) == ("3 folds", 60)
     assert whole.arm("base fine-tuned").labels == 40

@@ -1,4 +1,4 @@
-"""Each way to get more from few labels, as the settings of an ordinary run: exact resume, honest marks, clear refusals."""
+"""Each way to get more from few labels, as the settings of an ordinary run: exact resume, honest metrics, clear refusals."""
 
 import json
 
@@ -32,7 +32,7 @@ METHODS = {
     "reset": {"training": {"reinit_top_layers": 1}},
     "ema": {"training": {"weight_averaging": "ema", "averaging_epochs": 1.0}},
     "last": {"training": {"weight_averaging": "last_epochs", "averaging_epochs": 3}},
-    "last, kept last": {
+    "last, last checkpoint": {
         "training": {"weight_averaging": "last_epochs", "averaging_epochs": 3, "checkpoint_selection": "last"}
     },
     "together": {

@@ -79,11 +79,11 @@ def left_over(folder: Path) -> list[str]:
 
 def stop_at(step: int):
     """A listener that asks for an end, once, as a scheduler does."""
-    asked = []
+    sent = []
 
     def listen(event):
-        if getattr(event, "step", 0) >= step and not asked:
-            asked.append(event)
+        if getattr(event, "step", 0) >= step and not sent:
+            sent.append(event)
             os.kill(os.getpid(), signal.SIGTERM)
 
     return listen
@@ -201,10 +201,10 @@ def test_plain_torchrun_finds_its_own_run_and_refuses_another(tmp_path):
 
     first = job(2, *command)
     assert first.returncode == 0, first.stderr
-    told = start(*command[:3], tmp_path / "heard", *wanted, "--nproc", 2)
-    shown = "".join(told.communicate(timeout=200))
-    marks = re.findall(r"training: epoch[^\n]*step\s+(\d+)", shown)
-    assert len(marks) == len(set(marks)) > 1, shown  # one bar for both processes
+    run = start(*command[:3], tmp_path / "listened", *wanted, "--nproc", 2)
+    shown = "".join(run.communicate(timeout=200))
+    steps = re.findall(r"training: epoch[^\n]*step\s+(\d+)", shown)
+    assert len(steps) == len(set(steps)) > 1, shown  # one bar for both processes
     again = job(1, *command)  # a job that a scheduler starts again
     assert again.returncode == 0, again.stderr
     assert again.stdout == first.stdout
@@ -292,8 +292,8 @@ def test_a_machine_that_vanishes_ends_the_run_in_a_sentence_and_it_can_be_resume
         words = ["pretrain", corpus, "--out", run, *flags(wanted), "--quiet"]
         words += ["--nproc", 1, "--nodes", 2, "--rdzv-endpoint", meet]
         line = ["ip", "netns", "exec", name, *HEADSTART, *map(str, words)]
-        told = {**os.environ, "GLOO_SOCKET_IFNAME": device}
-        both.append(subprocess.Popen(line, env=told, stderr=subprocess.PIPE, text=True))
+        variables = {**os.environ, "GLOO_SOCKET_IFNAME": device}
+        both.append(subprocess.Popen(line, env=variables, stderr=subprocess.PIPE, text=True))
     try:
         wait_for(lambda: list((run / "checkpoints").glob("step-*")), both[0])
         name, device, _ = two_hosts[1]
@@ -303,7 +303,7 @@ def test_a_machine_that_vanishes_ends_the_run_in_a_sentence_and_it_can_be_resume
         for process in both:
             process.kill()
     assert [process.returncode for process in both] == [2, 2], said
-    for each in said:  # for the second machine it is the meeting place that has vanished
+    for each in said:  # for the second machine it is the rendezvous that has vanished
         assert "another process of this run has died or fallen silent" in each
         assert "Traceback" not in each
     saved = max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
@@ -326,10 +326,10 @@ def test_the_same_command_twice_gives_the_same_bytes(tmp_path):
 
 def test_a_place_is_read_from_what_torchrun_tells():
     assert rank_info({}) == RankInfo()
-    told = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    told |= {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert rank_info(told) == RankInfo(3, 8, 1, 2, 2, is_launched=True, is_job=True)
-    assert rank_info({**told, "HEADSTART_LAUNCHED": "1"}).may_resume
-    assert not rank_info({**told, "HEADSTART_LAUNCHED": "1", "TORCHELASTIC_RESTART_COUNT": "0"}).may_resume
+    variables = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert rank_info(variables) == RankInfo(3, 8, 1, 2, 2, is_launched=True, is_job=True)
+    assert rank_info({**variables, "HEADSTART_LAUNCHED": "1"}).may_resume
+    assert not rank_info({**variables, "HEADSTART_LAUNCHED": "1", "TORCHELASTIC_RESTART_COUNT": "0"}).may_resume
     with pytest.raises(ConfigError, match="starts nothing"):
         check_process_count(0, "cpu")

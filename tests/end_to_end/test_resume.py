@@ -59,14 +59,14 @@ def killed_after(work, seconds: float) -> bool:
 
 
 def outcome(run):
-    """What must not depend on having been killed: every byte of the weights, and the marks on the way."""
+    """What must not depend on having been killed: every byte of the weights, and the metrics on the way."""
     result = json.loads((run / "result.json").read_text())
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     steps = [(entry["step"], entry["loss"], entry.get("learning_rate")) for entry in log]
     return (run / "model.safetensors").read_bytes(), result["curve"], steps
 
 
-def begun(run) -> bool:
+def has_started(run) -> bool:
     """Whether a kill left something to resume: before that, a user gives the first command again."""
     return (run / "run.json").exists()
 
@@ -111,7 +111,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_never_stopped(tmp_path, jo
     chance = random.Random(job)
     for trial in range(3):
         run = tmp_path / f"killed-{trial}"
-        ask = lambda run=run: resume(run) if begun(run) else work(run)
+        ask = lambda run=run: resume(run) if has_started(run) else work(run)
         kills = 0
         while kills < 5 and killed_after(ask, chance.uniform(0.02, 0.9) * whole):
             kills += 1
@@ -129,7 +129,7 @@ def test_a_run_killed_while_it_saves_ends_as_if_it_never_stopped(tmp_path):
     often = merge(often, {"objective": {"name": "masked-lm"}})
     pretrain([str(corpus)], tmp_path / "whole", settings=often)
     run, chance, kills = tmp_path / "killed", random.Random(0), 0
-    ask = lambda: resume(run) if begun(run) else pretrain([str(corpus)], run, settings=often)
+    ask = lambda: resume(run) if has_started(run) else pretrain([str(corpus)], run, settings=often)
     while kills < 12 and killed_after(ask, chance.uniform(0.05, 0.5)):
         kills += 1
     ask()
@@ -140,7 +140,7 @@ def test_a_run_killed_while_it_saves_ends_as_if_it_never_stopped(tmp_path):
 FILE_CALLS = {"open", "write", "flush", "close", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir"}
 FILE_CALLS |= {"serialize_file"}
 WRITERS = {module.__file__ for module in (headstart.atomic_io, headstart.checkpoint, callbacks, run_dir)}
-DEPTH = 6  # frames between a call and who asked for it: a tree is removed by functions that call each other
+DEPTH = 6  # frames between a call and who called it: a tree is removed by functions that call each other
 
 
 def is_file_call(frame, kind: str, function) -> bool:
@@ -176,12 +176,12 @@ def dying_before(work, number: int):
     return watched
 
 
-def deaths(begun: Path, least: int):
-    """A copy of a run that was begun for each file call of its resume, which died before that call."""
+def deaths(started: Path, least: int):
+    """A copy of a run that was started for each file call of its resume, which died before that call."""
 
     def died_before(number: int) -> Path:
-        run = begun.with_name(f"run-{number}")
-        shutil.copytree(begun, run)
+        run = started.with_name(f"run-{number}")
+        shutil.copytree(started, run)
         os.waitpid(in_child(dying_before(lambda: resume(run), number)), 0)
         return run
 
@@ -201,9 +201,9 @@ def test_a_resume_that_dies_before_any_of_its_file_calls_loses_nothing(tmp_path,
     wanted = settings(max_epochs=2, batch_size=8)
     finetune("scratch", str(table), tmp_path / "whole", settings=wanted)
     with pytest.raises(InterruptedError):
-        finetune("scratch", str(table), tmp_path / "begun", settings=wanted, on_event=interrupt_at(4))
-    assert (tmp_path / "begun" / "checkpoints" / "step-000000003").is_dir()
-    for run in deaths(tmp_path / "begun", least=40):
+        finetune("scratch", str(table), tmp_path / "started", settings=wanted, on_event=interrupt_at(4))
+    assert (tmp_path / "started" / "checkpoints" / "step-000000003").is_dir()
+    for run in deaths(tmp_path / "started", least=40):
         resume(run)
         assert outcome(run) == outcome(tmp_path / "whole"), run
 
@@ -298,16 +298,16 @@ def test_what_a_killed_run_had_started_may_let_go_of_it_a_moment_later(tmp_path)
 def test_two_processes_cannot_train_one_run(tmp_path, monkeypatch):
     monkeypatch.setattr("headstart.workflows.run_dir.LOCK_TIMEOUT", 0.1)
     table = write_labelled(tmp_path / "table.tsv")
-    run, told = tmp_path / "run", []
+    run, events = tmp_path / "run", []
 
     def meddle(event):
-        if not told and (run / "run.json").exists():
+        if not events and (run / "run.json").exists():
             with pytest.raises(RunError, match="another process"):
                 resume(run)
-            told.append(event)
+            events.append(event)
 
     finetune("scratch", str(table), run, settings=settings(max_epochs=1), on_event=meddle)
-    assert told
+    assert events
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def caches(body, lengths, capacity, shares):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", CACHED)
 def test_a_step_equals_plain_decoding(kind, shape, lengths, capacity, shares):
-    """Rows with padding and without, that multiply, change places and leave with their sources; sharing or apart."""
+    """Rows with padding and without, that multiply, change order and leave with their sources; sharing or apart."""
     body = make_backbone(kind, shape)
     step, rng = CPUDecoder(body), torch.Generator().manual_seed(0)
     shares = shares and step.can_share

@@ -36,8 +36,8 @@ def whole(hypothesis, rules):
     return hypothesis.tokens + ([] if hypothesis.is_cut else [rules.last])
 
 
-def penalised(marks, penalty):
-    return sum(marks) / ((5 + len(marks)) / 6) ** penalty
+def penalised(log_probs, penalty):
+    return sum(log_probs) / ((5 + len(log_probs)) / 6) ** penalty
 
 
 def texts_of(found):
@@ -63,20 +63,20 @@ def plain_search(decoder, source, rules, beam):
         batch = toy_batch([source] * len(live))
         cache = decoder.new_cache(batch, 0)
         tokens = torch.tensor([[0, *text] for text in texts])
-        marks = decoder.logits(decoder.decode(tokens, cache)[:, -1]).log_softmax(dim=-1).tolist()
+        log_probs = decoder.logits(decoder.decode(tokens, cache)[:, -1]).log_softmax(dim=-1).tolist()
         grown = [
-            ([*text, token], total + marks[row][token])
+            ([*text, token], total + log_probs[row][token])
             for row, (text, total) in enumerate(live)
-            for token in range(len(marks[row]))
+            for token in range(len(log_probs[row]))
             if token not in rules.banned and not (token == rules.last and len(text) < rules.least)
         ]
         best = sorted(grown, key=lambda pair: -pair[1])[: beam.width]  # stable
         over += [pair for pair in best if pair[0][-1] == rules.last]
         live = [pair for pair in best if pair[0][-1] != rules.last]
-    marked = [
+    scored = [
         (text[-1:] != [rules.last], total / ((5 + len(text)) / 6) ** beam.penalty, text) for text, total in over + live
     ]
-    return sorted(marked, key=lambda each: (each[0], -each[1]))[: beam.best]
+    return sorted(scored, key=lambda each: (each[0], -each[1]))[: beam.best]
 
 
 @st.composite
@@ -90,9 +90,9 @@ def worlds(draw, most=4):
     return decoder, vocabulary, rules
 
 
-def is_near(marks, best):
+def is_near(log_probs, best):
     """Whether two of the scores around those wanted are so near that rounding orders them."""
-    ordered = sorted(marks, reverse=True)[: best + 1]
+    ordered = sorted(log_probs, reverse=True)[: best + 1]
     return any(left - right < EXACT for left, right in pairwise(ordered))
 
 
@@ -101,16 +101,17 @@ def is_near(marks, best):
 def test_a_width_that_covers_everything_finds_the_best_there_is(world, penalty, best, early):
     decoder, vocabulary, rules = world
     texts = list(every_text(vocabulary, rules))
-    marks = log_probabilities(decoder, toy_batch([3] * len(texts)), texts)
-    marked = [
-        (text[-1:] != [rules.last], -penalised(mark, penalty), text) for mark, text in zip(marks, texts, strict=True)
+    log_probs = log_probabilities(decoder, toy_batch([3] * len(texts)), texts)
+    scored = [
+        (text[-1:] != [rules.last], -penalised(log_prob, penalty), text)
+        for log_prob, text in zip(log_probs, texts, strict=True)
     ]
-    wanted = sorted(marked)[:best]
+    wanted = sorted(scored)[:best]
     beam = Beam(width=max(best, len(texts)), best=best, penalty=penalty, stops_early=early)
     (found,) = beam_search(decoder, toy_batch([3]), rules, beam)
     assert [each.score for each in found] == pytest.approx([-score for _, score, _ in wanted], abs=EXACT)
     assert [each.is_cut for each in found] == [is_cut for is_cut, _, _ in wanted]
-    if not is_near([-score for _, score, _ in marked], best):
+    if not is_near([-score for _, score, _ in scored], best):
         assert [whole(each, rules) for each in found] == [text for _, _, text in wanted]
 
 
@@ -203,10 +204,10 @@ def test_a_score_is_that_of_the_text_when_it_is_given(kind, shape):
     rules, beam = Rules(3, 9, banned=(0, 1)), Beam(4, 4, 0.8)
     found = beam_search(decoder, batch, rules, beam)
     for rank in range(4):
-        marks = log_probabilities(decoder, batch, [whole(source[rank], rules) for source in found])
-        for source, mark in zip(found, marks, strict=True):
-            assert source[rank].log_probability == pytest.approx(sum(mark), abs=EXACT)
-            assert source[rank].score == pytest.approx(penalised(mark, 0.8), abs=EXACT)
+        log_probs = log_probabilities(decoder, batch, [whole(source[rank], rules) for source in found])
+        for source, log_prob in zip(found, log_probs, strict=True):
+            assert source[rank].log_probability == pytest.approx(sum(log_prob), abs=EXACT)
+            assert source[rank].score == pytest.approx(penalised(log_prob, 0.8), abs=EXACT)
 
 
 @pytest.mark.parametrize("kind", CACHED)
@@ -224,10 +225,10 @@ def test_bodies_of_few_tokens_are_searched_to_the_end(kind, seed, penalty, lengt
     narrow = beam_search(decoder, batch, rules, Beam(1, 1, penalty))
     for row, (best, second) in enumerate(found):
         one = alone(batch, row)
-        marks = [sum(log_probabilities(decoder, one, [text])[0]) for text in texts]
+        log_probs = [sum(log_probabilities(decoder, one, [text])[0]) for text in texts]
         scores = [
-            (text[-1:] != [1], -mark / ((5 + len(text)) / 6) ** penalty)
-            for text, mark in zip(texts, marks, strict=True)
+            (text[-1:] != [1], -log_prob / ((5 + len(text)) / 6) ** penalty)
+            for text, log_prob in zip(texts, log_probs, strict=True)
         ]
         first, next_ = sorted(scores)[:2]
         assert (best.is_cut, best.score) == (first[0], pytest.approx(-first[1], abs=EXACT))
@@ -263,8 +264,8 @@ def test_a_large_vocabulary_is_searched_as_a_small_one(kind, width, monkeypatch)
 
 def test_a_search_of_width_one_may_leave_its_scores_out():
     decoder, batch = model_decoder("causal"), body_batch("causal", [4, 1, 6])
-    told, quick = (beam_search(decoder, batch, Rules(3, 9), Beam(1, is_scored=each)) for each in (True, False))
-    assert texts_of(told) == texts_of(quick)
+    scored_search, quick = (beam_search(decoder, batch, Rules(3, 9), Beam(1, is_scored=each)) for each in (True, False))
+    assert texts_of(scored_search) == texts_of(quick)
     assert all(math.isnan(each.score) and math.isnan(each.log_probability) for (each,) in quick)
 
 

@@ -39,7 +39,7 @@ RULES = Rules(last=3, most=9, banned=(0, 1))
 
 def uncached(decoder, batch, row, rules):
     """The likeliest text, each token found by reading everything again; and its log-probabilities."""
-    one, found, marks = alone(batch, row), [], []
+    one, found, log_probs = alone(batch, row), [], []
     tokens = one.tokens
     while len(found) < rules.most:
         real = torch.ones_like(tokens, dtype=torch.bool)
@@ -52,11 +52,11 @@ def uncached(decoder, batch, row, rules):
         allowed[list(rules.banned)] = -torch.inf
         best = int(allowed.argmax())
         found.append(best)
-        marks.append(float(scores[best]))
+        log_probs.append(float(scores[best]))
         if best == rules.last:
             break
         tokens = torch.cat((tokens, torch.tensor([[best]])), dim=1)
-    return found, marks
+    return found, log_probs
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -65,10 +65,10 @@ def test_cached_decoding_equals_reading_everything_again(kind, shape):
     decoder, batch = model_decoder(kind, shape), body_batch(kind, [4, 1, 6, 3])
     texts = decode(decoder, batch, RULES, scored=True)
     for row, text in enumerate(texts):
-        tokens, marks = uncached(decoder, batch, row, RULES)
+        tokens, log_probs = uncached(decoder, batch, row, RULES)
         assert [*text.tokens, RULES.last][: len(tokens)] == tokens
         assert text.is_cut == (tokens[-1] != RULES.last)
-        assert text.log_probabilities == pytest.approx(marks, abs=1e-5)
+        assert text.log_probabilities == pytest.approx(log_probs, abs=1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -92,8 +92,8 @@ def test_the_probability_of_a_text_is_that_with_which_it_was_written(kind, way):
     decoder, batch = model_decoder(kind), body_batch(kind, [4, 1, 6, 3])
     texts = decode(decoder, batch, RULES, WAYS[way], scored=True)
     whole = [text.tokens + ([] if text.is_cut else [RULES.last]) for text in texts]
-    for text, marks in zip(texts, log_probabilities(decoder, batch, whole), strict=True):
-        assert text.log_probabilities == pytest.approx(marks, abs=1e-5)
+    for text, log_probs in zip(texts, log_probabilities(decoder, batch, whole), strict=True):
+        assert text.log_probabilities == pytest.approx(log_probs, abs=1e-5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -109,24 +109,24 @@ def test_texts_keep_to_the_rules(seed, vocabulary, most, least, own, way):
     decoder = TableDecoder(vocabulary, seed)
     rules = Rules(last=seed % vocabulary, most=most, least=least)
     rows = [row % 8 for row in range(len(own))]
-    told = {row: [] for row in range(len(own))}
+    seen = {row: [] for row in range(len(own))}
     texts = decode(
-        decoder, toy_batch(rows), rules, WAYS[way], most=own, on_token=lambda row, token: told[row].append(token)
+        decoder, toy_batch(rows), rules, WAYS[way], most=own, on_token=lambda row, token: seen[row].append(token)
     )
     for row, text in enumerate(texts):
         room = min(most, own[row])
         assert rules.last not in text.tokens
         assert text.is_cut == (len(text.tokens) == room)
         assert text.is_cut or least <= len(text.tokens) < room
-        assert told[row] == text.tokens + ([] if text.is_cut else [rules.last])
+        assert seen[row] == text.tokens + ([] if text.is_cut else [rules.last])
 
 
 def test_tokens_are_told_row_by_row_as_they_come():
-    told = []
-    texts = decode(TableDecoder(4, seed=2), toy_batch([0, 1]), Rules(1, 4), on_token=lambda *pair: told.append(pair))
+    seen = []
+    texts = decode(TableDecoder(4, seed=2), toy_batch([0, 1]), Rules(1, 4), on_token=lambda *pair: seen.append(pair))
     steps = [pair for step in range(4) for pair in [(row, step) for row in range(2)]]
     written = [text.tokens + ([] if text.is_cut else [1]) for text in texts]
-    assert told == [(row, written[row][step]) for row, step in steps if step < len(written[row])]
+    assert seen == [(row, written[row][step]) for row, step in steps if step < len(written[row])]
 
 
 def test_finished_rows_leave_the_batch():

@@ -39,20 +39,20 @@ def plain(scores, sampling):
     order = sorted(range(len(scores)), key=lambda place: (-weights[place], place))
     order = order[: sampling.top_k]
     whole = sum(weights[place] for place in order)
-    kept, before = [], 0.0
+    retained, before = [], 0.0
     for place in order:
         if abs(before - sampling.top_p) < 1e-5 and sampling.top_p < 1:
             return None
         if sampling.top_p < 1 and before >= sampling.top_p:
             break
-        kept.append(place)
+        retained.append(place)
         before += weights[place] / whole
     for place in order:
         if abs(weights[place] / weights[order[0]] - sampling.min_p) < 1e-5 and place != order[0]:
             return None
-    kept = [place for place in kept if weights[place] >= sampling.min_p * weights[order[0]]]
-    total = sum(weights[place] for place in kept)
-    return [weights[place] / total if place in kept else 0.0 for place in range(len(scores))]
+    retained = [place for place in retained if weights[place] >= sampling.min_p * weights[order[0]]]
+    total = sum(weights[place] for place in retained)
+    return [weights[place] / total if place in retained else 0.0 for place in range(len(scores))]
 
 
 @settings(max_examples=300, deadline=None)

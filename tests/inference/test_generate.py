@@ -72,11 +72,11 @@ def test_a_prompt_alone_gets_what_it_gets_among_others(writer, how):
 
 
 def test_what_is_streamed_is_what_is_given(writer):
-    given, told = ["the film", "a", ""], {}
+    given, streamed = ["the film", "a", ""], {}
     found = hs.generate(
-        writer, given, tokens=12, count=2, on_text=lambda place, text: told.setdefault(place, []).append(text)
+        writer, given, tokens=12, count=2, on_text=lambda place, text: streamed.setdefault(place, []).append(text)
     )
-    assert ["".join(told.get(place, [])) for place in range(6)] == [each.text for each in found]
+    assert ["".join(streamed.get(place, [])) for place in range(6)] == [each.text for each in found]
 
 
 def test_a_log_probability_is_that_of_the_text_when_it_is_given(writer):
@@ -87,8 +87,8 @@ def test_a_log_probability_is_that_of_the_text_when_it_is_given(writer):
     tokens = writer.tokenizer.encode(["the film" + found.text])[0][len(row) - 1 :].tolist()
     if tokens and len(tokens) == found.tokens:
         whole = tokens + ([] if found.is_cut else [writer.tokenizer.eos_id])
-        (marks,) = log_probabilities(writer.decoder, prompt_batch([row], 0), [whole])
-        assert sum(marks) == pytest.approx(found.log_probability, abs=1e-3)
+        (log_probs,) = log_probabilities(writer.decoder, prompt_batch([row], 0), [whole])
+        assert sum(log_probs) == pytest.approx(found.log_probability, abs=1e-3)
 
 
 def test_lines_of_any_number_are_written_on_in_order(writer, monkeypatch):

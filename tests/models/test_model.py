@@ -38,8 +38,8 @@ def test_transfer_accounts_for_every_weight_and_no_head_crosses_unasked():
     assert "heads.lm.weight" in account.initialized
     for name in account.reused:
         assert torch.equal(model.state_dict()[name], base.state_dict()[name])
-    asked = transfer(base.state_dict(), model, with_base_heads=True)
-    assert "heads.lm.weight" in asked.reused
+    with_heads = transfer(base.state_dict(), model, with_base_heads=True)
+    assert "heads.lm.weight" in with_heads.reused
 
 
 @pytest.mark.parametrize("kind", BACKBONES)

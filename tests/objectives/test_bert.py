@@ -116,6 +116,6 @@ def test_a_generator_s_token_that_happens_to_be_right_is_not_replaced():
     model = build_model(body, VOCABULARY.size, objective.heads(body, VOCABULARY.size, 0))
     batch = objective.collate(random_rows([12] * 3), VOCABULARY, generator())
     losses = objective.losses(model, batch)
-    assert losses["replaced"].count == 30  # every token but the two marks of each row
+    assert losses["replaced"].count == 30  # every token but the two special tokens of each row
     assert losses["generator"].count == len(batch.label_positions)
     assert losses["replaced"].weight == objective.discriminator_weight

@@ -66,7 +66,7 @@ def test_a_student_comes_near_its_teacher(objective, kind):
     student, teacher = model_for(objective, kind), model_for(objective, kind, seed=1, hidden_size=24)
     with torch.no_grad():
         for weight in teacher.parameters():
-            weight *= 3  # so that it has opinions
+            weight *= 3  # so that it is confident
     distilled = distill(objective, Distillation((teacher.requires_grad_(False),), 1.0, 1.0))
     batch = batch_for(objective)
     optimizer = torch.optim.Adam(student.parameters(), lr=0.02)

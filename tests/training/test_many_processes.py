@@ -152,7 +152,7 @@ def test_many_processes_in_half_the_bits_lose_what_one_would(sharded):
     for one, full, main in zip(alone, exact, found[0], strict=True):
         for some, others in zip(one[0], main[0], strict=True):
             assert some == pytest.approx(others, abs=0.02)
-        assert one[0] != full[0]  # the bits are halved indeed
+        assert one[0] != full[0]  # bfloat16 changes the result
         assert all(weight.dtype == np.float32 for weight in main[1].values())
 
 

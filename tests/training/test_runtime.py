@@ -44,7 +44,7 @@ def test_chance_is_that_of_torch_s_own_seed():
 
 @pytest.fixture
 def without_cudnn():
-    """As on a GPU, where a runtime turns cuDNN's attention off."""
+    """As on a GPU, where a runtime switches cuDNN's attention off."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     yield

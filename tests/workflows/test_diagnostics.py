@@ -122,8 +122,8 @@ def test_the_command_says_it_first_and_the_json_carries_it(table, tmp_path):
     assert shown.exit_code == 0, shown.output
     assert shown.stdout.startswith("warning: the network is not better")
     assert "TF-IDF + linear SVM on the same texts: accuracy" in shown.stdout
-    told = CliRunner().invoke(app, [*words, *flags, "--json", "--out", str(tmp_path / "two")])
-    content = json.loads(told.stdout)
+    done = CliRunner().invoke(app, [*words, *flags, "--json", "--out", str(tmp_path / "two")])
+    content = json.loads(done.stdout)
     assert content["warnings"]
     assert content["baseline"]["count"] == content["score"]["count"]
     assert "Warnings" in (tmp_path / "one" / "report.html").read_text()

@@ -220,7 +220,7 @@ save_steps = 3
 path = "more.txt"
 
 [[stages]]
-name = "taught"
+name = "student"
 mix = { more = 1 }
 teacher = "base"
 training = { max_steps = 8 }
@@ -239,11 +239,11 @@ def test_stages_of_a_recipe_have_teachers(world, tmp_path):
     (tmp_path / "recipe.toml").write_text(RECIPE)
     run_small_recipe = lambda out, **more: run_recipe(tmp_path / "recipe.toml", world, tmp_path / out, **more)
     run_small_recipe("whole")
-    told = []
+    stages = []
 
     def interrupt(event):
-        told.extend([1] * (isinstance(event, Note) and event.text.startswith("stage ")))
-        if len(told) == 2 and getattr(event, "step", 0) >= 2:
+        stages.extend([1] * (isinstance(event, Note) and event.text.startswith("stage ")))
+        if len(stages) == 2 and getattr(event, "step", 0) >= 2:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
@@ -251,7 +251,7 @@ def test_stages_of_a_recipe_have_teachers(world, tmp_path):
     resume(tmp_path / "stopped")
     for path in (tmp_path / "whole").glob("weights-*"):
         assert path.read_bytes() == (tmp_path / "stopped" / path.name).read_bytes()
-    first = json.loads((tmp_path / "whole" / "stages" / "01-taught" / "run.json").read_text())
+    first = json.loads((tmp_path / "whole" / "stages" / "01-student" / "run.json").read_text())
     assert first["inputs"]["teacher"] == [str(world / "base")]
     with pytest.raises(ConfigError, match="no-such"):
-        run_small_recipe("other", settings={"taught": {"teacher": "no-such"}})
+        run_small_recipe("other", settings={"student": {"teacher": "no-such"}})

@@ -113,7 +113,7 @@ def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
 
 
 @pytest.mark.parametrize(
-    ("classes", "settings", "told"),
+    ("classes", "settings", "reason"),
     [
         (["bad", "fine"], {}, ""),
         (["bad", "good", "fine"], {}, ""),
@@ -123,8 +123,8 @@ def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
         (None, {"objective": {"head_hidden_layer": "linear"}}, "--set objective.head_hidden_layer=dense reuses it"),
     ],
 )
-def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings, told):
-    if classes is not None:  # the labels of the table are not asked for here, only the head
+def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings, reason):
+    if classes is not None:  # the labels of the table do not matter here, only the head
         trained = load_model(str(world / "run"))
         config, objective = finetune_config(trained, None, merge(TUNING, settings))
         assert not trained.can_reuse_head(config, objective, classes)
@@ -136,8 +136,8 @@ def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings
     assert {name for name in moved.initialized if name.startswith("heads.")}
     assert "the head too" not in moved.summary()
     why = trained.why_new_head(config, objective, task.classes)
-    assert told in why
-    assert bool(told) == bool(why)
+    assert reason in why
+    assert bool(reason) == bool(why)
 
 
 def test_dropout_and_frozen_bodies_are_no_reason_for_a_fresh_head(world):
@@ -159,34 +159,34 @@ def test_a_backbone_without_a_head_has_none_to_reuse(world):
 
 @pytest.mark.slow
 def test_a_run_begins_where_its_base_ended_and_says_so(world, tmp_path):
-    told = []
+    messages = []
     done = finetune(
         str(world / "bases" / "packed"),
         str(world / "table.tsv"),
         tmp_path / "on",
         settings=merge(TUNING, {"data": {"train_size": 8}}),
-        on_event=lambda event: told.append(event.text) if isinstance(event, Note) else None,
+        on_event=lambda event: messages.append(event.text) if isinstance(event, Note) else None,
     )
-    assert any("weights reused (the head too), 0 weights initialized" in line for line in told)
+    assert any("weights reused (the head too), 0 weights initialized" in line for line in messages)
     task = start(world, "bases/packed")[2]
     rows = [(row.text, row.label) for row in task.dataset.valid]
     (tmp_path / "valid.tsv").write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows))
-    marks = evaluate(str(world / "bases" / "packed"), str(tmp_path / "valid.tsv"))
+    found = evaluate(str(world / "bases" / "packed"), str(tmp_path / "valid.tsv"))
     assert done.curve[0]["step"] == 0
-    assert done.curve[0]["accuracy"] == pytest.approx(marks.accuracy)
-    assert done.curve[0]["loss"] == pytest.approx(marks.loss, rel=1e-4)
+    assert done.curve[0]["accuracy"] == pytest.approx(found.accuracy)
+    assert done.curve[0]["loss"] == pytest.approx(found.loss, rel=1e-4)
     assert done.transfer.reused_head
     assert "the head too" in (tmp_path / "on" / "report.html").read_text()
-    told.clear()
+    messages.clear()
     fresh = merge(TUNING, {"training": {"head_init": "random"}})
     finetune(
         str(world / "run"),
         str(world / "table.tsv"),
         tmp_path / "fresh",
         settings=fresh,
-        on_event=lambda event: told.append(event.text) if isinstance(event, Note) else None,
+        on_event=lambda event: messages.append(event.text) if isinstance(event, Note) else None,
     )
-    assert any("weights reused, " in line for line in told)
+    assert any("weights reused, " in line for line in messages)
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_head_it_began_with(world, tmp_p
 @pytest.mark.slow
 def test_a_head_that_went_on_may_have_a_teacher(world, tmp_path):
     done = finetune(
-        str(world / "run"), str(world / "table.tsv"), tmp_path / "taught", teacher=str(world / "run"), settings=TUNING
+        str(world / "run"), str(world / "table.tsv"), tmp_path / "student", teacher=str(world / "run"), settings=TUNING
     )
     assert done.transfer.reused_head
 

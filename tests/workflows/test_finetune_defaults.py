@@ -1,4 +1,4 @@
-"""Recommended settings of a base: read with the recipe, kept by run and base, used where they fit the data."""
+"""Recommended settings of a base: read with the recipe, stored by run and base, used where they fit the data."""
 
 import json
 import tomllib
@@ -91,8 +91,8 @@ def base(world):
     return load_model(str(world / "bases" / "recommending"))
 
 
-def listen_to(told):
-    return lambda event: told.append(event.text) if isinstance(event, Note) else None
+def listen_to(messages):
+    return lambda event: messages.append(event.text) if isinstance(event, Note) else None
 
 
 def test_run_and_base_keep_them_and_the_stages_do_not(world):
@@ -152,7 +152,7 @@ def test_they_are_used_where_they_fit_and_the_user_leaves_any_to_them(world):
 
 
 @pytest.mark.parametrize(
-    ("recommended", "asked"),
+    ("recommended", "given"),
     [
         ({"freeze_backbone": True}, {"gradual_unfreezing_epochs": 1.0}),
         ({"freeze_backbone": True}, {"reinit_top_layers": 1}),
@@ -165,15 +165,15 @@ def test_they_are_used_where_they_fit_and_the_user_leaves_any_to_them(world):
         ({"weight_averaging": "last_epochs"}, {"max_tokens": 100}),
     ],
 )
-def test_they_give_way_where_they_exclude_what_the_user_asks_for(world, recommended, asked):
+def test_they_give_way_where_they_exclude_what_the_user_asks_for(world, recommended, given):
     trained = base(world)
     defaults = {"training": recommended}
     trained = replace(trained, info=replace(trained.info, finetune_defaults=defaults))
     ((key, value),) = recommended.items()
     assert finetune_config(trained, None, {}, data=FACTS)[0].training.model_dump()[key] == value
-    config, _ = finetune_config(trained, None, {"training": asked}, data=FACTS)
+    config, _ = finetune_config(trained, None, {"training": given}, data=FACTS)
     assert config.training.model_dump()[key] != value
-    assert config.training.model_dump().items() >= asked.items()
+    assert config.training.model_dump().items() >= given.items()
 
 
 def test_the_line_at_the_start_tells_no_setting_of_the_user(world):
@@ -232,18 +232,18 @@ def test_a_wrong_key_in_a_recipe_dies_before_anything_is_trained(world, tmp_path
 
 @pytest.mark.slow
 def test_finetune_follows_it_says_so_and_does_not_hand_it_on(world, tmp_path):
-    told = []
+    messages = []
     base, table = str(world / "bases" / "recommending"), str(world / "table.tsv")
-    finetune(base, table, tmp_path / "tuned", on_event=listen_to(told))
-    line = next(line for line in told if line.startswith(f"settings recommended by {base}: "))
+    finetune(base, table, tmp_path / "tuned", on_event=listen_to(messages))
+    line = next(line for line in messages if line.startswith(f"settings recommended by {base}: "))
     assert "learning rate 0.004" in line
     info = json.loads((tmp_path / "tuned" / "run.json").read_text())
     assert info["settings"]["optimizer"]["learning_rate"] == 0.004
     assert info["settings"]["objective"]["pooling"] == "max"
     assert info["finetune_defaults"] == {}
-    told.clear()
-    finetune(base, table, tmp_path / "own", settings=RECOMMENDED, on_event=listen_to(told))
-    assert not any("recommended" in line for line in told)
+    messages.clear()
+    finetune(base, table, tmp_path / "own", settings=RECOMMENDED, on_event=listen_to(messages))
+    assert not any("recommended" in line for line in messages)
     left, right = (tmp_path / name / "model.safetensors" for name in ("tuned", "own"))
     assert left.read_bytes() == right.read_bytes()
     words = ["finetune", base, table, "--out", tmp_path / "set", "--set", "optimizer.learning_rate=0.002"]
@@ -276,7 +276,7 @@ def test_a_search_stands_on_it(world, tmp_path):
     pytest.importorskip("optuna")
     from headstart.workflows.tune import tune
 
-    told = []
+    messages = []
     found = tune(
         str(world / "bases" / "recommending"),
         str(world / "table.tsv"),
@@ -284,10 +284,10 @@ def test_a_search_stands_on_it(world, tmp_path):
         trials=1,
         search_only=True,
         search=["optimizer.learning_rate=1e-3:1e-2:log"],
-        on_event=listen_to(told),
+        on_event=listen_to(messages),
     )
     assert found.default.values["optimizer.learning_rate"] == pytest.approx(0.004)
-    line = next(line for line in told if line.startswith("settings recommended"))
+    line = next(line for line in messages if line.startswith("settings recommended"))
     assert "learning rate" not in line
     assert "texts of up to 32 tokens" in line
 

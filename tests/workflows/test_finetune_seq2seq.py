@@ -1,4 +1,4 @@
-"""Translators: trained, marked, set against each other and drawn; what cannot be is answered with a hint."""
+"""Translators: trained, evaluated, set against each other and drawn; what cannot be is answered with a hint."""
 
 import json
 import shutil
@@ -104,11 +104,11 @@ def test_by_loss_nothing_is_decoded_while_training(world, tmp_path):
 
 
 def test_pairs_that_are_too_long_are_left_out_of_train_and_told(world, tmp_path):
-    told = []
+    events = []
     settings = merge(QUICK, {"training": {"max_length": 20}, "objective": {"metric_for_best_model": "loss"}})
     data = str(world / "pairs")
-    hs.finetune("scratch", data, tmp_path / "run", pair=PAIR, settings=settings, on_event=told.append)
-    notes = [event.text for event in told if isinstance(event, Note)]
+    hs.finetune("scratch", data, tmp_path / "run", pair=PAIR, settings=settings, on_event=events.append)
+    notes = [event.text for event in events if isinstance(event, Note)]
     assert [note for note in notes if "over 20 tokens" in note]
     assert [note for note in notes if "tokens on both sides" in note]
     with pytest.raises(DataError, match="fits into 3 tokens"):

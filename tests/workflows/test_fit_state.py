@@ -29,7 +29,7 @@ def trainer(tmp_path):
     return make
 
 
-def begun(trainer, folder, identity="this fit", extra=None):
+def started(trainer, folder, identity="this fit", extra=None):
     """A trainer that ran to its end, and left checkpoints of steps 3 and 6."""
     state, own = FitState(folder, lambda: identity), trainer()
     own.run(lambda: state.save(own, extra))
@@ -43,9 +43,9 @@ def tear(folder, step):
 
 
 def test_a_fit_goes_on_from_its_newest_state_to_the_same_bytes(trainer, tmp_path):
-    whole = begun(trainer, tmp_path / "state", extra={"marks": [0.5]})
+    whole = started(trainer, tmp_path / "state", extra={"metrics": [0.5]})
     other, steps = trainer(), []
-    assert FitState(tmp_path / "state", lambda: "this fit").load(other) == {"marks": [0.5]}
+    assert FitState(tmp_path / "state", lambda: "this fit").load(other) == {"metrics": [0.5]}
     assert other.state.step == 6
     other.on_event = lambda event: steps.append(event.step)
     other.run()
@@ -56,7 +56,7 @@ def test_a_fit_goes_on_from_its_newest_state_to_the_same_bytes(trainer, tmp_path
 
 
 def test_another_fit_starts_fresh_and_clears_what_is_there(trainer, tmp_path):
-    begun(trainer, tmp_path / "state")
+    started(trainer, tmp_path / "state")
     other = trainer()
     before = {name: weight.clone() for name, weight in other.model.state_dict().items()}
     assert FitState(tmp_path / "state", lambda: "another fit").load(other) is None
@@ -67,7 +67,7 @@ def test_another_fit_starts_fresh_and_clears_what_is_there(trainer, tmp_path):
 
 @pytest.mark.parametrize(("torn", "step"), [((6,), 3), ((3,), 6), ((3, 6), 0)])
 def test_a_torn_state_gives_way_to_the_one_before_or_to_a_fresh_start(trainer, tmp_path, torn, step):
-    begun(trainer, tmp_path / "state")
+    started(trainer, tmp_path / "state")
     for each in torn:
         tear(tmp_path / "state", each)
     other = trainer()

@@ -192,15 +192,15 @@ def test_fine_tuning_on_a_set_that_is_kept_apart_is_refused(world, tmp_path):
 
 
 def test_a_small_corpus_gets_settings_of_its_own(world, tmp_path):
-    told = []
+    messages = []
     pretrain(
         [str(world / "two.txt")],
         tmp_path / "adapted",
         base=str(world / "base"),
         settings={"training": {"max_steps": 4}},
-        on_event=lambda event: told.append(event.text) if isinstance(event, Note) else None,
+        on_event=lambda event: messages.append(event.text) if isinstance(event, Note) else None,
     )
-    (line,) = [line for line in told if line.startswith("settings to adapt")]
+    (line,) = [line for line in messages if line.startswith("settings to adapt")]
     assert "learning rate 0.001" in line  # narrow models bear the most
     assert "epochs" not in line  # the user gave the budget
     config = load_model(str(tmp_path / "adapted")).info.config
@@ -212,9 +212,9 @@ def test_a_small_corpus_gets_settings_of_its_own(world, tmp_path):
 
 
 def test_a_named_preset_and_a_recipe_keep_their_own_settings(world, tmp_path):
-    for number, asked in enumerate(({"preset": "tiny"}, {"adapts": False})):
+    for number, options in enumerate(({"preset": "tiny"}, {"adapts": False})):
         out = tmp_path / str(number)
-        pretrain([str(world / "two.txt")], out, base=str(world / "base"), settings=MASKED, **asked)
+        pretrain([str(world / "two.txt")], out, base=str(world / "base"), settings=MASKED, **options)
         assert load_model(str(out)).info.config.training.checkpoint_selection == "last"
 
 

@@ -23,19 +23,19 @@ def test_shares_prepared_by_several_jobs_are_taken_up_by_pretraining(tmp_path, m
     found = [prepare_corpora([text], share=(number, 3), settings=wanted)[0] for number in (2, 0, 1)]
     assert [each.tokens is None for each in found] == [True, True, False]
     assert sum(each.own_pieces for each in found) == found[0].pieces > 3
-    told = []
-    pretrain([text], tmp_path / "run", settings=wanted, on_event=told.append)
-    names = [event.name for event in told if isinstance(event, Stage)]
+    events = []
+    pretrain([text], tmp_path / "run", settings=wanted, on_event=events.append)
+    names = [event.name for event in events if isinstance(event, Stage)]
     assert names == ["using the cached bpe tokenizer of this text"]
 
 
 def test_another_text_or_vocabulary_gets_another_tokenizer(tmp_path):
-    text, told = str(write_corpus(tmp_path / "corpus.txt")), []
+    text, events = str(write_corpus(tmp_path / "corpus.txt")), []
     for size in (300, 310):
-        prepare_corpora([text], settings={"tokenizer": {"vocab_size": size}}, on_event=told.append)
+        prepare_corpora([text], settings={"tokenizer": {"vocab_size": size}}, on_event=events.append)
     write_corpus(tmp_path / "corpus.txt", seed=9)
-    prepare_corpora([text], settings={"tokenizer": {"vocab_size": 310}}, on_event=told.append)
-    names = [event.name for event in told if isinstance(event, Stage)]
+    prepare_corpora([text], settings={"tokenizer": {"vocab_size": 310}}, on_event=events.append)
+    names = [event.name for event in events if isinstance(event, Stage)]
     assert names.count("training a bpe tokenizer") == 3
 
 
@@ -60,9 +60,9 @@ def test_files_prepared_apart_with_one_tokenizer_are_taken_up_together(tmp_path)
     wanted = merge(wanted, {"tokenizer": {"type": learnt}})
     for text in texts:
         assert prepare_corpora([text], settings=wanted)[0].tokens
-    told = []
-    pretrain(texts, tmp_path / "run", settings=wanted, on_event=told.append)
-    assert not [event for event in told if isinstance(event, Stage)]
+    events = []
+    pretrain(texts, tmp_path / "run", settings=wanted, on_event=events.append)
+    assert not [event for event in events if isinstance(event, Stage)]
 
 
 def test_the_command_says_what_is_done_and_what_is_missing(tmp_path):
