@@ -140,6 +140,14 @@ def test_a_run_that_memory_cannot_hold_is_refused_with_advice_unless_forced(tabl
     )
 
 
+def test_a_model_larger_than_memory_is_refused_before_it_is_built(table, tmp_path):
+    large = ["model.hidden_size=32768", "model.num_heads=128", "model.intermediate_size=131072", "model.num_layers=40"]
+    settings = [word for each in large for word in ("--set", each)]
+    code, said, hint = call("finetune", "scratch", table, "--out", tmp_path / "run", "--quiet", *flags(STEP), *settings)
+    assert (code, "GiB" in said, "--ignore-memory-check" in hint) == (2, True, True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_torn_weights_are_named(base, table, tmp_path):
     weights = base / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:50])

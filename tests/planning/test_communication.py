@@ -17,7 +17,7 @@ from headstart.planning.communication import (
 from headstart.planning.devices import DEVICES, find_device
 from headstart.planning.memory import predict_memory
 from headstart.planning.plan import make_plan
-from headstart.planning.summary import plan_to_dict
+from headstart.planning.summary import find_advice, plan_to_dict
 from headstart.planning.workload import make_workload
 from headstart.reports.tables import plan_lines
 from headstart.workflows.plan import plan as run_plan
@@ -72,7 +72,7 @@ def test_a_sharded_model_needs_less_memory_the_more_processes_hold_it():
         resolve("pretrain", "small", LARGE), find_device("rtx 3090"), batch=8, length=1024, cluster=Cluster(8, 1)
     )
     assert not plan.fits
-    assert any("training.fsdp=true" in advice for advice in plan.advice)
+    assert any("training.fsdp=true" in advice for advice in find_advice(plan))
 
 
 def test_more_devices_are_faster_but_never_more_than_their_number():
@@ -111,7 +111,7 @@ def test_advice_for_many_processes_fits_them():
     config, device, cluster = resolve("pretrain", "small", LARGE), find_device("h100 sxm"), Cluster(8, 1)
     plan = make_plan(config, device, batch=2048, length=1024, cluster=cluster)
     assert not plan.fits
-    words = dict(word.split("=") for word in plan.advice[0].split() if word.startswith("training."))
+    words = dict(word.split("=") for word in find_advice(plan)[0].split() if word.startswith("training."))
     tokens, rounds = (int(words["training.tokens_per_batch"]), int(words["training.gradient_accumulation_steps"]))
     changed = config.with_(
         {"training": {"tokens_per_batch": tokens, "gradient_accumulation_steps": rounds, "max_length": 1024}}
@@ -126,6 +126,6 @@ def test_translators_are_planned_with_whole_copies_alone():
     planned = run_plan("vaswani-base", gpu="rtx 3090", settings=wide, gpus=8, batch=8)
     assert predict_memory(planned.workload).peak > planned.device.usable_bytes
     assert predict_memory(replace(planned.workload, num_shards=8)).peak < planned.device.usable_bytes
-    assert not [line for line in planned.advice if "sharded" in line]
+    assert not [line for line in find_advice(planned) if "sharded" in line]
     with pytest.raises(ConfigError, match="a whole copy in each process"):
         run_plan("vaswani-base", gpu="rtx 3090", settings={"training": {"fsdp": True}}, gpus=8)

@@ -115,7 +115,7 @@ def test_more_texts_and_longer_texts_never_need_less(batch, length, device, prec
 
     for more in (
         replace(load, batch_size=batch + 1),
-        load.with_length(length + 1),
+        replace(load, length=length + 1, source_length=(length + 1) * bool(load.source_length)),
         replace(load, accumulation_steps=2),
     ):
         if is_cut(more) == is_cut(load):  # scores that are cut into pieces need less than those just short of it

@@ -10,7 +10,7 @@ from headstart.errors import ConfigError
 from headstart.planning.devices import find_device
 from headstart.planning.memory import predict_memory
 from headstart.planning.plan import check_memory, largest_batch, make_plan, predict_step_time
-from headstart.planning.summary import plan_to_dict
+from headstart.planning.summary import find_advice, plan_to_dict
 from headstart.planning.workload import count_flops, make_workload
 
 
@@ -54,14 +54,14 @@ def test_what_does_not_fit_is_answered_with_changes_that_do():
     large = {"model": {"hidden_size": 1024, "num_layers": 24, "num_heads": 16, "intermediate_size": 4096}}
     plan = plan_of(gpu="rtx 3090", settings={**large, "training": {"precision": "float32"}})
     assert not plan.fits
-    words = " ".join(plan.advice)
+    words = " ".join(find_advice(plan))
     assert "gradient_accumulation_steps" in words
     assert "--preset" in words
     assert "does not fit" in plan.lines()[0]
     with pytest.raises(ConfigError) as caught:
         check_memory(plan, plan.device.usable_bytes)
     assert "--ignore-memory-check" in caught.value.hint
-    assert plan.advice[0] in caught.value.hint
+    assert find_advice(plan)[0] in caught.value.hint
 
 
 def test_a_run_that_fits_is_not_refused_and_says_so_in_two_lines():

@@ -82,3 +82,14 @@ def predict_communication(workload: Workload, device: Device, cluster: Cluster, 
     seconds = cluster.ring_seconds(size, device) + 3 * (layers + 1) * cluster.latency
     exposed = max(seconds - batch_seconds, seconds / layers)
     return Communication(*(workload.accumulation_steps * each for each in (size, seconds, exposed)))
+
+
+def sharding_bytes(workload: Workload) -> tuple[float, float]:
+    """Bytes of gathered weights and of gradients before they are scattered.
+
+    Weights outside of layers stay gathered during a batch; of the layers, the current one and the next.
+    """
+    parameters, low = workload.parameters, workload.matmul_bytes
+    layer = parameters.matrices / max(1, workload.model.num_layers)
+    rest = FLOAT32 * (parameters.total - parameters.matrices)
+    return rest + 2 * low * layer, rest + (low + FLOAT32) * layer

@@ -8,6 +8,8 @@ its backward pass, the top layer's backward pass, the gradient of the token embe
 from dataclasses import dataclass
 
 from headstart.constants import GATED_ACTIVATIONS, MAX_UNCHUNKED_LOGITS, VOCAB_TILE
+from headstart.planning.communication import sharding_bytes
+from headstart.planning.gpu import chunked_logit_bytes, muon_bytes
 from headstart.planning.workload import FLOAT32, Stack, Workload
 
 MIB = 2**20
@@ -51,13 +53,14 @@ def predict_memory(workload: Workload) -> Memory:
         "averaged weights": weights if workload.averages_weights else 0,
         "batch": 25 * workload.tokens + window_mask,  # tokens, attention mask, labels
     }
-    moments = {name: {**permanent, **parts} for name, parts in _bytes_by_moment(workload).items()}
+    update = muon_bytes(workload) if workload.optimizer == "muon" else 0.0
+    moments = {name: {**permanent, **parts} for name, parts in _bytes_by_moment(workload, update).items()}
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     parts = moments[moment]
     embedding = FLOAT32 * workload.vocab_size * workload.model.hidden_size
     forward = max(0, loss_bytes(workload)[0] - embedding)
     # What is allocated and freed within a step leaves holes: all but gradients and embeddings, which are large.
-    temporary = activations(workload) + layer_working_bytes(workload) + forward + _update_bytes(workload)
+    temporary = activations(workload) + layer_working_bytes(workload) + forward + update
     parts |= {
         "fragmentation": FRAGMENTATION[workload.device] * temporary,
         "framework": FRAMEWORK_BYTES[workload.device],
@@ -66,27 +69,19 @@ def predict_memory(workload: Workload) -> Memory:
     return Memory({name: round(size) for name, size in parts.items() if size >= 1}, moment)
 
 
-def _bytes_by_moment(workload: Workload) -> dict[str, dict[str, float]]:
-    """What is in memory besides the permanent parts, at each moment that can be the peak."""
+def _bytes_by_moment(workload: Workload, update: float) -> dict[str, dict[str, float]]:
+    """What is in memory besides the permanent parts, at each moment that can be the peak; `update` is the optimizer's."""
     parameters, low, shards = workload.parameters, workload.matmul_bytes, workload.num_shards
     numbers = workload.vocab_size * workload.model.hidden_size  # in the embedding
-    gathered: float = 0
-    unsharded: float = 0
-    if (
-        shards > 1
-    ):  # weights outside of layers stay gathered during a batch; of the layers, the current one and the next
-        layer = parameters.matrices / max(1, workload.model.num_layers)
-        rest = FLOAT32 * (parameters.total - parameters.matrices)
-        gathered, unsharded = rest + 2 * low * layer, rest + (low + FLOAT32) * layer  # weights, gradients
+    gathered, unsharded = sharding_bytes(workload) if shards > 1 else (0.0, 0.0)
     copies = 0  # in bfloat16, of the matrices under autocast; shards are gathered in bfloat16
     if low < FLOAT32:
         copies = low * ((parameters.matrices if shards == 1 else 0) + (numbers if workload.label_fraction else 0))
     gradients = FLOAT32 * parameters.total / shards
     earlier = gradients if workload.accumulation_steps > 1 else 0  # of earlier batches of the step
     head = FLOAT32 * (parameters.heads or (numbers if workload.label_fraction else 0))
-    is_shared = (
-        workload.model.tie_embeddings and workload.label_fraction > 0
-    )  # two gradients of one embedding are added
+    # Two gradients of one embedding are added.
+    is_shared = workload.model.tie_embeddings and workload.label_fraction > 0
     forward, saved, backward = loss_bytes(workload)
     backbone = {"activations": activations(workload), "low-precision weights": copies, "gathered weights": gathered}
     return {
@@ -102,7 +97,7 @@ def _bytes_by_moment(workload: Workload) -> dict[str, dict[str, float]]:
             "working": FLOAT32 * numbers * (is_shared + bool(earlier)),
             "gathered weights": gathered,
         },
-        "optimizer update": {"gradients": gradients, "working": _update_bytes(workload)},
+        "optimizer update": {"gradients": gradients, "working": update},
     }
 
 
@@ -191,20 +186,13 @@ def loss_bytes(workload: Workload) -> tuple[float, float, float]:
     if not workload.is_compiled and num_logits <= limit:
         # Logits and their log-softmax; in the backward pass two gradients more.
         return 2 * logits + hidden, logits + hidden, 2 * logits + FLOAT32 * weights
-    rows = min(predictions, workload.predictions_per_chunk)
+    rows = min(predictions, max(1, workload.logits_per_chunk // vocab_size))
     if workload.device == "cpu":  # a chunk, a tile in low precision and its part of two gradients
         gradients = FLOAT32 * (weights + predictions * width)
         tile = low * rows * min(vocab_size, VOCAB_TILE) + FLOAT32 * rows * width if low == 2 else 0
         return FLOAT32 * rows * vocab_size + tile + gradients + hidden, gradients + hidden, low_weights
-    if workload.is_compiled:  # chunks of one size: logits, gradients and the previous chunk's gradients
-        chunks = -(-num_logits // workload.logits_per_chunk)
-        alive: float = low * (3 if chunks > 1 else 2) * -(-predictions // chunks) * vocab_size
-    else:
-        first, second = rows * vocab_size, min(rows, predictions - rows) * vocab_size
-        # The old chunk's gradients live until the new one's replace them; logsumexp makes a copy.
-        alive = max(8 * first, (FLOAT32 + 4) * second + low * first + (low * second if low == 2 else 0))
     saved = FLOAT32 * weights + hidden
-    return alive + saved + low_weights, saved, FLOAT32 * weights + low_weights + hidden
+    return chunked_logit_bytes(workload, rows) + saved + low_weights, saved, FLOAT32 * weights + low_weights + hidden
 
 
 def layer_working_bytes(workload: Workload) -> float:
@@ -223,19 +211,3 @@ def layer_working_bytes(workload: Workload) -> float:
         # All layers of a decoder add to the gradient of the encoder's output.
         most = max(most, gradients + 2 * FLOAT32 * stack.source_length * model.hidden_size)
     return workload.batch_size * most
-
-
-def _update_bytes(workload: Workload) -> float:
-    """Bytes that Muon's update needs: for all updates, and to orthogonalize a group of matrices at once.
-
-    Of a sharded model it orthogonalizes one matrix at a time.
-    """
-    if workload.optimizer != "muon":
-        return 0
-    square, matrices = workload.model.hidden_size**2, workload.parameters.matrices
-    up = workload.model.intermediate_size * workload.model.hidden_size * workload.up_projections
-    if workload.num_shards > 1:
-        return FLOAT32 * (matrices / workload.num_shards + 9 * max(3 * square, up))
-    layers = sum(stack.layers for stack in workload.stacks)
-    with_cross = sum(stack.layers * (2 if stack.source_length else 1) for stack in workload.stacks)
-    return FLOAT32 * (matrices + 8 * max(4 * with_cross * square, layers * up))

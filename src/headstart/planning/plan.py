@@ -12,15 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from headstart.config import RunConfig
 from headstart.constants import VOCAB_TILE
 from headstart.errors import ConfigError
-from headstart.models.model import Model
 from headstart.planning.communication import Cluster, predict_communication, share_of
 from headstart.planning.devices import DEVICES, find_device
+from headstart.planning.gpu import COMPILED_LAYER_OPERATIONS, COMPILED_LOGIT_PASSES, masked_attention_work, muon_flops
 from headstart.planning.memory import Memory, activations, predict_memory
 from headstart.planning.workload import FLOAT32, Device, Workload, count_flops, make_workload
 from headstart.reports.formatting import format_duration
@@ -55,15 +56,9 @@ EFFICIENCIES = {
     "cuda": Efficiency(0.69, 75, 256, 0.35, 0.8, 8.0, 132, 0.0, 19.5e-6),
     "mps": Efficiency(0.6, 200, 128, 0.3, 0.7, 6.0, 70, 0.0, 19.5e-6),
 }
-# Compiled steps have the same matrix products and few passes over what lies between them. A profile shows so many
-# operations of a layer, forward and backward. A logit is written and read twice, and so is its gradient.
+# Compiled steps have the same matrix products and few passes over what lies between them.
 COMPILED = replace(EFFICIENCIES["cuda"], passes=3.0)
 COMPILED_TEXTS = replace(COMPILED, launch=38e-6)  # of any size: the host computes every shape again
-COMPILED_LAYER_OPERATIONS = 27
-COMPILED_LOGIT_PASSES = 6
-# Where texts are padded, a GPU's attention reads a mask, in tiles of so many tokens, at this fraction of the matrix rate.
-MASKED_TILE, MASKED_ATTENTION = 64, 0.05
-NEWTON_SCHULZ_STEPS = 5  # in Muon
 UPDATE_BYTES = 60  # traffic for one weight: clipping and the optimizer
 
 
@@ -96,7 +91,7 @@ def predict_step_time(workload: Workload, device: Device, cluster: Cluster | Non
     parts = {name: part * workload.accumulation_steps for name, part in batch.items()}
     update = workload.parameters.total * UPDATE_BYTES / bandwidth
     if workload.optimizer == "muon":
-        update += _muon_flops(workload) / matmul_rate
+        update += muon_flops(workload) / matmul_rate
     parts["update"] = update / workload.num_shards
     batch_seconds = sum(batch.values())
     if cluster is not None:
@@ -121,16 +116,7 @@ def _attention_seconds(workload: Workload, efficiency: Efficiency, rate: float, 
     rate *= min(1.0, head_size / 64)
     if not (work and workload.has_padding and workload.device == "cuda"):
         return 3.5 * work / (rate * efficiency.attention)
-    unmasked = masked = 0.0  # pairs of a query and a key: without a mask in a causal stack, else with one, in tiles
-    for stack in workload.stacks:
-        length, source = (MASKED_TILE * math.ceil(side / MASKED_TILE) for side in (stack.length, stack.source_length))
-        if stack.is_causal:
-            unmasked += stack.layers * stack.length * (stack.length + 1) / 2
-        else:
-            masked += stack.layers * length * length
-        masked += stack.layers * length * source
-    each = 3.5 * 4 * model.hidden_size * workload.batch_size * workload.num_forward
-    return each * (unmasked / efficiency.attention + masked / MASKED_ATTENTION) / rate
+    return masked_attention_work(workload, efficiency.attention) / rate
 
 
 def _logit_seconds(workload: Workload, efficiency: Efficiency, rate: float, bandwidth: float) -> float:
@@ -138,7 +124,7 @@ def _logit_seconds(workload: Workload, efficiency: Efficiency, rate: float, band
     if not workload.label_fraction:
         return 0.0
     vocab_size, width, predictions = workload.vocab_size, workload.model.hidden_size, workload.num_predictions
-    logits, rows = predictions * vocab_size, workload.predictions_per_chunk
+    logits, rows = predictions * vocab_size, max(1, workload.logits_per_chunk // vocab_size)
     in_chunk = min(rows, predictions)
     rate *= _matmul_share(width, efficiency) * in_chunk / (in_chunk + efficiency.half_rows)
     embedding = -(-predictions // rows) * 4 * FLOAT32 * vocab_size * width / bandwidth
@@ -159,19 +145,6 @@ def _dropout_numbers(workload: Workload) -> float:
     return drawn * workload.num_forward * workload.batch_size
 
 
-def _muon_flops(workload: Workload) -> float:
-    """Operations of Newton-Schulz iterations over every matrix of the layers."""
-    width, inner = workload.model.hidden_size, workload.model.intermediate_size
-    layers = sum(stack.layers for stack in workload.stacks)
-    attentions = layers + sum(stack.layers for stack in workload.stacks if stack.source_length)
-    shapes = [(width, 4 * attentions), (workload.up_projections * inner, layers), (inner, layers)]
-    work = 0.0
-    for other, count in shapes:
-        short, long = min(width, other), max(width, other)
-        work += count * NEWTON_SCHULZ_STEPS * (4 * short**2 * long + 2 * short**3)
-    return work
-
-
 def count_operations(workload: Workload) -> float:
     """Operations that the host starts in a step, roughly, from a reading of the code."""
     model = workload.model
@@ -182,7 +155,7 @@ def count_operations(workload: Workload) -> float:
     chunks = 1
     if workload.label_fraction:
         tiles = -(-workload.vocab_size // VOCAB_TILE) if workload.device == "cpu" else 1
-        chunks = -(-workload.num_predictions // workload.predictions_per_chunk) * tiles
+        chunks = -(-workload.num_predictions // max(1, workload.logits_per_chunk // workload.vocab_size)) * tiles
     layers = sum(stack.layers * (1.5 if stack.source_length else 1) for stack in workload.stacks)
     batch = workload.num_forward * (layers * layer + 60 * len(workload.stacks)) + 25 * chunks
     muon = (32 * layers + 140) if workload.optimizer == "muon" else 0
@@ -221,13 +194,6 @@ class Plan:
     def largest_batch(self) -> int:
         """The most texts in one batch of one process; 0 when not even one fits."""
         return largest_batch(self.workload, self.device)
-
-    @cached_property
-    def advice(self) -> list[str]:
-        """What to change when it does not fit."""
-        from headstart.planning.summary import find_advice
-
-        return [] if self.fits else list(find_advice(self))
 
     @property
     def seconds(self) -> float:
@@ -270,10 +236,6 @@ def make_plan(
     config: RunConfig,
     device: Device,
     *,
-    vocabulary: int | None = None,
-    classes: int = 2,
-    batch: int | None = None,
-    length: int | None = None,
     tokens: float | None = None,
     epochs: float | None = None,
     total_tokens: float | None = None,
@@ -281,15 +243,15 @@ def make_plan(
     seconds_per_step: float | None = None,
     cluster: Cluster | None = None,
     can_compile: bool | None = None,
-    built: Model | None = None,
+    **sizes: Any,
 ) -> Plan:
-    """The plan of a run on a device, or on each of a cluster; `batch` is of all its processes together.
+    """The plan of a run on a device, or on each of a cluster; `sizes` are those of `make_workload`, for all processes.
 
     `tokens` are read once in each epoch, or `total_tokens` in all. `seconds_per_step` is a measured time. `can_compile`
-    is by default that of the device. A model that is `built` already is counted instead of planned.
+    is by default that of the device.
     """
-    training, precision = config.training, device.precision(config.training.precision)
-    step = make_workload(config, device.kind, precision, vocabulary, classes, batch, length, built)
+    training = config.training
+    step = make_workload(config, device.kind, device.precision(training.precision), **sizes)
     if total_tokens is None:
         if tokens is not None:
             total_tokens = tokens * (epochs or training.max_epochs or 1)
@@ -299,8 +261,9 @@ def make_plan(
             total_tokens = training.max_steps * step.tokens_per_step
         elif training.max_minutes is None:
             total_tokens = DEFAULT_TOKENS * (epochs or 1)
+    is_able = device.kind == "cuda" and device.compiles  # given a C compiler
     is_compiled = training.compile is True
-    if device.can_compile if can_compile is None else can_compile:
+    if is_able if can_compile is None else can_compile:
         is_compiled = will_compile(
             training,
             is_able=True,
@@ -310,7 +273,7 @@ def make_plan(
             tokens=total_tokens or 0.0,
         )
     if is_compiled:  # compiled code computes every position; what else it changes is known for GPUs alone
-        step = replace(step, last_layer_fraction=1.0, is_compiled=device.can_compile)
+        step = replace(step, last_layer_fraction=1.0, is_compiled=is_able)
     workload = share_of(step, cluster) if cluster else step
     step_time = predict_step_time(workload, device, cluster)
     if seconds_per_step is not None:
@@ -353,15 +316,9 @@ def largest_batch(workload: Workload, device: Device) -> int:
 
 
 def announce(
-    config: RunConfig,
-    runtime: Runtime,
-    model: Model,
-    vocabulary: int,
-    classes: int,
-    tokens: int,
-    on_event: Callable[[Event], None],
+    config: RunConfig, runtime: Runtime, vocabulary: int, classes: int, tokens: int, on_event: Callable[[Event], None]
 ) -> None:
-    """Report the plan of a run that is about to start in two lines, and refuse one that this machine cannot hold.
+    """Report the plan of a run in two lines; refuse one that does not fit into memory, before its model is built.
 
     `tokens` are read in each epoch.
     """
@@ -378,9 +335,9 @@ def announce(
         cluster=Cluster(rank.local_count, machines, sharded=runtime.is_sharded) if rank.count > 1 else None,
         can_compile=device.kind == "cuda" and can_compile(device.kind),
         vocabulary=vocabulary,
-        classes=max(2, classes),
+        classes=classes,
         tokens=tokens if config.training.max_epochs is not None else None,
-        built=model,
+        builds_on_meta=True,
     )
     if not config.training.ignore_memory_check:
         check_memory(plan, free_bytes(device.kind) / processes)
@@ -392,7 +349,9 @@ def check_memory(plan: Plan, available_bytes: float) -> None:
     """Refuse a run that would run out of memory, with the plan's advice."""
     if plan.memory.peak <= available_bytes:
         return
-    advice = "; or ".join(plan.advice) or "choose a smaller --preset, batch or length"
+    from headstart.planning.summary import find_advice
+
+    advice = "; or ".join(find_advice(plan)) or "choose a smaller --preset, batch or length"
     raise ConfigError(
         f"this run needs about {plan.memory.peak / GIB:.1f} GiB, and {plan.device.name} has "
         f"{available_bytes / GIB:.1f} GiB free",

@@ -60,7 +60,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "device": plan.device.name,
             "fits": plan.fits,
             "largest_batch": plan.largest_batch,
-            "advice": plan.advice,
+            "advice": find_advice(plan),
         },
         **_cluster_to_dict(plan),
         "note": plan.note,
@@ -99,8 +99,12 @@ def _cluster_to_dict(plan: Plan) -> dict[str, Any]:
     return {"cluster": content}
 
 
-def find_advice(plan: Plan) -> Iterator[str]:
-    """Changes that would each make the run fit on the device, the smallest first."""
+def find_advice(plan: Plan) -> list[str]:
+    """Changes that would each make the run fit on the device, the smallest first; none for a run that fits."""
+    return [] if plan.fits else list(_changes_that_fit(plan))
+
+
+def _changes_that_fit(plan: Plan) -> Iterator[str]:
     workload, device, training = plan.workload, plan.device, plan.config.training
     most = largest_batch(replace(workload, accumulation_steps=2), device)
     if 1 <= most < workload.batch_size:
@@ -112,11 +116,12 @@ def find_advice(plan: Plan) -> Iterator[str]:
         )
     if device.bfloat16 and workload.precision == "float32" and fits(replace(workload, precision="bfloat16"), device):
         yield "bfloat16 numbers: --set training.precision=bfloat16"
-    length = workload.length
-    while length > 16 and not fits(workload.with_length(length), device):
+    shorter, length = workload, workload.length
+    while length > 16 and not fits(shorter, device):
         length //= 2
-    if length < workload.length and fits(workload.with_length(length), device):
-        tokens = plan.step.batch_size * workload.with_length(length).tokens_per_example
+        shorter = replace(workload, length=length, source_length=length if workload.source_length else 0)
+    if shorter is not workload and fits(shorter, device):
+        tokens = plan.step.batch_size * shorter.tokens_per_example
         yield f"as many, shorter texts: --set training.max_length={length} --set training.tokens_per_batch={tokens}"
     can_shard = not (workload.source_length or training.compile or training.gradual_unfreezing_epochs is not None)
     if workload.num_shards == 1 and can_shard and fits(replace(workload, num_shards=8), device):

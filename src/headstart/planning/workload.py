@@ -1,12 +1,10 @@
 """One training step as a plan describes it: the device, the sizes of a batch, the parameters, the operations.
 
-FLOPs are those of matrix products: two for each weight and token, and 4·D for each key that a token attends to (T keys;
-(T + 1) / 2 on average in a causal backbone, whose fused attention skips the other half; S keys more in a decoder). A
-token of an encoder-decoder is the mean one of both sides. The last layer computes only the positions that a head reads.
-A backward pass costs two forward passes. plan.py counts the bytes of all other operations.
+FLOPs are those of matrix products: two for each weight and token, and 4·D for each key that a token attends to. A token
+of an encoder-decoder is the mean one of both sides. A backward pass costs two forward passes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headstart.config import ModelConfig, RunConfig
@@ -32,11 +30,6 @@ class Device:
     kind: str = "cuda"  # the name that torch has for it: cuda, mps, cpu
     link_gbs: float | None = None  # each way between two such devices of one machine; None = as the PCIe of its time
     compiles: bool = True  # whether triton supports it, if it is a GPU
-
-    @property
-    def can_compile(self) -> bool:
-        """Whether torch compiles training steps for it, given a C compiler."""
-        return self.kind == "cuda" and self.compiles
 
     @property
     def usable_bytes(self) -> float:
@@ -128,11 +121,6 @@ class Workload:
         return LOGITS_PER_CHUNK.get(self.device, DEFAULT_LOGITS_PER_CHUNK)
 
     @property
-    def predictions_per_chunk(self) -> int:
-        """Positions whose logits exist at once in the chunked cross-entropy."""
-        return max(1, self.logits_per_chunk // self.vocab_size)
-
-    @property
     def stacks(self) -> list[Stack]:
         """The layers of the backbone: one stack, or an encoder and a decoder."""
         model = self.model
@@ -164,10 +152,6 @@ class Workload:
         """ELECTRA's generators, whose tokens are sampled from unchunked logits, in compiled steps too."""
         return [spec for spec in self.heads.values() if spec.kind == "generator"]
 
-    def with_length(self, length: int) -> "Workload":
-        """The same workload with texts of another length, in a pair both of them."""
-        return replace(self, length=length, source_length=length if self.source_length else 0)
-
 
 def make_workload(
     config: RunConfig,
@@ -177,11 +161,13 @@ def make_workload(
     classes: int = 2,
     batch: int | None = None,
     length: int | None = None,
-    built: "Model | None" = None,
+    builds_on_meta: bool = False,
 ) -> Workload:
-    """The workload of a run with these settings; parameters are those of the `built` model or follow from formulas."""
+    """The workload of a run with these settings.
+
+    Parameters follow from formulas, or are counted in a model that `builds_on_meta`, torch's device without memory.
+    """
     from headstart.objectives import make_objective
-    from headstart.planning.parameters import parameter_table
 
     objective, training = make_objective(config.objective), config.training
     model = objective.resolve_backbone(config.model)
@@ -194,11 +180,22 @@ def make_workload(
         batch = min(batch, training.batch_size or batch)
     heads = objective.heads(model, vocab_size, classes)
     cost = objective.cost(model, length)
+    if builds_on_meta:
+        import torch
+
+        from headstart.models.model import build_model
+
+        with torch.device("meta"):
+            parameters = count_weights(build_model(model, vocab_size, heads), heads)
+    else:
+        from headstart.planning.parameters import parameter_table
+
+        parameters = parameter_table(model, vocab_size, heads).counts(heads)
     return Workload(
         model=model,
         vocab_size=vocab_size,
         heads=heads,
-        parameters=count_weights(built, heads) if built else parameter_table(model, vocab_size, heads).counts(heads),
+        parameters=parameters,
         batch_size=batch,
         length=length,
         label_fraction=cost.label_fraction,

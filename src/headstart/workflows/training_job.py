@@ -168,10 +168,10 @@ class TrainingJob(ABC, Generic[Content, Result]):
         """Train in a locked run directory; `resumed` describes the run in it that continues."""
         started, runtime = time.time(), self.runtime
         data = self._load_data(run_dir, resumed)
+        with self.processes.raise_on_all():
+            announce(self.config, runtime, data.tokenizer.size, len(data.classes), data.tokens, self.on_event)
         seed_everything(self.config.training.seed, 0, 3)
         model, transfer = self.build_model(data.content)
-        with self.processes.raise_on_all():
-            announce(self.config, runtime, model, data.tokenizer.size, len(data.classes), data.tokens, self.on_event)
         if resumed is not None:
             transfer = TransferReport(**resumed.transfer) if resumed.transfer else None
         if transfer is not None:
