@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from headstart.batch import Batch, pad
-from headstart.evaluation.head_ablation import ablated, mean_difference, measure_head_ablation
+from headstart.evaluation.attention import ablated, mean_difference, measure_head_ablation
 from headstart.models.model import HeadSpec, build_model
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.plots.heatmaps import draw_head_ablation

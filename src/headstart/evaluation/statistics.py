@@ -36,9 +36,8 @@ def interval(values_by_seed: Sequence[float], correct: np.ndarray | None = None,
         reach = float(stdtrit(seeds - 1, 0.975)) * spread / seeds**0.5 if seeds > 1 else float("nan")
         return Interval(mean, mean - reach, mean + reach, spread)
     low, high = _bootstrap(np.asarray(correct, dtype=np.float64), None, rng_seed)
-    bound = 0.025 ** (
-        1 / correct.shape[1]
-    )  # a bootstrap of perfect predictions has no spread: Clopper and Pearson (1934)
+    # A bootstrap of perfect predictions has no spread: Clopper and Pearson (1934).
+    bound = 0.025 ** (1 / correct.shape[1])
     low = min(low, bound) if mean == 1.0 else max(low, 0.0)
     high = max(high, 1 - bound) if mean == 0.0 else min(high, 1.0)
     return Interval(mean, low, high, spread)
@@ -61,7 +60,7 @@ def paired_test(
     difference = Interval(mean, max(low, -1.0), min(high, 1.0), spread)
     # Integers: the difference of a text's mean scores, times both seed counts.
     p_value = _sign_flip(len(second) * first.sum(axis=0) - len(first) * second.sum(axis=0))
-    return PairedTest(arm, against, labels, difference, p_value, _verdict(difference, p_value))
+    return PairedTest(arm, against, labels, difference, p_value, verdict(difference, p_value))
 
 
 def adjust(tests: Sequence[PairedTest]) -> list[PairedTest]:
@@ -72,8 +71,8 @@ def adjust(tests: Sequence[PairedTest]) -> list[PairedTest]:
     adjusted, highest = list(tests), 0.0
     for rank, index in enumerate(sorted(range(len(tests)), key=lambda index: tests[index].p_value)):
         highest = max(highest, min(1.0, (len(tests) - rank) * tests[index].p_value))
-        verdict = _verdict(tests[index].difference, highest)
-        adjusted[index] = replace(tests[index], p_value=highest, verdict=verdict)
+        found = verdict(tests[index].difference, highest)
+        adjusted[index] = replace(tests[index], p_value=highest, verdict=found)
     return adjusted
 
 
@@ -82,10 +81,11 @@ def first_epoch_reaching(curve: Sequence[CurvePoint], target: float) -> float | 
     return next((point.epoch for point in curve if point.accuracy >= target), None)
 
 
-def _verdict(difference: Interval, p_value: float) -> Verdict:
-    if p_value < LEVEL and difference.low > 0:
-        return "better"
-    return "worse" if p_value < LEVEL and difference.high < 0 else "no difference shown"
+def verdict(difference: Interval, p_value: float, *, lower_is_better: bool = False) -> Verdict:
+    """What a test shows of a difference; an unknown interval shows nothing."""
+    if p_value >= LEVEL or not (difference.low > 0 or difference.high < 0):
+        return "no difference shown"
+    return "better" if (difference.low > 0) != lower_is_better else "worse"
 
 
 def _bootstrap(first: np.ndarray, second: np.ndarray | None, rng_seed: int) -> tuple[float, float]:

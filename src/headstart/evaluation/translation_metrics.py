@@ -15,7 +15,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from headstart.data.parallel import language_key
 from headstart.errors import ConfigError, DataError, pick
-from headstart.evaluation.statistics import LEVEL, Verdict
+from headstart.evaluation.statistics import verdict
 from headstart.results import Interval, TranslationScore, TranslationTest
 
 RESAMPLES = 1_000  # for an interval
@@ -148,8 +148,8 @@ def compare_translations(
     draws = _bootstrap_scores(metric, sides)
     difference = _interval(first - second, draws[0] - draws[1], len(references))
     p_value = _p_value(kind, metric, against[1], system[1], references, language) if first != second else 1.0
-    verdict = _verdict(difference, p_value, kind.lower_is_better)
-    return TranslationTest(measure, system[0], against[0], difference, p_value, verdict)
+    found = verdict(difference, p_value, lower_is_better=kind.lower_is_better)
+    return TranslationTest(measure, system[0], against[0], difference, p_value, found)
 
 
 def _require_same_length(hypotheses: Sequence[str], references: Sequence[str]) -> None:
@@ -210,9 +210,3 @@ def _interval(value: float, draws: np.ndarray, sentences: int) -> Interval:
     """A value with the middle 95 % of its draws; the bounds are unknown for a single sentence."""
     low, high = np.quantile(draws, [0.025, 0.975]) if sentences > 1 else (np.nan, np.nan)
     return Interval(value, float(min(low, value)), float(max(high, value)), 0.0)
-
-
-def _verdict(difference: Interval, p_value: float, lower_is_better: bool) -> Verdict:
-    if p_value >= LEVEL or not (difference.low > 0 or difference.high < 0):
-        return "no difference shown"
-    return "better" if (difference.mean > 0) != lower_is_better else "worse"

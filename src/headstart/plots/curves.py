@@ -8,10 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from headstart.plots.style import FAINT, INK, STYLE, arm_colours
+from headstart.plots.style import FAINT, INK, STYLE, arm_colours, truncate
 from headstart.results import Comparison, SeedResult, VariantResult
 
 BINS = 10
+MAX_NAME = 20  # characters
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def draw_reliability(panels: list[Panel]) -> Figure:
             axes.plot(panel.confidence, panel.accuracy, color=panel.colour, linewidth=1.6)
             size = 14 + 220 * panel.share
             axes.scatter(panel.confidence, panel.accuracy, s=size, color=panel.colour, alpha=0.8, linewidth=0)
-            axes.set_title(f"{_truncate(panel.name)}\nerror {panel.error:.3f}", fontsize=10)
+            axes.set_title(f"{truncate(panel.name, MAX_NAME)}\nerror {panel.error:.3f}", fontsize=10)
             axes.set(xlim=(max(0.0, least), 1.06), ylim=(0, 1.06))
             axes.xaxis.set_major_locator(MaxNLocator(3))
         for axes in grid[len(panels) :]:
@@ -224,7 +225,7 @@ def _label_ends(axes: Axes, ends: list[tuple[str, str, float]]) -> None:
         axes.plot(
             [1.003, 1.03], [ends_at, position], color=colour, clip_on=False, linewidth=1, transform=axes.transAxes
         )
-        text = axes.text(1.038, position, f"{_truncate(name)} {value:.3f}", transform=axes.transAxes)
+        text = axes.text(1.038, position, f"{truncate(name, MAX_NAME)} {value:.3f}", transform=axes.transAxes)
         text.set(color=colour, va="center", fontsize=10, fontweight=weight)
 
 
@@ -239,7 +240,3 @@ def _spread(positions: list[float], gap: float) -> list[float]:
                 moved[index + 1] += short / 2
     shift = max(0.0, -min(moved, default=0.0)) - max(0.0, max(moved, default=1.0) - 1.0)
     return [position + shift for position in moved]
-
-
-def _truncate(name: str) -> str:
-    return name if len(name) <= 20 else f"{name[:19]}…"

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from headstart.evaluation.attention import AttentionMaps
-from headstart.evaluation.head_ablation import HeadAblation
-from headstart.plots.style import FAINT, INK, STYLE
+from headstart.evaluation.attention import AttentionMaps, HeadAblation
+from headstart.plots.style import FAINT, INK, STYLE, truncate
 
 DARK_TEXT, LIGHT_TEXT = "#11151c", "#fdfdfe"  # not the style's colours, which a dark page replaces
 MASKED = "#e9ecf1"  # a key that the mask hides from the query; an allowed key of weight 0 is white
@@ -116,7 +115,7 @@ def _draw_enlarged(maps: AttentionMaps, layer: int, attention_head: int) -> Figu
 
 
 def _draw_heading(figure: Figure, maps: AttentionMaps, height: float) -> None:
-    title = maps.title if len(maps.title) <= 60 else f"{maps.title[:59]}…"
+    title = truncate(maps.title, 60)
     heading = HEADINGS[maps.attention_type]
     figure.text(0.02, 1 - 0.3 / height, f"{heading}{': ' if title else ''}{title}", fontsize=11)
     masked = "" if maps.seen.all() else "; grey: hidden by the mask"
@@ -135,13 +134,9 @@ def _draw_map(axes: Axes, maps: AttentionMaps, layer: int, attention_head: int) 
 def _label_tokens(axes: Axes, maps: AttentionMaps, size: float, has_queries: bool, has_keys: bool) -> None:
     sides = ((axes.yaxis, maps.queries, has_queries, 0), (axes.xaxis, maps.keys, has_keys, 90))
     for axis, tokens, has_labels, angle in sides:
-        names = [_truncate(token) for token in tokens] if has_labels else []
+        names = [truncate(token, MAX_TOKEN_CHARS) for token in tokens] if has_labels else []
         step = -(-len(tokens) // MAX_LABELS)
         label_axis(axis, names, step=step, labelsize=size, labelrotation=angle, pad=2)
-
-
-def _truncate(token: str) -> str:
-    return token if len(token) <= MAX_TOKEN_CHARS else f"{token[: MAX_TOKEN_CHARS - 1]}…"
 
 
 def draw_head_ablation(study: HeadAblation) -> Figure:

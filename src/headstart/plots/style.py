@@ -1,14 +1,10 @@
-"""Style that all figures share, and how a figure becomes a file or inline SVG."""
+"""Style that all figures share, and how a figure becomes a file."""
 
-import io
-import re
 from collections.abc import Iterable
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from headstart.atomic_io import write_with
@@ -64,22 +60,6 @@ def save_figure(figure: Figure, path: Path) -> None:
         write_with(path, lambda beside: figure.savefig(beside, format=kind, dpi=160, metadata=metadata))
 
 
-def inline_svg(figure: Figure, prefix: str, label: str) -> Markup:
-    """A figure as SVG inside a page: unique ids, a label for screen readers, colours that the page may set.
-
-    Colours become CSS variables (`--ink`, `--faint`, `--paper`, `--arm-0` ...) with the colour itself as fallback.
-    """
-    buffer = io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
-    svg = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", svg)
-    names = {INK: "ink", FAINT: "faint", PAPER: "paper"} | {c: f"arm-{i}" for i, c in enumerate(PALETTE)}
-    for colour, name in names.items():
-        svg = re.sub(rf"(:\s*){colour}\b", rf"\1var(--{name}, {colour})", svg)
-    opening = f'<svg role="img" aria-label="{escape(label)}" viewBox='
-    svg = re.sub(r"<svg [^>]*?viewBox=", lambda _: opening, svg, count=1)
-    return Markup(re.sub(r'(viewBox="[^"]*")[^>]*>', r"\1>", svg, count=1).strip())
+def truncate(text: str, limit: int) -> str:
+    """A text of at most `limit` characters, with an ellipsis where it is cut."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -13,7 +13,7 @@ from headstart.plots.curves import (
     label_efficiency,
     reliability,
 )
-from headstart.plots.style import PALETTE, arm_colours, inline_svg
+from headstart.plots.style import PALETTE, arm_colours
 from headstart.reports.formatting import (
     UNKNOWN,
     format_duration,
@@ -25,6 +25,7 @@ from headstart.reports.formatting import (
     format_score,
     render,
 )
+from headstart.reports.pages import inline_svg
 from headstart.reports.tables import TextTable, render_audit, terminal_table
 from headstart.results import Comparison, PairedTest, TransferReport, VariantResult
 

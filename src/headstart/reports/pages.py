@@ -1,19 +1,81 @@
-"""Pages of figures and attention maps, and model cards."""
+"""Pages of runs, figures and attention maps, and model cards; figures are inline SVG."""
 
 import base64
+import io
+import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
+import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from headstart.evaluation.attention import AttentionMaps, entropy, mean_distance
-from headstart.evaluation.head_ablation import HeadAblation
+from headstart.evaluation.attention import AttentionMaps, HeadAblation, entropy, mean_distance
 from headstart.plots.heatmaps import HEADINGS
-from headstart.plots.style import inline_svg
-from headstart.reports.formatting import render
+from headstart.plots.style import FAINT, INK, PALETTE, PAPER, STYLE
+from headstart.reports.formatting import format_duration, render
 
 MAX_WEIGHT = 65535  # of an attention weight of 1, which is stored in two bytes
+BASELINE_METRICS = ("accuracy", "macro_f1", "loss", "count", "correct")
+NOT_PLOTTED = ("epoch", "step", "perplexity")
+
+
+def inline_svg(figure: Figure, prefix: str, label: str) -> Markup:
+    """A figure as SVG inside a page: unique ids, a label for screen readers, colours that the page may set.
+
+    Colours become CSS variables (`--ink`, `--faint`, `--paper`, `--arm-0` ...) with the colour itself as fallback.
+    """
+    buffer = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
+    svg = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", svg)
+    names = {INK: "ink", FAINT: "faint", PAPER: "paper"} | {c: f"arm-{i}" for i, c in enumerate(PALETTE)}
+    for colour, name in names.items():
+        svg = re.sub(rf"(:\s*){colour}\b", rf"\1var(--{name}, {colour})", svg)
+    opening = f'<svg role="img" aria-label="{escape(label)}" viewBox='
+    svg = re.sub(r"<svg [^>]*?viewBox=", lambda _: opening, svg, count=1)
+    return Markup(re.sub(r'(viewBox="[^"]*")[^>]*>', r"\1>", svg, count=1).strip())
+
+
+def render_run(name: str, result: Mapping[str, Any], settings: Mapping[str, Any], transfer: str) -> str:
+    """A finished run with its metrics, training curve, provenance and settings."""
+    metrics = result.get("score") or {}
+    facts = {key: f"{result[key]:,}" for key in ("parameters", "steps", "tokens") if key in result}
+    facts["training time"] = format_duration(result["seconds"])
+    if transfer:
+        facts["transferred weights"] = transfer
+    curve, baseline = result["curve"], result.get("baseline")
+    return render(
+        "run.html",
+        name=name,
+        warnings=result.get("warnings") or [],
+        metrics={key: value for key, value in metrics.items() if not isinstance(value, dict | None)},
+        baseline={key: baseline[key] for key in BASELINE_METRICS} if baseline else {},
+        figure=inline_svg(draw_training_curve(curve), "metrics", "Validation metrics by epoch") if curve else "",
+        facts=facts,
+        provenance=result["provenance"],
+        settings=settings,
+    )
+
+
+def draw_training_curve(curve: Sequence[Mapping[str, float]]) -> Figure:
+    """Every validation metric of one run by epoch, a panel each."""
+    names = [name for name in (curve[0] if curve else {}) if name not in NOT_PLOTTED]
+    epochs = [point["epoch"] for point in curve]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.2, 2.9), layout="constrained")
+        for number, name in enumerate(names, start=1):
+            axes = figure.add_subplot(1, len(names), number)
+            axes.plot(epochs, [point[name] for point in curve], color=PALETTE[0], marker="o", markersize=3)
+            axes.set_title(name.replace("_", " "), fontsize=10)
+            axes.set_xlabel("epoch")
+    return figure
 
 
 def render_figure(title: str, figure: Figure, lines: Sequence[str] = (), study: HeadAblation | None = None) -> str:

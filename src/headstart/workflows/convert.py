@@ -20,7 +20,7 @@ from headstart.convert.to_transformers import write_transformers
 from headstart.errors import ConfigError, RunError, pick
 from headstart.inference.loaded_model import LoadedModel, RunInfo, RunInputs, load_model
 from headstart.models.model import count_parameters
-from headstart.reports.run_report import render_run
+from headstart.reports.pages import render_run
 from headstart.results import plain
 from headstart.training.runtime import start_runtime
 from headstart.workflows.run_dir import RunDir, collect_provenance

@@ -17,8 +17,14 @@ from headstart.data.datasets import SOURCES, Example, load_for_scoring, load_tex
 from headstart.data.samplers import encode_rows
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
-from headstart.evaluation.attention import TRANSLATOR_TYPES, AttentionMaps, attention_maps, translation_maps
-from headstart.evaluation.head_ablation import HeadAblation, measure_head_ablation
+from headstart.evaluation.attention import (
+    TRANSLATOR_TYPES,
+    AttentionMaps,
+    HeadAblation,
+    attention_maps,
+    measure_head_ablation,
+    translation_maps,
+)
 from headstart.generation.beam_search import Beam
 from headstart.inference.embed import plain_batch
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head

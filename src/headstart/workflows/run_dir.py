@@ -251,7 +251,7 @@ class RunDir:
         with self.processes.raise_on_all():
             if not self.processes.is_main:
                 return
-            from headstart.reports.run_report import render_run  # needs matplotlib, which takes long to load
+            from headstart.reports.pages import render_run  # needs matplotlib, which takes long to load
 
             save_weights(self.path / WEIGHTS_FILE, weights)
             write_json(self.path / "result.json", result)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from headstart.planning.complexity import KINDS, Point, crossings, fit_exponent, growths, summarise
 from headstart.plots.complexity import draw_growth, growth_panels
 from headstart.reports.tables import complexity_tables, crossing_lines
+from headstart.workflows.complexity import KINDS, Point, crossings, fit_exponent, growths, summarise
 
 SIZES = (64, 128, 256, 512, 1024)
 
