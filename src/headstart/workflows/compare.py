@@ -9,36 +9,49 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from headstart.atomic_io import content_hash, write_json
+import numpy as np
+
+from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import BUDGETS, RunConfig, merge, resolve
+from headstart.data.audit import audit, token_counts
 from headstart.data.augmentation import check_bpe_dropout
 from headstart.data.datasets import Dataset, balanced_subset, exclude_evaluation_texts, load_dataset
 from headstart.data.documents import open_documents
-from headstart.errors import ConfigError, RunError, Stopped, nearest
+from headstart.errors import ConfigError, Stopped, pick
+from headstart.evaluation.statistics import adjust, first_epoch_reaching, interval, paired_test
 from headstart.inference.loaded_model import LoadedModel, absolute_paths, load_model, with_absolute_paths
 from headstart.objectives import make_objective
 from headstart.planning.workload import count_flops, make_workload
-from headstart.results import ArmKind, Comparison, TransferReport, comparison_from
-from headstart.training.callbacks import Event, Note, Stage
-from headstart.training.launch import require_single_process
-from headstart.training.runtime import graceful_shutdown
-from headstart.workflows.compare_analysis import (
-    FROZEN_RATE,
-    ComparisonInputs,
-    Experiment,
-    Results,
-    analyze,
-    write_comparison,
+from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
+from headstart.plots.style import save_figure
+from headstart.reports.comparison import render_comparison
+from headstart.results import (
+    ArmKind,
+    Comparison,
+    Mistake,
+    PairedTest,
+    SeedResult,
+    TransferReport,
+    VariantResult,
+    comparison_from,
+    plain,
 )
+from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
+from headstart.training.launch import require_single_process
+from headstart.training.runtime import graceful_shutdown, start_runtime
 from headstart.workflows.compare_cells import (
     CellResult,
+    Configure,
+    Fold,
     TextEncoder,
     Variant,
+    check_unchanged,
     combine_folds,
     ensemble,
     make_folds,
@@ -47,15 +60,60 @@ from headstart.workflows.compare_cells import (
 from headstart.workflows.finetune import choose_tokenizer, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config, uses_recommendation
 from headstart.workflows.pretrain import pretrain
-from headstart.workflows.run_dir import RunDir, command_line
+from headstart.workflows.run_dir import RunDir, collect_provenance, command_line
 from headstart.workflows.tokenize_corpus import learn_tokenizer
 
 ARMS: tuple[ArmKind, ...] = ("classical", "scratch", "frozen", "fine-tuned")
 OPTIONAL_ARMS: tuple[ArmKind, ...] = ("ensemble",)
 FROZEN = {"training": {"freeze_backbone": True, "reinit_top_layers": 0, "gradual_unfreezing_epochs": None}}
+FROZEN_RATE = 10.0  # times the learning rate: a head that trains without its backbone needs more
 DEFAULT_TOKENS = 5_000_000  # that the first objective reads, when no budget is given
-OnEvent = Callable[[Event], None]
+MAX_MISTAKES = 10
+SIDES = {"start": "its beginning", "end": "its end", "both": "both its ends"}
 Settings = Mapping[str, Any]
+Results = dict[tuple[str, int], list[SeedResult]]  # by name of the variant and label budget
+Transfers = dict[str, TransferReport | None]  # by name of the variant
+
+
+@dataclass(frozen=True)
+class ComparisonInputs:
+    """The request for a comparison, as compare.json holds it."""
+
+    data: str
+    bases: list[str]
+    names: list[str]  # of the bases
+    own_settings: list[dict[str, Any]]  # of the bases
+    seeds: list[int]
+    labels: list[int] | None
+    folds: int | None
+    arms: list[str]
+    preset: str | None
+    settings: dict[str, Any]
+    target_accuracy: float | None
+    command: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that a comparison trains."""
+
+    inputs: ComparisonInputs
+    dataset: Dataset
+    folds: list[Fold]
+    all_labels: int  # that every fold has to learn from
+    budgets: list[int]
+    variants: list[Variant]
+    notes: list[str]  # of the data
+
+    @cached_property
+    def truth(self) -> np.ndarray:
+        """The classes of all scored texts (N,)."""
+        return np.concatenate([fold.dataset.targets(fold.split) for fold in self.folds])
+
+    @property
+    def neural(self) -> list[Variant]:
+        """The variants that train a neural network."""
+        return [variant for variant in self.variants if variant.kind != "classical"]
 
 
 def compare(
@@ -71,7 +129,7 @@ def compare(
     preset: str | None = None,
     settings: Settings | None = None,
     target_accuracy: float | None = None,
-    on_event: OnEvent = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> Comparison:
     """Train every arm with every seed at every label budget, and report what differs beyond chance.
 
@@ -81,8 +139,7 @@ def compare(
     """
     require_single_process("a comparison")
     for name in arms:
-        if name not in (*ARMS, *OPTIONAL_ARMS):
-            raise ConfigError(f"no arm is called {name!r}", hint=nearest(name, (*ARMS, *OPTIONAL_ARMS)))
+        pick(dict.fromkeys((*ARMS, *OPTIONAL_ARMS)), name, "arm")
     if seeds < 1:
         raise ConfigError(f"{seeds} seeds train nothing", hint="--seeds 3 or more separates luck from difference")
     own = bases if isinstance(bases, Mapping) else {}
@@ -141,9 +198,14 @@ def _run_comparison(out: Path, inputs: ComparisonInputs, on_event: OnEvent) -> C
     started = time.time()
     bases = [replace(load_model(path), name=name) for path, name in zip(inputs.bases, inputs.names, strict=True)]
     experiment = _plan_experiment(inputs, bases, on_event)
-    _write_inputs(out, experiment, bases)
+    fingerprints = {
+        "data": data_fingerprint(experiment.dataset),
+        "bases": [content_hash(base.info.to_dict()) for base in bases],
+    }
+    check_unchanged(out, "compare.json", fingerprints, "comparison")
+    write_json(out / "compare.json", {"inputs": asdict(inputs), "fingerprints": fingerprints})
     results, transfers = _train_all(out, experiment, on_event)
-    comparison = analyze(experiment, results, transfers, started)
+    comparison = _analyze(experiment, results, transfers, started)
     write_comparison(out, comparison)
     return comparison
 
@@ -159,26 +221,26 @@ def _plan_experiment(inputs: ComparisonInputs, bases: list[LoadedModel], on_even
     budgets = inputs.labels or [config.data.train_size or all_labels]
     for seed in (inputs.seeds[0], inputs.seeds[-1]):
         config.with_({"training": {"seed": seed}})
-    for budget in budgets:
-        if budget != all_labels:
-            balanced_subset(folds[0].dataset, budget, inputs.seeds[0])
-    largest = folds[0].dataset
-    if max(budgets) != all_labels:
-        largest = balanced_subset(largest, max(budgets), 0)
-    variants = _make_variants(bases, inputs, scored, largest, folds[0].split, on_event)
-    if not variants:
-        raise ConfigError("there is nothing to train: these arms need a base", hint="add --base RUN, or other --arms")
-    has_ensemble = any(variant.kind == "ensemble" for variant in variants)
-    if "ensemble" in inputs.arms and (len(inputs.seeds) < 2 or not has_ensemble):
-        raise ConfigError(
+    subsets = {all_labels: folds[0].dataset}
+    for budget in {*budgets} - {all_labels}:
+        subsets[budget] = balanced_subset(folds[0].dataset, budget, inputs.seeds[0])
+    variants = _make_variants(bases, inputs, scored, subsets[max(budgets)], folds[0].split, on_event)
+    wants_ensemble, has_ensemble = "ensemble" in inputs.arms, any(each.kind == "ensemble" for each in variants)
+    for is_wrong, problem, hint in (
+        (not variants, "there is nothing to train: these arms need a base", "add --base RUN, or other --arms"),
+        (
+            wants_ensemble and (len(inputs.seeds) < 2 or not has_ensemble),
             "an ensemble is of the seeds of a fine-tuned base",
-            hint="add --base RUN and the arm fine-tuned, with two seeds or more",
-        )
-    if has_ensemble and any(budget != all_labels for budget in budgets):
-        raise ConfigError(
+            "add --base RUN and the arm fine-tuned, with two seeds or more",
+        ),
+        (
+            has_ensemble and {*budgets} != {all_labels},
             "each seed draws its own labels, so their ensemble would learn from more than the budget",
-            hint="leave out --train-size, or the arm ensemble",
-        )
+            "leave out --train-size, or the arm ensemble",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(problem, hint=hint)
     for variant in variants:
         if variant.kind != "classical" and variant.config.training.bpe_dropout:
             check_bpe_dropout(variant.tokenizer, folds[0].dataset.texts("train"))
@@ -190,7 +252,7 @@ def _make_variants(
 ) -> list[Variant]:
     """The variants, in the order of the report; their settings are those for the `largest` label budget."""
     last: Settings = {"training": {"checkpoint_selection": "last"}} if split == "valid" else {}
-    shared, preset = merge(last, inputs.settings), inputs.preset
+    shared, preset, arms = merge(last, inputs.settings), inputs.preset, inputs.arms
     starts: list[tuple[LoadedModel | None, Settings]] = list(zip(bases, inputs.own_settings, strict=True))
     if all(own for _, own in starts):
         starts = [(None, {}), *starts]
@@ -200,68 +262,48 @@ def _make_variants(
         settings = merge(shared, own)
         tokenizer = choose_tokenizer(finetune_config(base, preset, settings)[0], scored, base, on_event)
         facts = DatasetFacts.of(largest, tokenizer)
-        scratch = _configure(base, preset, shared, is_control=True)
-        frozen = _configure(base, preset, merge(settings, FROZEN), rate=FROZEN_RATE)
-        tuned = _configure(base, preset, settings)
+        scratch = partial(_configure, base, preset, shared, is_control=True)
+        frozen = partial(_configure, base, preset, merge(settings, FROZEN), rate=FROZEN_RATE)
+        tuned = partial(_configure, base, preset, settings)
         shape = (scratch(facts).model.model_dump_json(), tokenizer.fingerprint)
-        if not variants and "classical" in inputs.arms:
+        if not variants and "classical" in arms:
             variants.append(Variant("classical", "classical", None, tokenizer, scratch(facts), scratch))
-        if "scratch" in inputs.arms and shape not in controls and not own:
-            name = "scratch" if not controls or base is None else f"scratch like {base.name}"
-            variants.append(Variant(name, "scratch", None, tokenizer, scratch(facts), scratch))
-            controls[shape] = name
+        if "scratch" in arms and shape not in controls and not own:
+            controls[shape] = "scratch" if not controls or base is None else f"scratch like {base.name}"
+            variants.append(Variant(controls[shape], "scratch", None, tokenizer, scratch(facts), scratch))
         if base is None:
             continue
-        config = tuned(facts)
-        is_recommended = uses_recommendation(base, facts, config, make_objective(config.objective), settings)
-        control = "" if own else controls.get(shape, "")
-        kinds: list[tuple[ArmKind, Callable[[DatasetFacts], RunConfig]]] = [("frozen", frozen), ("fine-tuned", tuned)]
+        config, control = tuned(facts), "" if own else controls.get(shape, "")
+        recommended = uses_recommendation(base, facts, config, make_objective(config.objective), settings)
+        kinds: list[tuple[ArmKind, Configure]] = [("frozen", frozen), ("fine-tuned", tuned)]
         for kind, configure in kinds:
-            if kind in inputs.arms:
-                name = f"{base.name} {kind}"
+            if kind in arms:
+                name, resolved = f"{base.name} {kind}", configure(facts)
                 variants.append(
-                    Variant(name, kind, base, tokenizer, configure(facts), configure, control, "", is_recommended)
+                    Variant(name, kind, base, tokenizer, resolved, configure, control, is_recommended=recommended)
                 )
-        if "ensemble" in inputs.arms and "fine-tuned" in inputs.arms:
+        if "ensemble" in arms and "fine-tuned" in arms:
             name, members = f"{base.name} ensemble", f"{base.name} fine-tuned"
             variants.append(Variant(name, "ensemble", base, tokenizer, config, tuned, members, members))
     return variants
 
 
 def _configure(
-    base: LoadedModel | None, preset: str | None, settings: Settings, *, is_control: bool = False, rate: float = 1.0
-) -> Callable[[DatasetFacts], RunConfig]:
-    """The settings of a variant as a function of its dataset; `rate` multiplies the learning rate."""
-
-    def configure(facts: DatasetFacts) -> RunConfig:
-        config, _ = finetune_config(base, preset, settings, data=facts, is_control=is_control)
-        return config.with_({"optimizer": {"learning_rate": config.optimizer.learning_rate * rate}})
-
-    return configure
-
-
-def _write_inputs(out: Path, experiment: Experiment, bases: list[LoadedModel]) -> None:
-    """Write compare.json, or check that a resumed comparison reads the same data and bases."""
-    path = out / "compare.json"
-    found = {
-        "fingerprint": data_fingerprint(experiment.dataset),
-        "bases": [content_hash(base.info.to_dict()) for base in bases],
-    }
-    if path.exists():
-        known = json.loads(path.read_text("utf-8"))
-        for name, what in (("fingerprint", "data"), ("bases", "bases")):
-            if known[name] != found[name]:
-                raise RunError(
-                    f"the {what} of {out} changed since the comparison started",
-                    hint=f"restore the old {what}, or choose another --out",
-                )
-    write_json(path, {"inputs": asdict(experiment.inputs), **found})
+    base: LoadedModel | None,
+    preset: str | None,
+    settings: Settings,
+    facts: DatasetFacts,
+    *,
+    is_control: bool = False,
+    rate: float = 1.0,
+) -> RunConfig:
+    """The settings of a variant for its dataset; `rate` multiplies the learning rate."""
+    config, _ = finetune_config(base, preset, settings, data=facts, is_control=is_control)
+    return config.with_({"optimizer": {"learning_rate": config.optimizer.learning_rate * rate}})
 
 
-def _train_all(
-    out: Path, experiment: Experiment, on_event: OnEvent
-) -> tuple[Results, dict[str, TransferReport | None]]:
-    """The results of every variant by name and budget, and its transferred weights; what is on disk is not trained again."""
+def _train_all(out: Path, experiment: Experiment, on_event: OnEvent) -> tuple[Results, Transfers]:
+    """The results of every variant and its transferred weights; what is on disk is not trained again."""
     seeds, folds, all_labels = experiment.inputs.seeds, experiment.folds, experiment.all_labels
     cells = [
         (variant, budget, seed, number)
@@ -274,7 +316,7 @@ def _train_all(
     ]
     encoder, checkpoints = TextEncoder(), RunDir(out).checkpoints
     models: dict[tuple[str, int, int], list[CellResult]] = {}
-    transfers: dict[str, TransferReport | None] = {}
+    transfers: Transfers = {}
     try:
         with graceful_shutdown() as stop:
             for done, (variant, budget, seed, number) in enumerate(cells):
@@ -317,7 +359,7 @@ def compare_objectives(
     tokens: int = DEFAULT_TOKENS,
     settings: Settings | None = None,
     pretraining: Settings | None = None,
-    on_event: OnEvent = lambda event: None,
+    on_event: OnEvent = ignore_event,
     **comparing: Any,
 ) -> Comparison:
     """Pretrain a base with each objective on the same corpus at equal operations, and compare how they transfer.
@@ -341,12 +383,12 @@ def compare_objectives(
     for name in objectives:
         config = resolve("pretrain", preset, base_settings(name))
         costs[name] = count_flops(make_workload(config, "cpu", "float32")).training
-    budgets = {name: round(costs[objectives[0]] * tokens / cost) for name, cost in costs.items()}
     tokenizer = folder / "tokenizer"
     if not (tokenizer / "tokenizer.json").exists():  # one for all bases, so that only the objective differs
         config = resolve("pretrain", preset, shared)
         texts = [open_documents(corpus, config.data) for corpus in corpora]
         learn_tokenizer(config.tokenizer, texts, on_event).save(tokenizer)
+    budgets = {name: round(costs[objectives[0]] * tokens / cost) for name, cost in costs.items()}
     bases = {name: folder / "bases" / name for name in budgets}
     try:
         for name, budget in budgets.items():
@@ -365,3 +407,196 @@ def compare_objectives(
     except Stopped as stopped:
         stopped.again = command_line()  # which makes the bases that are left, and the comparison
         raise
+
+
+# --- Analysis: intervals, paired tests, mistakes and notes ----------------------------------------------------------
+
+
+def _analyze(experiment: Experiment, results: Results, transfers: Transfers, started: float) -> Comparison:
+    """All variants side by side, tested against each other, with the audit and the provenance."""
+    inputs, variants, dataset = experiment.inputs, experiment.variants, experiment.dataset
+    largest = max(experiment.budgets)
+    target = inputs.target_accuracy
+    if target is None:
+        target = _default_target(variants, results, largest)
+    arms = []
+    for budget in experiment.budgets:
+        for variant in variants:
+            models, has_epochs = results[variant.name, budget], variant.kind not in ("classical", "ensemble")
+            arms.append(
+                VariantResult(
+                    name=variant.name,
+                    kind=variant.kind,
+                    labels=budget,
+                    results=models,
+                    accuracy=interval([model.accuracy for model in models], _correct(models, experiment.truth)),
+                    macro_f1=interval([model.macro_f1 for model in models]),
+                    leak_free_accuracy=interval([model.leak_free_accuracy for model in models]),
+                    calibration_error=interval([model.calibration_error for model in models]),
+                    base=variant.base_name,
+                    control=variant.control,
+                    transfer=transfers.get(variant.name),
+                    epochs_to_target=[first_epoch_reaching(model.curve, target) for model in models if has_epochs],
+                )
+            )
+    first = (experiment.neural or variants)[0]
+    tokens = {split: token_counts(first.tokenizer, dataset.texts(split)) for split in dataset.splits}
+    return Comparison(
+        data=Path(inputs.data).name,
+        scored_split=experiment.folds[0].split if inputs.folds is None else f"{inputs.folds} folds",
+        scored_count=len(experiment.truth),
+        classes=dataset.classes,
+        truth=experiment.truth.tolist(),
+        label_budgets=experiment.budgets,
+        epochs=first.config.training.max_epochs or 0.0,
+        target_accuracy=target,
+        arms=arms,
+        tests=_paired_tests(arms, experiment.truth),
+        mistakes=_mistakes([arm for arm in arms if arm.labels == largest], experiment),
+        audit=audit(dataset, tokens, first.config.training.max_length).to_dict(),
+        settings={variant.name: variant.config.model_dump() for variant in experiment.neural},
+        notes=[*experiment.notes, *_design_notes(experiment), *_selection_notes(variants, results)],
+        provenance=collect_provenance(start_runtime(first.config.training), inputs.seeds, started, inputs.command),
+    )
+
+
+def _default_target(variants: Sequence[Variant], results: Results, budget: int) -> float:
+    """The final validation accuracy from scratch, which a pretrained base should reach earlier."""
+    for kind in ("scratch", "fine-tuned", "frozen"):
+        if names := [variant.name for variant in variants if variant.kind == kind]:
+            finals = [model.curve[-1].accuracy for name in names for model in results[name, budget] if model.curve]
+            return round(float(np.mean(finals)), 4) if finals else 0.0
+    return 0.0
+
+
+def _correct(results: Sequence[SeedResult], truth: np.ndarray) -> np.ndarray:
+    return np.array([np.array(result.predictions) == truth for result in results])  # (seeds, N)
+
+
+def _paired_tests(arms: Sequence[VariantResult], truth: np.ndarray) -> list[PairedTest]:
+    """Every arm against its control and against classical, and fine-tuned bases against each other, at each budget,
+    adjusted for their number; a base without a control against those of the others.
+    """
+    tests = []
+    for index, arm in enumerate(arms):
+        for number, other in enumerate(arms):
+            is_control = other.name == arm.control if arm.control else bool(arm.base) and other.kind == "scratch"
+            is_baseline = is_control or (other.kind == "classical" and arm.kind != "classical")
+            is_alternative = arm.kind == other.kind == "fine-tuned" and number < index
+            if (is_baseline or is_alternative) and other.labels == arm.labels:
+                correct = _correct(arm.results, truth), _correct(other.results, truth)
+                tests.append(paired_test(arm.name, other.name, arm.labels, *correct))
+    return adjust(tests)
+
+
+def _mistakes(arms: Sequence[VariantResult], experiment: Experiment) -> list[Mistake]:
+    """Texts that every seed of the best neural arm gets wrong, the most confident first."""
+    neural = [arm for arm in arms if arm.kind != "classical"]
+    if not neural:
+        return []
+    best = max(neural, key=lambda arm: arm.accuracy.mean)
+    wrong = np.asarray(~_correct(best.results, experiment.truth).any(axis=0))
+    confidence = np.mean([result.confidences for result in best.results], axis=0)
+    worst = [int(index) for index in np.argsort(-np.where(wrong, confidence, -1.0)) if wrong[index]]
+    examples = [example for fold in experiment.folds for example in fold.examples]
+    return [
+        Mistake(
+            arm=best.name,
+            text=examples[index].text,
+            label=examples[index].label or "",
+            predicted=experiment.dataset.classes[best.results[0].predictions[index]],
+            confidence=float(confidence[index]),
+            origin=examples[index].origin,
+        )
+        for index in worst[:MAX_MISTAKES]
+    ]
+
+
+def _design_notes(experiment: Experiment) -> list[str]:
+    """What a reader must know besides the numbers, known before anything is trained."""
+    folds, variants, neural, inputs = experiment.folds, experiment.variants, experiment.neural, experiment.inputs
+    kinds, classes = {variant.kind for variant in variants}, experiment.dataset.classes
+    notes = []
+    if len(folds) > 1:
+        notes += [
+            f"train and valid were put together and split into {len(folds)} folds; every text is scored by a model that "
+            "held it out, after its last epoch, and all arms have the same folds",
+            "models of different folds share most of their training texts, so the intervals are for new seeds and texts, "
+            "not for new training sets",
+        ]
+        if any(variant.base is None for variant in neural):
+            notes.append("vocabularies were learned without labels from the texts of all folds, or came with a base")
+    elif folds[0].split == "valid":
+        notes.append("there is no test split, so the last epoch is scored on valid and nothing is selected on it")
+    else:
+        notes.append("each neural model is the best of its epochs on valid; test is read once, at the end")
+    if neural and len(neural) < len(variants):
+        notes.append(f"{_reading_lengths(neural)}; the classical baseline reads whole texts")
+    tuned = [variant.config for variant in variants if variant.kind == "fine-tuned"]
+    if len({config.model_dump_json(include={"optimizer", "lr_schedule", "training"}) for config in tuned}) > 1:
+        notes.append("the bases train with settings of their own, so budgets differ: see settings")
+    notes += [
+        f"{base} uses its recommended settings; arms from scratch use the defaults for random weights, so they differ in "
+        "more than their start"
+        for base in sorted({variant.base_name for variant in variants if variant.is_recommended})
+    ]
+    if "frozen" in kinds:
+        notes.append(f"frozen arms train the head only, at {FROZEN_RATE:g} times the learning rate")
+    pretrained = [(variant.base, variant) for variant in variants if variant.base]
+    if reused := {base.name for base, own in pretrained if base.can_reuse_head(own.config, own.objective, classes)}:
+        notes.append(
+            f"arms of {' and '.join(sorted(reused))} start with the base's own head, which has the same classes, and so "
+            "with what its own stages learned of them"
+        )
+    if "ensemble" in kinds:
+        notes.append("an ensemble is one model made of all seeds of its arm: its interval is for texts, not for seeds")
+    notes += [
+        f"{name} has settings of its own and no arm from scratch: it differs from the other arms in model, tokenizer and "
+        "settings too, not in its start only"
+        for name, own in zip(inputs.names, inputs.own_settings, strict=True)
+        if own
+    ]
+    return notes
+
+
+def _reading_lengths(neural: Sequence[Variant]) -> str:
+    """How much of a text each variant reads, in words; variants that read alike are named together."""
+    names: dict[str, list[str]] = {}
+    for variant in neural:
+        length, side = variant.config.training.max_length, variant.config.data.truncation_side
+        words = f"at most {length} tokens of a text ({SIDES[side]} when it is longer)"
+        names.setdefault(words, []).append(variant.name)
+    if len(names) == 1:
+        return f"neural arms read {next(iter(names))}"
+    return "; ".join(f"{' and '.join(alike)} read {words}" for words, alike in names.items())
+
+
+def _selection_notes(variants: Sequence[Variant], results: Results) -> list[str]:
+    """Which variants are scored without a training step, because no epoch was better on valid."""
+    selecting = {
+        variant.name: variant.base_name
+        for variant in variants
+        if variant.kind == "fine-tuned" and variant.config.training.checkpoint_selection == "best"
+    }
+    notes = []
+    for (name, labels), found in results.items():
+        curves = [result.curve for result in found if result.curve] if name in selecting else []
+        bests = [max(curve, key=lambda point: (point.accuracy, -point.loss)) for curve in curves]
+        if untrained := sum(best.step == 0 for best in bests):
+            notes.append(
+                f"{untrained} of {len(found)} seeds of {name} with {labels:,} labels are best on valid before the first "
+                f"step, so there {selecting[name]} is scored without training"
+            )
+    return notes
+
+
+def write_comparison(out: Path, comparison: Comparison) -> None:
+    """JSON, figures and, last, the report: it exists only when all the rest does."""
+    write_json(out / "comparison.json", plain(comparison))
+    figures = {"curves": draw_curves(accuracy_curves(comparison))}
+    if efficiency := label_efficiency(comparison):
+        figures["label-efficiency"] = draw_label_efficiency(efficiency, comparison.scored_split)
+    for name, figure in figures.items():
+        for suffix in ("png", "svg"):
+            save_figure(figure, out / f"{name}.{suffix}")
+    write_text(out / "report.html", render_comparison(comparison))

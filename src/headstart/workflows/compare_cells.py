@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +20,13 @@ from headstart.data.datasets import Dataset, Example, balanced_subset, merge_fol
 from headstart.data.hashing import is_contaminated
 from headstart.data.samplers import encode_rows
 from headstart.data.tokenizer import Tokenizer
+from headstart.errors import RunError
 from headstart.evaluation.metrics import score
 from headstart.inference.loaded_model import LoadedModel
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.results import ArmKind, CurvePoint, SeedResult, TransferReport, plain, with_nan
-from headstart.training.callbacks import Event
+from headstart.training.callbacks import OnEvent, ignore_event
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
 from headstart.training.trainer import Trainer
@@ -33,6 +34,7 @@ from headstart.workflows.finetune import FinetuneJob, Task, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts
 
 DIGITS = 9  # of a probability on disk: enough for every float32
+Configure = Callable[[DatasetFacts], RunConfig]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Variant:
     base: LoadedModel | None
     tokenizer: Tokenizer
     config: RunConfig  # for the largest label budget
-    configure: Callable[[DatasetFacts], RunConfig]  # the settings for another label budget
+    configure: Configure  # the settings for another label budget
     control: str = ""  # the variant that differs in one thing only: from scratch, or for an ensemble its members
     members: str = ""  # the variant whose models an ensemble is made of
     is_recommended: bool = False  # whether it uses the settings that its base recommends
@@ -126,21 +128,29 @@ class FitState:
         """Continue from the newest complete state of this fit and return its extra content; else clear the folder."""
         found = load_checkpoint(self.folder)
         if found is None or found[1].get("fit") != self.fit_hash:
-            self.clear()
+            shutil.rmtree(self.folder, ignore_errors=True)
             return None
         parts, content = found
         trainer.load(parts, content["training"])
-        result: dict[str, Any] | None = content["extra"]
-        return result
+        extra: dict[str, Any] = content["extra"]
+        return extra
 
-    def save(self, trainer: Trainer, extra: dict[str, Any] | None = None) -> None:
+    def save(self, trainer: Trainer, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint from which the fit continues bit for bit."""
-        content = {"fit": self.fit_hash, "training": trainer.state.to_dict(), "extra": extra or {}}
+        content = {"fit": self.fit_hash, "training": trainer.state.to_dict(), "extra": dict(extra or {})}
         save_checkpoint(self.folder, trainer.state.step, trainer.parts(), content)
 
-    def clear(self) -> None:
-        """Remove the state, and anything else in its folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+def check_unchanged(folder: Path, name: str, found: Mapping[str, Any], kind: str) -> None:
+    """Refuse to continue a comparison or a search whose data or bases are not those that the file `name` records."""
+    if (folder / name).exists():
+        known = json.loads((folder / name).read_text("utf-8"))["fingerprints"]
+        for what, fingerprint in found.items():
+            if known[what] != fingerprint:
+                raise RunError(
+                    f"the {what} of {folder} changed since the {kind} started",
+                    hint=f"restore the old {what}, or choose another --out",
+                )
 
 
 @dataclass(frozen=True)
@@ -155,14 +165,11 @@ class CellResult:
 
     def save(self, path: Path) -> None:
         """Write the result as JSON."""
-        content = {
+        arrays = {
             "probabilities": self.probabilities.tolist(),
             "contaminated": np.flatnonzero(self.contaminated).tolist(),
-            "seconds": self.seconds,
-            "curve": [plain(point) for point in self.curve],
-            "transfer": plain(self.transfer) if self.transfer else None,
         }
-        write_text(path, json.dumps(finite(content), ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(finite({**plain(self), **arrays}), ensure_ascii=False) + "\n")
 
     @staticmethod
     def load(path: Path) -> "CellResult | None":
@@ -176,7 +183,7 @@ class CellResult:
             contaminated=np.isin(np.arange(len(probabilities)), content["contaminated"]),
             seconds=content["seconds"],
             curve=[CurvePoint(**point) for point in content["curve"]],
-            transfer=TransferReport(**content["transfer"]) if content["transfer"] else None,
+            transfer=content["transfer"] and TransferReport(**content["transfer"]),
         )
 
 
@@ -188,7 +195,7 @@ def train_cell(
     encoder: TextEncoder,
     checkpoints: Path,
     stop: StopSignal | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: OnEvent = ignore_event,
 ) -> CellResult:
     """One model of a variant, from `budget` labels of its fold (None = all of them).
 
@@ -268,13 +275,10 @@ def combine_folds(cells: Sequence[CellResult], folds: Sequence[Fold], seed: int)
         probabilities[fold.positions] = cell.probabilities
         contaminated[fold.positions] = cell.contaminated
     found = score(truth, probabilities, classes, contaminated, folds[0].split)
+    metrics = ("accuracy", "macro_f1", "loss", "calibration_error", "leak_free_accuracy")
     return SeedResult(
         seed=seed,
-        accuracy=found.accuracy,
-        macro_f1=found.macro_f1,
-        loss=found.loss,
-        calibration_error=found.calibration_error,
-        leak_free_accuracy=found.leak_free_accuracy,
+        **{name: getattr(found, name) for name in metrics},
         seconds=round(sum(cell.seconds for cell in cells), 2),
         predictions=probabilities.argmax(axis=1).tolist(),
         confidences=[round(float(value), 6) for value in probabilities.max(axis=1)],
@@ -284,21 +288,11 @@ def combine_folds(cells: Sequence[CellResult], folds: Sequence[Fold], seed: int)
 
 def _mean_curve(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
     """The mean of curves with as many points each; none when they differ."""
-    if len({len(curve) for curve in curves}) > 1:
-        return []
-    if len(curves) == 1:
-        return curves[0]
-
-    def mean(name: str, points: Sequence[CurvePoint]) -> float:
-        return float(np.mean([getattr(point, name) for point in points]))
-
+    if len(curves) == 1 or len({len(curve) for curve in curves}) > 1:
+        return curves[0] if len(curves) == 1 else []
+    values = [[(point.epoch, point.accuracy, point.macro_f1, point.loss) for point in curve] for curve in curves]
+    means = np.mean(values, axis=0).tolist()
     return [
-        CurvePoint(
-            epoch=round(mean("epoch", points), 4),
-            step=points[0].step,
-            accuracy=mean("accuracy", points),
-            macro_f1=mean("macro_f1", points),
-            loss=mean("loss", points),
-        )
-        for points in zip(*curves, strict=True)
+        CurvePoint(round(epoch, 4), point.step, *scores)
+        for point, (epoch, *scores) in zip(curves[0], means, strict=True)
     ]
