@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headstart.contrib.libreoffice import fetch as fetch
     from headstart.data.audit import inspect_data as inspect_data
     from headstart.data.datasets import load_dataset as load_dataset
+    from headstart.data.libreoffice import fetch as fetch
     from headstart.data.parallel import load_parallel as load_parallel
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.inference.classify import predict as predict
@@ -51,7 +51,7 @@ _PUBLIC = {
     "compare": "headstart.workflows.compare",
     "evaluate": "headstart.workflows.evaluate",
     "export": "headstart.workflows.convert",
-    "fetch": "headstart.contrib.libreoffice",
+    "fetch": "headstart.data.libreoffice",
     "finetune": "headstart.workflows.finetune",
     "generate": "headstart.inference.generate",
     "import_model": "headstart.workflows.convert",

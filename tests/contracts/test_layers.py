@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "headstart"
 LAYERS = [
     ["cli"],
     ["serving"],
-    ["workflows", "contrib"],
+    ["workflows"],
     ["inference", "planning"],
     ["training", "generation", "baselines", "convert"],
     ["reports"],

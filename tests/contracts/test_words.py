@@ -16,14 +16,14 @@ SUFFIXES = {".py", ".js", ".css", ".html", ".md", ".toml", ".sh"}
 # word -> (what to write instead, how often the word may still occur)
 WORDS = {
     "arrival": ("from_transformers", 0),
-    "asked": ("label_positions, or another verb", 6),
+    "asked": ("label_positions, or another verb", 4),
     "asking": ("q_proj, or another verb", 0),
     "begun": ("started", 0),
     "bend": ("activation", 0),
     "bends": ("activations", 0),
     "desk": ("workspace", 1),
-    "followed": ("applied, or 'with ... after it'", 1),
-    "goes on": ("continues, or 'is put on'", 22),
+    "followed": ("applied, or 'with ... after it'", 0),
+    "goes on": ("continues, or 'is put on'", 14),
     "halved": ("bfloat16", 1),
     "heard": ("received", 2),
     "inward": ("qkv_proj", 0),

@@ -106,7 +106,7 @@ def interrupt():
 
 
 @pytest.mark.parametrize("fit", [1, 2, 3, 5])
-def test_the_fit_under_way_goes_on_from_where_it_was_saved(world, tmp_path, plainly, fit):
+def test_the_current_fit_resumes_from_its_checkpoint(world, tmp_path, plainly, fit):
     """Fits: classical, scratch, frozen and fine-tuned of a seed, then those of the next without classical."""
     work = jobs(world)["every arm"]
     work(tmp_path / "whole")

@@ -74,7 +74,7 @@ def test_a_search_finds_what_it_says_and_keeps_it(world):
     assert (out / "trials.svg").read_text().startswith("<?xml")
 
 
-def test_a_search_that_died_goes_on_to_the_same_end(world, tmp_path):
+def test_a_killed_search_resumes_to_the_same_end(world, tmp_path):
     out = tmp_path / "died"
     for stop in (3, 4, 9):
 
@@ -210,7 +210,7 @@ def test_the_command_shows_a_table_and_json(world, tmp_path):
     assert found["best"]["value"] == min(trial["value"] for trial in found["trials"] if trial["state"] == "finished")
 
 
-def test_a_trial_that_diverges_is_written_down_and_the_search_goes_on(world, tmp_path):
+def test_a_trial_that_diverges_is_recorded_and_the_search_continues(world, tmp_path):
     found = search(
         world, tmp_path / "t", trials=3, folds=None, search=["optimizer.learning_rate=1e-3:1e30:log"],
         settings={"training": {**SETTINGS["training"], "max_epochs": 2}},

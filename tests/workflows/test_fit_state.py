@@ -42,7 +42,7 @@ def tear(folder, step):
     weights.write_bytes(weights.read_bytes()[:-1])
 
 
-def test_a_fit_goes_on_from_its_newest_state_to_the_same_bytes(trainer, tmp_path):
+def test_a_fit_resumes_from_its_newest_state_to_the_same_bytes(trainer, tmp_path):
     whole = started(trainer, tmp_path / "state", extra={"metrics": [0.5]})
     other, steps = trainer(), []
     assert FitState(tmp_path / "state", lambda: "this fit").load(other) == {"metrics": [0.5]}
@@ -75,7 +75,7 @@ def test_a_torn_state_gives_way_to_the_one_before_or_to_a_fresh_start(trainer, t
     assert other.state.step == step
 
 
-def test_what_a_fit_depends_on_is_asked_only_when_there_is_state_to_mark(trainer, tmp_path):
+def test_what_a_fit_depends_on_is_computed_only_when_there_is_state_to_save(trainer, tmp_path):
     def identity():
         raise AssertionError("nothing was saved")
 

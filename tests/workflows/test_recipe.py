@@ -88,7 +88,7 @@ def test_a_recipe_that_was_stopped_ends_as_if_it_never_had(world, stage, step):
     assert resume(world / "stopped") is None
 
 
-def test_a_recipe_goes_on_elsewhere_from_its_copied_stages(world, tmp_path_factory):
+def test_a_recipe_resumes_elsewhere_from_its_copied_stages(world, tmp_path_factory):
     run_small_recipe(world, "whole")
     assert run_small_recipe(world, "first", last_stage=1) is None
     assert len(list((world / "first" / "stages").iterdir())) == 1
@@ -119,7 +119,7 @@ def test_only_the_weights_of_the_last_finished_stage_have_to_travel(world):
 
 
 @pytest.mark.parametrize(("stage", "step"), [(2, 2), (3, 5)])
-def test_a_stage_stopped_half_way_goes_on_elsewhere(world, tmp_path_factory, stage, step):
+def test_a_stage_stopped_half_way_resumes_elsewhere(world, tmp_path_factory, stage, step):
     run_small_recipe(world, "whole")
     with pytest.raises(InterruptedError):
         run_small_recipe(world, "stopped", on_event=interrupt_in(stage, step))
@@ -258,7 +258,7 @@ training = { max_epochs = 1, max_length = 32 }
 """
 
 
-def test_a_head_goes_on_from_stage_to_stage_and_answers_when_it_is_packed(world, monkeypatch):
+def test_a_head_is_reused_by_the_next_stage_and_answers_when_it_is_packaged(world, monkeypatch):
     words = TEXT.split("[[stages]]")
     same = words[2].replace("negative =", "bad =").replace("positive =", "good =")
     text = "[[stages]]".join([words[0].replace('exclude_eval_texts_of = ["target.tsv"]', ""), words[1], same])

@@ -30,7 +30,7 @@ training = { max_epochs = 1, max_length = 32, save_steps = 3 }
 """
 
 
-def test_a_stage_goes_on_from_an_earlier_one_and_is_distilled_from_another(world):
+def test_a_stage_continues_from_an_earlier_one_and_is_distilled_from_another(world):
     recipe = world / "recipe.toml"
     recipe.write_text(TEXT + DISTILLED)
     run_small_recipe(world, "made")

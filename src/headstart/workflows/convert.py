@@ -104,10 +104,8 @@ def import_model(folder: str | Path, out: str | Path) -> Imported:
     model = load_transformers(Path(folder))
     info = _run_info(model, Path(folder), start)
     parameters = sum(weight.numel() for weight in model.weights.values())
-    result: dict[str, Any] = {
-        "path": "", "score": None, "parameters": parameters,
-        "seconds": 0.0, "steps": 0, "curve": [], "provenance": info.provenance,
-    }  # fmt: skip
+    result: dict[str, Any] = {"path": "", "score": None, "parameters": parameters, "seconds": 0.0, "steps": 0}
+    result |= {"curve": [], "provenance": info.provenance}
 
     def fill(target: Path) -> None:
         run = RunDir(target)

@@ -121,10 +121,10 @@ def package(
     measured_on, before = _measure(model, eval_data)
     after = _measure(replace(model, weights=quantized), eval_data)[1]
     error = _relative_error(model.weights, quantized)
-    storing = {
-        "form": dtype, "measured_on": measured_on, "before": before, "after": after, "weight_error": error,
+    measured: dict[str, Any] = {
+        "measured_on": measured_on, "before": before, "after": after, "weight_error": error,
     }  # fmt: skip
-    content = _card_content(model, Path(run), name, facts) | {"storing": storing}
+    content = _card_content(model, Path(run), name, facts) | {"storing": {"form": dtype, **measured}}
 
     def fill(folder: Path) -> None:
         store_weights(folder, model.weights, dtype, max_shard_size)
@@ -146,10 +146,7 @@ def package(
         parameters=content["parameters"],
         weight_bytes=stored_bytes(path),
         total_bytes=sum(file.stat().st_size for file in path.iterdir()),
-        measured_on=measured_on,
-        before=before,
-        after=after,
-        weight_error=error,
+        **measured,
     )
 
 
@@ -219,9 +216,9 @@ def _score_held_out(loaded: LoadedModel) -> tuple[str, object]:
 
 def _with_default_columns(model: LoadedModel) -> LoadedModel:
     """The run without the columns and labels of its own training table."""
-    default = {name: getattr(DataConfig(), name) for name in TABLE_SETTINGS}
     config = model.info.config
-    config = config.model_copy(update={"data": config.data.model_copy(update=default)})
+    data = DataConfig(**config.data.model_dump(exclude=set(TABLE_SETTINGS)))
+    config = config.model_copy(update={"data": data})
     return replace(model, info=replace(model.info, config=config))
 
 

@@ -335,15 +335,14 @@ def _scaled(settings: Settings, preset: Mapping[str, Any], scale: float) -> Sett
     """The settings with their budget, or that of the preset, multiplied by `scale`."""
     if scale == 1:
         return settings
-    own = merge({"training": preset.get("training", {})}, {"training": settings.get("training", {})})
-    training = parse(TrainingConfig, own["training"])
+    training = parse(TrainingConfig, merge(preset, settings).get("training", {}))
     name = next((name for name in BUDGETS if getattr(training, name) is not None), None)
     if name is None:
         return settings
     budget = getattr(training, name) * scale
-    return merge(
-        settings, {"training": {name: max(1, round(budget)) if name in ("max_steps", "max_tokens") else budget}}
-    )
+    if name in ("max_steps", "max_tokens"):
+        budget = max(1, round(budget))
+    return merge(settings, {"training": {name: budget}})
 
 
 def resolve_stages(recipe: Recipe) -> list[RunConfig]:

@@ -27,7 +27,7 @@ from headstart.results import Provenance, plain
 from headstart.training.callbacks import Evaluated, Event, Note, OnEvent, Stage, ignore_event
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import StopSignal, graceful_shutdown, seed_for, start_runtime
-from headstart.workflows.compare_cells import FitState, Fold, TextEncoder, cell_inputs, make_folds
+from headstart.workflows.compare_cells import FitState, Fold, TextEncoder, cell_inputs, check_unchanged, make_folds
 from headstart.workflows.finetune import FinetuneJob, choose_tokenizer, data_fingerprint, load_labelled
 from headstart.workflows.finetune_defaults import DatasetFacts, describe, finetune_config, uses_recommendation
 from headstart.workflows.run_dir import RunDir, collect_provenance, command_line
@@ -81,22 +81,26 @@ class SearchDim:
     def parse(text: str) -> "SearchDim":
         """The dimension that a `--search` argument describes."""
         name, sign, content = (part.strip() for part in text.partition("="))
+        problem, hint, dim = "", FORM, SearchDim(name)
         if not sign or name.count(".") != 1:
-            raise ConfigError(f"--search {text!r} names no setting to search", hint=FORM)
-        if ":" not in content:
-            choices = tuple(_parse_value(part.strip()) for part in content.split(","))
-            if len(set(choices)) < 2:
-                raise ConfigError(f"--search {text!r} has fewer than two choices", hint=f"{FORM}; --set fixes a value")
-            return SearchDim(name, choices=choices)
-        low_text, high_text, *flags = content.split(":")
-        low, high = _parse_value(low_text), _parse_value(high_text)
-        if not (_is_number(low) and _is_number(high)) or not {"log", "int"}.issuperset(flags):
-            raise ConfigError(f"--search {text!r} is not a range of numbers", hint=FORM)
-        dim = SearchDim(name, float(low), float(high), "log" in flags, "int" in flags)
-        if not low < high:
-            raise ConfigError(f"--search {text!r} is an empty range", hint="write the lower end first")
-        if dim.is_log and low <= 0:
-            raise ConfigError(f"--search {text!r} has no logarithm at 0", hint="start above 0, or leave out :log")
+            problem = "names no setting to search"
+        elif ":" not in content:
+            dim = SearchDim(name, choices=tuple(_parse_value(part.strip()) for part in content.split(",")))
+            if len(set(dim.choices)) < 2:
+                problem, hint = "has fewer than two choices", f"{FORM}; --set fixes a value"
+        else:
+            low_text, high_text, *flags = content.split(":")
+            low, high = _parse_value(low_text), _parse_value(high_text)
+            if not (_is_number(low) and _is_number(high)) or not {"log", "int"}.issuperset(flags):
+                problem = "is not a range of numbers"
+            elif not low < high:
+                problem, hint = "is an empty range", "write the lower end first"
+            elif "log" in flags and low <= 0:
+                problem, hint = "has no logarithm at 0", "start above 0, or leave out :log"
+            else:
+                dim = SearchDim(name, float(low), float(high), "log" in flags, "int" in flags)
+        if problem:
+            raise ConfigError(f"--search {text!r} {problem}", hint=hint)
         return dim
 
     def __str__(self) -> str:
@@ -222,13 +226,8 @@ class TuneInputs:
 class Budget:
     """When a search ends."""
 
-    trials: int | None
+    trials: int | None  # None = only the minutes count
     minutes: float | None
-
-    @property
-    def max_trials(self) -> int | None:
-        """The number of trials, without a limit when only the minutes are given."""
-        return self.trials or (DEFAULT_TRIALS if self.minutes is None else None)
 
 
 @dataclass(frozen=True)
@@ -308,9 +307,9 @@ def tune(
     space = [str(dim) for dim in make_space(search, search_only, fixed)]
     base, data = absolute_paths([base, data])
     inputs = TuneInputs(base, data, folds, space, metric, pruner, preset, fixed)
-    path = Path(out)
+    path, default = Path(out), DEFAULT_TRIALS if minutes is None else None
     with RunDir(path) if is_search(path) else RunDir.create(path):
-        return _run_search(path, inputs, Budget(trials, minutes), on_event)
+        return _run_search(path, inputs, Budget(trials or default, minutes), on_event)
 
 
 def is_search(path: Path) -> bool:
@@ -437,7 +436,7 @@ class Search:
 
     def run(self, budget: Budget, stop: StopSignal) -> None:
         """Run trials until the budget is spent. A trial that is running when the minutes are over is finished."""
-        most = budget.max_trials
+        most = budget.trials
         while True:
             ended = _ended_trials(self.study)
             is_over = budget.minutes is not None and sum(trial.seconds for trial in ended) >= 60 * budget.minutes
@@ -610,9 +609,7 @@ def _write_inputs(path: Path, inputs: TuneInputs, budget: Budget, folds: list[Fo
                 f"{path} holds a search with another {' and '.join(other)}",
                 hint="run exactly the same command to continue it, or choose another --out",
             )
-        for name, fingerprint in fingerprints.items():
-            if known["fingerprints"][name] != fingerprint:
-                raise RunError(f"the {name} of {path} changed since the search started", hint="restore the old one")
+        check_unchanged(path, "tune.json", fingerprints, "search")
         command = known["command"]
     content = {"inputs": asdict(inputs), "fingerprints": fingerprints, "budget": asdict(budget), "command": command}
     write_json(path / "tune.json", content)

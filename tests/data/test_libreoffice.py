@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import DataConfig
-from headstart.contrib.libreoffice import align, fetch, find_packages, package_files, paragraphs
 from headstart.data.audit import audit_parallel
 from headstart.data.datasets import SPLITS, split_of
 from headstart.data.hashing import text_hash
+from headstart.data.libreoffice import align, fetch, find_packages, package_files, paragraphs
 from headstart.data.parallel import load_parallel
 from headstart.errors import DataError, HeadstartError
 from tests.helpers.debian_packages import ar_of, deb_of, page, write_help
@@ -162,7 +162,7 @@ def apt(packages, tmp_path, monkeypatch):
     return answer
 
 
-def test_apt_is_asked_for_the_packages(apt, tmp_path):
+def test_apt_downloads_the_packages(apt, tmp_path):
     assert call("libreoffice-help", "--pair", "en-fr", "--out", tmp_path / "set", "--quiet")[0] == 0
     assert (tmp_path / "set" / "test.fr").exists()
 
@@ -288,7 +288,7 @@ def test_a_damaged_package_gives_no_traceback(tmp_path, place, junk, packing):
 
 
 def test_a_package_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("headstart.contrib.libreoffice.MAX_BYTES", 2**20)
+    monkeypatch.setattr("headstart.data.libreoffice.MAX_BYTES", 2**20)
     zeros = {"usr/zeros": bytes(2**20)}
     for packing in ("gz", "xz", "bz2", ""):
         path = written(tmp_path, deb_of(zeros, packing=packing))
@@ -300,12 +300,12 @@ def test_a_package_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not (shutil.which("zstd") and shutil.which("dpkg-deb")), reason="needs zstd and dpkg-deb")
 def test_what_dpkg_unpacks_is_bounded_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("headstart.contrib.libreoffice.MAX_BYTES", 2**20)
+    monkeypatch.setattr("headstart.data.libreoffice.MAX_BYTES", 2**20)
     path = written(tmp_path, deb_of({"usr/zeros": bytes(2**22)}, "2", "", zstd, ".zst"))
     assert "take more than 1,048,576 bytes" in str(read_or_error(path))
 
 
-def test_no_path_of_a_package_is_written_or_followed(tmp_path):
+def test_no_path_of_a_package_is_written_or_read_through(tmp_path):
     """Names that lead out of the package are names; links and devices are passed over."""
     secret = tmp_path / "secret"
     secret.write_text("not yours")

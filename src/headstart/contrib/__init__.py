@@ -1,1 +1,0 @@
-"""Builders of datasets from sources on the web; nothing else in the package needs them."""
