@@ -21,7 +21,7 @@ from headstart.models.backbones import EncoderDecoderBackbone
 from headstart.models.heads import language_head
 from headstart.models.model import Model, build_model
 from headstart.objectives import make_objective
-from headstart.planning.calibrate import SyntheticData
+from headstart.workflows.plan import SyntheticData
 
 RESULTS = Path(__file__).parent / "results"
 LENGTHS = (8, 16, 32, 64)

@@ -73,9 +73,9 @@ COMPILED_ON_GPU = [
 def child(setting: Setting, seconds: float, known: dict[str, Any]) -> None:
     """Measure one setting, predict it, and print both as JSON."""
     from headstart.config import resolve
-    from headstart.planning.calibrate import StepMeasurement, measure_steps
     from headstart.planning.devices import find_device
     from headstart.planning.plan import make_plan, this_machine
+    from headstart.workflows.plan import StepMeasurement, measure_steps
 
     config = resolve(setting.job, setting.preset, setting.settings)
     device = find_device(known["device"]) if known else this_machine()

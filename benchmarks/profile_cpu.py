@@ -17,7 +17,7 @@ from bench import RESULTS, Sheet
 from torch.profiler import ProfilerActivity, profile
 
 from headstart.config import resolve
-from headstart.planning.calibrate import measure_steps
+from headstart.workflows.plan import measure_steps
 
 ADAMW = {"objective": {"name": "masked-lm"}, "optimizer": {"name": "adamw"}}  # as the peers of speed_cpu_pretrain.py
 # name, job, preset, settings, texts, tokens of each, vocabulary, classes

@@ -21,7 +21,7 @@ TARGET = 3.0
 def headstart(batch: int, length: int) -> None:
     """Steps of headstart's own loop."""
     from headstart.config import resolve
-    from headstart.planning.calibrate import measure_steps
+    from headstart.workflows.plan import measure_steps
 
     config = resolve("pretrain", "lab", {"training": {"precision": "float32"}})
     measure_steps(config, VOCABULARY, 0, batch, length, 0.0)

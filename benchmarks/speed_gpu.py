@@ -186,7 +186,7 @@ def make_loader(config: Any, objective: Any, size: int, folder: Path) -> Any:
 
 def make_alphabet(size: int) -> Any:
     """What objectives must know of a tokenizer."""
-    from headstart.planning.calibrate import SyntheticData
+    from headstart.workflows.plan import SyntheticData
 
     return SyntheticData(size, 1, 1, 0, special_ids=frozenset({0, 1, 2}))
 

@@ -47,7 +47,7 @@ def test_a_task_with_one_right_answer_is_learnt_to_the_last_word(tmp_path, task,
 
 STEP = """
 import sys
-from headstart.planning.calibrate import measure_steps
+from headstart.workflows.plan import measure_steps
 from headstart.workflows.plan import plan_config
 config = plan_config("vaswani-base", {"training": {"device": "cpu"}})
 found = measure_steps(config, 37000, 0, batch=8, length=32, seconds=0.0)

@@ -11,9 +11,9 @@ from headstart.config import resolve
 from headstart.constants import MAX_UNCHUNKED_LOGITS
 from headstart.models.model import build_model
 from headstart.objectives import make_objective
-from headstart.planning.calibrate import SyntheticData
 from headstart.planning.memory import layer_activations, predict_memory
 from headstart.planning.workload import make_workload
+from headstart.workflows.plan import SyntheticData
 
 
 def load_of(job="pretrain", preset="tiny", device="cpu", precision="float32", batch=4, length=16, **changes):

@@ -77,7 +77,7 @@ class ParameterTable:
 def parameter_table(model: ModelConfig, vocab_size: int, heads: "Mapping[str, HeadSpec]") -> ParameterTable:
     """The exact parameters of a backbone and these heads; a head without a formula is built on no device and counted."""
     formulas = _Formulas(model, vocab_size)
-    blocks = [*BACKBONES[model.architecture](formulas)]
+    blocks = [*_backbone(formulas)]
     for name, spec in heads.items():
         blocks += HEADS.get(spec.kind, _built_head)(name, model, spec)
     return ParameterTable([block for block in blocks if block.total])
@@ -116,14 +116,6 @@ class _Formulas:
             yield self.block("token type embedding", others="2D")
         if self.model.embedding_norm:
             yield self.block("embedding norm", others=self.norms())
-
-    def final_norm(self) -> list[ParameterBlock]:
-        """The norm after the last layer."""
-        return [self.block("final norm", others=self.norms())]
-
-    def pooler(self) -> list[ParameterBlock]:
-        """BERT's pooler, which multiplies one token of a text."""
-        return [self.block("pooler", others="D² + D")] if self.model.pooler else []
 
 
 def formula(name: str, matrix: str, others: str, values: Mapping[str, int], times: int = 1) -> ParameterBlock:
@@ -170,44 +162,35 @@ def _attention_layers(formulas: _Formulas, layers: int, has_cross: bool = False)
     yield block(names[norms], others=formulas.norms(count=norms), times=layers - (not model.norm_first_layer))
 
 
-def _transformer(formulas: _Formulas) -> Iterator[ParameterBlock]:
+# Layers without attention: their matrices and biases. An LSTM both ways, each D / 2 wide, has four gates that read
+# D + D / 2 numbers, and two biases each; a convolution over K tokens is twice as wide for its gate.
+SIMPLE_LAYERS = {"bi-lstm": ("recurrence", "6D²", "8D"), "cnn": ("convolution", "2KD²", "2D")}
+
+
+def _backbone(formulas: _Formulas) -> Iterator[ParameterBlock]:
+    """The blocks of a backbone, in the order of its computation."""
+    model, layers = formulas.model, formulas.model.num_layers
+    final_norm = [formulas.block("final norm", others=formulas.norms())]
+    norm = final_norm if model.norm_first else []
     yield from formulas.embedding()
-    yield from _attention_layers(formulas, formulas.model.num_layers)
-    yield from formulas.final_norm() if formulas.model.norm_first else []
-    yield from formulas.pooler()
-
-
-def _encoder_decoder(formulas: _Formulas) -> Iterator[ParameterBlock]:
-    """An encoder and a decoder over one embedding, or over one each."""
-    model = formulas.model
-    norm = formulas.final_norm() if model.norm_first else []
-    encoder = [*_attention_layers(formulas, model.num_layers), *norm]
-    decoder = [*_attention_layers(formulas, model.num_decoder_layers or model.num_layers, has_cross=True), *norm]
-    yield from formulas.embedding()
-    if model.source_vocab_size is not None:
-        yield from (replace(block, name=f"source {block.name}") for block in formulas.embedding("UD"))
-    for name, side, stack in (("encoder", "source", encoder), ("decoder", "target", decoder)):
-        yield from (replace(each, name=f"{name} {each.name}", side=each.side or side) for each in stack)
-    yield from formulas.pooler()
-
-
-def _bi_lstm(formulas: _Formulas) -> Iterator[ParameterBlock]:
-    """LSTM layers both ways, D / 2 wide each: four gates that read D + D / 2 numbers, and two biases each."""
-    return _layers_with_norm(formulas, "recurrence", "6D²", "8D")
-
-
-def _cnn(formulas: _Formulas) -> Iterator[ParameterBlock]:
-    """Layers of convolution over K tokens, twice as wide for the gate."""
-    return _layers_with_norm(formulas, "convolution", "2KD²", "2D")
-
-
-def _layers_with_norm(formulas: _Formulas, name: str, matrix: str, bias: str) -> Iterator[ParameterBlock]:
-    layers = formulas.model.num_layers
-    yield from formulas.embedding()
-    yield formulas.block(name, matrix, bias, layers)
-    yield formulas.block("norm", others=formulas.norms(), times=layers)
-    yield from formulas.final_norm()
-    yield from formulas.pooler()
+    if model.architecture == "encoder-decoder":
+        if model.source_vocab_size is not None:
+            yield from (replace(block, name=f"source {block.name}") for block in formulas.embedding("UD"))
+        decoder = _attention_layers(formulas, model.num_decoder_layers or layers, has_cross=True)
+        for name, side, stack in (
+            ("encoder", "source", _attention_layers(formulas, layers)),
+            ("decoder", "target", decoder),
+        ):
+            yield from (replace(each, name=f"{name} {each.name}", side=each.side or side) for each in (*stack, *norm))
+    elif model.architecture in SIMPLE_LAYERS:
+        name, matrix, bias = SIMPLE_LAYERS[model.architecture]
+        yield formulas.block(name, matrix, bias, layers)
+        yield formulas.block("norm", others=formulas.norms(), times=layers)
+        yield from final_norm
+    else:
+        yield from (*_attention_layers(formulas, layers), *norm)
+    if model.pooler:  # of BERT; it multiplies one token of a text
+        yield formulas.block("pooler", others="D² + D")
 
 
 def _language_head(name: str, model: ModelConfig, spec: "HeadSpec") -> list[ParameterBlock]:
@@ -241,13 +224,6 @@ def _built_head(name: str, model: ModelConfig, spec: "HeadSpec") -> list[Paramet
     return [ParameterBlock(f"head {name}", "counted", f"{each:,}", each, matrix=matrix)]
 
 
-BACKBONES: dict[str, Callable[[_Formulas], Iterator[ParameterBlock]]] = {
-    "causal": _transformer,
-    "bidirectional": _transformer,
-    "encoder-decoder": _encoder_decoder,
-    "bi-lstm": _bi_lstm,
-    "cnn": _cnn,
-}
 HEADS: "dict[str, Callable[[str, ModelConfig, HeadSpec], list[ParameterBlock]]]" = {
     "lm": _language_head,
     "class": _class_head,

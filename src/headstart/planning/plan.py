@@ -8,7 +8,6 @@ where one is much longer, 1.4 times either where they are equal. EFFICIENCIES ar
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,7 @@ from headstart.planning.gpu import COMPILED_LAYER_OPERATIONS, COMPILED_LOGIT_PAS
 from headstart.planning.memory import Memory, activations, predict_memory
 from headstart.planning.workload import FLOAT32, Device, Workload, count_flops, make_workload
 from headstart.reports.formatting import format_duration
-from headstart.training.callbacks import Event, Note
+from headstart.training.callbacks import Note, OnEvent
 from headstart.training.compile import COMPILE_SECONDS, can_compile, will_compile
 from headstart.training.runtime import Runtime
 
@@ -316,7 +315,7 @@ def largest_batch(workload: Workload, device: Device) -> int:
 
 
 def announce(
-    config: RunConfig, runtime: Runtime, vocabulary: int, classes: int, tokens: int, on_event: Callable[[Event], None]
+    config: RunConfig, runtime: Runtime, vocabulary: int, classes: int, tokens: int, on_event: OnEvent
 ) -> None:
     """Report the plan of a run in two lines; refuse one that does not fit into memory, before its model is built.
 
