@@ -20,8 +20,7 @@ import torch
 
 import headstart as hs
 from headstart.batch import Batch
-from headstart.generation.decoder import ModelDecoder, prompt_batch
-from headstart.generation.generate import Rules, decode
+from headstart.generation.generate import ModelDecoder, Rules, decode, prompt_batch
 from headstart.inference.loaded_model import load_model
 
 RESULTS = Path(__file__).parent / "results"

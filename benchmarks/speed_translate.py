@@ -28,8 +28,7 @@ import headstart as hs
 from headstart.batch import EncodedExample
 from headstart.data.samplers import TextLoader
 from headstart.generation.beam_search import Beam, beam_search
-from headstart.generation.decoder import source_batch
-from headstart.generation.generate import Rules
+from headstart.generation.generate import Rules, source_batch
 from headstart.inference.translate import Translator, open_translator
 
 RESULTS = Path(__file__).parent / "results"

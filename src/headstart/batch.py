@@ -113,3 +113,8 @@ def pad(rows: Sequence[np.ndarray] | Sequence[Tensor], padding: int, multiple: i
 def rows_at(hidden: Tensor, positions: Tensor) -> Tensor:
     """The rows of (N, D) at different `positions`; their gradients are put back the way that suits the device."""
     return hidden.index_select(0, positions) if hidden.device.type == "cuda" else hidden[positions]
+
+
+def select_positions(hidden: Tensor, positions: Tensor | None) -> Tensor:
+    """The vectors (N, D) at `positions` of the flattened (B * T) positions, or all of them (B, T, D)."""
+    return hidden if positions is None else hidden.flatten(0, 1).index_select(0, positions)

@@ -16,8 +16,7 @@ from headstart.convert.weight_map import weight_rules
 from headstart.data.tokenizer import train_tokenizer
 from headstart.errors import RunError
 from headstart.generation.beam_search import Beam, beam_search
-from headstart.generation.decoder import ModelDecoder, source_batch
-from headstart.generation.generate import Rules
+from headstart.generation.generate import ModelDecoder, Rules, source_batch
 from headstart.models.model import build_model
 from headstart.models.transformer import sinusoids
 from headstart.objectives.seq2seq import Seq2Seq

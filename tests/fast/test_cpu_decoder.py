@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from headstart.batch import pad
-from headstart.fast.beam_cache import BeamKVCache, LayerBeamCache, find_moves
+from headstart.fast.beam_search import BeamKVCache, LayerBeamCache, find_moves
 from headstart.fast.cpu_decoder import CPUDecoder, install_cpu_decoder
-from headstart.generation.decoder import ModelDecoder
-from headstart.generation.generate import unfinished
+from headstart.generation.generate import ModelDecoder, unfinished
 from headstart.models.backbones import CausalBackbone
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model

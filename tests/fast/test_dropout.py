@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from headstart.fast.dropout import ByteMaskAttention, byte_mask_dropout
-from headstart.models.transformer import ScaledDotProductAttention
+from headstart.fast.layers import ByteMaskAttention, byte_mask_dropout
+from headstart.models.transformer import LayerInputs, ScaledDotProductAttention
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
@@ -41,9 +41,11 @@ def test_attention_with_dropout_drops_weights_of_plain_attention(causal, with_ma
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 2, 5, 8).unbind(0)
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])[:, None, None, :] if with_mask else None
-    _, weights = ScaledDotProductAttention(0.3).eval()(query, key, value, mask, causal, True)
+    _, weights = ScaledDotProductAttention(0.3).eval()(
+        query, key, value, LayerInputs(mask, causal, output_attentions=True)
+    )
     torch.manual_seed(7)
     expected = byte_mask_dropout(weights, 0.3, True) @ value
     torch.manual_seed(7)
-    found, _ = ByteMaskAttention(0.3)(query, key, value, mask, causal, False)
+    found, _ = ByteMaskAttention(0.3)(query, key, value, LayerInputs(mask, causal))
     assert torch.allclose(found, expected, atol=1e-6)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headstart import fast
-from headstart.fast.last_layer import LastLayerStack
+from headstart.fast.layers import OutputPositionsBlock
 from tests.helpers.tiny_models import ATTENTIVE, SHAPES, make_backbone, make_batch
 
 
@@ -13,7 +13,7 @@ from tests.helpers.tiny_models import ATTENTIVE, SHAPES, make_backbone, make_bat
 def test_the_last_layer_at_some_positions_equals_the_plain_one(kind, shape):
     plain, batch = make_backbone(kind, shape), make_batch([5, 9, 3])
     quick = fast.optimize(make_backbone(kind, shape))
-    assert any(isinstance(part, LastLayerStack) for part in quick.modules())
+    assert any(isinstance(part, OutputPositionsBlock) for part in quick.modules())
     positions = torch.tensor([0, 4, 10, 17, 18])
     assert torch.allclose(quick(batch, positions), plain(batch, positions), atol=1e-5)
     assert torch.equal(quick(batch, positions), quick(batch, positions))

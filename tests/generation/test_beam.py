@@ -258,7 +258,7 @@ def test_a_large_vocabulary_is_searched_as_a_small_one(kind, width, monkeypatch)
     found = beam_search(decoder, batch, rules, search)
     if fast.is_enabled():
         monkeypatch.setattr(decoder.backbone.step, "can_share", False)
-    monkeypatch.setattr("headstart.fast.topk.GROUP_SIZE", 10**6)
+    monkeypatch.setattr("headstart.fast.beam_search.GROUP_SIZE", 10**6)
     same(found, beam_search(decoder, batch, rules, search))
 
 

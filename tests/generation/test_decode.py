@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from headstart import fast
 from headstart.batch import Batch
 from headstart.errors import ConfigError, DataError
-from headstart.generation.decoder import ModelDecoder
-from headstart.generation.generate import Rules, decode, log_probabilities, unfinished
+from headstart.generation.generate import ModelDecoder, Rules, decode, log_probabilities, unfinished
 from headstart.generation.sampling import GREEDY, Sampling
 from headstart.models import BACKBONES
 from headstart.models.heads import ClassHead, LanguageHead

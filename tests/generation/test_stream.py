@@ -1,7 +1,6 @@
 import pytest
 
-from headstart.generation.decoder import ModelDecoder, prompt_batch
-from headstart.generation.generate import Rules, decode, stream
+from headstart.generation.generate import ModelDecoder, Rules, decode, prompt_batch, stream
 from headstart.generation.sampling import GREEDY, Sampling
 from headstart.models.model import HeadSpec, build_model
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config

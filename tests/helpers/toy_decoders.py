@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headstart.batch import Batch
-from headstart.generation.decoder import ModelDecoder, prompt_batch, source_batch
+from headstart.generation.generate import ModelDecoder, prompt_batch, source_batch
 from headstart.models import BACKBONES
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model

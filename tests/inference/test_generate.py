@@ -9,8 +9,7 @@ import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError, DataError, RunError
-from headstart.generation.decoder import prompt_batch
-from headstart.generation.generate import log_probabilities
+from headstart.generation.generate import log_probabilities, prompt_batch
 from headstart.inference.generate import Request, generate_lines, open_writer
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 

@@ -6,7 +6,7 @@ from headstart.batch import Batch
 from headstart.errors import ConfigError
 from headstart.evaluation.attention import attention_mask
 from headstart.models import BACKBONES
-from headstart.models.transformer import causal_mask
+from headstart.models.kv_cache import causal_mask
 from headstart.plots.masks import all_masks, draw_masks
 from tests.helpers.tiny_models import tiny_config
 

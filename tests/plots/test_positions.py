@@ -29,7 +29,7 @@ def test_sinusoidal_similarity_depends_on_distance_alone():
 
 
 def test_rotary_similarity_is_that_of_a_vector_with_itself_rotated():
-    rope = rotary_angles(12, 8, 10000.0).chunk(2, dim=-1)
+    rope = rotary_angles(12, 8, 10000.0)
     rotated = Rotary()(torch.ones(1, 12, 1, 8), rope)[0, :, 0]  # all pairs are equal, so every angle counts the same
     measured = (rotated @ rotated.T)[0] / 8
     np.testing.assert_allclose(rotary_map(12, 8).cosine, measured, atol=1e-5)

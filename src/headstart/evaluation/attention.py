@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from headstart.batch import Batch
 from headstart.errors import ConfigError
 from headstart.models.backbones import EncoderDecoderBackbone, TransformerBackbone
+from headstart.models.kv_cache import causal_mask
 from headstart.models.model import Model
-from headstart.models.transformer import SelfAttention, causal_mask
+from headstart.models.transformer import SelfAttention
 
 # "self" is the self-attention of a model that reads one text; the others are the three attentions of a translator.
 AttentionType = Literal["self", "cross", "encoder", "decoder"]

@@ -41,28 +41,26 @@ def optimize(model: "Model", mode: Mode = "train", dtype: "torch.dtype | None" =
     from headstart.fast.prepacked_linear import cast_linears, prepack
 
     if mode == "train":
-        return _with_fast_classes(model)
+        return _with_fast_classes(model, mode)
     is_cpu, is_float32 = model.backbone.table.device.type == "cpu", dtype in (None, torch.float32)
     if mode == "infer" and not is_cpu:
-        return _with_fast_classes(model).eval()
+        return _with_fast_classes(model, mode).eval()
     copy = prepack(model) if is_float32 or dtype is None else cast_linears(model, dtype)
-    return _with_unpadding(_with_fast_classes(copy)) if mode == "infer" else _with_cpu_decoder(_with_fast_classes(copy))
+    copy = _with_fast_classes(copy, mode)
+    return _with_unpadding(copy) if mode == "infer" else _with_cpu_decoder(copy)
 
 
-def _with_fast_classes(model: "Model") -> "Model":
+def _with_fast_classes(model: "Model", mode: Mode) -> "Model":
     from torch import nn
 
-    from headstart.fast.dropout import ByteMaskAttention, ByteMaskDropout
-    from headstart.fast.last_layer import LastLayerStack
-    from headstart.fast.rotary import InPlaceRotary
-    from headstart.models.transformer import Rotary, ScaledDotProductAttention, Stack
+    from headstart.fast.layers import ByteMaskAttention, ByteMaskDropout, InPlaceRotary, OutputPositionsBlock
+    from headstart.models.transformer import Block, Rotary, ScaledDotProductAttention
 
-    classes: dict[type[nn.Module], type[nn.Module]] = {
-        nn.Dropout: ByteMaskDropout,
-        ScaledDotProductAttention: ByteMaskAttention,
-        Rotary: InPlaceRotary,
-        Stack: LastLayerStack,
-    }
+    classes: dict[type[nn.Module], type[nn.Module]] = {Rotary: InPlaceRotary}
+    if mode != "generate":
+        classes |= {Block: OutputPositionsBlock}
+    if mode == "train":
+        classes |= {nn.Dropout: ByteMaskDropout, ScaledDotProductAttention: ByteMaskAttention}
     for module in model.modules():
         module.__class__ = classes.get(type(module), type(module))
     return model

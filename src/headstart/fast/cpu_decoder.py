@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from headstart.batch import Batch
 from headstart.config import ModelConfig
 from headstart.constants import GATED_ACTIVATIONS
-from headstart.fast.beam_cache import BeamKVCache, CrossViews, LayerBeamCache, mask_bias
+from headstart.fast.beam_search import BeamKVCache, CrossViews, LayerBeamCache, mask_bias
 from headstart.fast.prepacked_linear import PrepackedLinear
 from headstart.models.backbones import CausalBackbone, EncoderDecoderBackbone
-from headstart.models.kv_cache import KVCache
+from headstart.models.kv_cache import KVCache, local_mask
 from headstart.models.transformer import (
     Block,
     CrossAttention,
@@ -32,7 +32,6 @@ from headstart.models.transformer import (
     PositionTable,
     SelfAttention,
     count_positions,
-    local_mask,
 )
 
 Function = Callable[[Tensor], Tensor]

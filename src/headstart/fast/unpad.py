@@ -62,18 +62,16 @@ class _Unpadded(TransformerBackbone):
         layout = unpadded_layout(batch.attention_mask)
         positions = layout.positions[None]
         hidden = self.embedding(batch.tokens.flatten().index_select(0, layout.indices)[None], positions)[0]  # (N, D)
-        inputs = self.stack.layer_inputs(
-            batch.tokens.shape[1], self.mask(batch), self.is_causal(batch), positions, None, hidden.device
-        )
-        for number, (block, (mask, is_causal, rope)) in enumerate(zip(self.stack.blocks, inputs, strict=True), 1):
+        layers = self.stack.layer_inputs(batch.tokens, self.mask(batch), self.is_causal(batch), positions, None)
+        for number, (block, inputs) in enumerate(zip(self.stack.blocks, layers, strict=True), 1):
             assert isinstance(block, Block)
-            heads = block.attention.project(block.normed(hidden, block.attention_norm)[None], rope)
-            mixed, _ = block.attention.attend(*map(layout.pad_heads, heads), mask, is_causal, False)
+            heads = block.attention.project(block.normed(hidden, block.attention_norm)[None], inputs.rope)
+            mixed, _ = block.attention.attend(*map(layout.pad_heads, heads), inputs)
             indices = layout.indices
-            if number == len(inputs) and output_positions is not None:
+            if number == len(layers) and output_positions is not None:
                 indices, hidden = output_positions, hidden.index_select(0, layout.slots[output_positions])
             update = block.attention.out_proj(mixed.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, indices))
-            hidden, _ = block.after_attention(hidden, update)
+            hidden, _ = block.after_attention(hidden, update, inputs)
         hidden = self.stack.final_norm(hidden)
         return hidden if output_positions is not None else layout.pad(hidden)
 

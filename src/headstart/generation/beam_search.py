@@ -17,9 +17,17 @@ from torch.nn import functional as F
 from headstart import fast
 from headstart.batch import Batch
 from headstart.errors import ConfigError
-from headstart.fast import topk
-from headstart.generation.decoder import Decoder, read_prompts
-from headstart.generation.generate import MIN_FINISHED, Rules, Text, decode, token_limits, unfinished
+from headstart.fast import beam_search as fast_search
+from headstart.generation.generate import (
+    MIN_FINISHED,
+    Decoder,
+    Rules,
+    Text,
+    decode,
+    read_prompts,
+    token_limits,
+    unfinished,
+)
 from headstart.generation.sampling import top_k
 
 
@@ -95,9 +103,9 @@ def top_sums(totals: np.ndarray, log_probs: Tensor, count: int) -> Sums:
     sum is -inf, with an arbitrary row and token.
     """
     log_probs = log_probs.view(*totals.shape, -1)
-    if not (fast.is_enabled() and topk.can_group_sums(log_probs, count)):
+    if not (fast.is_enabled() and fast_search.can_group_sums(log_probs, count)):
         return _top_sums(totals, log_probs, count)
-    sums, rows, tokens, is_tied = topk.top_sums(totals, log_probs, count)
+    sums, rows, tokens, is_tied = fast_search.top_sums(totals, log_probs, count)
     if is_tied.any():
         tied = _top_sums(totals[is_tied], log_probs[torch.from_numpy(is_tied)], count)
         sums[is_tied], rows[is_tied], tokens[is_tied] = tied

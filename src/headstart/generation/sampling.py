@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headstart import fast
 from headstart.errors import ConfigError
-from headstart.fast import topk
+from headstart.fast import beam_search as fast_search
 
 SHORTLIST = 256  # tokens that are sorted at first; the whole vocabulary only if they are not enough
 
@@ -53,13 +53,13 @@ GREEDY = Sampling(temperature=0.0)
 
 def argmax(logits: Tensor) -> Tensor:
     """The first index (R,) of each row's maximum."""
-    return topk.argmax(logits) if fast.is_enabled() else logits.argmax(dim=-1)
+    return fast_search.argmax(logits) if fast.is_enabled() else logits.argmax(dim=-1)
 
 
 def top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Each row's `count` largest logits in descending order, and their indices; of equal ones the first wins."""
     if fast.is_enabled():
-        return topk.top_k(logits, count)
+        return fast_search.top_k(logits, count)
     values, indices = logits.sort(dim=-1, descending=True, stable=True)
     return values[..., :count], indices[..., :count]
 

@@ -12,8 +12,7 @@ from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.generation.beam_search import Beam, Hypothesis, beam_search
-from headstart.generation.decoder import ModelDecoder, prompt_batch
-from headstart.generation.generate import Rules, Unfolding, continuation, decode
+from headstart.generation.generate import ModelDecoder, Rules, Unfolding, continuation, decode, prompt_batch
 from headstart.generation.sampling import Sampling, stream_of
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.objectives.masked_lm import CausalAndMasked

@@ -17,8 +17,7 @@ from headstart.data.text_io import TABLE_KINDS, kind_of, open_text
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, HeadstartError, RunError
 from headstart.generation.beam_search import Beam, Hypothesis, beam_search
-from headstart.generation.decoder import Decoder, ModelDecoder, source_batch
-from headstart.generation.generate import Rules, Text, decode
+from headstart.generation.generate import Decoder, ModelDecoder, Rules, Text, decode, source_batch
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
 from headstart.training.runtime import Runtime, start_runtime

@@ -48,6 +48,13 @@ class Backbone(nn.Module):
         if isinstance(module, nn.Linear | nn.Conv1d) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
+    def scale_residual_init(self, stack: Stack) -> None:
+        """The deeper a stack, the smaller the initial output of each sublayer (Radford et al., 2019)."""
+        names = ("attention.out_proj", "feed_forward.down_proj", "cross_attention.out_proj")
+        outputs = [part for block in stack.blocks for name, part in block.named_modules() if name in names]
+        for linear in outputs:
+            nn.init.normal_(linear.weight, std=self.init_std / math.sqrt(len(outputs)))
+
     @property
     def table(self) -> Tensor:
         """The token embeddings (V, D), which a tied head shares."""
@@ -83,7 +90,7 @@ class TransformerBackbone(Backbone):
         super().__init__(config, vocab_size)
         self.stack = Stack(config, config.num_layers)
         self.apply(self.init_weights)
-        self.stack.scale_residual_init(self.init_std)
+        self.scale_residual_init(self.stack)
 
     def is_causal(self, batch: Batch) -> bool:
         """Whether tokens do not attend to later ones."""
@@ -145,8 +152,8 @@ class EncoderDecoderBackbone(Backbone):
         self.encoder = Stack(config, config.num_layers)
         self.decoder = Stack(config, config.num_decoder_layers or config.num_layers, has_cross_attention=True)
         self.apply(self.init_weights)
-        for stack in (self.encoder, self.decoder):
-            stack.scale_residual_init(self.init_std)
+        self.scale_residual_init(self.encoder)
+        self.scale_residual_init(self.decoder)
 
     def layer_of(self, name: str) -> int:
         """Embeddings first, then the encoder's layers, then the decoder's."""

@@ -11,7 +11,7 @@ from headstart.batch import Batch, rows_at
 from headstart.config import ModelConfig
 from headstart.errors import pick
 from headstart.models.backbones import Backbone
-from headstart.models.transformer import ACTIVATIONS, Block, make_norm, rotary_angles
+from headstart.models.transformer import ACTIVATIONS, Block, LayerInputs, make_norm, rotary_angles
 
 
 def last_positions(mask: Tensor) -> Tensor:
@@ -222,9 +222,9 @@ class GeneratorHead(nn.Module):
         """Logits (N, V) at the label positions, or (B, T, V); `hidden` is not used."""
         small = self.in_proj(F.embedding(batch.tokens, backbone.table))  # (B, T, d)
         head_dim = self.config.hidden_size // self.config.num_heads
-        rope = rotary_angles(batch.tokens.shape[1], head_dim, 10000.0).to(small.device).chunk(2, dim=-1)
+        rope = rotary_angles(batch.tokens.shape[1], head_dim, 10000.0).to(small.device)
         mask = None if batch.unpadded else batch.attention_mask[:, None, None, :]
         for block in self.blocks:
-            small, _, _ = block(small, mask, rope=rope)
+            small, _, _ = block(small, LayerInputs(mask, rope=rope))
         chosen = small if batch.label_positions is None else small.flatten(0, 1)[batch.label_positions]
         return F.linear(self.out_proj(chosen), backbone.table, self.bias)

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that a decoder has read, so that it computes each new token alone."""
+"""Keys and values of the tokens that a decoder has read, and the masks that say which of them a token attends to."""
 
 from dataclasses import dataclass, field
 
@@ -87,3 +87,18 @@ class KVCache:
         if sources is not None:
             self.cross_kv = [(key[sources], value[sources]) for key, value in self.cross_kv]
             self.source_mask = None if self.source_mask is None else self.source_mask[sources]
+
+
+def causal_mask(length: int, mask: Tensor | None, device: torch.device) -> Tensor:
+    """True where a query (row) may attend to a key (column): itself and earlier ones, unless `mask` hides them."""
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()  # (T, T)
+    return causal if mask is None else causal & mask
+
+
+def local_mask(window: int, positions: Tensor, key_positions: Tensor, mask: Tensor | None) -> Tensor:
+    """`mask` without keys that are more than `window` tokens away; padding attends to itself at least."""
+    distance = (positions[:, :, None] - key_positions[:, None, :]).abs()  # (B or 1, T, S)
+    near = (distance <= window)[:, None]
+    near = near if mask is None else near & mask
+    diagonal = near.shape[3] - near.shape[2]  # the queries are the last T of the S tokens
+    return near | torch.ones_like(near[0, 0]).tril(diagonal).triu(diagonal)

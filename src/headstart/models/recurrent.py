@@ -4,11 +4,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from headstart.batch import Batch
+from headstart.batch import Batch, select_positions
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.backbones import Backbone
-from headstart.models.transformer import make_norm, select_positions
+from headstart.models.transformer import make_norm
 
 
 class RecurrentBackbone(Backbone):

@@ -14,8 +14,7 @@ from headstart.errors import RunError
 from headstart.evaluation import attention
 from headstart.evaluation.attention import attention_maps, readable, translation_maps
 from headstart.generation.beam_search import Beam
-from headstart.generation.decoder import prompt_batch
-from headstart.generation.generate import Unfolding, stream
+from headstart.generation.generate import Unfolding, prompt_batch, stream
 from headstart.inference.classify import leave_one_out
 from headstart.inference.embed import Encoder, plain_batch, usual_length
 from headstart.inference.generate import Request as GenerationSettings
