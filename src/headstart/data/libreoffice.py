@@ -85,18 +85,19 @@ def fetch(
     folder = Path(out)
     if os.path.lexists(folder):
         raise RunError(f"{folder} already exists", hint="choose another --out, or remove it first")
-    names = {language: _package_name(language) for language in (*languages, ENGLISH)}
+    packages_of = [_package_name(language) for language in (*languages, ENGLISH)]
+    names = sorted(set(packages_of))
     with tempfile.TemporaryDirectory(prefix="headstart-") as temporary:
         if packages is None:
             _refuse_unknown_languages(languages)
-            on_stage(f"downloading {', '.join(sorted(set(names.values())))}")
-            _download(sorted(set(names.values())), Path(temporary))
-        files = find_packages(sorted(set(names.values())), Path(packages or temporary))
+            on_stage(f"downloading {', '.join(names)}")
+            _download(names, Path(temporary))
+        files = find_packages(names, Path(packages or temporary))
         texts = {}
         for package, path in files.items():
             on_stage(f"reading {path.name}")
             texts[package] = paragraphs(path)
-    pairs, dropped = align(*(texts[names[language]] for language in (*languages, ENGLISH)))
+    pairs, dropped = align(*(texts[package] for package in packages_of))
     splits: dict[str, Pairs] = {split: [] for split in SPLITS}
     for row in pairs:
         splits[split_of(text_hash(row[0]))].append(row)
@@ -110,8 +111,8 @@ def fetch(
 
     def fill(beside: Path) -> None:
         for split, rows in splits.items():
-            for language, sentences in zip(languages, zip(*rows, strict=True), strict=True):
-                content = "".join(f"{sentence}\n" for sentence in sentences)
+            for side, language in enumerate(languages):
+                content = "".join(f"{row[side]}\n" for row in rows)
                 (beside / f"{split}.{language}").write_bytes(content.encode("utf-8"))
         (beside / "README.md").write_bytes(found.readme().encode("utf-8"))
 
@@ -124,7 +125,7 @@ def align(
 ) -> tuple[Pairs, dict[str, int]]:
     """Pairs of paragraphs with the same position, each text once on each side, and counts of what was dropped."""
     pairs: Pairs = []
-    seen: tuple[set[int | None], set[int | None]] = set(), set()
+    seen: set[tuple[int, int | None]] = set()  # (side, hash)
     dropped: Counter[str] = Counter()
     for position in sorted(source.keys() & target.keys()):
         texts = source[position], target[position]
@@ -136,17 +137,16 @@ def align(
             dropped["without letters"] += 1
         elif keys[0] == keys[1] or near_hash(english.get(position, "")) in translations:
             dropped["untranslated"] += 1
-        elif keys[0] in seen[0] or keys[1] in seen[1]:
+        elif seen.intersection(enumerate(keys)):
             dropped["repeats (but for case, space and punctuation)"] += 1
         else:
-            seen[0].add(keys[0])
-            seen[1].add(keys[1])
+            seen.update(enumerate(keys))
             pairs.append(texts)
     return pairs, dict(dropped)
 
 
 def paragraphs(package: Path) -> dict[Position, str]:
-    """The text of every paragraph of a help package that has an id and is not program code."""
+    """The texts of all paragraphs of a help package that have an id and are not program code."""
     found: dict[Position, str] = {}
     for name, content in package_files(package):
         if page := PAGE.search(f"/{name}"):
@@ -240,14 +240,11 @@ def _download(names: Sequence[str], folder: Path) -> None:
         )
     done = _apt("apt-get", "-o", "Acquire::Retries=2", "download", *names, folder=folder)
     if done.returncode:
-        problems = re.findall(r"^E: (.+)$", done.stderr, flags=re.MULTILINE) or [done.stderr.strip()]
-        is_unknown = problems[0].startswith("Unable to locate")
-        raise DataError(
-            f"apt cannot download {' '.join(names)}: {problems[0]}",
-            hint="if apt does not know it, fetch its lists first: sudo apt-get update"
-            if is_unknown
-            else "check the network, then try again",
-        )
+        problem = (re.findall(r"^E: (.+)$", done.stderr, flags=re.MULTILINE) or [done.stderr.strip()])[0]
+        hint = "check the network, then try again"
+        if problem.startswith("Unable to locate"):
+            hint = "if apt does not know it, fetch its lists first: sudo apt-get update"
+        raise DataError(f"apt cannot download {' '.join(names)}: {problem}", hint=hint)
 
 
 def _apt(*command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:

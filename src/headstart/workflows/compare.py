@@ -6,7 +6,6 @@ a comparison that was stopped can be resumed.
 
 import json
 import re
-import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -317,27 +316,23 @@ def _train_all(out: Path, experiment: Experiment, on_event: OnEvent) -> tuple[Re
     encoder, checkpoints = TextEncoder(), RunDir(out).checkpoints
     models: dict[tuple[str, int, int], list[CellResult]] = {}
     transfers: Transfers = {}
-    try:
-        with graceful_shutdown() as stop:
-            for done, (variant, budget, seed, number) in enumerate(cells):
-                fold = f", fold {number + 1}" if len(folds) > 1 else ""
-                on_event(Stage(f"{variant.name}, {budget} labels{fold}, seed {seed}", done, len(cells)))
-                slug = re.sub(r"[^\w.-]+", "-", variant.name) + "-" + content_hash(variant.name)[:6]
-                name = f"{slug}-{budget}-{seed}" + (f"-{number}" if len(folds) > 1 else "")
-                path = out / "arms" / f"{name}.json"
-                cell = CellResult.load(path)
-                if cell is None:
-                    labels = None if budget == all_labels else budget
-                    cell = train_cell(variant, folds[number], labels, seed, encoder, checkpoints, stop, on_event)
-                    cell.save(path)
-                    shutil.rmtree(checkpoints, ignore_errors=True)
-                    if stop:
-                        raise Stopped(stop.signal or 0)
-                models.setdefault((variant.name, budget, seed), []).append(cell)
-                transfers[variant.name] = cell.transfer
-    except Stopped as stopped:
-        stopped.again = f"headstart resume {shlex.quote(str(out))}"
-        raise
+    with graceful_shutdown() as stop:
+        for done, (variant, budget, seed, number) in enumerate(cells):
+            fold = f", fold {number + 1}" if len(folds) > 1 else ""
+            on_event(Stage(f"{variant.name}, {budget} labels{fold}, seed {seed}", done, len(cells)))
+            slug = re.sub(r"[^\w.-]+", "-", variant.name) + "-" + content_hash(variant.name)[:6]
+            name = f"{slug}-{budget}-{seed}" + (f"-{number}" if len(folds) > 1 else "")
+            path = out / "arms" / f"{name}.json"
+            cell = CellResult.load(path)
+            if cell is None:
+                labels = None if budget == all_labels else budget
+                cell = train_cell(variant, folds[number], labels, seed, encoder, checkpoints, stop, on_event)
+                cell.save(path)
+                shutil.rmtree(checkpoints, ignore_errors=True)
+                if stop:
+                    raise Stopped(stop.signal or 0)
+            models.setdefault((variant.name, budget, seed), []).append(cell)
+            transfers[variant.name] = cell.transfer
     shutil.rmtree(checkpoints, ignore_errors=True)  # of a last cell that was saved before the comparison was killed
     for variant in experiment.variants:
         for budget in experiment.budgets if variant.kind == "ensemble" else []:

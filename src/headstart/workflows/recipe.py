@@ -7,7 +7,6 @@ and a recipe that differs from the one that a folder was started with is refused
 import json
 import math
 import re
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +34,7 @@ from headstart.config import (
 )
 from headstart.data.datasets import SOURCES
 from headstart.data.documents import MixtureComponent
-from headstart.errors import ConfigError, HeadstartError, RunError, Stopped, pick
+from headstart.errors import ConfigError, HeadstartError, RunError, pick
 from headstart.inference.loaded_model import (
     RECIPE,
     SCRATCH,
@@ -514,14 +513,10 @@ def _train_stages(
         run = path / STAGES / stage.folder
         base = recipe.config.base if stage.base is None else str(path / STAGES / stage.base.folder)
         on_event(Note(f"stage {stage.number} of {len(recipe.stages)}: {stage.config.name}"))
-        try:
-            if (run / "run.json").is_file():
-                _resume_stage(run, stage, recipe, config, base, on_event)
-            else:
-                _start_stage(run, stage, recipe, base, on_event)
-        except Stopped as stopped:
-            stopped.again = f"headstart resume {shlex.quote(str(path))}"
-            raise
+        if (run / "run.json").is_file():
+            _resume_stage(run, stage, recipe, config, base, on_event)
+        else:
+            _start_stage(run, stage, recipe, base, on_event)
         compact(run, recipe.config.carry.form, recipe.config.carry.shard_mib)
     if len(wanted) < len(recipe.stages):
         on_event(Note(f"stages {len(wanted) + 1} to {len(recipe.stages)} are left"))

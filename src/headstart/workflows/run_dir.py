@@ -178,6 +178,8 @@ class RunDir:
     ) -> None:
         if self.processes.is_main:
             self._lock.release()
+        if isinstance(error, Stopped):
+            error.again = f"headstart resume {shlex.quote(str(self.path))}"
 
     @property
     def checkpoints(self) -> Path:
@@ -235,9 +237,6 @@ class RunDir:
         trainer.on_event = call_all([*logs, on_event])
         try:
             trainer.run(save)
-        except Stopped as stopped:
-            stopped.again = f"headstart resume {shlex.quote(str(self.path))}"
-            raise
         finally:
             for each in logs:
                 each.close()

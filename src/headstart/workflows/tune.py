@@ -6,7 +6,6 @@ writes checkpoints, so a search that was killed continues to the same result.
 
 import json
 import math
-import shlex
 import shutil
 import time
 import tomllib
@@ -21,7 +20,7 @@ from headstart.config import RunConfig, merge
 from headstart.data.augmentation import check_bpe_dropout
 from headstart.data.datasets import balanced_subset, merge_folds, stratified_folds
 from headstart.data.tokenizer import Tokenizer
-from headstart.errors import ConfigError, Diverged, RunError, Stopped, pick
+from headstart.errors import ConfigError, Diverged, RunError, pick
 from headstart.inference.loaded_model import SCRATCH, LoadedModel, absolute_paths, load_model, with_absolute_paths
 from headstart.results import Provenance, plain
 from headstart.training.callbacks import Evaluated, Event, Note, OnEvent, Stage, ignore_event
@@ -574,12 +573,8 @@ def _run_search(path: Path, inputs: TuneInputs, budget: Budget, on_event: OnEven
             on_event(Note(f"trial 0 uses {name}={value}, the nearest searched value to the default {own}"))
     study = _open_study(path, inputs.metric, inputs.pruner, len(folds))
     search = Search(path, inputs, space, config, base, tokenizer, folds, study, TextEncoder(), on_event)
-    try:
-        with graceful_shutdown() as stop:
-            search.run(budget, stop)
-    except Stopped as stopped:
-        stopped.again = f"headstart resume {shlex.quote(str(path))}"
-        raise
+    with graceful_shutdown() as stop:
+        search.run(budget, stop)
     seeds = [config.training.seed]
     return search.conclude(collect_provenance(start_runtime(config.training), seeds, started, command))
 
