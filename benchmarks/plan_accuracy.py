@@ -434,7 +434,7 @@ def main() -> None:
     (options.out / f"plan-{label}.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     print(text)
     plain = [one for one in content["rows"] if not one["compiled"]]
-    print("what planning/plan.py's EFFICIENCIES would need:")
+    print("what planning/devices.py's EFFICIENCIES would need:")
     for name, factor in zip(GROUPS, fit(plain), strict=True):
         print(f"  {name}: × {factor:.2f}")
 

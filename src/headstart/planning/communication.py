@@ -48,6 +48,12 @@ def link_gbs(device: Device) -> float:
     return device.link_gbs or (25.0 if device.bfloat16 else 12.0)
 
 
+def divide_device(device: Device, count: int) -> Device:
+    """The share of a device that each of `count` processes on it has."""
+    shared = ("memory_gib", "float32_tflops", "half_tflops", "bandwidth_gbs")
+    return replace(device, **{name: getattr(device, name) / count for name in shared})
+
+
 @dataclass(frozen=True)
 class Communication:
     """What one process sends and receives in a step, and how long that takes."""

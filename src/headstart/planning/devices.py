@@ -1,9 +1,12 @@
-"""GPUs and CPUs by name: memory, arithmetic and bandwidth, from `devices.toml`."""
+"""GPUs and CPUs by name: memory, arithmetic and bandwidth, from `devices.toml`, and how much of these they reach."""
 
 import re
 import tomllib
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
 from importlib import resources
+
+import torch
 
 from headstart.errors import ConfigError
 from headstart.planning.workload import Device
@@ -38,3 +41,41 @@ def find_device(name: str) -> Device:
         return memory_difference, -SequenceMatcher(None, device.name.lower(), name.lower()).ratio()
 
     return min(candidates, key=distance)
+
+
+def this_gpu() -> Device:
+    """This machine's first GPU with its real memory; one that is not in the table is guessed from its processors."""
+    properties = torch.cuda.get_device_properties(0)
+    memory = properties.total_memory / 2**30
+    try:
+        return replace(find_device(properties.name), memory_gib=memory)
+    except ConfigError:
+        rate = 0.15 * properties.multi_processor_count
+        return Device(properties.name, memory, rate, 4 * rate, 500, properties.major >= 8)
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The fraction of its stated rates that a kind of device reaches."""
+
+    matmul: float  # of the matrix rate, by products of large matrices
+    half_width: float  # inner size at which a product reaches half of that
+    half_rows: float  # rows of logits at which it does so
+    attention: float  # of the matrix rate, by fused attention
+    bandwidth: float  # of the bandwidth, by element-wise work
+    passes: float  # reads and writes of each saved byte of activations in a step
+    logit_bytes: float  # traffic for one logit
+    random: float  # seconds for one random number of dropout
+    launch: float  # seconds of the host for one operation
+
+
+# An H200 multiplies large matrices at 0.69 of its stated rate. Apple's GPUs were not measured: a launch is assumed to
+# cost their host as much as an H200's.
+EFFICIENCIES = {
+    "cpu": Efficiency(0.67, 20, 28, 0.3, 0.9, 5.0, 14, 1.5e-9, 32e-6),
+    "cuda": Efficiency(0.69, 75, 256, 0.35, 0.8, 8.0, 132, 0.0, 19.5e-6),
+    "mps": Efficiency(0.6, 200, 128, 0.3, 0.7, 6.0, 70, 0.0, 19.5e-6),
+}
+# Compiled steps have the same matrix products and few passes over what lies between them.
+COMPILED = replace(EFFICIENCIES["cuda"], passes=3.0)
+COMPILED_TEXTS = replace(COMPILED, launch=38e-6)  # of any size: the host computes every shape again

@@ -3,7 +3,7 @@
 Each class of work in a step takes the longer of its arithmetic and its memory traffic; on a CPU all are added. A GPU
 computes while the host launches kernels, but not always: with small operations it waits for the next one, with large
 ones the host is far ahead, and a step has both. So a step takes about the root of the sum of both squares: the longer
-where one is much longer, 1.4 times either where they are equal. EFFICIENCIES are measured constants.
+where one is much longer, 1.4 times either where they are equal. devices.EFFICIENCIES are measured constants.
 """
 
 import math
@@ -18,8 +18,8 @@ import torch
 from headstart.config import RunConfig
 from headstart.constants import VOCAB_TILE
 from headstart.errors import ConfigError
-from headstart.planning.communication import Cluster, predict_communication, share_of
-from headstart.planning.devices import DEVICES, find_device
+from headstart.planning.communication import Cluster, divide_device, predict_communication, share_of
+from headstart.planning.devices import COMPILED, COMPILED_TEXTS, DEVICES, EFFICIENCIES, Efficiency, this_gpu
 from headstart.planning.gpu import COMPILED_LAYER_OPERATIONS, COMPILED_LOGIT_PASSES, masked_attention_work, muon_flops
 from headstart.planning.memory import Memory, activations, predict_memory
 from headstart.planning.workload import FLOAT32, Device, Workload, count_flops, make_workload
@@ -31,33 +31,6 @@ from headstart.training.runtime import Runtime
 GIB = 2**30
 MAX_BATCH = 2**20  # texts
 DEFAULT_TOKENS = 1_000_000  # of the run, when no budget is given
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """The fraction of its stated rates that a kind of device reaches."""
-
-    matmul: float  # of the matrix rate, by products of large matrices
-    half_width: float  # inner size at which a product reaches half of that
-    half_rows: float  # rows of logits at which it does so
-    attention: float  # of the matrix rate, by fused attention
-    bandwidth: float  # of the bandwidth, by element-wise work
-    passes: float  # reads and writes of each saved byte of activations in a step
-    logit_bytes: float  # traffic for one logit
-    random: float  # seconds for one random number of dropout
-    launch: float  # seconds of the host for one operation
-
-
-# An H200 multiplies large matrices at 0.69 of its stated rate. Apple's GPUs were not measured: a launch is assumed to
-# cost their host as much as an H200's.
-EFFICIENCIES = {
-    "cpu": Efficiency(0.67, 20, 28, 0.3, 0.9, 5.0, 14, 1.5e-9, 32e-6),
-    "cuda": Efficiency(0.69, 75, 256, 0.35, 0.8, 8.0, 132, 0.0, 19.5e-6),
-    "mps": Efficiency(0.6, 200, 128, 0.3, 0.7, 6.0, 70, 0.0, 19.5e-6),
-}
-# Compiled steps have the same matrix products and few passes over what lies between them.
-COMPILED = replace(EFFICIENCIES["cuda"], passes=3.0)
-COMPILED_TEXTS = replace(COMPILED, launch=38e-6)  # of any size: the host computes every shape again
 UPDATE_BYTES = 60  # traffic for one weight: clipping and the optimizer
 
 
@@ -321,17 +294,16 @@ def announce(
 
     `tokens` are read in each epoch.
     """
-    rank = runtime.processes.info
-    device, processes = this_machine(runtime.device.type), 1
-    if device.kind == "cpu" and rank.local_count > 1:  # processes on one CPU share it
-        processes = rank.local_count
-        shared = ("memory_gib", "float32_tflops", "half_tflops", "bandwidth_gbs")
-        device = replace(device, **{name: getattr(device, name) / processes for name in shared})
-    machines = max(1, rank.count // rank.local_count)
+    device, info = this_machine(runtime.device.type), runtime.processes.info
+    sharing, cluster = 1, None
+    if info.count > 1:
+        cluster = Cluster(info.local_count, max(1, info.count // info.local_count), sharded=runtime.is_sharded)
+        sharing = info.local_count if device.kind == "cpu" else 1  # processes on one CPU share it
+        device = divide_device(device, sharing)
     plan = make_plan(
         config,
         device,
-        cluster=Cluster(rank.local_count, machines, sharded=runtime.is_sharded) if rank.count > 1 else None,
+        cluster=cluster,
         can_compile=device.kind == "cuda" and can_compile(device.kind),
         vocabulary=vocabulary,
         classes=classes,
@@ -339,7 +311,7 @@ def announce(
         builds_on_meta=True,
     )
     if not config.training.ignore_memory_check:
-        check_memory(plan, free_bytes(device.kind) / processes)
+        check_memory(plan, free_bytes(device.kind) / sharing)
     for line in plan.lines():
         on_event(Note(line))
 
@@ -361,13 +333,7 @@ def check_memory(plan: Plan, available_bytes: float) -> None:
 def this_machine(kind: str | None = None) -> Device:
     """The device that a run uses here, with its real memory; `kind` is torch's name for it."""
     if kind in (None, "cuda") and torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        memory = properties.total_memory / GIB
-        try:
-            return replace(find_device(properties.name), memory_gib=memory)
-        except ConfigError:  # a GPU that is not in the table: guess from its processors
-            rate = 0.15 * properties.multi_processor_count
-            return Device(properties.name, memory, rate, 4 * rate, 500, properties.major >= 8)
+        return this_gpu()
     cores = {int(name.split()[1]): device for name, device in DEVICES.items() if device.kind == "cpu"}
     device = cores[min(cores, key=lambda count: abs(count - (os.cpu_count() or 1)))]
     memory = _system_bytes("MemTotal") / GIB
