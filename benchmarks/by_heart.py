@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from headstart.batch import EncodedExample
 from headstart.config import DataConfig
 from headstart.data.datasets import load_dataset
-from headstart.data.hashing import hashes, is_contaminated
-from headstart.data.text_io import read_lines
+from headstart.data.text_io import hashes, is_contaminated, read_lines
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
 from headstart.objectives.masked_lm import MaskedLM

@@ -23,7 +23,7 @@ import numpy as np
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import TrainingConfig, merge, parse_assignments
 from headstart.data.augmentation import BPEDropout
-from headstart.data.datasets import balanced_subset
+from headstart.data.subsets import balanced_subset
 from headstart.errors import ConfigError
 from headstart.evaluation.statistics import adjust, interval, paired_test
 from headstart.inference.loaded_model import SCRATCH, load_model

@@ -25,8 +25,9 @@ from transfer_suite import TextSet, find_sets
 import headstart as hs
 from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import merge
-from headstart.data.datasets import balanced_subset, load_dataset
-from headstart.data.tables import read_table
+from headstart.data.datasets import load_dataset
+from headstart.data.subsets import balanced_subset
+from headstart.data.text_io import read_table
 from headstart.inference.loaded_model import load_model
 from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config
 

@@ -24,8 +24,8 @@ def perplexities(base: Path) -> list[float]:
     import numpy as np
 
     from headstart.data.corpus_loaders import BlockLoader
-    from headstart.training.evaluate import loss_sums
     from headstart.training.runtime import start_runtime
+    from headstart.training.trainer import loss_sums
 
     trained = hs.load_model(str(base))
     dataset = hs.load_dataset("imdb", trained.info.config.data)

@@ -15,7 +15,7 @@ from bench import Rate, Sheet, ceiling, options, rate_of, reached, steps_of
 from peers import TrainerWay, lab_gpt2, notebook_classifier, pad_rows
 
 from headstart.config import resolve
-from headstart.data.tokenizer import open_tokenizer
+from headstart.data.tokenizer_training import open_tokenizer
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune import FinetuneJob, Task, load_labelled, make_task
 from headstart.workflows.finetune_defaults import finetune_config

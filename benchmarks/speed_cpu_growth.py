@@ -54,7 +54,7 @@ def corpus_child(megabytes: int) -> None:
     from headstart.config import DataConfig, TokenizerConfig, resolve
     from headstart.data.documents import open_documents
     from headstart.data.token_cache import prepare
-    from headstart.data.tokenizer import train_tokenizer
+    from headstart.data.tokenizer_training import train_tokenizer
     from headstart.models.model import build_model
     from headstart.objectives import make_objective
     from headstart.training.runtime import peak_memory, start_runtime

@@ -61,7 +61,7 @@ def own_memory() -> int:
 def prepare_child(file: str, tokenizer: str, number: str, count: str) -> None:
     """Prepare one share, and tell processor seconds and the peak."""
     from headstart.training.runtime import peak_memory
-    from headstart.workflows.tokenize_corpus import prepare_corpora
+    from headstart.workflows.pretrain import prepare_corpora
 
     settings = {"data": {"document_separator": "line"}, "tokenizer": {"type": tokenizer}}
     start = time.process_time()
@@ -131,8 +131,7 @@ def main() -> None:
         return
     from headstart.config import DataConfig, TokenizerConfig
     from headstart.data.documents import open_documents
-    from headstart.data.tokenizer import train_tokenizer
-    from headstart.data.tokenizer_training import sample
+    from headstart.data.tokenizer_training import sample, train_tokenizer
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

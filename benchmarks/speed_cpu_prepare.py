@@ -48,7 +48,7 @@ def child(words: object) -> None:
     from headstart.config import DataConfig
     from headstart.data.documents import open_documents
     from headstart.data.token_cache import prepare
-    from headstart.data.tokenizer import open_tokenizer
+    from headstart.data.tokenizer_training import open_tokenizer
     from headstart.training.runtime import peak_memory
 
     file, tokenizer, way = getattr(words, "child").split("|")  # noqa: B009
@@ -89,8 +89,7 @@ def main() -> None:
         return
     from headstart.config import DataConfig, TokenizerConfig
     from headstart.data.documents import open_documents
-    from headstart.data.tokenizer import train_tokenizer
-    from headstart.data.tokenizer_training import sample
+    from headstart.data.tokenizer_training import sample, train_tokenizer
 
     rates: dict[str, list[float]] = {"headstart": [], "transformers": []}
     growth = []

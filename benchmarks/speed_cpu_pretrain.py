@@ -18,7 +18,8 @@ from peers import IGNORE, TrainerWay, bert, hidden_tokens, lab_gpt2, notebook_lm
 from headstart.config import RunConfig, resolve
 from headstart.data.corpus_loaders import BlockLoader
 from headstart.data.datasets import load_dataset
-from headstart.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
+from headstart.data.tokenizer import Tokenizer
+from headstart.data.tokenizer_training import open_tokenizer, train_tokenizer
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives import make_objective
 from headstart.planning.workload import count_flops, make_workload

@@ -45,10 +45,9 @@ import headstart as hs
 from headstart.atomic_io import content_hash, file_hash, write_folder_once, write_json, write_text
 from headstart.baselines.tfidf import train_tfidf
 from headstart.config import DataConfig
-from headstart.data.datasets import SOURCES, Dataset, Example, balanced_subset, deduplicate, split_files
-from headstart.data.hashing import is_contaminated, text_hash
-from headstart.data.tables import column_names, iterate_rows, read_table
-from headstart.data.text_io import read_lines
+from headstart.data.datasets import SOURCES, Dataset, Example, deduplicate, split_files
+from headstart.data.subsets import balanced_subset
+from headstart.data.text_io import column_names, is_contaminated, iterate_rows, read_lines, read_table, text_hash
 from headstart.errors import DataError, HeadstartError, Stopped, pick
 from headstart.evaluation.statistics import interval
 from headstart.pretrained import CHECKSUMS, describe_base

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.datasets import Example, evaluation_hashes, label_mapper, load_dataset, split_by_hash
-from headstart.data.hashing import text_hash
-from headstart.data.text_io import read_lines
+from headstart.data.datasets import Example, label_mapper, load_dataset, split_by_hash
+from headstart.data.subsets import evaluation_hashes
+from headstart.data.text_io import read_lines, text_hash
 from headstart.errors import DataError
 
 REVIEWS = "imdb-unlabelled.txt.xz"

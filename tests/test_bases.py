@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.config import DataConfig
 from headstart.data.datasets import load_dataset
-from headstart.data.hashing import LOW, hashes, is_contaminated
+from headstart.data.text_io import LOW, hashes, is_contaminated
 from headstart.errors import HeadstartError
 from headstart.inference.classify import predict
 from headstart.inference.loaded_model import load_model

@@ -11,7 +11,7 @@ import torch
 
 from headstart.config import DataConfig, resolve
 from headstart.data.datasets import SOURCES, load_dataset
-from headstart.data.hashing import hashes
+from headstart.data.text_io import hashes
 from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model, count_parameters
 from headstart.objectives import make_objective

@@ -12,7 +12,7 @@ import pytest
 
 import headstart as hs
 from headstart.data.datasets import Dataset, Example
-from headstart.data.hashing import text_hash
+from headstart.data.text_io import text_hash
 from headstart.errors import DataError
 from tests.helpers.datasets import write_labelled
 

@@ -413,3 +413,16 @@ def resolve(
     for overlay in overlays:
         content = merge(content, overlay)
     return parse(RunConfig, content)
+
+
+def fit_length(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The settings with a text length that the body has positions for; a length that the user sets is never cut."""
+    most = config.model.max_position_embeddings
+    if config.training.max_length <= most:
+        return config
+    if "max_length" in settings.get("training", {}):
+        raise ConfigError(
+            f"training.max_length {config.training.max_length} is over model.max_position_embeddings {most}",
+            hint=f"set training.max_length={most}, or a larger model.max_position_embeddings when training from scratch",
+        )
+    return config.with_({"training": {"max_length": most}})

@@ -35,17 +35,6 @@ class TransferReport:
     initialized: dict[str, int]
     dropped: dict[str, int]
 
-    @property
-    def reused_head(self) -> bool:
-        """Whether the head of a classifier is reused."""
-        return any(name.startswith("heads.class.") for name in self.reused)
-
-    def summary(self) -> str:
-        """One line for the terminal."""
-        head = " (the head too)" if self.reused_head else ""
-        parts = ((f"reused{head}", self.reused), ("initialized", self.initialized), ("dropped", self.dropped))
-        return ", ".join(f"{sum(sizes.values()):,} weights {word}" for word, sizes in parts)
-
 
 @dataclass(frozen=True)
 class Score:

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from headstart.config import ModelConfig, ObjectiveConfig, TokenizerConfig
 from headstart.convert.parity import SAMPLES, ExportBundle
-from headstart.data.tokenizer import train_tokenizer
+from headstart.data.tokenizer_training import train_tokenizer
 from headstart.models.model import build_model
 from headstart.objectives import make_objective
 

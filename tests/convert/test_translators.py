@@ -13,7 +13,7 @@ from headstart.convert.onnx import write_onnx
 from headstart.convert.parity import ExportBundle
 from headstart.convert.to_transformers import write_transformers
 from headstart.convert.weight_map import weight_rules
-from headstart.data.tokenizer import train_tokenizer
+from headstart.data.tokenizer_training import train_tokenizer
 from headstart.errors import RunError
 from headstart.generation.beam_search import Beam, beam_search
 from headstart.generation.generate import ModelDecoder, Rules, source_batch

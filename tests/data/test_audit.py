@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headstart.data.audit import TokenCounts, audit
 from headstart.data.datasets import Dataset, Example, SkippedRow
-from headstart.data.hashing import text_hash
+from headstart.data.text_io import text_hash
 
 
 def dataset_of(skips=(), **splits):

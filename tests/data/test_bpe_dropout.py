@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from headstart.config import TokenizerConfig
 from headstart.data.augmentation import BPEDropout
-from headstart.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
+from headstart.data.tokenizer import Tokenizer
+from headstart.data.tokenizer_training import open_tokenizer, train_tokenizer
 from headstart.errors import ConfigError
 
 TEXTS = [

@@ -7,17 +7,8 @@ import sys
 import pytest
 
 from headstart.config import DataConfig
-from headstart.data.datasets import (
-    SOURCES,
-    Dataset,
-    Example,
-    deduplicate,
-    exclude_evaluation_texts,
-    load_dataset,
-    load_for_scoring,
-    load_texts,
-    stratified_folds,
-)
+from headstart.data.datasets import SOURCES, Dataset, Example, deduplicate, load_dataset, load_for_scoring, load_texts
+from headstart.data.subsets import exclude_evaluation_texts, stratified_folds
 from headstart.errors import DataError
 
 CONFIG = DataConfig()

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from headstart.data.datasets import Dataset, Example, merge_folds, stratified_folds
+from headstart.data.datasets import Dataset, Example
+from headstart.data.subsets import merge_folds, stratified_folds
 from headstart.errors import ConfigError, DataError
 
 

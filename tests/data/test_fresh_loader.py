@@ -11,7 +11,8 @@ from headstart.batch import EncodedExample
 from headstart.config import DataConfig, TokenizerConfig, TrainingConfig
 from headstart.data.augmentation import token_cutoff
 from headstart.data.samplers import TextLoader
-from headstart.data.tokenizer import Tokenizer, train_tokenizer
+from headstart.data.tokenizer import Tokenizer
+from headstart.data.tokenizer_training import train_tokenizer
 from headstart.workflows.finetune import training_loader
 from tests.helpers.datasets import BAD, GOOD, PLAIN
 from tests.helpers.tiny_models import VOCABULARY, random_rows

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.data.hashing import hashes, is_contaminated, pack_fingerprints, text_hash, unpack_fingerprints
+from headstart.data.text_io import hashes, is_contaminated, pack_fingerprints, text_hash, unpack_fingerprints
 
 WHITE_SPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))
 

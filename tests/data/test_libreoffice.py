@@ -15,9 +15,9 @@ from headstart.cli.app import app
 from headstart.config import DataConfig
 from headstart.data.audit import audit_parallel
 from headstart.data.datasets import SPLITS, split_of
-from headstart.data.hashing import text_hash
 from headstart.data.libreoffice import align, fetch, find_packages, package_files, paragraphs
 from headstart.data.parallel import load_parallel
+from headstart.data.text_io import text_hash
 from headstart.errors import DataError, HeadstartError
 from tests.helpers.debian_packages import ar_of, deb_of, page, write_help
 

@@ -10,7 +10,7 @@ from headstart.config import DataConfig, TokenizerConfig
 from headstart.data.corpus_loaders import BlockLoader, MixedLoader
 from headstart.data.documents import MixtureComponent, open_documents, parse_mixture
 from headstart.data.token_cache import exclude_documents, join, prepare
-from headstart.data.tokenizer import train_tokenizer
+from headstart.data.tokenizer_training import train_tokenizer
 from headstart.errors import ConfigError, DataError
 from tests.helpers.datasets import write_corpus
 

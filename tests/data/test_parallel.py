@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from headstart.config import DataConfig
 from headstart.data.audit import audit_parallel
 from headstart.data.datasets import SkippedRow, split_of
-from headstart.data.hashing import text_hash
 from headstart.data.parallel import (
     PairExample,
     available_languages,
@@ -23,6 +22,7 @@ from headstart.data.parallel import (
     load_parallel,
     parse_pair,
 )
+from headstart.data.text_io import text_hash
 from headstart.errors import ConfigError, DataError
 from tests.helpers.parallel_datasets import TASKS, write_aligned, write_parallel_table
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.data.audit import TokenCounts, audit_parallel
 from headstart.data.datasets import SkippedRow
-from headstart.data.hashing import text_hash
 from headstart.data.parallel import PairExample, ParallelText
+from headstart.data.text_io import text_hash
 from headstart.errors import HeadstartError
 from headstart.reports.tables import audit_tables, render_audit, terminal_table
 from tests.helpers.parallel_datasets import TASKS, write_aligned

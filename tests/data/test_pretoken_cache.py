@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from headstart.config import TokenizerConfig
 from headstart.data import pretoken_cache
 from headstart.data.pretoken_cache import LONGEST_KEY, LOOKAHEAD, KeyTable, PretokenCache, encodes_by_words, make_keys
-from headstart.data.tokenizer import CACHED_FROM, Tokenizer, make_tokenizer, train_tokenizer
+from headstart.data.tokenizer import CACHED_FROM, Tokenizer, make_tokenizer
+from headstart.data.tokenizer_training import train_tokenizer
 
 TEXTS = [
     "Le chat dort, l'été 2024 s'en va ; it's 3 o'clock!",

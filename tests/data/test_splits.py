@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.data.datasets import Dataset, Example, balanced_subset, split_by_hash, split_of
-from headstart.data.hashing import text_hash
+from headstart.data.datasets import Dataset, Example, split_by_hash, split_of
+from headstart.data.subsets import balanced_subset
+from headstart.data.text_io import text_hash
 from headstart.errors import DataError
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headstart.data import tables as records
+from headstart.data import text_io as records
 from headstart.data.datasets import Example, SkippedRow
-from headstart.data.tables import iterate_table, iterate_texts, read_table
+from headstart.data.text_io import iterate_table, iterate_texts, read_table
 from headstart.errors import DataError
 
 LABELS = ["positive", "very bad", "😀", "0", 'quote "', "naïve"]

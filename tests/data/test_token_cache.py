@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from headstart.config import DataConfig, TokenizerConfig
 from headstart.data import token_cache as module
 from headstart.data.documents import Documents, open_documents
-from headstart.data.hashing import hashes, text_hash
+from headstart.data.text_io import hashes, text_hash
 from headstart.data.token_cache import default_cache, find_prepared, is_held_out, join, prepare, prepare_share
-from headstart.data.tokenizer import train_tokenizer
+from headstart.data.tokenizer_training import train_tokenizer
 from headstart.errors import DataError, RunError
 
 TOKENIZER = train_tokenizer(["some words to learn from"], TokenizerConfig(vocab_size=261))

@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import TokenizerConfig
-from headstart.data.tokenizer import (
-    TRUNCATION,
-    Tokenizer,
-    make_tokenizer,
-    open_tokenizer,
-    resolve_tokenizer,
-    train_tokenizer,
-)
-from headstart.data.tokenizer_training import TOKENIZERS, sample
+from headstart.data.tokenizer import TRUNCATION, Tokenizer, make_tokenizer
+from headstart.data.tokenizer_training import TOKENIZERS, open_tokenizer, resolve_tokenizer, sample, train_tokenizer
 from headstart.errors import ConfigError, DataError
 
 TEXTS = [

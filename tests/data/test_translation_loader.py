@@ -7,7 +7,7 @@ from headstart.config import TokenizerConfig, TrainingConfig
 from headstart.data.augmentation import AugmentedPairLoader
 from headstart.data.parallel import PairExample
 from headstart.data.samplers import TextLoader
-from headstart.data.tokenizer import train_tokenizer
+from headstart.data.tokenizer_training import train_tokenizer
 from headstart.errors import ConfigError
 from headstart.workflows.finetune_seq2seq import encode_pairs
 from tests.helpers.parallel_datasets import TASKS, pairs_of

@@ -106,7 +106,7 @@ def test_a_missing_base_is_named_and_the_nearest_offered(base, table, tmp_path, 
 
 def test_a_base_whose_tokenizer_was_exchanged_is_refused(base, table, tmp_path):
     from headstart.config import TokenizerConfig
-    from headstart.data.tokenizer import train_tokenizer
+    from headstart.data.tokenizer_training import train_tokenizer
 
     train_tokenizer(["quite other texts"] * 9, TokenizerConfig(type="characters", vocab_size=20)).save(base)
     code, said, hint = call("finetune", base, table, "--out", tmp_path / "run")

@@ -171,7 +171,7 @@ def test_a_run_s_folder_holds_what_is_promised(world):
 def test_no_embedded_test_review_enters_pretraining(tmp_path):
     import numpy as np
 
-    from headstart.data.hashing import hashes
+    from headstart.data.text_io import hashes
     from headstart.workflows.pretrain import pretrain
 
     settings = merge(QUICK, {"training": {"max_steps": 1}, "objective": {"name": "causal-lm"}})

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from headstart import fast
 from headstart.fast import linear_cross_entropy as chunked
 from headstart.fast.linear_cross_entropy import chunked_loss, compiled_loss, eager_loss, tiled_loss
-from headstart.objectives.cross_entropy import linear_cross_entropy
+from headstart.objectives.base import linear_cross_entropy
 
 
 def plain(hidden, weight, bias, labels, label_smoothing):

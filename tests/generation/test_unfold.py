@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.config import TokenizerConfig
-from headstart.data.tokenizer import train_tokenizer
+from headstart.data.tokenizer_training import train_tokenizer
 from headstart.generation.generate import BROKEN, Unfolding, continuation
 
 TEXTS = ["Hello, wörld! don't — 你好 😀 naïve\nnew line", "the cat isn't here . ' a ' b", "tabs\tand  double  spaces"]

@@ -6,7 +6,7 @@ import pytest
 
 from headstart.batch import EncodedExample
 from headstart.config import TokenizerConfig
-from headstart.data.tokenizer import train_tokenizer
+from headstart.data.tokenizer_training import train_tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.embed import (
     GrowingArray,

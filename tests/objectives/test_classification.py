@@ -9,8 +9,8 @@ from headstart.config import RunConfig
 from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
+from headstart.objectives.base import symmetric_kl
 from headstart.objectives.classification import Classification
-from headstart.objectives.cross_entropy import symmetric_kl
 from headstart.training.callbacks import StepDone
 from headstart.training.runtime import Runtime
 from headstart.training.trainer import Trainer

@@ -12,9 +12,9 @@ from headstart.objectives import OBJECTIVES
 from headstart.objectives.classification import Classification
 from headstart.training.callbacks import StepDone
 from headstart.training.distributed import BatchShard, batch_shards
-from headstart.training.evaluate import loss_sums, predict_probabilities
+from headstart.training.evaluate import predict_probabilities
 from headstart.training.runtime import Runtime, init_processes
-from headstart.training.trainer import Evaluation, Trainer
+from headstart.training.trainer import Evaluation, Trainer, loss_sums
 from tests.helpers.processes import in_processes
 from tests.helpers.tiny_models import VOCABULARY, random_rows, tiny_config
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import merge
-from headstart.data.hashing import hashes
+from headstart.data.text_io import hashes
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note

@@ -11,6 +11,7 @@ import headstart as hs
 from headstart.batch import Batch, pad
 from headstart.config import merge
 from headstart.inference.loaded_model import load_model
+from headstart.models.model import describe_transfer, reuses_head
 from headstart.objectives.classification import Classification
 from headstart.training.callbacks import Note
 from headstart.training.evaluate import predict_probabilities
@@ -85,14 +86,14 @@ def test_layers_above_the_ones_to_reset_start_fresh_under_a_swapped_head(world):
 @pytest.mark.parametrize("classes", [["bad", "good"], ["good", "bad"]])
 def test_a_head_that_fits_goes_on_whatever_the_order_of_the_classes(world, base, classes):
     model, moved, task, config, objective, trained = start(world, base, classes)
-    assert moved.reused_head
+    assert reuses_head(moved)
     assert not moved.initialized
     assert not moved.dropped
     before = probabilities(trained.model(), objective, task, config)
     after = probabilities(model, objective, task, config)
     order = [trained.info.classes.index(name) for name in classes]
     assert np.array_equal(before[:, order], after)
-    assert "(the head too), 0 weights initialized, 0 weights dropped" in moved.summary()
+    assert "(the head too), 0 weights initialized, 0 weights dropped" in describe_transfer(moved)
     assert trained.why_new_head(config, objective, task.classes) == ""
 
 
@@ -105,7 +106,7 @@ def test_a_head_of_many_classes_answers_the_same_in_any_order(world):
         weights["heads.class.classifier.bias"] = torch.randn(4)
     many = replace(trained, info=replace(trained.info, classes=old), weights=weights)
     model, moved, *_ = start(world, trained=many, classes=new)
-    assert moved.reused_head
+    assert reuses_head(moved)
     for name in (name for name in weights if ".classifier." in name):
         for label in new:
             own = model.state_dict()[name][new.index(label)]
@@ -131,10 +132,10 @@ def test_any_other_head_starts_fresh_and_it_is_told_why(world, classes, settings
         assert trained.why_new_head(config, objective, classes) == ""
         return
     _, moved, task, config, objective, trained = start(world, settings=settings)
-    assert not moved.reused_head
+    assert not reuses_head(moved)
     assert {name for name in moved.dropped if name.startswith("heads.")}
     assert {name for name in moved.initialized if name.startswith("heads.")}
-    assert "the head too" not in moved.summary()
+    assert "the head too" not in describe_transfer(moved)
     why = trained.why_new_head(config, objective, task.classes)
     assert reason in why
     assert bool(reason) == bool(why)
@@ -146,7 +147,7 @@ def test_dropout_and_frozen_bodies_are_no_reason_for_a_fresh_head(world):
         {"training": {"freeze_backbone": True}},
         {"training": {"gradual_unfreezing_epochs": 1}},
     ):
-        assert start(world, settings=settings)[1].reused_head
+        assert reuses_head(start(world, settings=settings)[1])
 
 
 def test_a_backbone_without_a_head_has_none_to_reuse(world):
@@ -175,7 +176,7 @@ def test_a_run_begins_where_its_base_ended_and_says_so(world, tmp_path):
     assert done.curve[0]["step"] == 0
     assert done.curve[0]["accuracy"] == pytest.approx(found.accuracy)
     assert done.curve[0]["loss"] == pytest.approx(found.loss, rel=1e-4)
-    assert done.transfer.reused_head
+    assert reuses_head(done.transfer)
     assert "the head too" in (tmp_path / "on" / "report.html").read_text()
     messages.clear()
     fresh = merge(TUNING, {"training": {"head_init": "random"}})
@@ -215,7 +216,7 @@ def test_a_head_that_went_on_may_have_a_teacher(world, tmp_path):
     done = finetune(
         str(world / "run"), str(world / "table.tsv"), tmp_path / "student", teacher=str(world / "run"), settings=TUNING
     )
-    assert done.transfer.reused_head
+    assert reuses_head(done.transfer)
 
 
 @pytest.mark.slow
@@ -230,8 +231,8 @@ def test_a_comparison_keeps_the_head_in_the_arms_of_the_base_alone_and_says_so(w
         settings=TUNING,
     )
     assert found.arm("scratch").transfer is None
-    assert found.arm("base frozen").transfer.reused_head
-    assert found.arm("base fine-tuned").transfer.reused_head
+    assert reuses_head(found.arm("base frozen").transfer)
+    assert reuses_head(found.arm("base fine-tuned").transfer)
     assert sum("arms of base start with the base's own head" in note for note in found.notes) == 1
     report = (tmp_path / "compared" / "report.html").read_text()
     assert "weights reused (the head too)" in report
@@ -243,5 +244,5 @@ def test_a_comparison_keeps_the_head_in_the_arms_of_the_base_alone_and_says_so(w
         arms=["fine-tuned"],
         settings=merge(TUNING, {"training": {"head_init": "random"}}),
     )
-    assert not fresh.arm("base fine-tuned").transfer.reused_head
+    assert not reuses_head(fresh.arm("base fine-tuned").transfer)
     assert not any("own head" in note for note in fresh.notes)

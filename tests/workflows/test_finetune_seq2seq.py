@@ -8,7 +8,7 @@ import pytest
 
 import headstart as hs
 from headstart.config import merge
-from headstart.data.tokenizer import open_tokenizer
+from headstart.data.tokenizer_training import open_tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import merge
-from headstart.data.hashing import is_contaminated
+from headstart.data.text_io import is_contaminated
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases

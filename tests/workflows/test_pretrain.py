@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headstart.cli.app import app
 from headstart.config import DataConfig, ModelConfig, merge
 from headstart.data.documents import parse_mixture
-from headstart.data.hashing import hashes
+from headstart.data.text_io import hashes
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.training.callbacks import Note
@@ -159,7 +159,7 @@ def test_texts_of_a_set_apart_are_never_read(world, tmp_path):
         MASKED, {"data": {"exclude_eval_texts_of": [str(table)], "deduplicate": True, "document_separator": "line"}}
     )
     pretrain([str(tmp_path / "corpus.txt")], tmp_path / "run", settings=settings)
-    from headstart.data.datasets import evaluation_hashes
+    from headstart.data.subsets import evaluation_hashes
 
     held = evaluation_hashes([str(table)])
     seen = load_model(str(tmp_path / "run")).train_fingerprints

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from headstart.cli.app import app
 from headstart.config import merge
-from headstart.data.hashing import hashes
+from headstart.data.text_io import hashes
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import load_model
 from headstart.workflows.finetune import finetune
@@ -60,7 +60,7 @@ def test_stage_ends_are_compact_and_leave_training_state_behind(world):
 
 def test_no_stage_reads_what_is_set_apart(world):
     run_small_recipe(world, "run")
-    from headstart.data.datasets import evaluation_hashes
+    from headstart.data.subsets import evaluation_hashes
 
     target = world / "texts" / "target.tsv"
     held = evaluation_hashes([str(target)])

@@ -10,9 +10,8 @@ from headstart.config import merge
 from headstart.data import token_cache as module
 from headstart.errors import ConfigError
 from headstart.training.callbacks import Stage
-from headstart.workflows import tokenize_corpus
-from headstart.workflows.pretrain import pretrain
-from headstart.workflows.tokenize_corpus import prepare_corpora
+from headstart.workflows import pretrain as tokenize_corpus
+from headstart.workflows.pretrain import prepare_corpora, pretrain
 from tests.helpers.datasets import QUICK, write_corpus
 
 

@@ -59,7 +59,7 @@ def tokenize(
     number, slash, count = shard.partition("/")
     if not (slash and number.isdigit() and count.isdigit()):
         raise ConfigError(f"--shard {shard!r} is not I/N", hint="for example --shard 0/4")
-    from headstart.workflows.tokenize_corpus import prepare_corpora
+    from headstart.workflows.pretrain import prepare_corpora
 
     with call.progress() as progress:
         found = prepare_corpora(

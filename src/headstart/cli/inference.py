@@ -9,7 +9,6 @@ from typing import Any, BinaryIO
 
 import headstart as hs
 from headstart.cli.options import Call, argument, command, flag, out_flag
-from headstart.data.text_io import decode_lines, one_line
 
 NAMED = 5  # lines that a report names
 TEXTS = argument("FILE|-", "A .txt (one text a line) or a table; - = standard input.")
@@ -56,6 +55,7 @@ def generate(
 
     With - every line of standard input is a prompt, and each of its texts is one line. --json prints an object a text.
     """
+    from headstart.data.text_io import decode_lines
     from headstart.inference.generate import Request, generate_lines, open_writer
 
     sampling = (temperature, top_k, top_p, min_p, repetition_penalty, seed, greedy)
@@ -82,6 +82,8 @@ def generate(
 
 def _print_texts(found: Iterator[Any], as_json: bool) -> list[int]:
     """Print each text on one line, with its prompt; the lengths of those that are cut."""
+    from headstart.data.text_io import one_line
+
     cut: list[int] = []
     for each in found:
         line = json.dumps(each.__dict__, ensure_ascii=False) if as_json else one_line(each.prompt + each.text)
@@ -152,6 +154,8 @@ def translate(
 
 def _translation_lines(found: Any, as_json: bool, scores: bool, n_best: int) -> Iterator[str]:
     """What is printed for one line of the source."""
+    from headstart.data.text_io import one_line
+
     if as_json:
         yield json.dumps(asdict(found), ensure_ascii=False)
         return

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from headstart.config import DataConfig, TokenizerConfig, parse
-from headstart.data.datasets import Dataset, Example, SkippedRow, balanced_subset, load_dataset
-from headstart.data.hashing import text_hash
+from headstart.data.datasets import Dataset, Example, SkippedRow, load_dataset
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
-from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
+from headstart.data.subsets import balanced_subset
+from headstart.data.text_io import text_hash
+from headstart.data.tokenizer import Tokenizer
+from headstart.data.tokenizer_training import resolve_tokenizer
 from headstart.errors import ConfigError
 
 IMBALANCE = 3.0  # times as many rows in the largest class as in the smallest

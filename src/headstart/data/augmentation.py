@@ -12,7 +12,7 @@ import numpy as np
 from headstart.batch import EncodedExample
 from headstart.config import DataConfig, TrainingConfig
 from headstart.data.parallel import PairExample
-from headstart.data.samplers import TextLoader, generator
+from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError
 
@@ -176,12 +176,12 @@ class AugmentedTextLoader:
     def _augment(self, number: int, epoch: int) -> EncodedExample:
         row, training = self.rows[number], self.training
         if training.bpe_dropout:
-            random = generator(training.seed, epoch, number, DROPOUT)
+            random = np.random.default_rng((training.seed, epoch, number, DROPOUT))
             ids = self.dropout.split(self.words[number], training.bpe_dropout, random)
             tokens = self.tokenizer.add_special_tokens(ids, training.max_length, self.data.truncation_side)
             row = EncodedExample(tokens, row.label)
         if training.token_cutoff:
-            random = generator(training.seed, epoch, number, CUTOFF)
+            random = np.random.default_rng((training.seed, epoch, number, CUTOFF))
             row = token_cutoff(row, training.token_cutoff, self.is_special, random)
         return row
 
@@ -222,7 +222,7 @@ class AugmentedPairLoader(TextLoader):
         return [self._split(int(number), epoch) for number in numbers]
 
     def _split(self, number: int, epoch: int) -> EncodedExample:
-        random = generator(self.seed, epoch, number)
+        random = np.random.default_rng((self.seed, epoch, number))
         target, source = (
             tokenizer.add_special_tokens(ids := dropout.split(words[number], self.rate, random), len(ids) + 2)
             for tokenizer, dropout, words in zip(self.tokenizers, self.dropouts, self.words, strict=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headstart.batch import EncodedExample
-from headstart.data.samplers import Loader, generator
+from headstart.data.samplers import Loader
 from headstart.data.token_cache import TokenStream
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError
@@ -50,7 +50,7 @@ class BlockLoader:
 
     def _offset(self, epoch: int) -> int:
         spare = (len(self.stream) - self.lookahead) % self.length if len(self.stream) > self.length else 0
-        return int(generator(self.seed, epoch).integers(spare + 1)) if self.shuffled else 0
+        return int(np.random.default_rng((self.seed, epoch)).integers(spare + 1)) if self.shuffled else 0
 
     def count(self, epoch: int) -> int:
         """How many batches an epoch has."""
@@ -67,7 +67,7 @@ class BlockLoader:
         blocks = self._blocks()
         numbers = np.arange(blocks, dtype=np.int32 if blocks < 2**31 else np.int64)
         if self.shuffled:
-            generator(self.seed, epoch).shuffle(numbers)
+            np.random.default_rng((self.seed, epoch)).shuffle(numbers)
         return Groups(numbers, self.rows_per_batch)
 
     def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
@@ -114,7 +114,7 @@ class PairLoader:
     def _make_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Row numbers in the order of the epoch, and each row's position in it."""
         count = len(self.stretches)
-        order = generator(self.seed, epoch).permutation(count) if self.shuffled else np.arange(count)
+        order = np.random.default_rng((self.seed, epoch)).permutation(count) if self.shuffled else np.arange(count)
         return order, np.argsort(order)
 
     def count(self, epoch: int) -> int:
@@ -143,7 +143,7 @@ class PairLoader:
 
     def spans(self, number: int, epoch: int, label: int) -> tuple[Span, Span]:
         """Where in the stream A and B of a row begin and end."""
-        random = generator(self.seed, epoch, number)
+        random = np.random.default_rng((self.seed, epoch, number))
         low, high = (int(unit) for unit in self.stretches[number])
         second = int(random.integers(low + 1, high + 1))  # the first unit of B
         a = (int(self.starts[low]), int(self.stops[second - 1]))
@@ -229,7 +229,7 @@ class MixedLoader:
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """Rows of all loaders, shuffled together and grouped."""
         numbers = np.concatenate([self._rows(number, epoch) for number in range(len(self.loaders))])
-        return Groups(generator(self.seed, epoch, 1).permutation(numbers), self.rows_per_batch)
+        return Groups(np.random.default_rng((self.seed, epoch, 1)).permutation(numbers), self.rows_per_batch)
 
     def _rows(self, number: int, epoch: int) -> np.ndarray:
         """The epoch's rows of one loader; a row's number gives its loader, its pass and its number there."""

@@ -12,8 +12,18 @@ from typing import Any
 from headstart.atomic_io import content_hash, file_hash
 from headstart.config import DataConfig
 from headstart.data.datasets import ALIASES, SOURCES, SkippedRow, load_dataset, unknown_source
-from headstart.data.tables import iterate_rows, iterate_table, refuse
-from headstart.data.text_io import KINDS, OPENERS, check_kind, kind_of, open_text, opened, reading
+from headstart.data.text_io import (
+    KINDS,
+    OPENERS,
+    check_kind,
+    iterate_rows,
+    iterate_table,
+    kind_of,
+    open_text,
+    opened,
+    reading,
+    refuse,
+)
 from headstart.errors import ConfigError, DataError
 
 SAMPLE_CHARACTERS = 1_000_000  # that data.document_separator=auto reads

@@ -23,9 +23,8 @@ from urllib.parse import unquote
 from headstart.atomic_io import write_folder
 from headstart.data.audit import near_hash
 from headstart.data.datasets import SPLITS, split_of
-from headstart.data.hashing import text_hash
 from headstart.data.parallel import language_key, parse_pair
-from headstart.data.text_io import CORRUPT, decompressed, reading
+from headstart.data.text_io import CORRUPT, decompressed, reading, text_hash
 from headstart.errors import DataError, RunError, nearest, pick
 
 NAME = "libreoffice-help"

@@ -14,9 +14,16 @@ from pathlib import Path
 
 from headstart.config import DataConfig
 from headstart.data.datasets import SPLITS, SkippedRow, Splits, language_files, split_files, split_of
-from headstart.data.hashing import text_hash
-from headstart.data.tables import column_names, iterate_rows, refuse, text_fault
-from headstart.data.text_io import check_kind, missing, open_text
+from headstart.data.text_io import (
+    check_kind,
+    column_names,
+    iterate_rows,
+    missing,
+    open_text,
+    refuse,
+    text_fault,
+    text_hash,
+)
 from headstart.errors import ConfigError, DataError
 
 

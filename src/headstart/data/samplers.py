@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from headstart.batch import EncodedExample
-from headstart.data.tables import Example
+from headstart.data.text_io import Example
 from headstart.data.tokenizer import Tokenizer
 
 
@@ -26,11 +26,6 @@ class Loader(Protocol):
     def fetch(self, numbers: np.ndarray, epoch: int) -> list[EncodedExample]:
         """The rows with these numbers, as that epoch has them."""
         ...
-
-
-def generator(*key: int) -> np.random.Generator:
-    """A random generator that is a function of the key alone: a seed, an epoch, a row, a purpose."""
-    return np.random.Generator(np.random.PCG64(key))
 
 
 def sides(row: EncodedExample) -> tuple[int, ...]:
@@ -86,7 +81,7 @@ class TextLoader:
         """Texts shuffled, sorted by length inside pools of many batches, cut, and the batches shuffled."""
         if not self.shuffled:
             return self._cut(self._sorted(np.arange(len(self.rows))))
-        random = generator(self.seed, epoch)
+        random = np.random.default_rng((self.seed, epoch))
         numbers = random.permutation(len(self.rows))
         mean = max(1.0, float(self.lengths.sum(axis=1).mean()))
         pool = 20 * max(1, min(self.batch_examples, int(self.batch_tokens / mean)))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash, write_json, write_with
 from headstart.data.documents import Documents
-from headstart.data.hashing import Hashes, hashes
+from headstart.data.text_io import Hashes, hashes
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError, RunError
 

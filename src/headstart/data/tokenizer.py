@@ -1,10 +1,8 @@
 """Tokenizers: text to token ids and back; every kind has one interface."""
 
-import hashlib
 import json
 import lzma
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -14,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.atomic_io import content_hash, write_bytes
-from headstart.config import TokenizerConfig
 from headstart.data import pretoken_cache
-from headstart.data.tokenizer_training import TOKENIZERS, sample
-from headstart.errors import ConfigError, DataError, HeadstartError, nearest, pick
+from headstart.errors import ConfigError, DataError, HeadstartError, pick
 
-__all__ = ["TOKENIZERS", "TRUNCATION", "Tokenizer", "open_tokenizer", "resolve_tokenizer", "train_tokenizer"]
+__all__ = ["TRUNCATION", "Tokenizer"]
 
 FILE = "tokenizer.json"
 DICTIONARY = "dict.txt"
@@ -148,7 +144,7 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path, name: str = FILE) -> "Tokenizer":
         """The tokenizer saved in `folder` under that name."""
-        return _read_json(folder / name)
+        return read_json(folder / name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.engine,)
@@ -205,88 +201,12 @@ class _RustEngine:
         return _RustEngine, (self.content, self.roles)
 
 
-class _LabEngine:
-    """The course lab's tokenizer: sentencepiece's pieces, numbered from 4 in the order of a dictionary."""
-
-    kind = "lab"
-    specials: dict[str, int | None] = {"first": 0, "padding": 1, "last": 2, "unknown": 3, "mask": None}  # noqa: RUF012
-    unused: frozenset[int] = frozenset()
-
-    def __init__(self, model: bytes, dictionary: bytes):
-        try:
-            from sentencepiece import SentencePieceProcessor
-        except ImportError:
-            hint = "pip install 'headstart[spm]'"
-            raise ConfigError("this tokenizer needs the sentencepiece package", hint=hint) from None
-        self.model, self.dictionary = model, dictionary
-        self.processor = SentencePieceProcessor(model_proto=model)
-        words = [line.split()[0] for line in dictionary.decode("utf-8").split("\n") if line.strip()]
-        self.tokens = ["<sos>", "<pad>", "<eos>", "<oov>", *words]
-        self.ids = {token: number for number, token in enumerate(self.tokens) if number >= 4}
-        self.size = len(self.tokens)
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        split = self.processor.encode(texts, out_type=str, num_threads=os.cpu_count() or 1)
-        return [[self.ids.get(piece, 3) for piece in pieces] for pieces in split]
-
-    def decode(self, ids: list[int]) -> str:
-        found: str = self.processor.decode_pieces([self.tokens[number] for number in ids])
-        return found
-
-    def id_to_token(self, number: int) -> str:
-        return self.tokens[number]
-
-    def files(self) -> dict[str, bytes]:
-        note = json.dumps({"kind": "lab", "model": MODEL, "dictionary": DICTIONARY}) + "\n"
-        return {MODEL: self.model, DICTIONARY: self.dictionary, FILE: note.encode()}
-
-    def fingerprint(self) -> str:
-        hashes = [hashlib.sha256(part).hexdigest() for part in (self.model, self.dictionary)]
-        return content_hash(["lab", *hashes])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _LabEngine, (self.model, self.dictionary)
-
-
-def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-    """A tokenizer of `config.type` trained on the texts, the same each time; little text gives a small one."""
-    train = pick(TOKENIZERS, config.type, "kind of tokenizer")
-    layout = json.loads(train(sample(texts), config).to_str())
-    return make_tokenizer(json.dumps(layout, ensure_ascii=False, indent=1) + "\n")
-
-
 def make_tokenizer(content: str, roles: str = "") -> Tokenizer:
     """A tokenizer from the text of its `tokenizer.json`, and of its `roles.json` where it has one."""
     return Tokenizer(_RustEngine(content, roles))
 
 
-def open_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer at a path: its file, the course lab's `.model` or its folder, or a run that holds one."""
-    path = Path(path)
-    if path.is_file():
-        return _read_lab(path) if path.suffix == ".model" else _read_json(path)
-    for folder in (path, *sorted(part.parent for part in path.glob(f"*/{FILE}"))):
-        if (folder / FILE).is_file():
-            return _read_json(folder / FILE)
-    models = sorted(path.glob("*.model"))
-    if len(models) == 1:
-        return _read_lab(models[0])
-    found = f"{len(models)} .model files" if models else "none"
-    hint = f"name a {FILE}, a run, or a folder with one .model file and its {DICTIONARY}"
-    raise ConfigError(f"no tokenizer in {path}: it holds {found}", hint=hint)
-
-
-def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]]) -> Tokenizer:
-    """The tokenizer of `--tokenizer KIND|PATH`: trained on the texts, or opened."""
-    if config.type in TOKENIZERS:
-        return train_tokenizer(texts(), config)
-    if Path(config.type).exists():
-        return open_tokenizer(config.type)
-    problem = f"{config.type!r} is neither a kind of tokenizer nor an existing path"
-    raise ConfigError(problem, hint=nearest(config.type, TOKENIZERS))
-
-
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """A tokenizer's file, which may be compressed."""
     compressed = path.with_name(f"{path.name}.xz")
     try:
@@ -297,13 +217,16 @@ def _read(path: Path) -> bytes:
         raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path given to --tokenizer") from None
 
 
-def _read_json(path: Path) -> Tokenizer:
-    content = _read(path)
+def read_json(path: Path) -> Tokenizer:
+    """The tokenizer in a tokenizer.json."""
+    content = read_file(path)
     try:
         layout = json.loads(content)
         if layout.get("kind") == "lab":
+            from headstart.data.tokenizer_training import _LabEngine
+
             files = (path.with_name(layout[name]) for name in ("model", "dictionary"))
-            return Tokenizer(_LabEngine(*map(_read, files)))
+            return Tokenizer(_LabEngine(*map(read_file, files)))
         roles = path.with_name(ROLES)
         return make_tokenizer(content.decode("utf-8"), roles.read_text("utf-8") if roles.is_file() else "")
     except HeadstartError:
@@ -311,12 +234,3 @@ def _read_json(path: Path) -> Tokenizer:
     except Exception as error:  # the package raises plain Exceptions
         hint = "it should be a tokenizer.json of headstart or `tokenizers`"
         raise DataError(f"{path} is no readable tokenizer: {error}", hint=hint) from None
-
-
-def _read_lab(path: Path) -> Tokenizer:
-    model, dictionary = _read(path), _read(path.with_name(DICTIONARY))
-    try:
-        return Tokenizer(_LabEngine(model, dictionary))
-    except (RuntimeError, UnicodeDecodeError) as error:
-        problem = f"{path} and its {DICTIONARY} are no readable tokenizer: {error}"
-        raise DataError(problem, hint="copy both files again") from None

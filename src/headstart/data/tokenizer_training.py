@@ -1,16 +1,23 @@
-"""Training of tokenizers: the same texts give the same vocabulary, whatever the machine or its threads."""
+"""Training and opening of tokenizers. The same texts give the same vocabulary on every machine."""
 
+import hashlib
+import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as RustTokenizer
 
+from headstart.atomic_io import content_hash
 from headstart.config import TokenizerConfig
-from headstart.data.hashing import text_hash
-from headstart.errors import ConfigError, DataError
+from headstart.data.text_io import text_hash
+from headstart.data.tokenizer import DICTIONARY, FILE, MODEL, Tokenizer, make_tokenizer, read_file, read_json
+from headstart.errors import ConfigError, DataError, nearest, pick
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
 SAMPLE = 64_000_000  # characters to learn from at most
@@ -64,9 +71,9 @@ def _lowercase(config: TokenizerConfig) -> Any:
     return normalizers.Lowercase() if config.lowercase else None
 
 
-def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokenizer:
+def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> RustTokenizer:
     """A tokenizer around a model that knows the special tokens."""
-    tokenizer = Tokenizer(model)
+    tokenizer = RustTokenizer(model)
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoder
@@ -74,7 +81,7 @@ def _assemble(model: Any, normalizer: Any, pre_tokenizer: Any, decoder: Any) -> 
     return tokenizer
 
 
-def train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+def train_bpe(texts: list[str], config: TokenizerConfig) -> RustTokenizer:
     """Byte-level byte-pair encoding (Sennrich et al., 2016; Radford et al., 2019): no text is unknown, none is lost."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(alphabet) + len(SPECIALS)
@@ -92,7 +99,7 @@ def train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     return tokenizer
 
 
-def train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+def train_wordpiece(texts: list[str], config: TokenizerConfig) -> RustTokenizer:
     """Word pieces as BERT has them (Schuster and Nakajima, 2012)."""
     normalizer = normalizers.BertNormalizer(lowercase=config.lowercase, strip_accents=False)
     counts = Counter[str]()
@@ -103,7 +110,7 @@ def train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     )
 
     def trained(size: int, known: list[str]) -> dict[str, int]:
-        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer = RustTokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         trainer = trainers.WordPieceTrainer(
@@ -123,7 +130,7 @@ def train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     return _assemble(model, normalizer, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece())
 
 
-def train_characters(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+def train_characters(texts: list[str], config: TokenizerConfig) -> RustTokenizer:
     """Every character a token, the most frequent ones when they do not all fit."""
     counts = Counter[str]()
     for text in _normalized(texts, _lowercase(config)):
@@ -134,7 +141,7 @@ def train_characters(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     return _assemble(model, _lowercase(config), pre_tokenizers.Split("", "isolated"), decoders.Fuse())
 
 
-def train_unigram(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+def train_unigram(texts: list[str], config: TokenizerConfig) -> RustTokenizer:
     """Likely pieces under a unigram language model (Kudo, 2018), learned from the best split of each word.
 
     Our own learner, since the package's gives another vocabulary each time; splitting is the package's.
@@ -195,7 +202,7 @@ def _pruned(words: Counter[str], counts: Counter[str], room: int) -> dict[str, f
     while True:
         pieces = list(scores)
         used = Counter(dict.fromkeys(pieces, 0))
-        tokenizer = Tokenizer(models.Unigram([*scores.items(), ("[UNK]", 0.0)], len(pieces)))
+        tokenizer = RustTokenizer(models.Unigram([*scores.items(), ("[UNK]", 0.0)], len(pieces)))
         for word, split in zip(unique, tokenizer.encode_batch_fast(unique), strict=True):
             for number in split.ids:
                 if number < len(pieces):
@@ -232,9 +239,97 @@ def _score_of_parts(piece: str, scores: dict[str, float]) -> float:
     return best[-1]
 
 
-TOKENIZERS: dict[str, Callable[[list[str], TokenizerConfig], Tokenizer]] = {
+TOKENIZERS: dict[str, Callable[[list[str], TokenizerConfig], RustTokenizer]] = {
     "bpe": train_bpe,
     "unigram": train_unigram,
     "wordpiece": train_wordpiece,
     "characters": train_characters,
 }
+
+
+def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+    """A tokenizer of `config.type` trained on the texts, the same each time; little text gives a small one."""
+    train = pick(TOKENIZERS, config.type, "kind of tokenizer")
+    layout = json.loads(train(sample(texts), config).to_str())
+    return make_tokenizer(json.dumps(layout, ensure_ascii=False, indent=1) + "\n")
+
+
+def open_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer at a path: its file, the course lab's `.model` or its folder, or a run that holds one."""
+    path = Path(path)
+    if path.is_file():
+        return _read_lab(path) if path.suffix == ".model" else read_json(path)
+    for folder in (path, *sorted(part.parent for part in path.glob(f"*/{FILE}"))):
+        if (folder / FILE).is_file():
+            return read_json(folder / FILE)
+    models = sorted(path.glob("*.model"))
+    if len(models) == 1:
+        return _read_lab(models[0])
+    found = f"{len(models)} .model files" if models else "none"
+    hint = f"name a {FILE}, a run, or a folder with one .model file and its {DICTIONARY}"
+    raise ConfigError(f"no tokenizer in {path}: it holds {found}", hint=hint)
+
+
+def resolve_tokenizer(config: TokenizerConfig, texts: Callable[[], Iterable[str]]) -> Tokenizer:
+    """The tokenizer of `--tokenizer KIND|PATH`: trained on the texts, or opened."""
+    if config.type in TOKENIZERS:
+        return train_tokenizer(texts(), config)
+    if Path(config.type).exists():
+        return open_tokenizer(config.type)
+    problem = f"{config.type!r} is neither a kind of tokenizer nor an existing path"
+    raise ConfigError(problem, hint=nearest(config.type, TOKENIZERS))
+
+
+# --- The tokenizer of the course lab ----------------------------------------------------------------------------------
+
+
+class _LabEngine:
+    """The course lab's tokenizer: sentencepiece's pieces, numbered from 4 in the order of a dictionary."""
+
+    kind = "lab"
+    specials: dict[str, int | None] = {"first": 0, "padding": 1, "last": 2, "unknown": 3, "mask": None}  # noqa: RUF012
+    unused: frozenset[int] = frozenset()
+
+    def __init__(self, model: bytes, dictionary: bytes):
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError:
+            hint = "pip install 'headstart[spm]'"
+            raise ConfigError("this tokenizer needs the sentencepiece package", hint=hint) from None
+        self.model, self.dictionary = model, dictionary
+        self.processor = SentencePieceProcessor(model_proto=model)
+        words = [line.split()[0] for line in dictionary.decode("utf-8").split("\n") if line.strip()]
+        self.tokens = ["<sos>", "<pad>", "<eos>", "<oov>", *words]
+        self.ids = {token: number for number, token in enumerate(self.tokens) if number >= 4}
+        self.size = len(self.tokens)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        split = self.processor.encode(texts, out_type=str, num_threads=os.cpu_count() or 1)
+        return [[self.ids.get(piece, 3) for piece in pieces] for pieces in split]
+
+    def decode(self, ids: list[int]) -> str:
+        found: str = self.processor.decode_pieces([self.tokens[number] for number in ids])
+        return found
+
+    def id_to_token(self, number: int) -> str:
+        return self.tokens[number]
+
+    def files(self) -> dict[str, bytes]:
+        note = json.dumps({"kind": "lab", "model": MODEL, "dictionary": DICTIONARY}) + "\n"
+        return {MODEL: self.model, DICTIONARY: self.dictionary, FILE: note.encode()}
+
+    def fingerprint(self) -> str:
+        hashes = [hashlib.sha256(part).hexdigest() for part in (self.model, self.dictionary)]
+        return content_hash(["lab", *hashes])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _LabEngine, (self.model, self.dictionary)
+
+
+def _read_lab(path: Path) -> Tokenizer:
+    model, dictionary = read_file(path), read_file(path.with_name(DICTIONARY))
+    try:
+        return Tokenizer(_LabEngine(model, dictionary))
+    except (RuntimeError, UnicodeDecodeError) as error:
+        problem = f"{path} and its {DICTIONARY} are no readable tokenizer: {error}"
+        raise DataError(problem, hint="copy both files again") from None

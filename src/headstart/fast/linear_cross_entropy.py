@@ -1,6 +1,6 @@
 """Cross-entropy over a large vocabulary in chunks of logits, with the gradients computed in the forward pass.
 
-Replaces: objectives.cross_entropy.linear_cross_entropy.   Equal by: tests/fast/test_linear_cross_entropy.py (1e-5).
+Replaces: objectives.base.linear_cross_entropy.   Equal by: tests/fast/test_linear_cross_entropy.py (1e-5).
 Pays: 1.5x the speed and a tenth of the memory at 50,001 tokens (benchmarks/results/speed-cpu-limits.md).
 
 torch.nn.functional.linear_cross_entropy is as fast with chunks of 256 rows, and takes twice as long with its own choice.

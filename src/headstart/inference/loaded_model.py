@@ -15,8 +15,9 @@ from headstart.checkpoint import read_weights
 from headstart.config import PATH_SETTINGS, RunConfig, merge, parse
 from headstart.data.datasets import SOURCES
 from headstart.data.documents import MixtureComponent
-from headstart.data.hashing import unpack_fingerprints
-from headstart.data.tokenizer import Tokenizer, open_tokenizer
+from headstart.data.text_io import unpack_fingerprints
+from headstart.data.tokenizer import Tokenizer
+from headstart.data.tokenizer_training import open_tokenizer
 from headstart.errors import ConfigError, RunError, nearest
 from headstart.models.model import HeadSpec, Model, build_model
 from headstart.objectives import make_objective

@@ -80,6 +80,18 @@ def transfer(
     )
 
 
+def reuses_head(report: TransferReport) -> bool:
+    """Whether the head of a classifier is reused."""
+    return any(name.startswith("heads.class.") for name in report.reused)
+
+
+def describe_transfer(report: TransferReport) -> str:
+    """A transfer report in one line."""
+    head = " (the head too)" if reuses_head(report) else ""
+    parts = ((f"reused{head}", report.reused), ("initialized", report.initialized), ("dropped", report.dropped))
+    return ", ".join(f"{sum(sizes.values()):,} weights {word}" for word, sizes in parts)
+
+
 def reordered(weights: Mapping[str, Tensor], head: str, old: Sequence[str], new: Sequence[str]) -> dict[str, Tensor]:
     """A classifier's weights with the classes of its head in another order."""
     order = [old.index(name) for name in new]

@@ -12,8 +12,7 @@ from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, ObjectiveCost, Reads, Vocabulary, class_loss
-from headstart.objectives.cross_entropy import symmetric_kl
+from headstart.objectives.base import Loss, Objective, ObjectiveCost, Reads, Vocabulary, class_loss, symmetric_kl
 
 # Setting of a class head -> the setting of the objective that chooses it.
 HEAD_SETTINGS = {"pooling": "pooling", "projection": "head_hidden_layer", "dropout": "head_dropout"}

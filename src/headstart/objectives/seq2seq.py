@@ -13,9 +13,16 @@ from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.heads import language_head
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, ObjectiveCost, Reads, Vocabulary
+from headstart.objectives.base import (
+    Loss,
+    Objective,
+    ObjectiveCost,
+    Reads,
+    Vocabulary,
+    linear_cross_entropy,
+    linear_symmetric_kl,
+)
 from headstart.objectives.causal_lm import next_token_batch, vectors_with_labels
-from headstart.objectives.cross_entropy import linear_cross_entropy, linear_symmetric_kl
 
 
 @dataclass(frozen=True)

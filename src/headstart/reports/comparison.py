@@ -5,6 +5,7 @@ import math
 from rich.markup import escape
 from rich.table import Table
 
+from headstart.models.model import describe_transfer
 from headstart.plots.curves import (
     accuracy_curves,
     draw_curves,
@@ -172,6 +173,7 @@ def render_comparison(comparison: Comparison) -> str:
         figures=figures,
         max_excerpt=MAX_EXCERPT,
         transfers=transfers,
+        describe_transfer=describe_transfer,
         audit=render_audit(comparison.audit) if comparison.audit else "",
         provenance={
             "command": provenance.command,

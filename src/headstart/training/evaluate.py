@@ -1,4 +1,4 @@
-"""Passes over a dataset with a frozen backbone: predictions, losses, and the training of a head (linear probing)."""
+"""Passes over a dataset with a frozen backbone: predictions and the training of a head (linear probing)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,13 +10,12 @@ from torch.nn import functional as F
 
 from headstart import fast
 from headstart.batch import Batch, EncodedExample
-from headstart.data.samplers import Loader, TextLoader
+from headstart.data.samplers import TextLoader
 from headstart.models.heads import ClassHead
 from headstart.models.model import Model
 from headstart.objectives.base import Objective, Vocabulary
 from headstart.training.runtime import ALONE, Runtime, generator_for
 
-EVALUATION_SEED = 20180611  # masks drawn in evaluations are the same in every run
 MAX_TEXTS = 4_000  # more texts hardly change a linear head
 ITERATIONS = 100  # of L-BFGS
 WEIGHT_PENALTY = 3.0  # on the sum of squared weights, beside the summed loss
@@ -71,33 +70,6 @@ def compute_rows(
             found[batches[index]] = values
     tables = [table for table in runtime.processes.all_gather(found) if len(table)]
     return np.sum(tables, axis=0) if tables else found
-
-
-def loss_sums(
-    model: Model,
-    objective: Objective,
-    loader: Loader,
-    vocabulary: Vocabulary,
-    runtime: Runtime,
-    max_batches: int | None = None,
-) -> dict[str, tuple[float, int, int]]:
-    """Summed loss, label count and correct predictions of each head over the loader's first epoch."""
-    model.eval()
-    batches = loader.batches(0)[:max_batches]
-    sums: dict[str, float] = {}
-    for index, is_own in runtime.shard(len(batches)):
-        rng = generator_for(EVALUATION_SEED, index)
-        batch = objective.collate(loader.fetch(batches[index], 0), vocabulary, rng).to(runtime.device)
-        with runtime.inference_mode(), runtime.autocast():
-            losses = objective.losses(model, batch)
-        for head, loss in losses.items() if is_own else ():
-            for name, value in (("loss", loss.total), ("count", loss.count), ("correct", loss.correct)):
-                sums[f"{name} {head}"] = sums.get(f"{name} {head}", 0) + float(value)
-    total = runtime.processes.all_reduce(sums)
-    heads = [name.removeprefix("loss ") for name in total if name.startswith("loss ")]
-    return {
-        head: (total[f"loss {head}"], round(total[f"count {head}"]), round(total[f"correct {head}"])) for head in heads
-    }
 
 
 def eval_subset(count: int, size: int | None) -> np.ndarray:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 REPORT_STEPS = 10  # between two StepDone events
 PREFETCHED_STEPS = 4  # whose batches are ready at most
+EVALUATION_SEED = 20180611  # masks drawn in evaluations are the same in every run
 PARTS = ("model", "optimizer", "best", "average")  # of a checkpoint; the last two only where they exist
 
 
@@ -503,3 +504,30 @@ class Trainer:
                 elif self.average is not None:
                     self.average.tensors = tensors
         self.state = State.from_dict(state)
+
+
+def loss_sums(
+    model: Model,
+    objective: Objective,
+    loader: Loader,
+    vocabulary: Vocabulary,
+    runtime: Runtime,
+    max_batches: int | None = None,
+) -> dict[str, tuple[float, int, int]]:
+    """Summed loss, label count and correct predictions of each head over the loader's first epoch."""
+    model.eval()
+    batches = loader.batches(0)[:max_batches]
+    sums: dict[str, float] = {}
+    for index, is_own in runtime.shard(len(batches)):
+        rng = generator_for(EVALUATION_SEED, index)
+        batch = objective.collate(loader.fetch(batches[index], 0), vocabulary, rng).to(runtime.device)
+        with runtime.inference_mode(), runtime.autocast():
+            losses = objective.losses(model, batch)
+        for head, loss in losses.items() if is_own else ():
+            for name, value in (("loss", loss.total), ("count", loss.count), ("correct", loss.correct)):
+                sums[f"{name} {head}"] = sums.get(f"{name} {head}", 0) + float(value)
+    total = runtime.processes.all_reduce(sums)
+    heads = [name.removeprefix("loss ") for name in total if name.startswith("loss ")]
+    return {
+        head: (total[f"loss {head}"], round(total[f"count {head}"]), round(total[f"correct {head}"])) for head in heads
+    }

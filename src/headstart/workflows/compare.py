@@ -20,8 +20,9 @@ from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import BUDGETS, RunConfig, merge, resolve
 from headstart.data.audit import audit, token_counts
 from headstart.data.augmentation import check_bpe_dropout
-from headstart.data.datasets import Dataset, balanced_subset, exclude_evaluation_texts, load_dataset
+from headstart.data.datasets import Dataset, load_dataset
 from headstart.data.documents import open_documents
+from headstart.data.subsets import balanced_subset, exclude_evaluation_texts
 from headstart.errors import ConfigError, Stopped, pick
 from headstart.evaluation.statistics import adjust, first_epoch_reaching, interval, paired_test
 from headstart.inference.loaded_model import LoadedModel, absolute_paths, load_model, with_absolute_paths
@@ -58,9 +59,8 @@ from headstart.workflows.compare_cells import (
 )
 from headstart.workflows.finetune import choose_tokenizer, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config, uses_recommendation
-from headstart.workflows.pretrain import pretrain
+from headstart.workflows.pretrain import learn_tokenizer, pretrain
 from headstart.workflows.run_dir import RunDir, collect_provenance, command_line
-from headstart.workflows.tokenize_corpus import learn_tokenizer
 
 ARMS: tuple[ArmKind, ...] = ("classical", "scratch", "frozen", "fine-tuned")
 OPTIONAL_ARMS: tuple[ArmKind, ...] = ("ensemble",)

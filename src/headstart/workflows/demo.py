@@ -10,7 +10,8 @@ from typing import Any
 from headstart.atomic_io import write_bytes, write_json
 from headstart.config import merge, resolve
 from headstart.data.audit import inspect_data
-from headstart.data.datasets import balanced_subset, load_dataset
+from headstart.data.datasets import load_dataset
+from headstart.data.subsets import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped
 from headstart.inference.loaded_model import absolute_paths, load_model
 from headstart.pretrained import shipped_bases

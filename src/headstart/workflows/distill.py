@@ -8,9 +8,10 @@ import numpy as np
 
 from headstart.batch import EncodedExample
 from headstart.config import RunConfig
-from headstart.data.datasets import Dataset, Example, evaluation_hashes
+from headstart.data.datasets import Dataset, Example
 from headstart.data.documents import Corpora, MixtureComponent, parse_mixture
-from headstart.data.hashing import text_hash
+from headstart.data.subsets import evaluation_hashes
+from headstart.data.text_io import text_hash
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, RunError
 from headstart.inference.loaded_model import LoadedModel, RunInputs, Tokenizers, absolute_paths, load_model

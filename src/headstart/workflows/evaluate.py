@@ -9,8 +9,8 @@ import numpy as np
 from headstart.config import RunConfig
 from headstart.data.datasets import Dataset, load_for_scoring
 from headstart.data.documents import open_for_scoring
-from headstart.data.hashing import is_contaminated
 from headstart.data.parallel import ParallelText, load_pairs_for_scoring, load_parallel
+from headstart.data.text_io import is_contaminated
 from headstart.data.token_cache import join
 from headstart.errors import ConfigError, DataError, RunError, nearest
 from headstart.evaluation.metrics import score
@@ -20,8 +20,7 @@ from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.results import LanguageScore, Score, TranslationScore, TranslationTest
 from headstart.training.runtime import Runtime, start_runtime
 from headstart.workflows.finetune_seq2seq import TranslationJob, TranslationTask, encode_pairs
-from headstart.workflows.pretrain import PretrainJob
-from headstart.workflows.tokenize_corpus import prepare_documents
+from headstart.workflows.pretrain import PretrainJob, prepare_documents
 
 BEAM = 5  # default width of the beam search that evaluates a translator
 TESTED = ("bleu", "chrf")  # metrics of the significance tests between two translators

@@ -14,11 +14,13 @@ from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.batch import EncodedExample
 from headstart.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from headstart.data.augmentation import AugmentedTextLoader, check_bpe_dropout
-from headstart.data.datasets import Dataset, balanced_subset, exclude_evaluation_texts, load_dataset
+from headstart.data.datasets import Dataset, load_dataset
 from headstart.data.documents import Corpora
-from headstart.data.hashing import is_contaminated
 from headstart.data.samplers import Loader, TextLoader, encode_rows
-from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
+from headstart.data.subsets import balanced_subset, exclude_evaluation_texts
+from headstart.data.text_io import is_contaminated
+from headstart.data.tokenizer import Tokenizer
+from headstart.data.tokenizer_training import resolve_tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.evaluation.metrics import METRICS, score
 from headstart.inference.loaded_model import (

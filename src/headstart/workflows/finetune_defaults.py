@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headstart.config import BUDGETS, ModelConfig, RunConfig, load_preset, resolve
+from headstart.config import BUDGETS, ModelConfig, RunConfig, fit_length, load_preset, resolve
 from headstart.data.datasets import Dataset
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError
 from headstart.inference.loaded_model import LoadedModel
 from headstart.objectives import make_objective
-from headstart.objectives.base import Objective
+from headstart.objectives.base import Objective, with_backbone
 
 HeadStart = Literal["reused-head", "new-head", "scratch"]
 
@@ -234,24 +234,6 @@ def _resolve(
     if objective.reads != "texts":
         raise ConfigError(f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`")
     return with_backbone(config, objective), objective
-
-
-def with_backbone(config: RunConfig, objective: Objective) -> RunConfig:
-    """The settings with a kind of body that the objective can train."""
-    return config.with_({"model": objective.resolve_backbone(config.model).model_dump()})
-
-
-def fit_length(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """The settings with a text length that the body has positions for; a length that the user sets is never cut."""
-    most = config.model.max_position_embeddings
-    if config.training.max_length <= most:
-        return config
-    if "max_length" in settings.get("training", {}):
-        raise ConfigError(
-            f"training.max_length {config.training.max_length} is over model.max_position_embeddings {most}",
-            hint=f"set training.max_length={most}, or a larger model.max_position_embeddings when training from scratch",
-        )
-    return config.with_({"training": {"max_length": most}})
 
 
 def uses_recommendation(

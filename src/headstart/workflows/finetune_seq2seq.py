@@ -14,13 +14,13 @@ from torch import Tensor
 from headstart import fast
 from headstart.atomic_io import content_hash
 from headstart.batch import EncodedExample
-from headstart.config import ModelConfig, RunConfig, load_preset, merge, resolve
+from headstart.config import ModelConfig, RunConfig, fit_length, load_preset, merge, resolve
 from headstart.data.augmentation import AugmentedPairLoader, check_bpe_dropout
-from headstart.data.hashing import hashes, is_contaminated
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
 from headstart.data.samplers import TextLoader, sides
-from headstart.data.tokenizer import Tokenizer, resolve_tokenizer
-from headstart.data.tokenizer_training import TOKENIZERS
+from headstart.data.text_io import hashes, is_contaminated
+from headstart.data.tokenizer import Tokenizer
+from headstart.data.tokenizer_training import TOKENIZERS, resolve_tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.evaluation.translation_metrics import MEASURES, score_translations
 from headstart.generation.beam_search import Beam
@@ -28,13 +28,13 @@ from headstart.inference.loaded_model import SCRATCH, LoadedModel, RunInputs, To
 from headstart.inference.translate import batch_tokens, write_translations
 from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
+from headstart.objectives.base import with_backbone
 from headstart.objectives.seq2seq import Seq2Seq
 from headstart.results import TransferReport, TranslationScore
 from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
-from headstart.training.evaluate import eval_subset, loss_sums
+from headstart.training.evaluate import eval_subset
 from headstart.training.runtime import init_processes, start_runtime
-from headstart.training.trainer import Evaluation, Trainer
-from headstart.workflows.finetune_defaults import fit_length, with_backbone
+from headstart.training.trainer import Evaluation, Trainer, loss_sums
 from headstart.workflows.plan import sharded_translator_error
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 

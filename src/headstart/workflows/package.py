@@ -14,9 +14,10 @@ from torch import Tensor
 
 from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
 from headstart.config import DataConfig, Section, load_toml, parse
-from headstart.data.datasets import SOURCES, evaluation_hashes
+from headstart.data.datasets import SOURCES
 from headstart.data.documents import parse_mixture
-from headstart.data.hashing import pack_fingerprints
+from headstart.data.subsets import evaluation_hashes
+from headstart.data.text_io import pack_fingerprints
 from headstart.data.token_cache import join
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
@@ -38,8 +39,7 @@ from headstart.training.callbacks import ignore_event
 from headstart.training.runtime import start_runtime
 from headstart.workflows.evaluate import evaluate_loaded, evaluate_on_own_valid, evaluate_translator
 from headstart.workflows.finetune import FinetuneJob, load_labelled, make_task
-from headstart.workflows.pretrain import PretrainJob, without_repeats
-from headstart.workflows.tokenize_corpus import prepare_documents
+from headstart.workflows.pretrain import PretrainJob, prepare_documents, without_repeats
 from headstart.workflows.tune import to_toml
 
 FORMAT = 1  # of base.json

@@ -37,8 +37,8 @@ from headstart.plots.positions import PositionMap, draw_positions, model_map, si
 from headstart.plots.style import save_figure
 from headstart.reports.pages import render_attention, render_figure
 from headstart.training.callbacks import OnEvent, Stage, ignore_event
-from headstart.training.evaluate import EVALUATION_SEED
 from headstart.training.runtime import generator_for, start_runtime
+from headstart.training.trainer import EVALUATION_SEED
 
 SUFFIXES = (".png", ".svg", ".html")
 GROUP = 4  # texts whose losses are summed before groups are compared

@@ -1,25 +1,45 @@
 """Pretraining a language model on raw text, from random weights or from a base."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from socket import gethostname
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headstart import fast
-from headstart.atomic_io import content_hash
-from headstart.config import BUDGETS, DataConfig, ModelConfig, RunConfig, load_preset, resolve
+from headstart.atomic_io import content_hash, write_folder_once
+from headstart.config import (
+    BUDGETS,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    TokenizerConfig,
+    fit_length,
+    load_preset,
+    resolve,
+)
 from headstart.data.corpus_loaders import BlockLoader, MixedLoader, PairLoader
-from headstart.data.datasets import evaluation_hashes
-from headstart.data.documents import Corpora, Documents, MixtureComponent, parse_mixture
+from headstart.data.documents import Corpora, Documents, MixtureComponent, open_documents, parse_mixture
 from headstart.data.samplers import Loader
-from headstart.data.token_cache import Corpus, TokenStream, exclude_documents, join
+from headstart.data.subsets import evaluation_hashes
+from headstart.data.text_io import Hashes, text_hash
+from headstart.data.token_cache import (
+    Corpus,
+    TokenStream,
+    default_cache,
+    exclude_documents,
+    find_prepared,
+    join,
+    prepare,
+    prepare_share,
+)
 from headstart.data.tokenizer import Tokenizer
+from headstart.data.tokenizer_training import TOKENIZERS, resolve_tokenizer
 from headstart.errors import ConfigError, DataError
 from headstart.inference.loaded_model import (
     LoadedModel,
@@ -31,16 +51,14 @@ from headstart.inference.loaded_model import (
 )
 from headstart.models.model import Model, build_model, transfer
 from headstart.objectives import make_objective
-from headstart.objectives.base import Objective
+from headstart.objectives.base import Objective, with_backbone
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.results import LanguageScore, TransferReport
-from headstart.training.callbacks import Note, OnEvent, ignore_event
-from headstart.training.evaluate import loss_sums
+from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
 from headstart.training.runtime import Processes, init_processes, start_runtime
-from headstart.training.trainer import Evaluation, Trainer
+from headstart.training.trainer import Evaluation, Trainer, loss_sums
 from headstart.workflows.distill import DistillationSetup
-from headstart.workflows.finetune_defaults import describe, fit_length, with_backbone
-from headstart.workflows.tokenize_corpus import learn_tokenizer, prepare_documents, prepare_documents_share
+from headstart.workflows.finetune_defaults import describe
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 EVALUATION_BATCHES = 50  # of the held-out part, at each evaluation during training
@@ -54,6 +72,7 @@ TOKENS_READ = 2_000_000  # of an adaptation, repeats counted
 MIN_EPOCHS, MAX_EPOCHS = 3, 40
 BLOCK_SIZE, BATCH_TOKENS = 128, 4096
 MIN_STEPS = 100
+NO_HASHES: Hashes = np.zeros(0, np.uint64)
 LEARNING_RATE = 5e-4  # of a model 256 wide; falls with the square of the width
 
 
@@ -88,7 +107,7 @@ def pretrain(
         with processes.raise_on_all():
             mix = parse_mixture(corpora)
             loaded = None if base is None else load_model(base)
-            distillation = DistillationSetup.load(teacher)
+            distillation = None if teacher is None else DistillationSetup.load(teacher)
             given = with_absolute_paths(settings)
             config, _ = pretrain_config(preset, given, loaded, distillation)
             tokens = None
@@ -237,9 +256,7 @@ class HeldOut:
     loader: Loader | None
 
 
-def without_repeats(
-    corpora: Sequence[Corpus], config: DataConfig, excluded: NDArray[np.uint64], on_event: OnEvent
-) -> list[Corpus]:
+def without_repeats(corpora: Sequence[Corpus], config: DataConfig, excluded: Hashes, on_event: OnEvent) -> list[Corpus]:
     """The corpora without texts of excluded evaluation sets and, if `data.deduplicate`, without repeated documents."""
     if not config.deduplicate and not config.exclude_eval_texts_of:
         return list(corpora)
@@ -289,6 +306,106 @@ def shared_fingerprints(documents: list[Documents], processes: Processes) -> lis
     return mains
 
 
+# --- Tokenizing corpora ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The progress of one corpus; its tokens are known when all pieces are there."""
+
+    name: str
+    pieces: int  # of the whole corpus
+    own_pieces: int  # of this job
+    tokens: int | None
+    documents: int | None
+    tokenizer: str  # a path that `--tokenizer` takes
+
+
+def prepare_corpora(
+    corpora: Sequence[str],
+    *,
+    share: tuple[int, int] = (0, 1),
+    preset: str = "tiny",
+    settings: Mapping[str, Any] | None = None,
+    on_event: OnEvent = ignore_event,
+) -> list[Prepared]:
+    """Tokenize CORPORA for `pretrain` with the same preset and settings: all of them, or share (i, n) of each."""
+    number, count = share
+    if not 0 <= number < count:
+        raise ConfigError(
+            f"there is no share {number} of {count}",
+            hint=f"shares are 0/{count} to {count - 1}/{count}" if count else "for example --shard 0/4",
+        )
+    config = resolve("pretrain", preset, settings or {})
+    documents = [open_documents(corpus, config.data) for corpus in corpora]
+    for note in (note for each in documents for note in each.notes):
+        on_event(Note(note))
+    excluded = evaluation_hashes(config.data.exclude_eval_texts_of)
+    tokenizer = learn_tokenizer(config.tokenizer, documents, on_event, excluded)
+    path = str(_tokenizer_path(config.tokenizer, documents, excluded))
+    found = []
+    for each in documents:
+        own, pieces = prepare_documents_share(each, tokenizer, number, count, on_event)
+        ready = find_prepared(each, tokenizer, default_cache())
+        tokens = None if ready is None else len(ready.train) + len(ready.valid)
+        total = None if ready is None else sum(ready.documents.values())
+        found.append(Prepared(each.name, pieces, own, tokens, total, path))
+    return found
+
+
+def learn_tokenizer(
+    config: TokenizerConfig, documents: list[Documents], on_event: OnEvent, excluded: Hashes = NO_HASHES
+) -> Tokenizer:
+    """The tokenizer that the settings name: opened, or trained on the documents without the `excluded` hashes.
+
+    Trained tokenizers are cached: the same text and settings train only once.
+    """
+
+    never = frozenset(excluded.tolist())
+
+    def texts() -> Iterator[str]:
+        on_event(Stage(f"training a {config.type} tokenizer"))
+        for each in documents:
+            yield from (text for text in each if not never or text_hash(text) not in never)
+
+    if config.type not in TOKENIZERS:
+        return resolve_tokenizer(config, texts)
+    path = _tokenizer_path(config, documents, excluded)
+    if path.is_dir():
+        on_event(Stage(f"using the cached {config.type} tokenizer of this text"))
+    else:
+        write_folder_once(path, resolve_tokenizer(config, texts).save)
+    return Tokenizer.load(path)  # parallel jobs all use the first one's
+
+
+def _tokenizer_path(config: TokenizerConfig, documents: list[Documents], excluded: Hashes) -> Path:
+    """Where the tokenizer of the settings is, or will be once it has been trained on the documents."""
+    if config.type not in TOKENIZERS:
+        return Path(config.type)
+    words = [version("tokenizers"), config.model_dump(), [each.fingerprint for each in documents]]
+    words += [excluded.tolist()] if len(excluded) else []
+    return default_cache() / "tokenizers" / content_hash(words)[:32]
+
+
+def prepare_documents(documents: Documents, tokenizer: Tokenizer, on_event: OnEvent) -> Corpus:
+    """The documents as cached shards; skipped rows are reported."""
+    corpus = prepare(documents, tokenizer, default_cache(), _report_progress(documents, on_event))
+    for reason, count in corpus.skips.items():
+        on_event(Note(f"{documents.name}: {count:,} rows skipped: {reason}"))
+    return corpus
+
+
+def prepare_documents_share(
+    documents: Documents, tokenizer: Tokenizer, number: int, count: int, on_event: OnEvent
+) -> tuple[int, int]:
+    """Tokenize one share of the documents into the cache; its number of pieces, and that of all shares."""
+    return prepare_share(documents, tokenizer, default_cache(), number, count, _report_progress(documents, on_event))
+
+
+def _report_progress(documents: Documents, on_event: OnEvent) -> Callable[[int, int], None]:
+    return lambda done, total: on_event(Stage(f"tokenising {documents.name}", done, total))
+
+
 # --- The job --------------------------------------------------------------------------------------------------------
 
 
@@ -303,7 +420,8 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
         """Open the corpora; their text is the same on every machine."""
         with self.processes.raise_on_all():
             self.documents = [each.open(self.config.data) for each in self.inputs.mix]
-            self.excluded = evaluation_hashes(self.config.data.exclude_eval_texts_of)
+            names = self.config.data.exclude_eval_texts_of
+            self.excluded = evaluation_hashes(names) if names else NO_HASHES
         for note in (note for each in self.documents for note in each.notes):
             self.on_event(Note(note))
         return content_hash(shared_fingerprints(self.documents, self.processes))

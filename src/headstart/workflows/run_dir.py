@@ -31,6 +31,7 @@ from headstart.inference.loaded_model import (
     check_is_run,
     read_tokenizers,
 )
+from headstart.models.model import describe_transfer
 from headstart.results import Provenance, TransferReport
 from headstart.training.callbacks import OnEvent, RunLog, TensorBoardLog, call_all
 from headstart.training.runtime import ALONE, Processes, Runtime
@@ -254,7 +255,7 @@ class RunDir:
 
             save_weights(self.path / WEIGHTS_FILE, weights)
             write_json(self.path / "result.json", result)
-            transfer = TransferReport(**info.transfer).summary() if info.transfer else ""
+            transfer = describe_transfer(TransferReport(**info.transfer)) if info.transfer else ""
             page = render_run(self.path.name, result, info.config.model_dump(), transfer)
             write_text(self.path / "report.html", page)
             classifier = result.get("classifier", info.classifier)

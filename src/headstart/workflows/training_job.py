@@ -27,7 +27,7 @@ from headstart.inference.loaded_model import (
     load_model,
     read_fingerprints,
 )
-from headstart.models.model import Model, count_parameters
+from headstart.models.model import Model, count_parameters, describe_transfer, reuses_head
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.planning.plan import announce
@@ -175,7 +175,7 @@ class TrainingJob(ABC, Generic[Content, Result]):
         if resumed is not None:
             transfer = TransferReport(**resumed.transfer) if resumed.transfer else None
         if transfer is not None:
-            self.on_event(Note(f"from {self.inputs.base}: {transfer.summary()}"))
+            self.on_event(Note(f"from {self.inputs.base}: {describe_transfer(transfer)}"))
         self.on_event(Note(f"{count_parameters(model):,} parameters; {data.summary}"))
         self.processes.start(runtime.device, self.config.training.ddp_timeout_minutes)
         objective = self.objective
@@ -233,7 +233,7 @@ class TrainingJob(ABC, Generic[Content, Result]):
         """The trainer of a model; the `objective` may have teachers."""
         evaluate = partial(self.evaluate, data=data.content) if data.has_validation else None
         # With a new class head, the weights before the first step are never the best ones.
-        may_select_initial = not data.classes or (transfer is not None and transfer.reused_head)
+        may_select_initial = not data.classes or (transfer is not None and reuses_head(transfer))
         given = (model, objective, data.loader, data.tokenizer, self.config, self.runtime)
         return Trainer(*given, evaluate, self.on_event, stop, may_select_initial)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headstart.atomic_io import content_hash, write_json, write_text, writing
 from headstart.config import RunConfig, merge
 from headstart.data.augmentation import check_bpe_dropout
-from headstart.data.datasets import balanced_subset, merge_folds, stratified_folds
+from headstart.data.subsets import balanced_subset, merge_folds, stratified_folds
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, Diverged, RunError, pick
 from headstart.inference.loaded_model import SCRATCH, LoadedModel, absolute_paths, load_model, with_absolute_paths
