@@ -155,7 +155,7 @@ def test_what_is_for_labels_is_refused_in_pretraining(world, tmp_path, setting):
 
 
 def test_fresh_blocks_without_a_base_are_refused(world, tmp_path):
-    with pytest.raises((ConfigError, RunError), match="from scratch every block is new"):
+    with pytest.raises((ConfigError, RunError), match="from scratch every layer is new"):
         hs.finetune(
             "scratch", str(world / "table.tsv"), tmp_path / "run", settings={"training": {"reinit_top_layers": 1}}
         )

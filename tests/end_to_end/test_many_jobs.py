@@ -77,8 +77,8 @@ def test_a_translator_goes_on_with_any_number_of_processes(tmp_path):
 @pytest.mark.parametrize("sharded", [False, True])
 def test_few_label_methods_go_on_with_any_number_of_processes(tmp_path, sharded):
     table, run = write_labelled(tmp_path / "table.tsv"), tmp_path / "run"
-    methods = {"average": "ema", "average_epochs": 1.0, "bpe_dropout": 0.1, "cutoff": 0.15}
-    few = {"epochs": 4, "batch_examples": 5, "sharded": sharded, "evaluate_every": 3, **methods}
+    methods = {"weight_averaging": "ema", "averaging_epochs": 1.0, "bpe_dropout": 0.1, "token_cutoff": 0.15}
+    few = {"max_epochs": 4, "batch_size": 5, "fsdp": sharded, "eval_steps": 3, **methods}
     own = {"training": few, "model": {"dropout": 0.0}, "objective": {"name": "classify"}}
     train = lambda out, **more: finetune("scratch", str(table), out, settings=merge(QUICK, own), **more)
     train(tmp_path / "alone")

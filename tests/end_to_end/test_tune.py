@@ -160,7 +160,7 @@ def test_a_disk_that_is_full_ends_the_search_and_counts_against_no_trial(world, 
         raise RunError("cannot write: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("headstart.workflows.run_dir.save_checkpoint", full)
+        patch.setattr("headstart.workflows.compare_cells.save_checkpoint", full)
         with pytest.raises(RunError, match="No space left"):
             search(world, tmp_path / "full", trials=2)
     assert trials(tmp_path / "full") == []

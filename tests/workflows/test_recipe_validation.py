@@ -75,7 +75,7 @@ def test_a_fault_of_a_later_stage_is_refused_before_the_first(world, monkeypatch
         (TEXT.replace("[[stages]]", "[stages]", 1).split("[[stages]]")[0], "stages is not a list"),
         ('title = "x"\ntexts = "here"\n', "texts is not a table"),
         ('title = "x"\nstages = ["general"]\n', "stage 1 is 'general'"),
-        ("title = ", "is no readable TOML"),
+        ("title = ", "is not valid TOML"),
     ],
 )
 def test_an_invalid_recipe_is_refused_in_words(world, text, problem):
