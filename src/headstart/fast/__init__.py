@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from headstart.models.model import Model
 
-Mode = Literal["train", "infer", "generate"]
+Mode = Literal["train", "evaluate", "infer", "generate"]
 _setting = True  # training.fast of the run
 
 
@@ -31,8 +31,8 @@ def set_enabled(setting: bool) -> None:
 def optimize(model: "Model", mode: Mode = "train", dtype: "torch.dtype | None" = None) -> "Model":
     """The model with fast paths, if they are enabled: modules of plain classes get fast subclasses of these.
 
-    "train" changes the model itself. "infer" (for many texts, under autocast to `dtype` if that is given) and "generate"
-    (one token at a time) return a copy for inference with the same weights.
+    "train" and "evaluate" change the model itself. "infer" (for many texts, under autocast to `dtype` if that is given)
+    and "generate" (one token at a time) return a copy for inference with the same weights.
     """
     if not is_enabled():
         return model if mode == "train" else model.eval()
@@ -40,7 +40,7 @@ def optimize(model: "Model", mode: Mode = "train", dtype: "torch.dtype | None" =
 
     from headstart.fast.prepacked_linear import cast_linears, prepack
 
-    if mode == "train":
+    if mode in ("train", "evaluate"):
         return _with_fast_classes(model, mode)
     is_cpu, is_float32 = model.backbone.table.device.type == "cpu", dtype in (None, torch.float32)
     if mode == "infer" and not is_cpu:
@@ -54,13 +54,15 @@ def _with_fast_classes(model: "Model", mode: Mode) -> "Model":
     from torch import nn
 
     from headstart.fast.layers import ByteMaskAttention, ByteMaskDropout, InPlaceRotary, OutputPositionsBlock
+    from headstart.models.backbones import EncoderDecoderBackbone
     from headstart.models.transformer import Block, Rotary, ScaledDotProductAttention
 
     classes: dict[type[nn.Module], type[nn.Module]] = {Rotary: InPlaceRotary}
-    if mode != "generate":
-        classes |= {Block: OutputPositionsBlock}
+    has_two_stacks = any(isinstance(module, EncoderDecoderBackbone) for module in model.modules())
     if mode == "train":
         classes |= {nn.Dropout: ByteMaskDropout, ScaledDotProductAttention: ByteMaskAttention}
+    if mode == "train" or (mode != "generate" and not has_two_stacks):  # a translator predicts every position
+        classes |= {Block: OutputPositionsBlock}
     for module in model.modules():
         module.__class__ = classes.get(type(module), type(module))
     return model

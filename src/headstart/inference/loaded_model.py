@@ -213,7 +213,7 @@ class LoadedModel:
         """The model with its weights, in evaluation mode."""
         model = build_model(self.info.config.model, self.info.vocab_size, self.specs)
         model.load_state_dict(self.weights)
-        return fast.optimize(model.eval())
+        return fast.optimize(model.eval(), "evaluate")
 
 
 def _new_head(config: RunConfig, objective: Objective, classes: Sequence[str]) -> HeadSpec:

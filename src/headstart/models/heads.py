@@ -1,4 +1,4 @@
-"""The task heads: what turns a backbone's vectors into predictions."""
+"""The task heads: predictions from a backbone's vectors."""
 
 import math
 from collections.abc import Callable
