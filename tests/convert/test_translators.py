@@ -55,8 +55,8 @@ def our_translations(bundle, width):
     """What headstart writes for the lines, as tokens."""
     words, special = bundle.tokenizer, bundle.tokenizer.special_ids
     rows = [bundle.sources.add_special_tokens(ids, 64) for ids in bundle.sources.encode(LINES)]
-    batch = source_batch(rows, words.padding, words.first)
-    forbidden = Rules(words.last, 12, banned=tuple(sorted(special - {words.last})))
+    batch = source_batch(rows, words.pad_id, words.bos_id)
+    forbidden = Rules(words.eos_id, 12, banned=tuple(sorted(special - {words.eos_id})))
     found = beam_search(ModelDecoder(bundle.model), batch, forbidden, Beam(width, 1, 0.0))
     return [best[0].tokens for best in found]
 
