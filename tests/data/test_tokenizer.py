@@ -111,7 +111,7 @@ def test_the_same_texts_give_the_same_tokenizer(kind):
 @pytest.mark.slow
 def test_another_process_with_one_thread_learns_the_same_tokenizers():
     program = (
-        "from headstart.config import TokenizerConfig; from headstart.data.tokenizer import *\n"
+        "from headstart.config import TokenizerConfig; from headstart.data.tokenizer_training import *\n"
         f"for kind in TOKENIZERS: print(train_tokenizer({TEXTS!r}, TokenizerConfig(type=kind, vocab_size=320)).fingerprint)"
     )
     environment = {"RAYON_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}

@@ -141,7 +141,7 @@ def test_a_tokenizer_without_merges_is_refused_before_a_run_begins(world, tmp_pa
         hs.finetune("scratch", str(world / "table.tsv"), tmp_path / "run", settings=settings)
     with pytest.raises(ConfigError, match="needs a bpe tokenizer"):
         hs.compare(str(world / "table.tsv"), [], tmp_path / "compare", settings=settings)
-    search = {"search": ["training.bpe_dropout=0.0:0.2"], "only": True}
+    search = {"search": ["training.bpe_dropout=0.0:0.2"], "search_only": True}
     other = {**settings, "training": {"max_epochs": 1}}
     with pytest.raises(ConfigError, match="needs a bpe tokenizer"):
         hs.tune("scratch", str(world / "table.tsv"), tmp_path / "tune", settings=other, **search)

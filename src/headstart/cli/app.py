@@ -36,6 +36,13 @@ class Group(TyperGroup):
         without_flag_types(self.get_params(ctx))
         super().format_help(ctx, formatter)
 
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        """Keep the arguments, with which `--nproc` starts the processes of a run."""
+        arguments = list(args)  # the parser empties `args`
+        context = super().make_context(info_name, args, *more, **extra)
+        context.meta["arguments"] = arguments
+        return context
+
     def main(self, *words: Any, **extra: Any) -> Any:
         """Run a command and exit with its code."""
         try:

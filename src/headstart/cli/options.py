@@ -134,7 +134,8 @@ class Call:
         check_process_count(nproc, training.get("device", "auto"))
         timeout = training.get("ddp_timeout_minutes")
         known = {"timeout": timeout} if isinstance(timeout, int | float) and timeout > 0 else {}
-        if code := launch(sys.argv[1:], nproc, nodes, endpoint, restarts, **known):
+        arguments = self.context.find_root().meta["arguments"]
+        if code := launch(arguments, nproc, nodes, endpoint, restarts, **known):
             raise typer.Exit(code)
         return True
 
