@@ -212,8 +212,8 @@ def bert(vocabulary: int, body: Any, length: int) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
-        vocab_size=vocabulary, hidden_size=body.width, num_hidden_layers=body.layers,
-        num_attention_heads=body.attention_heads, intermediate_size=body.feed_forward * 3 // 2,
+        vocab_size=vocabulary, hidden_size=body.hidden_size, num_hidden_layers=body.num_layers,
+        num_attention_heads=body.num_heads, intermediate_size=body.intermediate_size * 3 // 2,
         max_position_embeddings=length, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     torch.manual_seed(0)

@@ -118,7 +118,7 @@ def masked(preset: str, batch: int, steps: int, data: str) -> dict[str, Callable
     stream = np.concatenate(rows)
     blocks = [{"input_ids": stream[at : at + length]} for at in range(0, len(stream) - length, length)]
     assert tokenizer.mask_id is not None
-    collate = hidden_tokens(tokenizer.mask_id, tokenizer.size, float(config.objective.settings["rate"]))
+    collate = hidden_tokens(tokenizer.mask_id, tokenizer.size, float(config.objective.settings["mask_rate"]))
     trainer = TrainerWay(bert(tokenizer.size, config.model, length), blocks, collate, batch // length)
     parameters[f"{preset} BERT"] = count_parameters(trainer.model)
     return {

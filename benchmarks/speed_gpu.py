@@ -373,8 +373,8 @@ def make_peer(setting: Setting, config: Any, size: int) -> Any:
     import transformers as peers
 
     body = config.body
-    layers, width, heads = body.layers, body.width, body.attention_heads
-    wide = body.feed_forward * 3 // 2  # two matrices with as many weights as our three
+    layers, width, heads = body.num_layers, body.hidden_size, body.num_heads
+    wide = body.intermediate_size * 3 // 2  # two matrices with as many weights as our three
     dropout = body.dropout
     common = {"vocab_size": size, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
     common |= {"max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -385,12 +385,12 @@ def make_peer(setting: Setting, config: Any, size: int) -> Any:
         kind = peers.BertForMaskedLM if setting.job == "pretrain" else peers.BertForSequenceClassification
     elif setting.system == "ModernBERT":
         made = peers.ModernBertConfig(
-            **common, intermediate_size=body.feed_forward, global_attn_every_n_layers=1, cls_token_id=1, sep_token_id=2,
+            **common, intermediate_size=body.intermediate_size, global_attn_every_n_layers=1, cls_token_id=1, sep_token_id=2,
         )  # fmt: skip
         kind = peers.ModernBertForMaskedLM
     elif setting.system == "Llama":
         made = peers.LlamaConfig(
-            **common, intermediate_size=body.feed_forward, tie_word_embeddings=True, use_cache=False
+            **common, intermediate_size=body.intermediate_size, tie_word_embeddings=True, use_cache=False
         )
         kind = peers.LlamaForCausalLM
     elif setting.system == "GPT-2":
@@ -402,8 +402,8 @@ def make_peer(setting: Setting, config: Any, size: int) -> Any:
     else:
         made = peers.MarianConfig(
             vocab_size=size, d_model=width, encoder_layers=layers, decoder_layers=layers,
-            encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=body.feed_forward,
-            decoder_ffn_dim=body.feed_forward, dropout=dropout, activation_function="relu", max_position_embeddings=512,
+            encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=body.intermediate_size,
+            decoder_ffn_dim=body.intermediate_size, dropout=dropout, activation_function="relu", max_position_embeddings=512,
             pad_token_id=0, eos_token_id=2, decoder_start_token_id=0, forced_eos_token_id=2, use_cache=False,
             scale_embedding=True,
         )  # fmt: skip
