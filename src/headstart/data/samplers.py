@@ -96,16 +96,6 @@ class TextLoader:
         return [self.rows[number] for number in numbers]
 
 
-def padding_share(loader: Loader, epoch: int = 0) -> float:
-    """The share of computed positions that would be padding in an epoch."""
-    computed = real = 0
-    for numbers in loader.batches(epoch):
-        lengths = np.array([sides(row) for row in loader.fetch(numbers, epoch)])  # (N, sides)
-        computed += int(lengths.max(axis=0).sum()) * len(lengths)
-        real += int(lengths.sum())
-    return 1 - real / max(1, computed)
-
-
 def encode_rows(
     tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, truncation_side: str
 ) -> list[EncodedExample]:

@@ -78,36 +78,30 @@ class CPUDecoder:
         return workspace
 
 
-class CPUCausalBackbone(CausalBackbone):
+class _SingleTokenSteps:
+    """Sends single tokens through a `CPUDecoder`."""
+
+    step: CPUDecoder
+
+    def new_cache(self, batch: Batch, capacity: int) -> KVCache:
+        """A cache that the step can share among rows."""
+        cache = super().new_cache(batch, capacity)  # type: ignore[misc]
+        return BeamKVCache.of(cache, shares=self.step.can_share and _is_float32())
+
+    def decode(self, tokens: Tensor, cache: KVCache, attention_mask: Tensor | None = None) -> Tensor:
+        """The vectors (R, T, D) of each text's next tokens (R, T)."""
+        if _is_step(tokens, attention_mask) and isinstance(cache, BeamKVCache):
+            return self.step(tokens, cache)[:, None]
+        hidden: Tensor = super().decode(tokens, cache, attention_mask)  # type: ignore[misc]
+        return hidden
+
+
+class CPUCausalBackbone(_SingleTokenSteps, CausalBackbone):
     """A causal backbone whose single tokens go through a `CPUDecoder`."""
 
-    step: CPUDecoder
 
-    def new_cache(self, batch: Batch, capacity: int) -> KVCache:
-        """A cache that the step can share among rows."""
-        return BeamKVCache.of(super().new_cache(batch, capacity), shares=self.step.can_share and _is_float32())
-
-    def decode(self, tokens: Tensor, cache: KVCache, attention_mask: Tensor | None = None) -> Tensor:
-        """The vectors (R, T, D) of each text's next tokens (R, T)."""
-        if _is_step(tokens, attention_mask) and isinstance(cache, BeamKVCache):
-            return self.step(tokens, cache)[:, None]
-        return super().decode(tokens, cache, attention_mask)
-
-
-class CPUEncoderDecoderBackbone(EncoderDecoderBackbone):
+class CPUEncoderDecoderBackbone(_SingleTokenSteps, EncoderDecoderBackbone):
     """An encoder-decoder whose single tokens go through a `CPUDecoder`."""
-
-    step: CPUDecoder
-
-    def new_cache(self, batch: Batch, capacity: int) -> KVCache:
-        """A cache that the step can share among rows."""
-        return BeamKVCache.of(super().new_cache(batch, capacity), shares=self.step.can_share and _is_float32())
-
-    def decode(self, tokens: Tensor, cache: KVCache, attention_mask: Tensor | None = None) -> Tensor:
-        """The vectors (R, T, D) of each text's next tokens (R, T)."""
-        if _is_step(tokens, attention_mask) and isinstance(cache, BeamKVCache):
-            return self.step(tokens, cache)[:, None]
-        return super().decode(tokens, cache, attention_mask)
 
 
 def install_cpu_decoder(backbone: nn.Module) -> None:
