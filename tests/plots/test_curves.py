@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from headstart.plots.curves import (
-    _spread,
     accuracy_curves,
     draw_curves,
     draw_label_efficiency,
@@ -109,7 +108,10 @@ def test_other_pictures_can_be_drawn_and_saved(comparison, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_labels_are_moved_apart_and_keep_their_order():
-    positions = _spread([0.5, 0.5, 0.51, 0.9], 0.06)
-    assert (np.diff(positions) >= 0.06 - 1e-6).all()
-    assert positions[-1] == 0.9
+def test_the_legend_names_every_arm_with_its_last_value_the_highest_first(comparison):
+    data = accuracy_curves(comparison)
+    names = [text.get_text() for text in draw_curves(data).legends[0].get_texts()]
+    assert names[-1] == "target 0.830"
+    values = [float(name.rpartition(" ")[2]) for name in names[:-1]]
+    assert values == sorted(values, reverse=True)
+    assert {name.rpartition(" ")[0] for name in names} == {"fine-tuned", "frozen", "scratch", "classical", "target"}

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from headstart.plots.style import save_figure
-from headstart.plots.trials import draw_trials, trials_data
+from headstart.plots.trials import draw_trials
 from headstart.reports.tables import trials_table
 
 
@@ -29,6 +29,7 @@ def content(direction="maximize", states="ffpfxf"):
         "search": ["optimizer.learning_rate=1e-06:0.1:log", "lr_schedule.name=linear,[cosine]"],
         "trials": trials,
         "default": trials[0],
+        "best": max((trial for trial in trials if trial["state"] == "finished"), key=lambda trial: trial["value"]),
     }
 
 
@@ -36,20 +37,25 @@ def content(direction="maximize", states="ffpfxf"):
     ("direction", "best"), [("maximize", [0.7, 0.7, 0.8, 0.8]), ("minimize", [0.7, 0.6, 0.6, 0.6])]
 )
 def test_finished_and_pruned_trials_are_separate(direction, best):
-    data = trials_data(content(direction))
-    assert data.numbers.tolist() == [0, 1, 3, 5]
-    assert data.best_so_far.tolist() == best
-    assert data.pruned.tolist() == [[2, 0.3]]
-    assert (data.last, data.default) == (5, 0.7)
-    assert data.log_settings == {"optimizer.learning_rate"}
-    assert np.allclose(data.settings["optimizer.learning_rate"], [1e-1, 1e-2, 1e-4, 1e-6])
+    history, rates, names = draw_trials(content(direction)).axes
+    default, best_so_far = history.lines
+    assert set(default.get_ydata()) == {0.7}
+    assert best_so_far.get_xdata().tolist() == [0, 1, 3, 5, 5]
+    assert best_so_far.get_ydata().tolist() == [*best, best[-1]]
+    finished, pruned = history.collections
+    assert finished.get_offsets().tolist() == [[0, 0.7], [1, 0.6], [3, 0.8], [5, 0.75]]
+    assert pruned.get_offsets().tolist() == [[2, 0.3]]
+    assert rates.get_xscale() == "log"
+    assert np.allclose(sorted(rates.collections[0].get_offsets()[:, 0]), [1e-6, 1e-4, 1e-2, 1e-1])
+    assert rates.collections[1].get_offsets().tolist() == [[1e-4, 0.8]]
+    assert [label.get_text() for label in names.get_xticklabels()] == ["linear"]
 
 
 @pytest.mark.parametrize("states", ["ffpfxf", "f", "xf", "pf"])
 @pytest.mark.slow
 def test_a_picture_is_the_same_each_time_and_reads_without_formulas(states, tmp_path):
     for name in ("a.svg", "b.svg", "c.png"):
-        save_figure(draw_trials(trials_data(content(states=states))), tmp_path / name)
+        save_figure(draw_trials(content(states=states)), tmp_path / name)
     first = (tmp_path / "a.svg").read_text()
     assert first == (tmp_path / "b.svg").read_text()
     assert "optimizer.learning_rate" in first

@@ -66,7 +66,7 @@ def complexity(
     from headstart.reports.tables import complexity_tables, crossing_lines
     from headstart.workflows.complexity import complexity as run
 
-    content = run(quick=quick, device=device).to_dict()
+    content = run(quick=quick, device=device)
     place = []
     if out is not None:
         from headstart.atomic_io import write_json

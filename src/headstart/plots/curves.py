@@ -27,6 +27,11 @@ class Band:
     high: np.ndarray
     is_classical: bool = False  # drawn dashed
 
+    @property
+    def label(self) -> str:
+        """Its entry in a legend: name and last value."""
+        return f"{truncate(self.name, MAX_NAME)} {self.mean[-1]:.3f}"
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -65,8 +70,7 @@ def accuracy_curves(comparison: Comparison, labels: int | None = None) -> CurveD
     """Each arm's validation accuracy by epoch at one label budget (default: the largest), over all seeds."""
     budget = max(comparison.label_budgets) if labels is None else labels
     colours = _colours(comparison)
-    lines: list[Band] = []
-    levels: list[Band] = []
+    lines, levels = list[Band](), list[Band]()
     for arm in comparison.arms:
         if arm.labels != budget or not arm.results or arm.kind == "ensemble":  # evaluated once, at the end
             continue
@@ -103,72 +107,66 @@ def reliability(comparison: Comparison) -> list[Panel]:
     return [_panel(arm, colours[arm.name], truth) for arm in arms]
 
 
+@matplotlib.rc_context(STYLE)
 def draw_curves(data: CurveData) -> Figure:
     """Lines by epoch with a band over the seeds, dotted after their end; an arm without epochs is a dashed level."""
-    figure, axes = _canvas(8.2, 4.3)
-    with matplotlib.rc_context(STYLE):
-        for level in data.levels:
-            axes.axhspan(level.low[0], level.high[0], color=level.colour, alpha=0.12, linewidth=0)
-            axes.axhline(level.mean[0], color=level.colour, linewidth=1.8, linestyle=(0, (5, 3)))
-        for line in data.lines:
-            axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.16, linewidth=0)
-            axes.plot(line.x, line.mean, color=line.colour, linewidth=2.2, marker="o", markersize=3.5)
-        for line in data.shorter:
-            last = [line.mean[-1], line.mean[-1]]
-            axes.plot([line.x[-1], data.end], last, color=line.colour, linewidth=1.2, linestyle=(0, (1, 3)))
-        axes.axhline(data.target, color=INK, linewidth=1, linestyle=(0, (1, 2)))
-        axes.set_xlim(0, data.end)
-        _accuracy_axis(axes, [*data.lines, *data.levels], data.target)
-        axes.set_xlabel("epoch")
-        axes.set_ylabel("validation accuracy")
-        axes.xaxis.set_major_locator(MaxNLocator(10, integer=data.end >= 2))
-        ends = [(line.name, line.colour, float(line.mean[-1])) for line in [*data.lines, *data.levels]]
-        _label_ends(axes, [*ends, ("target", INK, data.target)])
+    figure, axes = _canvas("epoch", "validation accuracy")
+    for band in sorted([*data.lines, *data.levels], key=lambda band: -band.mean[-1]):
+        if len(band.x) == 1:
+            axes.axhspan(band.low[0], band.high[0], color=band.colour, alpha=0.12, linewidth=0)
+            axes.axhline(band.mean[0], color=band.colour, linewidth=1.8, linestyle=(0, (5, 3)), label=band.label)
+            continue
+        axes.fill_between(band.x, band.low, band.high, color=band.colour, alpha=0.16, linewidth=0)
+        axes.plot(band.x, band.mean, color=band.colour, linewidth=2.2, marker="o", markersize=3.5, label=band.label)
+        if band in data.shorter:
+            last = [band.mean[-1], band.mean[-1]]
+            axes.plot([band.x[-1], data.end], last, color=band.colour, linewidth=1.2, linestyle=(0, (1, 3)))
+    label = f"target {data.target:.3f}"
+    axes.axhline(data.target, color=INK, linewidth=1, linestyle=(0, (1, 2)), label=label)
+    axes.set_xlim(0, data.end)
+    axes.xaxis.set_major_locator(MaxNLocator(10, integer=data.end >= 2))
+    _add_legend(figure)
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 def draw_label_efficiency(lines: list[Band], split: str) -> Figure:
     """Accuracy against labels on a logarithmic axis, with the 95 % interval of each point."""
-    figure, axes = _canvas(8.2, 4.3)
-    with matplotlib.rc_context(STYLE):
-        for offset, line in enumerate(lines):
-            # Shifted a little, so that error bars do not overlap.
-            x = line.x * (1 + 0.012 * (offset - (len(lines) - 1) / 2))
-            error = np.maximum([line.mean - line.low, line.high - line.mean], 0)
-            style = "--" if line.is_classical else "-"
-            axes.errorbar(x, line.mean, error, color=line.colour, linewidth=2, linestyle=style, marker="o", capsize=3)
-        ticks = sorted({float(x) for line in lines for x in line.x})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], minor=False)
-        axes.set_xticks([], minor=True)
-        axes.set_xlim(ticks[0] / 1.08, ticks[-1] * 1.08)
-        _accuracy_axis(axes, lines)
-        axes.set_xlabel("training labels")
-        axes.set_ylabel(f"accuracy on {split}")
-        _label_ends(axes, [(line.name, line.colour, float(line.mean[-1])) for line in lines])
+    figure, axes = _canvas("training labels", f"accuracy on {split}")
+    for offset, line in enumerate(sorted(lines, key=lambda line: -line.mean[-1])):
+        # Shifted a little, so that error bars do not overlap.
+        x = line.x * (1 + 0.012 * (offset - (len(lines) - 1) / 2))
+        error = np.maximum([line.mean - line.low, line.high - line.mean], 0)
+        style = "--" if line.is_classical else "-"
+        axes.errorbar(x, line.mean, error, color=line.colour, linewidth=2, linestyle=style, marker="o", capsize=3,
+                      label=line.label)  # fmt: skip
+    ticks = sorted({float(x) for line in lines for x in line.x})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], minor=False)
+    axes.set_xticks([], minor=True)
+    _add_legend(figure)
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 def draw_reliability(panels: list[Panel]) -> Figure:
     """A panel for each arm: points on the diagonal are calibrated, points below it overconfident."""
     columns = min(4, max(1, len(panels)))
     rows = -(-max(1, len(panels)) // columns)
     least = min((float(panel.confidence.min()) for panel in panels), default=0.0) - 0.06
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(1.75 * columns + 0.4, 2.35 * rows + 0.3), layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-        for axes, panel in zip(grid, panels, strict=False):
-            axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1.2, linestyle=(0, (3, 3)))
-            axes.plot(panel.confidence, panel.accuracy, color=panel.colour, linewidth=1.6)
-            size = 14 + 220 * panel.share
-            axes.scatter(panel.confidence, panel.accuracy, s=size, color=panel.colour, alpha=0.8, linewidth=0)
-            axes.set_title(f"{truncate(panel.name, MAX_NAME)}\nerror {panel.error:.3f}", fontsize=10)
-            axes.set(xlim=(max(0.0, least), 1.06), ylim=(0, 1.06))
-            axes.xaxis.set_major_locator(MaxNLocator(3))
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
-        figure.supxlabel("confidence", fontsize=11)
-        figure.supylabel("accuracy", fontsize=11)
+    figure = Figure(figsize=(1.75 * columns + 0.4, 2.35 * rows + 0.3), layout="constrained")
+    for number, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, number)
+        axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1.2, linestyle=(0, (3, 3)))
+        axes.plot(panel.confidence, panel.accuracy, color=panel.colour, linewidth=1.6)
+        size = 14 + 220 * panel.share
+        axes.scatter(panel.confidence, panel.accuracy, s=size, color=panel.colour, alpha=0.8, linewidth=0)
+        axes.set_title(f"{truncate(panel.name, MAX_NAME)}\nerror {panel.error:.3f}", fontsize=10)
+        axes.set(xlim=(max(0.0, least), 1.06), ylim=(0, 1.06))
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.label_outer()
+    figure.supxlabel("confidence", fontsize=11)
+    figure.supylabel("accuracy", fontsize=11)
     return figure
 
 
@@ -186,57 +184,23 @@ def _on_one_grid(results: list[SeedResult]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _panel(arm: VariantResult, colour: str, truth: np.ndarray) -> Panel:
-    confidence = np.concatenate([np.array(result.confidences, dtype=float) for result in arm.results])
-    right = np.concatenate([np.array(result.predictions) == truth for result in arm.results]).astype(float)
-    confidence = np.nan_to_num(confidence)  # a diverged model has no confidence
+    found = np.concatenate([np.array(result.confidences, dtype=float) for result in arm.results])
+    confidence = np.nan_to_num(found)  # a diverged model has no confidence
+    right = np.concatenate([np.array(result.predictions) == truth for result in arm.results])
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     counts = np.bincount(bins, minlength=BINS)
-    filled = counts > 0
-    mean_confidence = np.bincount(bins, weights=confidence, minlength=BINS)[filled] / counts[filled]
-    mean_right = np.bincount(bins, weights=right, minlength=BINS)[filled] / counts[filled]
-    share = counts[filled] / max(len(bins), 1)
-    return Panel(arm.name, colour, mean_confidence, mean_right, share, arm.calibration_error.mean)
+    is_filled = counts > 0
+    means, rates = (np.bincount(bins, values, BINS)[is_filled] / counts[is_filled] for values in (confidence, right))
+    return Panel(arm.name, colour, means, rates, counts[is_filled] / max(len(bins), 1), arm.calibration_error.mean)
 
 
-def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height))
-        # Names go to the right of their lines instead of into a legend.
-        return figure, figure.add_axes((0.085, 0.125, 0.61, 0.845))
-
-
-def _accuracy_axis(axes: Axes, bands: list[Band], target: float | None = None) -> None:
-    """A y axis that fits every band with a margin."""
-    targets = [] if target is None else [target]
-    low = min([*(float(band.low.min()) for band in bands), *targets], default=0.0)
-    high = max([*(float(band.high.max()) for band in bands), *targets], default=1.0)
-    margin = max(0.04 * (high - low), 0.01)
-    axes.set_ylim(max(0.0, low - margin), min(1.0, high + margin) if high + margin < 1 else 1.005)
+def _canvas(x_name: str, y_name: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(8.2, 4.3), layout="constrained")
+    axes = figure.add_subplot(xlabel=x_name, ylabel=y_name)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.2f}")
+    return figure, axes
 
 
-def _label_ends(axes: Axes, ends: list[tuple[str, str, float]]) -> None:
-    """Names with their last value to the right of the plot, moved apart where they would overlap."""
-    low, high = axes.get_ylim()
-    ordered = sorted(ends, key=lambda end: end[2])
-    positions = _spread([(value - low) / (high - low) for _, _, value in ordered], 0.062)
-    for (name, colour, value), position in zip(ordered, positions, strict=True):
-        ends_at, weight = (value - low) / (high - low), "normal" if colour == INK else "bold"
-        axes.plot(
-            [1.003, 1.03], [ends_at, position], color=colour, clip_on=False, linewidth=1, transform=axes.transAxes
-        )
-        text = axes.text(1.038, position, f"{truncate(name, MAX_NAME)} {value:.3f}", transform=axes.transAxes)
-        text.set(color=colour, va="center", fontsize=10, fontweight=weight)
-
-
-def _spread(positions: list[float], gap: float) -> list[float]:
-    """Sorted positions moved as little as needed to have distance `gap`, within 0 to 1."""
-    moved = list(positions)
-    for _ in range(200):
-        for index in range(len(moved) - 1):
-            short = gap - (moved[index + 1] - moved[index])
-            if short > 1e-9:
-                moved[index] -= short / 2
-                moved[index + 1] += short / 2
-    shift = max(0.0, -min(moved, default=0.0)) - max(0.0, max(moved, default=1.0) - 1.0)
-    return [position + shift for position in moved]
+def _add_legend(figure: Figure) -> None:
+    """Names in the colours of their lines, to the right of the plot."""
+    figure.legend(loc="outside right upper", frameon=False, labelcolor="linecolor", fontsize=10)

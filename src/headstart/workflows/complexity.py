@@ -6,7 +6,7 @@ n is the length of a text in tokens, d the width of its vectors, k the kernel of
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,88 +61,51 @@ class Point:
     forward: float  # seconds
     backward: float
     peak_bytes: int  # beside weights and input
+    seconds: float = field(init=False)  # forward and backward together
 
-    @property
-    def seconds(self) -> float:
-        """Forward and backward together."""
-        return self.forward + self.backward
-
-
-@dataclass(frozen=True)
-class Growth:
-    """The measured and the theoretical exponent of one type of layer along one axis."""
-
-    kind: str
-    axis: str  # "length" or "width"
-    time_exponent: float
-    memory_exponent: float
-    theory: float
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seconds", self.forward + self.backward)
 
 
-@dataclass(frozen=True)
-class Crossing:
-    """The length from which self-attention takes longer than another type of layer at one width."""
-
-    other: str
-    length: float
-    is_measured: bool  # False = extrapolated from the fitted lines
-
-
-@dataclass(frozen=True)
-class Complexity:
-    """The types of layers in theory and as measured on one machine."""
-
-    machine: str
-    width: int  # of the sweep over lengths
-    length: int  # of the sweep over widths
-    lengths: list[Point]
-    widths: list[Point]
-    growths: list[Growth]
-    crossings: list[Crossing]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able, with the table of theory first."""
-        content = asdict(self)
-        for sweep in ("lengths", "widths"):
-            content[sweep] = [{**asdict(point), "seconds": point.seconds} for point in getattr(self, sweep)]
-        return {"theory": [asdict(kind) for kind in KINDS.values()], **content}
-
-
-def fit_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+def fit_exponent(sizes: Sequence[float] | np.ndarray, values: Sequence[float] | np.ndarray) -> float:
     """The exponent of a power law, fitted to the largest few sizes, where constants no longer count."""
     keep = min(LARGEST, max(2, (len(sizes) + 1) // 2))
     return float(np.polyfit(np.log(sizes[-keep:]), np.log(np.maximum(values[-keep:], 1e-12)), 1)[0])
 
 
-def along(points: Sequence[Point], kind: str, axis: str) -> tuple[list[int], list[Point]]:
-    """The sizes and points of one kind, in order."""
-    own = sorted((point for point in points if point.kind == kind), key=lambda point: getattr(point, axis))
-    return [getattr(point, axis) for point in own], own
+def _columns(points: Sequence[Point], kind: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The sizes of one kind in order, with their seconds and peak bytes."""
+    own = sorted((getattr(each, axis), each.seconds, each.peak_bytes) for each in points if each.kind == kind)
+    sizes, seconds, peaks = np.array(own, dtype=float).reshape(-1, 3).T
+    return sizes, seconds, peaks
 
 
-def growths(lengths: Sequence[Point], widths: Sequence[Point]) -> list[Growth]:
+def growths(lengths: Sequence[Point], widths: Sequence[Point]) -> list[dict[str, Any]]:
     """Fitted and theoretical exponents of every type on both axes."""
     found = []
     for kind in KINDS.values():
         for axis, points in (("length", lengths), ("width", widths)):
-            sizes, own = along(points, kind.name, axis)
-            if len(own) > 1:
-                times = fit_exponent(sizes, [point.seconds for point in own])
-                memory = fit_exponent(sizes, [float(point.peak_bytes) for point in own])
-                found.append(Growth(kind.name, axis, times, memory, getattr(kind, f"{axis}_exponent")))
+            sizes, seconds, peaks = _columns(points, kind.name, axis)
+            if len(sizes) > 1:
+                exponents = {
+                    "time_exponent": fit_exponent(sizes, seconds),
+                    "memory_exponent": fit_exponent(sizes, peaks),
+                }
+                found.append(
+                    {"kind": kind.name, "axis": axis, **exponents, "theory": getattr(kind, f"{axis}_exponent")}
+                )
     return found
 
 
-def crossings(lengths: Sequence[Point]) -> list[Crossing]:
-    """Lengths from which self-attention takes longer than other types, interpolated or extrapolated."""
-    sizes, own = along(lengths, "self-attention", "length")
+def crossings(lengths: Sequence[Point]) -> list[dict[str, Any]]:
+    """Lengths from which self-attention takes longer than other types, interpolated, else extrapolated."""
+    sizes, own, _ = _columns(lengths, "self-attention", "length")
     found = []
     for other in ("recurrence", "convolution"):
-        _, rival = along(lengths, other, "length")
-        if len(own) < 2 or len(rival) != len(own):
-            continue
-        gap = np.log([point.seconds for point in own]) - np.log([point.seconds for point in rival])
-        found.append(Crossing(other, *_zero(np.log(np.array(sizes, dtype=float)), gap)))
+        _, rival, _ = _columns(lengths, other, "length")
+        if len(own) > 1 and len(rival) == len(own):
+            length, is_measured = _zero(np.log(sizes), np.log(own / rival))
+            found.append({"other": other, "length": length, "is_measured": is_measured})
     return found
 
 
@@ -153,10 +116,10 @@ def _zero(x: np.ndarray, gap: np.ndarray) -> tuple[float, bool]:
     """
     if (gap >= 0).all():
         return float(np.exp(x[0])), True
-    for index in range(len(gap) - 1, 0, -1):
-        if gap[index - 1] < 0 <= gap[index]:
-            share = -gap[index - 1] / (gap[index] - gap[index - 1])
-            return float(np.exp(x[index - 1] + share * (x[index] - x[index - 1]))), True
+    rises = np.flatnonzero((gap[:-1] < 0) & (gap[1:] >= 0))
+    if len(rises):
+        around = slice(rises[-1], rises[-1] + 2)
+        return float(np.exp(np.interp(0, gap[around], x[around]))), True
     keep = min(LARGEST, max(2, (len(gap) + 1) // 2))
     rise, start = np.polyfit(x[-keep:], gap[-keep:], 1)
     return (float(np.exp(-start / rise)), False) if rise > 0 else (float("nan"), False)
@@ -201,26 +164,28 @@ LAYERS: dict[str, Callable[[int], tuple[nn.Module, Layer]]] = {
 }
 
 
-def summarise(machine: str, width: int, length: int, lengths: list[Point], widths: list[Point]) -> Complexity:
-    """The measured points with their exponents and crossings."""
-    return Complexity(machine, width, length, lengths, widths, growths(lengths, widths), crossings(lengths))
+def summarise(machine: str, width: int, length: int, lengths: list[Point], widths: list[Point]) -> dict[str, Any]:
+    """The table of theory, and the measured points with their exponents and crossings; JSON-able."""
+    return {
+        "theory": [asdict(kind) for kind in KINDS.values()],
+        "machine": machine,
+        "width": width,  # of the sweep over lengths
+        "length": length,  # of the sweep over widths
+        "lengths": [asdict(point) for point in lengths],
+        "widths": [asdict(point) for point in widths],
+        "growths": growths(lengths, widths),
+        "crossings": crossings(lengths),
+    }
 
 
-def complexity(
-    *, quick: bool = False, device: str = "auto", on_point: Callable[[Point], None] = lambda point: None
-) -> Complexity:
+def complexity(*, quick: bool = False, device: str = "auto") -> dict[str, Any]:
     """Every kind at every size, one text at a time and on a CPU in one thread; `quick` keeps to small sizes."""
     runtime = start_runtime(TrainingConfig(device=device, precision="float32"))
     lengths, widths = (QUICK_LENGTHS, QUICK_WIDTHS) if quick else (LENGTHS, WIDTHS)
     seconds = 0.02 if quick else 0.3
 
     def sweep(sizes: Sequence[tuple[int, int]]) -> list[Point]:
-        points = []
-        for length, width in sizes:
-            for kind in KINDS:
-                points.append(measure(kind, length, width, runtime.device, seconds))
-                on_point(points[-1])
-        return points
+        return [measure(kind, *size, runtime.device, seconds) for size in sizes for kind in KINDS]
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several threads would add the time that they wait for each other

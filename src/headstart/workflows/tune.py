@@ -513,7 +513,7 @@ class Search:
     def conclude(self, provenance: Provenance) -> Tuned:
         """Write the best settings as TOML, the trials as figures, and result.json last."""
         from headstart.plots.style import save_figure
-        from headstart.plots.trials import draw_trials, trials_data
+        from headstart.plots.trials import draw_trials
 
         trials, direction = _ended_trials(self.study), METRICS[self.inputs.metric]
         finished = [trial for trial in trials if trial.state == "finished"]
@@ -537,7 +537,7 @@ class Search:
             provenance=provenance,
         )
         write_text(self.path / "best.toml", to_toml(found.settings))
-        figure = draw_trials(trials_data(plain(found)))
+        figure = draw_trials(plain(found))
         for suffix in ("png", "svg"):
             save_figure(figure, self.path / f"trials.{suffix}")
         write_json(self.path / "result.json", {**plain(found), "path": ""})
