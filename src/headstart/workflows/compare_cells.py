@@ -125,21 +125,50 @@ class FitState:
         """The hash of all that the fit depends on; computed when needed, as most fits end before they save."""
         return content_hash(self._identity())
 
-    def load(self, trainer: Trainer) -> dict[str, Any] | None:
-        """Continue from the newest complete state of this fit and return its extra content; else clear the folder."""
+    def load(self, trainer: Trainer) -> None:
+        """Continue from the newest complete state of this fit; without one, clear the folder."""
         found = load_checkpoint(self.folder)
         if found is None or found[1].get("fit") != self.fit_hash:
             shutil.rmtree(self.folder, ignore_errors=True)
-            return None
-        parts, content = found
-        trainer.load(parts, content["training"])
-        extra: dict[str, Any] = content["extra"]
-        return extra
+        else:
+            trainer.load(found[0], found[1]["training"])
 
-    def save(self, trainer: Trainer, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, trainer: Trainer) -> None:
         """Write a checkpoint from which the fit continues bit for bit."""
-        content = {"fit": self.fit_hash, "training": trainer.state.to_dict(), "extra": dict(extra or {})}
+        content = {"fit": self.fit_hash, "training": trainer.state.to_dict()}
         save_checkpoint(self.folder, trainer.state.step, trainer.parts(), content)
+
+
+def start_fit(
+    config: RunConfig,
+    objective: Objective,
+    task: Task,
+    base: LoadedModel | None,
+    checkpoints: Path,
+    identity: dict[str, Any],
+    stop: StopSignal | None = None,
+    on_event: OnEvent = ignore_event,
+) -> tuple[Trainer, TransferReport | None, Callable[[], None]]:
+    """A trainer that continues from its checkpoint, the weights that it takes from the base, and what saves its state.
+
+    A checkpoint is of this fit if the identity, settings, base, texts and labels are the same.
+    """
+    job = FinetuneJob(config, start_runtime(config.training), base=base)
+    model, transfer = job.build_model(task)
+    job.on_event = on_event
+    trainer = job.make_trainer(model, objective, job.training_data(task), transfer, stop)
+
+    def depends_on() -> dict[str, Any]:
+        return identity | {
+            "settings": config.model_dump(),
+            "base": content_hash(base.info.to_dict()) if base is not None else "",
+            "tokenizer": task.tokenizer.fingerprint,
+            "data": data_fingerprint(task.dataset),
+        }
+
+    state = FitState(checkpoints, depends_on)
+    state.load(trainer)
+    return trainer, transfer, lambda: state.save(trainer)
 
 
 def check_unchanged(folder: Path, name: str, found: Mapping[str, Any], kind: str) -> None:
@@ -210,19 +239,18 @@ def train_cell(
     else:
         config = variant.configure(DatasetFacts.of(dataset, variant.tokenizer))
         config = config.with_({"training": {"seed": seed}})
-        runtime, task = start_runtime(config.training), encoder.encode(dataset, variant.tokenizer, config)
-        job = FinetuneJob(config, runtime, base=variant.base)
-        model, transfer = job.build_model(task)
-        job.on_event = on_event
-        trainer = job.make_trainer(model, variant.objective, job.training_data(task), transfer, stop)
+        task = encoder.encode(dataset, variant.tokenizer, config)
         identity = {"arm": [variant.name, variant.kind], "scored": fold.split}
-        state = FitState(checkpoints, lambda: identity | cell_inputs(config, variant.base, variant.tokenizer, dataset))
-        state.load(trainer)
+        trainer, transfer, save = start_fit(
+            config, variant.objective, task, variant.base, checkpoints, identity, stop, on_event
+        )
         seconds = trainer.state.seconds
-        trainer.run(lambda: state.save(trainer))
+        trainer.run(save)
         trainer.finish()
-        rows, limit = task.rows[fold.split], runtime.eval_batch_tokens
-        probabilities = predict_probabilities(model, variant.objective, rows, task.tokenizer, runtime, limit)
+        rows, runtime = task.rows[fold.split], trainer.runtime
+        probabilities = predict_probabilities(
+            trainer.model, variant.objective, rows, task.tokenizer, runtime, runtime.eval_batch_tokens
+        )
         curve = [CurvePoint(**{**point, "step": int(point["step"])}) for point in trainer.state.curve]  # type: ignore[arg-type]
         if variant.base is not None:
             fingerprints = np.concatenate([fingerprints, variant.base.train_fingerprints])
@@ -235,16 +263,6 @@ def train_cell(
         curve=curve,
         transfer=transfer,
     )
-
-
-def cell_inputs(config: RunConfig, base: LoadedModel | None, tokenizer: Tokenizer, dataset: Dataset) -> dict[str, Any]:
-    """What every trained model depends on: its settings with the seed, its base, and every text and label."""
-    return {
-        "settings": config.model_dump(),
-        "base": content_hash(base.info.to_dict()) if base is not None else "",
-        "tokenizer": tokenizer.fingerprint,
-        "data": data_fingerprint(dataset),
-    }
 
 
 def _train_classical(variant: Variant, dataset: Dataset, split: str, seed: int) -> tuple[np.ndarray, list[CurvePoint]]:

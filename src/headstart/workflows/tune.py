@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from headstart.atomic_io import content_hash, write_json, write_text, writing
 from headstart.config import RunConfig, merge
@@ -26,17 +26,19 @@ from headstart.results import Provenance, plain
 from headstart.training.callbacks import Evaluated, Event, Note, OnEvent, Stage, ignore_event
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import StopSignal, graceful_shutdown, seed_for, start_runtime
-from headstart.workflows.compare_cells import FitState, Fold, TextEncoder, cell_inputs, check_unchanged, make_folds
-from headstart.workflows.finetune import FinetuneJob, choose_tokenizer, data_fingerprint, load_labelled
+from headstart.workflows.compare_cells import Fold, TextEncoder, check_unchanged, make_folds, start_fit
+from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, load_labelled
 from headstart.workflows.finetune_defaults import DatasetFacts, describe, finetune_config, uses_recommendation
 from headstart.workflows.run_dir import RunDir, collect_provenance, command_line
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
-    from optuna.distributions import BaseDistribution
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.trial import FrozenTrial
 
 Settings = dict[str, dict[str, Any]]  # by section and key
+Dim: TypeAlias = "CategoricalDistribution | FloatDistribution | IntDistribution"
+Space: TypeAlias = Mapping[str, Dim]  # by section.key
 
 DEFAULT_TRIALS = 20
 RANDOM_TRIALS = 8  # random trials before the sampler learns from them
@@ -59,81 +61,39 @@ DEFAULT_SPACE = (
     "objective.label_smoothing=0.0:0.2",
     "objective.r_drop_alpha=0.0,0.5,1.0,3.0",
 )
+JOURNAL = "trials.log"
+STUDY = "headstart"  # hyperband assigns brackets by this name and the trial's number
 FORM = "write section.key=low:high, optionally with :log or :int after it, or section.key=a,b,c"
 
 
 # --- The search space -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SearchDim:
-    """One setting to search: a range from `low` to `high`, or one of `choices`."""
+def parse_dim(text: str) -> tuple[str, Dim]:
+    """The setting that a `--search` argument names, and its range or choices."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    name: str
-    low: float = 0.0
-    high: float = 0.0
-    is_log: bool = False
-    is_int: bool = False
-    choices: tuple[Any, ...] = ()
-
-    @staticmethod
-    def parse(text: str) -> "SearchDim":
-        """The dimension that a `--search` argument describes."""
-        name, sign, content = (part.strip() for part in text.partition("="))
-        problem, hint, dim = "", FORM, SearchDim(name)
-        if not sign or name.count(".") != 1:
-            problem = "names no setting to search"
-        elif ":" not in content:
-            dim = SearchDim(name, choices=tuple(_parse_value(part.strip()) for part in content.split(",")))
-            if len(set(dim.choices)) < 2:
-                problem, hint = "has fewer than two choices", f"{FORM}; --set fixes a value"
-        else:
-            low_text, high_text, *flags = content.split(":")
-            low, high = _parse_value(low_text), _parse_value(high_text)
-            if not (_is_number(low) and _is_number(high)) or not {"log", "int"}.issuperset(flags):
-                problem = "is not a range of numbers"
-            elif not low < high:
-                problem, hint = "is an empty range", "write the lower end first"
-            elif "log" in flags and low <= 0:
-                problem, hint = "has no logarithm at 0", "start above 0, or leave out :log"
-            else:
-                dim = SearchDim(name, float(low), float(high), "log" in flags, "int" in flags)
-        if problem:
-            raise ConfigError(f"--search {text!r} {problem}", hint=hint)
-        return dim
-
-    def __str__(self) -> str:
-        if self.choices:
-            return f"{self.name}={','.join(str(value) for value in self.choices)}"
-        return f"{self.name}={self.low:g}:{self.high:g}{':int' * self.is_int}{':log' * self.is_log}"
-
-    @property
-    def bounds(self) -> list[Any]:
-        """All choices, or both ends of the range."""
-        return list(self.choices) or [self._typed(self.low), self._typed(self.high)]
-
-    def nearest(self, value: Any) -> Any:
-        """The value of this dimension that is nearest to `value`."""
-        if not self.choices:
-            return self._typed(min(max(value, self.low), self.high) if isinstance(value, int | float) else self.low)
-        if value in self.choices:
-            return value
-        if isinstance(value, int | float) and all(isinstance(choice, int | float) for choice in self.choices):
-            return min(self.choices, key=lambda choice: abs(choice - value))
-        return self.choices[0]
-
-    def _typed(self, value: float) -> float | int:
-        return round(value) if self.is_int else float(value)
-
-    def distribution(self) -> "BaseDistribution":
-        """The dimension as a distribution of optuna."""
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-        if self.choices:
-            return CategoricalDistribution(self.choices)
-        if self.is_int:
-            return IntDistribution(round(self.low), round(self.high), log=self.is_log)
-        return FloatDistribution(self.low, self.high, log=self.is_log)
+    name, _, content = (part.strip() for part in text.partition("="))
+    is_range = ":" in content
+    values = [_parse_value(part.strip()) for part in content.split(":" if is_range else ",")]
+    low, high, *flags = values if is_range else (0, 1)
+    if name.count(".") != 1 or not content:
+        problem = "names no setting to search"
+    elif not is_range and len(set(values)) < 2:
+        problem = "has fewer than two choices; --set fixes a value"
+    elif not (_is_number(low) and _is_number(high)) or not {"log", "int"}.issuperset(flags):
+        problem = "is not a range of numbers"
+    elif not low < high:
+        problem = "is an empty range: the lower end comes first"
+    elif "log" in flags and low <= 0:
+        problem = "has no logarithm at 0: start above 0, or leave out :log"
+    elif not is_range:
+        return name, CategoricalDistribution(values)
+    elif "int" in flags:
+        return name, IntDistribution(round(low), round(high), log="log" in flags)
+    else:
+        return name, FloatDistribution(float(low), float(high), log="log" in flags)
+    raise ConfigError(f"--search {text!r} {problem}", hint=FORM)
 
 
 def _is_number(value: Any) -> bool:
@@ -147,19 +107,29 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def make_space(search: Iterable[str], search_only: bool, fixed: Mapping[str, Any]) -> list[SearchDim]:
+def make_space(search: Iterable[str], search_only: bool, fixed: Mapping[str, Any]) -> list[str]:
     """The dimensions that the user named and, without `search_only`, the default ones; never a setting in `fixed`."""
-    named = {dim.name: dim for dim in map(SearchDim.parse, search)}
-    default = {} if search_only else {dim.name: dim for dim in map(SearchDim.parse, DEFAULT_SPACE)}
+    named = {parse_dim(text)[0]: text.strip() for text in search}
+    default = {} if search_only else {parse_dim(text)[0]: text for text in DEFAULT_SPACE}
     given = {f"{section}.{key}" for section, content in fixed.items() for key in content}
-    if both := next((name for name in named if name in given), None):
-        raise ConfigError(f"{both} is both set and searched", hint="leave out --set or --search for it")
+    if both := given & set(named):
+        raise ConfigError(f"{min(both)} is both set and searched", hint="leave out --set or --search for it")
     if given & {"training.max_steps", "training.max_tokens", "training.max_minutes"}:
         default.pop("training.max_epochs", None)
-    space = [dim for name, dim in {**default, **named}.items() if name not in given]
+    space = [text for name, text in {**default, **named}.items() if name not in given]
     if not space:
         raise ConfigError("there is nothing to search", hint=f"add --search: {FORM}")
     return space
+
+
+def nearest_value(dim: Dim, value: Any) -> Any:
+    """The value of a dimension that is nearest to `value`; its first one when none is near."""
+    if hasattr(dim, "choices"):
+        if value in dim.choices or not all(map(_is_number, (value, *dim.choices))):
+            return value if value in dim.choices else dim.choices[0]
+        return min(dim.choices, key=lambda choice: abs(choice - value))
+    bounded = min(max(value, dim.low), dim.high) if _is_number(value) else dim.low
+    return type(dim.low)(round(bounded) if isinstance(dim.low, int) else bounded)
 
 
 def nest(values: Mapping[str, Any]) -> Settings:
@@ -171,27 +141,20 @@ def nest(values: Mapping[str, Any]) -> Settings:
     return nested
 
 
-def default_point(config: RunConfig, space: Iterable[SearchDim]) -> dict[str, Any]:
+def default_point(config: RunConfig, space: Space) -> dict[str, Any]:
     """The point of the search space that is nearest to the settings of `config`."""
-    sections = {dim: dim.name.split(".") for dim in space}
-    return {
-        dim.name: dim.nearest(getattr(getattr(config, section), key, 0.0)) for dim, (section, key) in sections.items()
-    }
+    sections = {name: name.split(".") for name in space}
+    own = {name: getattr(getattr(config, section), key, 0.0) for name, (section, key) in sections.items()}
+    return {name: nearest_value(dim, own[name]) for name, dim in space.items()}
 
 
 def to_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
     """Settings as a TOML file that `--config` reads."""
 
-    def encode(value: Any) -> str:
-        if isinstance(value, bool):
-            return str(value).lower()
-        if isinstance(value, str):  # TOML strings equal JSON strings but for one character
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    def encode(value: Any) -> str:  # TOML equals JSON but for tables and one character
         if isinstance(value, Mapping):
             return "{" + ", ".join(f"{encode(str(name))} = {encode(each)}" for name, each in value.items()) + "}"
-        if isinstance(value, list | tuple):
-            return "[" + ", ".join(map(encode, value)) + "]"
-        return repr(value)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
     lines = []
     for section, content in settings.items():
@@ -254,7 +217,7 @@ class TrialResult:
             values=trial.params,
             intermediate={str(step): value for step, value in sorted(steps.items())},
             folds=attributes.get("folds", []),
-            seconds=attributes.get("seconds", 0.0),
+            seconds=round(sum(attributes.get("seconds", [])), 2),
             reason=attributes.get("reason", ""),
         )
 
@@ -303,7 +266,7 @@ def tune(
         if number is not None and number <= 0:
             raise ConfigError(f"--{name} {number} allows no trial", hint=f"give --{name} a number above 0")
     fixed = json.loads(json.dumps(with_absolute_paths(settings)))
-    space = [str(dim) for dim in make_space(search, search_only, fixed)]
+    space = make_space(search, search_only, fixed)
     base, data = absolute_paths([base, data])
     inputs = TuneInputs(base, data, folds, space, metric, pruner, preset, fixed)
     path, default = Path(out), DEFAULT_TRIALS if minutes is None else None
@@ -337,29 +300,30 @@ def _check_requirements() -> None:
 
 # --- The study ------------------------------------------------------------------------------------------------------
 
-JOURNAL = "trials.log"
-STUDY = "headstart"  # hyperband assigns brackets by this name and the trial's number
-
 
 def _open_study(path: Path, metric: str, pruner: str, num_folds: int) -> "Study":
     """The study in the folder's journal, created when it is missing."""
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalStorage
 
+    class Journal(JournalFileBackend):
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            with writing(path / JOURNAL):
+                super().append_logs(logs)
+
     for lock in path.glob(f"{JOURNAL}.lock*"):  # of a killed process; the run directory has a lock of its own
         lock.unlink()
     with writing(path / JOURNAL), open(path / JOURNAL, "a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)  # drops a line that was written in part
+    most = EVALUATIONS * num_folds
     pruners: dict[str, optuna.pruners.BasePruner] = {
         "median": optuna.pruners.MedianPruner(n_startup_trials=RANDOM_TRIALS, n_warmup_steps=2, n_min_trials=3),
-        "hyperband": optuna.pruners.HyperbandPruner(
-            min_resource=2, max_resource=EVALUATIONS * num_folds, reduction_factor=3
-        ),
+        "hyperband": optuna.pruners.HyperbandPruner(min_resource=2, max_resource=most, reduction_factor=3),
         "none": optuna.pruners.NopPruner(),
     }
     return optuna.create_study(
-        storage=JournalStorage(JournalFileBackend(str(path / JOURNAL))),
+        storage=JournalStorage(Journal(str(path / JOURNAL))),
         pruner=pruners[pruner],
         direction=METRICS[metric],
         study_name=STUDY,
@@ -371,14 +335,13 @@ def _ended_trials(study: "Study") -> list[TrialResult]:
     return [TrialResult.of(trial) for trial in study.trials if trial.state.is_finished()]
 
 
-def _next_trial(study: "Study", space: Sequence[SearchDim], first: Mapping[str, Any], seed: int) -> "Trial":
+def _next_trial(study: "Study", space: Space, first: Mapping[str, Any], seed: int) -> "Trial":
     """The trial that a stop interrupted, or a new one, which is written to the journal in one piece."""
     import optuna
     from optuna.trial import TrialState, create_trial
 
     trials = study.trials
     if not trials or trials[-1].state.is_finished():
-        distributions = {dim.name: dim.distribution() for dim in space}
         values = dict(first)
         if trials:
             with warnings.catch_warnings():
@@ -388,29 +351,13 @@ def _next_trial(study: "Study", space: Sequence[SearchDim], first: Mapping[str, 
                 )
             draft = optuna.create_study(sampler=sampler, direction=study.direction)
             draft.add_trials(trials)
-            values = draft.ask(distributions).params
-        study.add_trial(create_trial(state=TrialState.RUNNING, params=values, distributions=distributions))
+            values = draft.ask(dict(space)).params
+        study.add_trial(create_trial(state=TrialState.RUNNING, params=values, distributions=dict(space)))
         trials = study.trials
     return optuna.Trial(study, trials[-1]._trial_id)  # optuna has no public way to continue a trial
 
 
 # --- Running trials -------------------------------------------------------------------------------------------------
-
-
-class _Pruned(Exception):
-    """The pruner ended the trial."""
-
-
-@dataclass
-class _Stopwatch:
-    """The seconds that a trial has taken, with those before a stop."""
-
-    earlier: float
-    start: float = field(default_factory=time.monotonic)
-
-    @property
-    def seconds(self) -> float:
-        return round(self.earlier + time.monotonic() - self.start, 2)
 
 
 @dataclass(frozen=True)
@@ -419,72 +366,61 @@ class Search:
 
     path: Path
     inputs: TuneInputs
-    space: list[SearchDim]
+    space: Space
     config: RunConfig  # of the default settings
     base: LoadedModel | None
     tokenizer: Tokenizer
     folds: list[Fold]
     study: "Study"
-    encoder: TextEncoder
     on_event: OnEvent
-
-    @property
-    def checkpoints(self) -> Path:
-        """The training state of the current fold."""
-        return self.path / "checkpoints"
+    encoder: TextEncoder = field(default_factory=TextEncoder)
 
     def run(self, budget: Budget, stop: StopSignal) -> None:
         """Run trials until the budget is spent. A trial that is running when the minutes are over is finished."""
-        most = budget.trials
+        checkpoints = self.path / "checkpoints"
         while True:
             ended = _ended_trials(self.study)
             is_over = budget.minutes is not None and sum(trial.seconds for trial in ended) >= 60 * budget.minutes
-            if (most is not None and len(ended) >= most) or (is_over and ended):
+            if (budget.trials is not None and len(ended) >= budget.trials) or (is_over and ended):
                 break
             (self.path / "result.json").unlink(missing_ok=True)  # of fewer trials
-            self.on_event(Stage(f"trial {len(ended)}", len(ended), most or 0))
-            self._run_trial(stop)
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            self.on_event(Stage(f"trial {len(ended)}", len(ended), budget.trials or 0))
+            self._run_trial(checkpoints, stop)
+            shutil.rmtree(checkpoints, ignore_errors=True)
             trial = _ended_trials(self.study)[-1]
             value = "–" if trial.value is None else f"{trial.value:.4f}"
             self.on_event(Note(f"trial {trial.number} {trial.state}: {self.inputs.metric} {value}"))
-        shutil.rmtree(self.checkpoints, ignore_errors=True)  # of a last trial that ended before the search was killed
+        shutil.rmtree(checkpoints, ignore_errors=True)  # of a last trial that ended before the search was killed
 
-    def _run_trial(self, stop: StopSignal) -> None:
+    def _run_trial(self, checkpoints: Path, stop: StopSignal) -> None:
+        from optuna import TrialPruned
         from optuna.trial import TrialState
 
-        first, journal = default_point(self.config, self.space), self.path / JOURNAL
-        with writing(journal):
-            trial = _next_trial(self.study, self.space, first, self.config.training.seed)
-        folds, stopwatch = list(trial.user_attrs.get("folds", [])), _Stopwatch(trial.user_attrs.get("seconds", 0.0))
-        state, value, reason = TrialState.COMPLETE, None, ""
+        first = default_point(self.config, self.space)
+        trial = _next_trial(self.study, self.space, first, self.config.training.seed)
+        folds, state, value = list(trial.user_attrs.get("folds", [])), TrialState.COMPLETE, None
         try:
             while len(folds) < len(self.folds):
-                folds.append(self._train_fold(trial, folds, stopwatch, stop))
-                with writing(journal):
-                    trial.set_user_attr("seconds", stopwatch.seconds)
-                    trial.set_user_attr("folds", folds)
+                folds.append(self._train_fold(trial, folds, checkpoints, stop))
+                trial.set_user_attr("folds", folds)
             value = sum(folds) / len(folds)
             if math.isnan(value):
                 raise Diverged(f"the {self.inputs.metric} is not a number")
-        except _Pruned:
+        except TrialPruned:
             state = TrialState.PRUNED
         except (Diverged, ConfigError) as error:  # ConfigError: the values cannot be combined
-            state, value, reason = TrialState.FAIL, None, str(error)
-        with writing(journal):
-            trial.set_user_attr("seconds", stopwatch.seconds)
-            trial.set_user_attr("reason", reason)
-            self.study.tell(trial, value, state)
+            state, value = TrialState.FAIL, None
+            trial.set_user_attr("reason", str(error))
+        self.study.tell(trial, value, state)
 
-    def _train_fold(self, trial: "Trial", folds: list[float], stopwatch: _Stopwatch, stop: StopSignal) -> float:
-        """The metric of one model after its last epoch; raises _Pruned when the pruner ends the trial."""
+    def _train_fold(self, trial: "Trial", folds: list[float], checkpoints: Path, stop: StopSignal) -> float:
+        """The metric of one model after its last epoch; raises TrialPruned when the pruner ends the trial."""
+        from optuna import TrialPruned
+
         number, fold, metric = len(folds), self.folds[len(folds)], self.inputs.metric
         settings = merge(self.inputs.over_defaults, nest(trial.params))
         facts = DatasetFacts.of(fold.dataset, self.tokenizer)
         config, objective = finetune_config(self.base, self.inputs.preset, settings, data=facts)
-        task = self.encoder.encode(fold.dataset, self.tokenizer, config)
-        job = FinetuneJob(config, start_runtime(config.training), base=self.base)
-        model, transfer = job.build_model(task)
         reported = set(self.study.trials[trial.number].intermediate_values)  # by this trial before a stop, too
 
         def report(event: Event) -> None:
@@ -494,20 +430,18 @@ class Search:
                 step = number * EVALUATIONS + int(EVALUATIONS * trainer.progress + 1e-9)
                 if step not in reported:
                     reported.add(step)
-                    with writing(self.path / JOURNAL):
-                        trial.report((sum(folds) + event.values[metric]) / (number + 1), step)
+                    trial.report((sum(folds) + event.values[metric]) / (number + 1), step)
                 if step < len(self.folds) * EVALUATIONS and trial.should_prune():
-                    raise _Pruned
+                    raise TrialPruned
 
-        job.on_event = report
-        trainer = job.make_trainer(model, objective, job.training_data(task), transfer, stop)
+        task = self.encoder.encode(fold.dataset, self.tokenizer, config)
         identity = {"trial": trial.number, "fold": [number, folds]}
-        state = FitState(
-            self.checkpoints, lambda: identity | cell_inputs(config, self.base, self.tokenizer, fold.dataset)
-        )
-        if (content := state.load(trainer)) is not None:
-            stopwatch.earlier = content["seconds"]
-        trainer.run(lambda: state.save(trainer, {"seconds": stopwatch.seconds}))
+        trainer, _, save = start_fit(config, objective, task, self.base, checkpoints, identity, stop, report)
+        try:
+            trainer.run(save)
+        finally:
+            seconds = trial.user_attrs.get("seconds", [])[:number]
+            trial.set_user_attr("seconds", [*seconds, trainer.state.seconds])
         return trainer.state.curve[-1][metric]
 
     def conclude(self, provenance: Provenance) -> Tuned:
@@ -515,18 +449,16 @@ class Search:
         from headstart.plots.style import save_figure
         from headstart.plots.trials import draw_trials
 
-        trials, direction = _ended_trials(self.study), METRICS[self.inputs.metric]
-        finished = [trial for trial in trials if trial.state == "finished"]
-        if not finished:
+        trials = _ended_trials(self.study)
+        if not any(trial.state == "finished" for trial in trials):
             raise RunError(
                 f"no trial of {self.path} finished", hint="search smaller learning rates, or allow more trials"
             )
-        sign = 1 if direction == "maximize" else -1
-        best = max(finished, key=lambda trial: sign * (trial.value or 0.0))  # the first of equals
+        best = trials[self.study.best_trial.number]
         found = Tuned(
             path=self.path,
             metric=self.inputs.metric,
-            direction=direction,
+            direction=METRICS[self.inputs.metric],
             scored=f"{len(self.folds)} folds" if len(self.folds) > 1 else self.folds[0].split,
             texts=sum(len(fold.examples) for fold in self.folds),
             best=best,
@@ -546,33 +478,29 @@ class Search:
 
 def _run_search(path: Path, inputs: TuneInputs, budget: Budget, on_event: OnEvent) -> Tuned:
     started = time.time()
-    space = [SearchDim.parse(text) for text in inputs.search]
+    space = dict(map(parse_dim, inputs.search))
     base = None if inputs.base == SCRATCH else load_model(inputs.base)
     settings = inputs.over_defaults
     config, _ = finetune_config(base, inputs.preset, settings)
     first = default_point(config, space)
-    for dim in space:  # refuses a value that a setting cannot have, before anything is trained
-        for value in dim.bounds:
-            finetune_config(base, inputs.preset, merge(settings, nest({**first, dim.name: value})))
+    for name, dim in space.items():  # refuses a value that a setting cannot have, before anything is trained
+        for value in dim.choices if hasattr(dim, "choices") else (dim.low, dim.high):
+            finetune_config(base, inputs.preset, merge(settings, nest({**first, name: value})))
     folds = _make_folds(inputs, config, on_event)
     dataset = folds[0].dataset  # with its held-out part, it has every text
     facts = DatasetFacts.of(dataset, None if base is None else base.tokenizer)
     config, objective = finetune_config(base, inputs.preset, settings, data=facts)
     tokenizer = choose_tokenizer(config, dataset, base, on_event)
-    if config.training.bpe_dropout or any(dim.name == "training.bpe_dropout" for dim in space):
+    if config.training.bpe_dropout or "training.bpe_dropout" in space:
         check_bpe_dropout(tokenizer, dataset.texts("train"))
     command = _write_inputs(path, inputs, budget, folds, base)
-    searched = merge(settings, nest(dict.fromkeys(dim.name for dim in space)))
+    searched = merge(settings, nest(dict.fromkeys(space)))
     if base is not None and uses_recommendation(base, facts, config, objective, searched):
         on_event(Note(f"settings recommended by {base.name}: {describe(config, searched)}"))
-    for dim in space:
-        on_event(Note(f"searching {dim}"))
-    for name, value in default_point(config, space).items():
-        section, key = name.split(".")
-        if (own := getattr(getattr(config, section), key, value)) != value:
-            on_event(Note(f"trial 0 uses {name}={value}, the nearest searched value to the default {own}"))
+    for text in inputs.search:
+        on_event(Note(f"searching {text}"))
     study = _open_study(path, inputs.metric, inputs.pruner, len(folds))
-    search = Search(path, inputs, space, config, base, tokenizer, folds, study, TextEncoder(), on_event)
+    search = Search(path, inputs, space, config, base, tokenizer, folds, study, on_event)
     with graceful_shutdown() as stop:
         search.run(budget, stop)
     seeds = [config.training.seed]
