@@ -20,15 +20,13 @@ from numpy.typing import NDArray
 LONGEST_KEY = 15  # bytes of a word that a key of the table holds beside its length
 LOOKAHEAD = LONGEST_KEY + 1  # bytes that must follow the last word where keys are read
 LONGEST_WORD = 64  # bytes; a text with a longer one is encoded as a whole
-MOST_WORDS = 1_000_000  # in the cache; when it has more, it is emptied
+TABLE_BITS = 21  # of a slot's number in the table of words; memory is used as slots fill
+MOST_WORDS = 1_000_000  # in the cache, at most half of the slots; when it has more, it is emptied
 INVISIBLE = "\u180e\u200b\ufeff"  # white space to some regular expressions, but not to `str.strip`
 LINES = 500  # new words that are encoded as one text
 SPACE, LINE_END = ord(" "), ord("\n")
 FIRST, AFTER_SPACE, AFTER_LINE = range(3)  # prefixes of words: none, a space, a line end
 UNSAFE = -1  # tokens of a word that depend on the text around it
-
-FIRST_BITS = 10  # of a slot's number, in an empty table
-FAST_GROWTH_BITS = 16  # up to this many bits, a table grows eightfold
 
 # The bits of each half of a key that a word of so many bytes fills.
 LOW_MASK = np.array([(1 << 8 * min(size, 8)) - 1 for size in range(LONGEST_KEY + 1)], np.uint64)
@@ -37,7 +35,6 @@ HIGH_MASK = np.array([(1 << 8 * max(size - 8, 0)) - 1 for size in range(LONGEST_
 Integers = NDArray[np.int64]
 Half = NDArray[np.uint64]
 Encode = Callable[[list[str]], list[list[int]]]
-
 
 enabled = True  # training.fast of this process
 
@@ -150,9 +147,10 @@ class PretokenCache:
         spaced = [" " + word if own else word for word, own in zip(words, prefixes == AFTER_SPACE, strict=True)]
         sizes = np.full(len(words), UNSAFE, np.int64)
         starts = np.zeros(len(words), np.int64)
-        for has_line_end, encode in ((False, self._encode_lines), (True, self._encode_each)):
+        for has_line_end in (False, True):
             own = [at for at, word in enumerate(spaced) if is_safe[at] and ("\n" in word) == has_line_end]
-            ids, counts = encode([spaced[at] for at in own])
+            chosen = [spaced[at] for at in own]
+            ids, counts = _flatten(self.encode_texts(chosen)) if has_line_end else self._encode_lines(chosen)
             is_line = prefixes[own] == AFTER_LINE
             ids = np.insert(ids, (np.cumsum(counts) - counts)[is_line], self.line_end)
             sizes[own] = counts + is_line
@@ -161,13 +159,10 @@ class PretokenCache:
         self.sizes = np.concatenate([self.sizes, sizes])
         self.starts = np.concatenate([self.starts, starts])
 
-    def _encode_each(self, words: list[str]) -> tuple[NDArray[np.int32], Integers]:
-        return _flatten(self.encode_texts(words))
-
     def _encode_lines(self, words: list[str]) -> tuple[NDArray[np.int32], Integers]:
         """The tokens of many words, encoded as texts of one word a line: a line end is always a token of its own."""
         texts = ["\n".join(words[at : at + LINES]) + "\n" for at in range(0, len(words), LINES)]
-        ids, _ = self._encode_each(texts)
+        ids, _ = _flatten(self.encode_texts(texts))
         ends = np.flatnonzero(ids == self.line_end)
         assert len(ends) == len(words), "a line end was merged with its neighbours"
         return np.delete(ids, ends), np.diff(ends, prepend=-1) - 1
@@ -204,61 +199,33 @@ def make_keys(text: bytes, starts: Integers, sizes: Integers, prefixes: NDArray[
 class KeyTable:
     """A hash table in arrays with linear probing, at most half full, that looks up many keys at once."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, bits: int = TABLE_BITS) -> None:
+        self.bits, self.count = bits, 0
         # Random, so that nobody can write words that all have one hash. The numbers found do not depend on them.
         self.factors = [np.uint64(randbits(64) | 1) for _ in range(2)]
-        self._allocate(FIRST_BITS)
-
-    def _allocate(self, bits: int) -> None:
-        self.bits = bits
         self.keys = np.zeros((1 << bits, 2), np.uint64)  # a high half of 0 is a free slot
         self.numbers = np.zeros(1 << bits, np.int32)
 
-    def _slots(self, low: Half, high: Half) -> Integers:
-        return ((low * self.factors[0] + high * self.factors[1]) >> np.uint64(64 - self.bits)).astype(np.int64)
-
     def find(self, low: Half, high: Half, next_number: int) -> tuple[Integers, Integers]:
-        """The number of each key, and the indices of new keys, which get the numbers from `next_number` on."""
-        slots = self._slots(low, high)
-        found, is_own, is_free = self._look_up(slots, low, high)
+        """The number of each key, and the indices of new keys, which get the numbers from `next_number` on.
+
+        When the table has no room for a new key, it and others that are not found yet get the number 0.
+        """
+        slots = ((low * self.factors[0] + high * self.factors[1]) >> np.uint64(64 - self.bits)).astype(np.int64)
+        found, left = np.zeros(len(low), np.int64), np.arange(len(low))  # `left` are the keys that are looked up again
         fresh = [np.zeros(0, np.int64)]
-        left = np.arange(len(low))
         while True:
-            left, slots, is_free = left[~is_own], slots[~is_own], is_free[~is_own]
-            if not len(left):
-                return found, np.concatenate(fresh)
+            keys = self.keys.take(slots, axis=0)
+            other = np.flatnonzero((keys[:, 0] != low) | (keys[:, 1] != high))
+            found[left] = self.numbers.take(slots)
+            left, slots, low, high = left[other], slots[other], low[other], high[other]
+            is_free = keys[other, 1] == 0
             taken, at = np.unique(slots[is_free], return_index=True)
-            if self._grow(self.count + len(taken)):
-                slots = self._slots(low[left], high[left])
-            else:
-                new = left[is_free][at]
-                self.keys[taken, 0], self.keys[taken, 1] = low[new], high[new]
-                self.numbers[taken] = np.arange(next_number, next_number + len(new))
-                self.count, next_number = self.count + len(new), next_number + len(new)
-                fresh.append(new)
-                slots = slots + ~is_free & len(self.keys) - 1  # another key may have taken a slot that was free
-            found[left], is_own, is_free = self._look_up(slots, low[left], high[left])
-
-    def _look_up(self, slots: Integers, low: Half, high: Half) -> tuple[Integers, NDArray[np.bool_], NDArray[np.bool_]]:
-        """The number in each slot, whether it is the key's, and whether the slot is free."""
-        keys = self.keys.take(slots, axis=0)
-        is_own = (keys[:, 0] == low) & (keys[:, 1] == high)
-        return self.numbers.take(slots).astype(np.int64), is_own, keys[:, 1] == 0
-
-    def _grow(self, count: int) -> bool:
-        """Make room for `count` keys; whether a larger table was allocated."""
-        if 2 * count <= len(self.keys):
-            return False
-        is_taken = self.keys[:, 1] != 0
-        keys, numbers = self.keys[is_taken], self.numbers[is_taken]
-        self._allocate(max((2 * count).bit_length(), min(self.bits + 3, FAST_GROWTH_BITS)))
-        slots = self._slots(keys[:, 0], keys[:, 1])
-        while len(slots):
-            free = np.flatnonzero(self.keys[slots, 1] == 0)
-            taken, at = np.unique(slots[free], return_index=True)
-            stored = free[at]
-            self.keys[taken], self.numbers[taken] = keys[stored], numbers[stored]
-            slots = np.delete(slots, stored) + 1 & (len(self.keys) - 1)
-            keys, numbers = np.delete(keys, stored, axis=0), np.delete(numbers, stored)
-        return True
+            if not len(left) or 2 * (self.count + len(taken)) > len(self.keys):
+                found[left] = 0
+                return found, np.concatenate(fresh)
+            self.keys[taken, 0], self.keys[taken, 1] = low[is_free][at], high[is_free][at]
+            self.numbers[taken] = np.arange(next_number, next_number + len(taken))
+            self.count, next_number = self.count + len(taken), next_number + len(taken)
+            fresh.append(left[is_free][at])
+            slots = slots + ~is_free & len(self.keys) - 1  # another key may have taken a slot that was free
