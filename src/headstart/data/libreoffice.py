@@ -4,7 +4,6 @@ A paragraph has the same id on the same page in every language, so pairs need no
 packages. They are read in memory: nothing is installed, and no file of a package is written to disk.
 """
 
-import bz2
 import io
 import os
 import re
@@ -17,20 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import IO
 from urllib.parse import unquote
 
-from headstart.atomic_io import write_folder
+from headstart.atomic_io import refuse_existing, write_folder
 from headstart.data.audit import near_hash
 from headstart.data.datasets import SPLITS, split_of
 from headstart.data.parallel import language_key, parse_pair
-from headstart.data.text_io import CORRUPT, decompressed, reading, text_hash
-from headstart.errors import DataError, RunError, nearest, pick
+from headstart.data.text_io import one_line, reading, text_hash
+from headstart.errors import DataError, nearest, pick
 
 NAME = "libreoffice-help"
 LICENCE = "MPL-2.0, by the LibreOffice contributors and Oracle; parts Apache-2.0, by the Apache Software Foundation"
 ENGLISH = "en_us"  # the language that the others are translated from
-MAX_BYTES = 2**28  # of one package, compressed or not; the largest help package unpacks to a quarter of that
 PAGE = re.compile(r"/help/[^/]+/text/(.+\.html)$")
 BLOCKS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 LETTER = re.compile(r"[^\W\d_]")
@@ -82,8 +79,7 @@ def fetch(
     pick({NAME: None}, name, "set")
     languages = parse_pair(pair) if isinstance(pair, str) else pair
     folder = Path(out)
-    if os.path.lexists(folder):
-        raise RunError(f"{folder} already exists", hint="choose another --out, or remove it first")
+    refuse_existing(folder)
     packages_of = [_package_name(language) for language in (*languages, ENGLISH)]
     names = sorted(set(packages_of))
     with tempfile.TemporaryDirectory(prefix="headstart-") as temporary:
@@ -150,11 +146,7 @@ def paragraphs(package: Path) -> dict[Position, str]:
     for name, content in package_files(package):
         if page := PAGE.search(f"/{name}"):
             parser = _Paragraphs()
-            try:
-                parser.feed(content.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                problem = f"{package}: {name} is not UTF-8: {error}"
-                raise DataError(problem, hint="download the package again") from None
+            parser.feed(content.decode("utf-8", errors="replace"))
             parser.close()
             times: Counter[str] = Counter()
             for key, text in parser.found:
@@ -270,49 +262,17 @@ def find_packages(names: Sequence[str], folder: Path) -> dict[str, Path]:
 
 def package_files(path: Path) -> Iterator[tuple[str, bytes]]:
     """The path and content of each regular file in a .deb, in order; links and devices are skipped."""
+    if shutil.which("dpkg-deb") is None:
+        raise DataError(f"{path} needs dpkg-deb to be read", hint="do it on Debian or Ubuntu")
+    done = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(path)], capture_output=True, check=False)
     try:
-        with tarfile.open(fileobj=io.BytesIO(_data_tar(path))) as archive:
+        if done.returncode:
+            raise tarfile.ReadError(done.stderr.decode("utf-8", "replace"))
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
             for member in archive:
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is not None:
                     yield member.name.removeprefix("./"), content.read()
-    except (tarfile.TarError, *CORRUPT, OSError) as error:
-        raise DataError(
-            f"{path} is no whole Debian package: {error or type(error).__name__}", hint="download it again"
-        ) from None
-
-
-def _data_tar(path: Path) -> bytes:
-    """The decompressed data.tar of a .deb (an ar archive), refused above `MAX_BYTES`."""
-    with reading(path), open(path, "rb") as handle:
-        package = io.BytesIO(handle.read(MAX_BYTES + 1))
-    if package.read(8) != b"!<arch>\n":
-        raise tarfile.ReadError("it is no ar archive")
-    while header := package.read(60):
-        name, size = header[:16].decode("ascii", "replace").strip().removesuffix("/"), header[48:58].strip()
-        content = package.read(int(size)) if header.endswith(b"`\n") and size.isdigit() else None
-        if content is None or len(content) < int(size):
-            raise tarfile.ReadError("it is truncated or damaged")
-        if name.startswith("data.tar"):
-            return _decompress(path, name, io.BytesIO(content))
-        package.seek(int(size) % 2, io.SEEK_CUR)  # members start at even offsets
-    raise tarfile.ReadError("it has no data.tar")
-
-
-def _decompress(path: Path, name: str, content: IO[bytes]) -> bytes:
-    suffix = name.removeprefix("data.tar")
-    if suffix != ".zst":
-        stream = bz2.BZ2File(content) if suffix == ".bz2" else decompressed(content, suffix)
-        tar = stream.read(MAX_BYTES + 1)
-    elif shutil.which("dpkg-deb") is None:  # Python 3.14 is the first to know zstd
-        raise DataError(f"{path} needs dpkg-deb to be read ({name})", hint="do it on Debian or Ubuntu")
-    else:
-        command = ["dpkg-deb", "--fsys-tarfile", str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout is not None
-            tar = process.stdout.read(MAX_BYTES + 1)
-        if process.returncode and len(tar) <= MAX_BYTES:
-            raise tarfile.ReadError("dpkg-deb cannot read it")
-    if len(tar) > MAX_BYTES:
-        raise tarfile.ReadError(f"its files take more than {MAX_BYTES:,} bytes")
-    return tar
+    except tarfile.TarError as error:
+        problem = f"{path} is no whole Debian package: {one_line(str(error))}"
+        raise DataError(problem, hint="download it again") from None
