@@ -172,8 +172,8 @@ def make_texts(objective: Any, size: int, length: int, count: int) -> list[Any]:
 
 def make_loader(config: Any, objective: Any, size: int, folder: Path) -> Any:
     """The product's own loader over made-up text."""
+    from headstart.batch import TextLoader
     from headstart.data.corpus_loaders import BlockLoader
-    from headstart.data.samplers import TextLoader
 
     training = config.training
     if objective.reads == "blocks":

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 
 import headstart as hs
-from headstart.batch import EncodedExample
-from headstart.data.samplers import TextLoader
+from headstart.batch import EncodedExample, TextLoader
 from headstart.generation.beam_search import Beam, beam_search
 from headstart.generation.generate import Rules, source_batch
 from headstart.inference.translate import Translator, open_translator

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from headstart.batch import TextLoader
 from headstart.config import RunConfig
-from headstart.data.samplers import TextLoader
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
 from headstart.training.runtime import Runtime

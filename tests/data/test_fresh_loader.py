@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.batch import EncodedExample
+from headstart.batch import EncodedExample, TextLoader
 from headstart.config import DataConfig, TokenizerConfig, TrainingConfig
 from headstart.data.augmentation import token_cutoff
-from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.data.tokenizer_training import train_tokenizer
 from headstart.workflows.finetune import training_loader

@@ -266,7 +266,7 @@ def test_a_pair_that_is_its_own_translation_is_kept(tmp_path):
         ({"train__en": "a\n", "train__fr": "b\n", "train__en.gz": gzip.compress(b"a\n", mtime=0)}, "two files for en", "keep one"),
         ({"train__en": "a\n", "train__fr": "b\n", "train__EN": "a\n"}, "has en twice", "keep one"),
         ({"train__en": "a\n", "train__fr": "b\n", "train__tsv": "en\tfr\na\tb\n"}, "has train twice", "keep one"),
-        ({"train__tsv": "en\tde\na\tb\n"}, "no column 'fr'; it has 'en', 'de'", "first line"),
+        ({"train__tsv": "en\tde\na\tb\n"}, "no column 'fr'; it has 'en', 'de'", "--pair"),
         ({"train__tsv": "en\tfr\tfr\na\tb\tc\n"}, "has fr twice", "keep one"),
         ({"train__tsv": ""}, "no pair of train of .* can be used; it is empty", "both languages"),
         ({"train__jsonl": "[]\n"}, "no pair .* can be used; train.jsonl:1: the line holds no JSON object", "both"),
@@ -306,7 +306,7 @@ def test_a_labelled_reader_points_to_the_pair(tmp_path):
 
     with pytest.raises(DataError) as caught:
         load_dataset(put(tmp_path, train__en=["a"], train__de=["b"]), PLAIN)
-    assert "--pair de-en" in caught.value.hint
+    assert "--pair en-de" in caught.value.hint
 
 
 def test_json_that_is_no_text_is_skipped(tmp_path):
@@ -315,9 +315,9 @@ def test_json_that_is_no_text_is_skipped(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = load(str(path))
     assert [skip.reason.split(",")[0] for skip in found.skips] == [
-        "en: the text is a number",
-        "de: the text is null",
-        "en: the text holds half a character (a lone surrogate)",
+        "the en text is a number",
+        "the de text is null",
+        "the en text holds half a character (a lone surrogate)",
         "no 'de' in the object",
     ]
     assert Counter(sides(chain(*found.splits.values()))) == {("a", "b"): 1, ("c", "d"): 1}

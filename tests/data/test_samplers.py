@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.batch import EncodedExample
+from headstart.batch import EncodedExample, TextLoader, sides
 from headstart.data.corpus_loaders import BlockLoader, Groups
-from headstart.data.samplers import TextLoader, sides
 
 
 def padding_share(loader, epoch=0):

@@ -94,21 +94,21 @@ def test_a_csv_field_may_hold_newlines_and_quotes_and_origins_name_its_first_lin
     ("content", "line"),
     [
         ("text,label\nfine,a\n" + '"open,a\n' + "row,b\n" * 5000, 3),
-        ('text,label\n"closed\nhere","open\nrow,b\n', 3),
+        ('text,label\n"closed\nhere","open\nrow,b\n', 2),
         ('text,label\nfine,a\n"swallows,a\nnext 5",b\n', 3),
-        ('text,label\nfine,a\n"swallows,a\n"next",b\n', 4),
+        ('text,label\nfine,a\n"swallows,a\n"next",b\n', 3),
         ('text,label\n"shut" up,a\n', 2),
         ("text,label\nold\rmac,a\n", 2),
     ],
 )
-def test_a_stray_quote_in_a_csv_is_an_error_that_names_its_line(tmp_path, content, line):
+def test_a_stray_quote_in_a_csv_is_an_error_that_names_its_row(tmp_path, content, line):
     with pytest.raises(DataError, match=f"t.csv:{line} ") as caught:
         read(tmp_path, "t.csv", content)
     assert caught.value.hint
 
 
 def test_a_quote_that_stays_open_for_long_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "LONGEST_RECORD", 1000)
+    monkeypatch.setattr(records, "LONGEST_FIELD", 1000)
     with pytest.raises(DataError, match=r"t.csv:2 opens a quote"):
         read(tmp_path, "t.csv", 'text,label\n"open,a\n' + "x\n" * 1000)
 

@@ -56,7 +56,7 @@ def test_any_bytes_are_lines_or_a_data_error(raw):
 @pytest.mark.parametrize(
     ("raw", "problem", "hint"),
     [
-        (b"fine\ncaf\xe9\n", "here:2 is not UTF-8: byte 0xe9 at byte 4", "iconv"),
+        (b"fine\ncaf\xe9\n", "here:2 is not UTF-8: byte 0xe9 at character 4", "iconv"),
         (b"fine\nfine\nbad\0\n", "here:3 holds a NUL", "iconv"),
         (gzip.compress(b"text", mtime=0), "here:1", ".gz"),
         (lzma.compress(b"text"), "here:1", ".xz"),

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from headstart.batch import TextLoader
 from headstart.config import TokenizerConfig, TrainingConfig
 from headstart.data.augmentation import AugmentedPairLoader
 from headstart.data.parallel import PairExample
-from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer_training import train_tokenizer
 from headstart.errors import ConfigError
 from headstart.workflows.finetune_seq2seq import encode_pairs

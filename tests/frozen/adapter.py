@@ -12,8 +12,7 @@ from unittest.mock import patch
 import numpy as np
 
 from headstart.config import resolve
-from headstart.data.datasets import Example
-from headstart.data.samplers import encode_rows
+from headstart.data.datasets import Example, encode_rows
 from headstart.inference.embed import text_vectors
 from headstart.inference.loaded_model import load_model
 from headstart.inference.translate import translate

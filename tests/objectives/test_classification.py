@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstart.batch import TextLoader
 from headstart.config import RunConfig
-from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
 from headstart.objectives.base import symmetric_kl

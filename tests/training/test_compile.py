@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from headstart.batch import TextLoader
 from headstart.config import RunConfig
 from headstart.data.corpus_loaders import BlockLoader
-from headstart.data.samplers import TextLoader
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES
 from headstart.objectives.distillation import Distillation, distill

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from headstart.batch import TextLoader
 from headstart.config import RunConfig, TrainingConfig
-from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError
 from headstart.models.model import build_model
 from headstart.objectives.classification import Classification

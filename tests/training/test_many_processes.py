@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from headstart.batch import TextLoader
 from headstart.config import RunConfig
-from headstart.data.samplers import TextLoader
 from headstart.errors import ConfigError, DataError
 from headstart.models.model import build_model
 from headstart.objectives import OBJECTIVES

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from headstart.batch import TextLoader
 from headstart.config import RunConfig
-from headstart.data.samplers import TextLoader
 from headstart.models.model import build_model
 from headstart.objectives.classification import Classification
 from headstart.training.callbacks import Evaluated, StepDone

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headstart.atomic_io import write_json
-from headstart.batch import Batch, EncodedExample, pad
+from headstart.batch import Batch, EncodedExample, TextLoader, pad
 from headstart.convert.parity import (
     SAMPLES,
     ExportBundle,
@@ -24,7 +24,6 @@ from headstart.convert.parity import (
     require_package,
 )
 from headstart.convert.tokenizers import save_tokenizer
-from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 

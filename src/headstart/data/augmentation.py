@@ -9,10 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from headstart.batch import EncodedExample
+from headstart.batch import EncodedExample, TextLoader
 from headstart.config import DataConfig, TrainingConfig
 from headstart.data.parallel import PairExample
-from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError
 

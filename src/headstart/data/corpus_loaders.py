@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headstart.batch import EncodedExample
-from headstart.data.samplers import Loader
+from headstart.batch import EncodedExample, Loader
 from headstart.data.token_cache import TokenStream
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headstart.config import DataConfig
 from headstart.data.text_io import (
     KINDS,
-    OPENERS,
     TABLE_KINDS,
     Hashes,
     check_kind,
@@ -28,7 +27,6 @@ from headstart.data.text_io import (
     iterate_texts,
     kind_of,
     missing,
-    names_beside,
     read_lines,
     read_table,
     reading,
@@ -36,7 +34,11 @@ from headstart.data.text_io import (
 )
 from headstart.data.text_io import Example as Example
 from headstart.data.text_io import SkippedRow as SkippedRow
+from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, nearest
+
+if TYPE_CHECKING:
+    from headstart.batch import EncodedExample
 
 T = TypeVar("T")
 
@@ -201,20 +203,8 @@ def _read(path: Path, config: DataConfig, skips: list[SkippedRow]) -> list[Examp
 
 def _existing_table(data: str) -> Path:
     if not os.path.exists(data):
-        raise unknown_source(data, "dataset", TABLE_KINDS)
+        raise missing(Path(data), SOURCES)
     return Path(data)
-
-
-def unknown_source(name: str, what: str, kinds: Sequence[str]) -> DataError:
-    """The error for data that does not exist, offering the nearest built-in name or file."""
-    path = Path(name)
-    if path.name != name or kind_of(path):
-        return missing(path)
-    others = [other for other in names_beside(path) if not other.startswith(".")]
-    usable = [other for other in others if kind_of(Path(other)) in kinds or os.path.isdir(other)]
-    return DataError(
-        f"{name!r} is neither a built-in {what} nor a file or folder here", hint=nearest(name, [*SOURCES, *usable])
-    )
 
 
 def _split_source(name: str) -> tuple[Parts, list[str]]:
@@ -225,46 +215,22 @@ def _split_source(name: str) -> tuple[Parts, list[str]]:
 
 def split_files(folder: Path) -> dict[str, Path]:
     """The table of each split in a folder."""
-
-    def key(path: Path) -> tuple[str, ...]:
-        split = ALIASES.get(path.name.lower().split(".")[0])
-        return (split,) if split and kind_of(path) in TABLE_KINDS else ()
-
-    return {split: path for (split,), path in _files_by(folder, key).items()}
-
-
-def language_files(folder: Path) -> dict[str, dict[str, Path]]:
-    """The files of a folder called SPLIT.LANGUAGE, also with .txt and with .gz or .xz behind."""
-
-    def key(path: Path) -> tuple[str, ...]:
-        name = path.name
-        for ending in (*OPENERS, ".txt"):
-            name = name[: -len(ending)] if name.lower().endswith(ending) else name
-        split, _, language = name.partition(".")
-        is_text = language and "." not in language and kind_of(path) not in TABLE_KINDS and path.is_file()
-        return (ALIASES[split.lower()], language) if is_text and split.lower() in ALIASES else ()
-
-    files: defaultdict[str, dict[str, Path]] = defaultdict(dict)
-    for (split, language), path in _files_by(folder, key).items():
-        files[split][language] = path
-    return dict(files)
-
-
-def _files_by(folder: Path, key_of: Callable[[Path], tuple[str, ...]]) -> dict[tuple[str, ...], Path]:
-    """The files of a folder that have a key, by that key; two of one key are refused."""
-    files: dict[tuple[str, ...], Path] = {}
+    files: dict[str, Path] = {}
     with reading(folder):
         paths = sorted(folder.iterdir())
     for path in paths:
-        key = key_of(path)
-        if key in files:
-            raise DataError(
-                f"{folder} has two files for {' of '.join(reversed(key))}: {files[key].name} and {path.name}",
-                hint="keep one of them",
-            )
-        if key:
-            files[key] = path
+        split = ALIASES.get(path.name.lower().split(".")[0])
+        if split and kind_of(path) in TABLE_KINDS:
+            add_file(files, split, path, split)
     return files
+
+
+def add_file(files: dict[str, Path], key: str, path: Path, what: str) -> None:
+    """Add a file of a folder, which must be the only one for `what` it holds."""
+    if key in files:
+        problem = f"{path.parent} has two files for {what}: {files[key].name} and {path.name}"
+        raise DataError(problem, hint="keep one of them")
+    files[key] = path
 
 
 def _load_folder(
@@ -273,9 +239,7 @@ def _load_folder(
     files = split_files(folder)
     if "train" not in files:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
-        languages = sorted(language_files(folder).get("train", {}))[:2]
-        hint = f"aligned files for translation are read with --pair {'-'.join(languages)}"
-        hint = hint if len(languages) > 1 else "name it train.tsv, train.csv or train.jsonl"
+        hint = "name it train.tsv, train.csv or train.jsonl; files such as train.en and train.de need --pair en-de"
         raise DataError(f"{folder} has no table called train; it has {found}", hint=hint)
     splits = {name: _read(files[name], config, skips) for name in names if name in files}
     _check_labels(splits["train"], str(files["train"]))
@@ -421,3 +385,20 @@ def deduplicate(examples: list[Example]) -> list[Example]:
         first.setdefault(hashed, example)
         labels[hashed].add(example.label)
     return [first[hashed] for hashed in sorted(first) if len(labels[hashed]) == 1]
+
+
+def encode_rows(
+    tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, truncation_side: str
+) -> "list[EncodedExample]":
+    """Examples as token ids with special tokens, and with class indices when `classes` are given."""
+    from headstart.batch import EncodedExample  # needs torch, which takes long to load
+
+    index = {label: number for number, label in enumerate(classes or [])}
+    encoded = tokenizer.encode([example.text for example in examples])
+    return [
+        EncodedExample(
+            tokenizer.add_special_tokens(ids, length, truncation_side),
+            None if example.label is None else index.get(example.label),
+        )
+        for ids, example in zip(encoded, examples, strict=True)
+    ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from headstart.atomic_io import content_hash, file_hash
 from headstart.config import DataConfig
-from headstart.data.datasets import ALIASES, SOURCES, SkippedRow, load_dataset, unknown_source
+from headstart.data.datasets import ALIASES, SOURCES, SkippedRow, load_dataset
 from headstart.data.text_io import (
     KINDS,
     OPENERS,
@@ -19,8 +19,8 @@ from headstart.data.text_io import (
     iterate_rows,
     iterate_table,
     kind_of,
+    missing,
     open_text,
-    opened,
     reading,
     refuse,
 )
@@ -31,6 +31,7 @@ MIN_RUNS = 5  # "auto": runs of lines between blank lines, for paragraphs
 MAX_MEAN_LINES = 12  # "auto": lines of a paragraph
 MULTILINE_SHARE = 0.25  # "auto": share of the runs that have more than one line
 LONGEST_DOCUMENT = 1_000_000  # characters after which a paragraph is cut at a line end
+COMPRESSION = 3  # the usual ratio for text
 
 OnSkip = Callable[[SkippedRow], None]
 
@@ -54,13 +55,8 @@ class _File:
 
     @cached_property
     def expected_bytes(self) -> int:
-        """The size; of a compressed file, times the compression ratio of its beginning."""
-        size = self.path.stat().st_size
-        if self.path.suffix.lower() not in OPENERS:
-            return size
-        with opened(self.path) as (stored, content):
-            read = len(content.read(SAMPLE_CHARACTERS))
-            return size * read // max(stored.tell(), 1)
+        """The size, or of a compressed file about that of its content."""
+        return self.path.stat().st_size * (COMPRESSION if self.path.suffix.lower() in OPENERS else 1)
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ def open_documents(corpus: str, config: DataConfig) -> Documents:
     with reading(path):
         is_folder, exists = path.is_dir(), path.exists()
     if not exists:
-        raise unknown_source(corpus, "corpus", KINDS)
+        raise missing(path, SOURCES)
     notes: list[str] = []
     parts = _folder_parts(path, config, notes) if is_folder else [_open_file(path, config, notes)]
     return Documents(path.resolve().name.split(".")[0], parts, notes, config.on_bad_row == "error")

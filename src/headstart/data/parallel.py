@@ -5,7 +5,7 @@ Every line or row becomes a `PairExample` or a `SkippedRow`, in the order of the
 
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,15 +13,18 @@ from itertools import zip_longest
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.datasets import SPLITS, SkippedRow, Splits, language_files, split_files, split_of
+from headstart.data.datasets import ALIASES, SPLITS, SkippedRow, Splits, add_file, split_files, split_of
 from headstart.data.text_io import (
+    OPENERS,
+    TABLE_KINDS,
     check_kind,
     column_names,
+    fault,
     iterate_rows,
+    kind_of,
     missing,
     open_text,
     refuse,
-    text_fault,
     text_hash,
 )
 from headstart.errors import ConfigError, DataError
@@ -138,6 +141,21 @@ def available_languages(data: str) -> list[str]:
     return sorted(names.union(*(column_names(path) for path in split_files(folder).values())))
 
 
+def language_files(folder: Path) -> dict[str, dict[str, Path]]:
+    """The files of a folder called SPLIT.LANGUAGE, also with .txt and with .gz or .xz behind, by split and language."""
+    files: defaultdict[str, dict[str, Path]] = defaultdict(dict)
+    for path in sorted(folder.iterdir()):
+        name = path.name
+        for ending in (*OPENERS, ".txt"):
+            name = name[: -len(ending)] if name.lower().endswith(ending) else name
+        split, _, language = name.partition(".")
+        is_text = language and "." not in language and kind_of(path) not in TABLE_KINDS and path.is_file()
+        if is_text and split.lower() in ALIASES:
+            split = ALIASES[split.lower()]
+            add_file(files[split], language, path, f"{language} of {split}")
+    return dict(files)
+
+
 def _find_rows(data: str, pair: Pair) -> tuple[dict[str, Rows], list[str]]:
     """The reader of each split, where a single table is train, and notes on files that are not read."""
     if not os.path.isdir(data):
@@ -188,19 +206,9 @@ def _aligned_rows(source: Path, target: Path) -> Iterator[PairExample]:
 def _table_rows(path: Path, pair: Pair) -> Iterator[PairExample | SkippedRow]:
     names = column_names(path)
     columns = [find_language(language, names, str(path)) or language for language in pair]
-    absent = [column for column in columns if column not in names]
-    if absent and names:
-        raise DataError(
-            f"{path} has no column {absent[0]!r}; it has {', '.join(repr(name[:40]) for name in names[:12])}",
-            hint="its first line names the language of each column, and --pair SOURCE-TARGET two of them",
-        )
-    for number, values in iterate_rows(path, columns, has_labels=False):
-        origin = f"{path.name}:{number}"
-        if isinstance(values, str):
-            yield SkippedRow(origin, values)
-            continue
-        faults = zip(pair, map(text_fault, values), strict=True)
-        reason = next((f"{language}: {fault}" for language, fault in faults if fault), "")
+    for number, values in iterate_rows(path, columns, flags=["--pair SOURCE-TARGET"]):
+        faults = [values] if isinstance(values, str) else [fault(values[n], f"{pair[n]} text") for n in (0, 1)]
+        reason, origin = faults[0] or faults[-1], f"{path.name}:{number}"
         yield SkippedRow(origin, reason) if reason else PairExample(values[0], values[1], origin)
 
 

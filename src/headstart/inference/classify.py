@@ -11,8 +11,7 @@ import numpy as np
 from headstart.batch import EncodedExample
 from headstart.config import DataConfig, parse
 from headstart.convert.onnx import GRAPH, OnnxClassifier
-from headstart.data.datasets import Example, load_texts
-from headstart.data.samplers import encode_rows
+from headstart.data.datasets import Example, encode_rows, load_texts
 from headstart.errors import ConfigError, RunError, pick
 from headstart.inference.loaded_model import LoadedModel, load_model, require_head
 from headstart.training.evaluate import predict_probabilities

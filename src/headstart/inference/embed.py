@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from headstart.atomic_io import write_with
-from headstart.batch import Batch, EncodedExample, pad
+from headstart.batch import Batch, EncodedExample, TextLoader, pad
 from headstart.config import RunConfig
 from headstart.data.datasets import load_texts
-from headstart.data.samplers import TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, pick
 from headstart.inference.loaded_model import LoadedModel, load_model

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headstart.batch import EncodedExample
-from headstart.data.samplers import TextLoader
+from headstart.batch import EncodedExample, TextLoader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError
 from headstart.generation.beam_search import Beam, Hypothesis, beam_search

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from headstart.batch import Batch, EncodedExample
+from headstart.batch import Batch, EncodedExample, TextLoader
 from headstart.config import DataConfig
 from headstart.data.datasets import load_texts
-from headstart.data.samplers import TextLoader
 from headstart.data.text_io import TABLE_KINDS, kind_of, open_text
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, HeadstartError, RunError

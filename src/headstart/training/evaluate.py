@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstart import fast
-from headstart.batch import Batch, EncodedExample
-from headstart.data.samplers import TextLoader
+from headstart.batch import Batch, EncodedExample, TextLoader
 from headstart.models.heads import ClassHead
 from headstart.models.model import Model
 from headstart.objectives.base import Objective, Vocabulary

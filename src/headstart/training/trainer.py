@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from headstart import fast
-from headstart.batch import Batch
+from headstart.batch import Batch, Loader
 from headstart.config import RunConfig
-from headstart.data.samplers import Loader
 from headstart.errors import Diverged, Stopped
 from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective, Vocabulary

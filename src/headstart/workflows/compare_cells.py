@@ -16,8 +16,7 @@ from headstart.baselines.tfidf import train_tfidf
 from headstart.batch import EncodedExample
 from headstart.checkpoint import load_checkpoint, save_checkpoint
 from headstart.config import RunConfig
-from headstart.data.datasets import Dataset, Example
-from headstart.data.samplers import encode_rows
+from headstart.data.datasets import Dataset, Example, encode_rows
 from headstart.data.subsets import balanced_subset, merge_folds, stratified_folds
 from headstart.data.text_io import is_contaminated
 from headstart.data.tokenizer import Tokenizer

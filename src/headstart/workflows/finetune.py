@@ -11,12 +11,11 @@ from scipy.stats import binomtest
 from headstart import fast
 from headstart.atomic_io import content_hash
 from headstart.baselines.tfidf import TfidfModel, train_tfidf
-from headstart.batch import EncodedExample
+from headstart.batch import EncodedExample, Loader, TextLoader
 from headstart.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from headstart.data.augmentation import AugmentedTextLoader, check_bpe_dropout
-from headstart.data.datasets import Dataset, load_dataset
+from headstart.data.datasets import Dataset, encode_rows, load_dataset
 from headstart.data.documents import Corpora
-from headstart.data.samplers import Loader, TextLoader, encode_rows
 from headstart.data.subsets import balanced_subset, exclude_evaluation_texts
 from headstart.data.text_io import is_contaminated
 from headstart.data.tokenizer import Tokenizer

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from headstart import fast
 from headstart.atomic_io import content_hash
-from headstart.batch import EncodedExample
+from headstart.batch import EncodedExample, TextLoader, sides
 from headstart.config import ModelConfig, RunConfig, fit_length, load_preset, merge, resolve
 from headstart.data.augmentation import AugmentedPairLoader, check_bpe_dropout
 from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
-from headstart.data.samplers import TextLoader, sides
 from headstart.data.text_io import hashes, is_contaminated
 from headstart.data.tokenizer import Tokenizer
 from headstart.data.tokenizer_training import TOKENIZERS, resolve_tokenizer

@@ -13,6 +13,7 @@ import numpy as np
 
 from headstart import fast
 from headstart.atomic_io import content_hash, write_folder_once
+from headstart.batch import Loader
 from headstart.config import (
     BUDGETS,
     DataConfig,
@@ -25,7 +26,6 @@ from headstart.config import (
 )
 from headstart.data.corpus_loaders import BlockLoader, MixedLoader, PairLoader
 from headstart.data.documents import Corpora, Documents, MixtureComponent, open_documents, parse_mixture
-from headstart.data.samplers import Loader
 from headstart.data.subsets import evaluation_hashes
 from headstart.data.text_io import Hashes, text_hash
 from headstart.data.token_cache import (

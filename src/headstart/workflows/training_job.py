@@ -13,9 +13,9 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from headstart.atomic_io import content_hash
+from headstart.batch import Loader
 from headstart.checkpoint import has_checkpoint
 from headstart.config import RunConfig
-from headstart.data.samplers import Loader
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 from headstart.inference.loaded_model import (
