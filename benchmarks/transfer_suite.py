@@ -205,7 +205,7 @@ def detect_language(texts: Sequence[str]) -> str:
 
 def read_reviews(path: Path, kind: str) -> Loaded:
     """The source of a French review (topics), or its whole stars; in the order of the text hash, balanced."""
-    table = (row for _, row in iterate_rows(path, ["text", "source", "stars"], has_labels=False))
+    table = (row for _, row in iterate_rows(path, ["text", "source", "stars"], flags=["--data DATA"]))
     rows = [row for row in table if not isinstance(row, str) and row[0].strip()]
     counts = Counter(source for _, source, _ in rows)
     if kind == "topics":

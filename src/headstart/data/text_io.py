@@ -115,7 +115,7 @@ def decode_lines(handle: Any, name: str) -> Iterator[tuple[int, str]]:
     try:
         for number, line in enumerate(lines, start=1):
             if not line.isascii():
-                _refuse_kept_bytes(line, f"{name}:{number}", encoding)
+                _refuse_bytes(line, f"{name}:{number}", encoding)
             if "\0" in line:
                 problem = f"{name}:{number} holds a NUL byte, so the file is binary or in another encoding"
                 raise DataError(problem, hint="if it is text, " + ICONV.format("UTF-16"))
@@ -124,7 +124,7 @@ def decode_lines(handle: Any, name: str) -> Iterator[tuple[int, str]]:
         lines.detach()  # standard input stays open
 
 
-def _refuse_kept_bytes(line: str, where: str, encoding: str) -> None:
+def _refuse_bytes(line: str, where: str, encoding: str) -> None:
     try:
         line.encode()
     except UnicodeEncodeError as error:
