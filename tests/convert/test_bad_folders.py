@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headstart.convert.llama import LLAMA
+from headstart.convert.families import LLAMA
 from headstart.convert.weight_map import export_weights, weight_rules
 from headstart.errors import HeadstartError
 from headstart.inference.loaded_model import load_model

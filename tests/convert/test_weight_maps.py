@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headstart.config import ModelConfig, resolve
-from headstart.convert import FAMILIES
+from headstart.convert.families import FAMILIES
 from headstart.convert.weight_map import export_weights, find_class, import_weights, weight_rules
 from headstart.errors import RunError
 from headstart.models.model import HeadSpec, build_model
@@ -33,8 +33,8 @@ def test_every_setting_of_the_model_is_supported_converted_or_without_effect(fam
         if any(c.supported for c in family.classes.values())
         else set()
     )
-    of_windows = {"global_attn_every_n_layers", "local_rope_theta"} if "sliding_window" in family.supported else set()
-    known = {*family.supported, *family.keys, *family.other_keys, *WITHOUT_EFFECT, *of_heads, *of_windows}
+    of_windows = {"global_attn_every_n_layers", "local_rope_theta"} if family.supported["sliding_window"] else set()
+    known = {*family.supported, *family.keys, *WITHOUT_EFFECT, *of_heads, *of_windows}
     if family.supported["position_embedding"] == ("learned",):
         known.add("rope_theta")
     assert set(ModelConfig.model_fields) - known == set()

@@ -21,14 +21,12 @@ from headstart.convert.tokenizers import (
     save_translator_tokenizers,
     translator_tokenizers,
 )
-from headstart.convert.weight_map import Supported
 from headstart.data.tokenizer import FILE
 from headstart.errors import RunError
 from headstart.models.backbones import EncoderDecoderBackbone
 from headstart.models.heads import LanguageHead
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh"}
-SUPPORTED: Supported = {**TRANSLATOR, "position_embedding": ("sinusoidal", "learned")}
 
 
 def write_ctranslate2(bundle: ExportBundle, folder: Path) -> ParityReport:
@@ -40,7 +38,7 @@ def write_ctranslate2(bundle: ExportBundle, folder: Path) -> ParityReport:
             f"only translators can be exported to CTranslate2, and this is a {bundle.config.architecture} model",
             hint="use --to transformers, or --to onnx",
         )
-    check_translator(bundle, SUPPORTED, "CTranslate2")
+    check_translator(bundle, TRANSLATOR, "CTranslate2")
     save_translator_tokenizers(bundle, folder)
     source, target = _vocabularies(bundle, folder)
     spec = _model_spec(bundle)

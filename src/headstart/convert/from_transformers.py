@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,11 +10,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from headstart.config import ModelConfig, parse
-from headstart.convert import FAMILIES
+from headstart.convert.families import FAMILIES
 from headstart.convert.tokenizers import load_tokenizer
-from headstart.convert.weight_map import HFConfig, WeightRule, Weights, import_weights, unsupported, weight_rules
+from headstart.convert.weight_map import FOREIGN, HFConfig, Weights, import_weights, unsupported, weight_rules
 from headstart.data.tokenizer import Tokenizer
-from headstart.errors import RunError, nearest
+from headstart.errors import RunError, nearest, pick
 from headstart.models.model import HeadSpec, build_model
 
 WEIGHTS = "model.safetensors"
@@ -22,7 +23,6 @@ CONSTANTS = ("position_ids", ".attn.bias", ".attn.masked_bias", "rotary_emb.inv_
 TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "decoder.weight")  # copies of the embedding
 DUPLICATES = (*TIED, "cls.predictions.decoder.bias")  # which old versions save under two names
 LM_CLASSES = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForPreTraining")
-FOREIGN = "config.json and the weights do not belong together"
 NO_MODEL = "name a folder of `save_pretrained`"
 
 
@@ -43,15 +43,11 @@ def load_transformers(folder: Path) -> ImportedModel:
     """The model in a folder of `save_pretrained`."""
     _check_folder(folder)
     config = HFConfig.load(folder / "config.json")
-    model_type = str(config.get("model_type", ""))
-    if model_type not in FAMILIES:
-        problem = (
-            f"has the model_type {model_type!r}, which cannot be imported" if model_type else "names no model_type"
-        )
-        raise RunError(f"{config.source} {problem}", hint=nearest(model_type, FAMILIES))
+    if not config.get("model_type"):
+        raise RunError(f"{config.source} names no model_type", hint=f"headstart imports {', '.join(FAMILIES)}")
     if config.get("quantization_config"):
         raise RunError(f"{config.source} says that the weights are quantised", hint="use the original model")
-    family = FAMILIES[model_type]
+    family = pick(FAMILIES, str(config.get("model_type")), "model_type that can be imported")
     theirs = family.rename(config, _read_weights(folder))
     body = parse(ModelConfig, family.read_settings(config, theirs), config.source)
     vocab_size = config.integer("vocab_size")
@@ -61,14 +57,15 @@ def load_transformers(folder: Path) -> ImportedModel:
     rules = weight_rules(family.modules, model, body, family.transpose)
     head_rules = weight_rules(lm_class.modules, model, body)
     has_lm_head = (
-        not unsupported(lm_class.supported, body)
+        not unsupported(lm_class.supported, partial(getattr, body))
         and all(name in theirs for rule in head_rules for name in rule.theirs)
         # a tied head without a bias has no weights of its own
         and (bool(head_rules) or any(str(name).endswith(LM_CLASSES) for name in config.get("architectures", [])))
     )
     rules += head_rules if has_lm_head else []
     weights = import_weights(rules, theirs)
-    _check_weights(weights, rules, model, has_lm_head)
+    expected = {name for name in model if has_lm_head or not name.startswith("heads.")}
+    assert expected == set(weights), expected ^ set(weights)
     if has_lm_head and body.tie_embeddings:
         _check_tied(weights["backbone.embedding.token_embedding.weight"], theirs)
     return ImportedModel(
@@ -78,7 +75,7 @@ def load_transformers(folder: Path) -> ImportedModel:
         weights=weights,
         has_lm_head=has_lm_head,
         tokenizer=load_tokenizer(folder, config, vocab_size),
-        dropped=_dropped(rules, theirs, config),
+        dropped=_dropped({name for rule in rules for name in rule.theirs}, theirs),
     )
 
 
@@ -124,16 +121,6 @@ def _read_weights(folder: Path) -> Weights:
     }
 
 
-def _check_weights(weights: Weights, rules: list[WeightRule], model: Weights, has_lm_head: bool) -> None:
-    expected = {name for name in model if has_lm_head or not name.startswith("heads.")}
-    assert expected == set(weights), expected ^ set(weights)
-    for rule in rules:
-        shape, found = tuple(model[rule.ours].shape), tuple(weights[rule.ours].shape)
-        if shape != found:
-            names = " and ".join(rule.theirs)
-            raise RunError(f"config.json asks for the shape {shape}, and {names} has {found}", hint=FOREIGN)
-
-
 def _check_tied(embedding: torch.Tensor, theirs: Weights) -> None:
     for name in TIED:
         if name in theirs and not torch.equal(theirs[name], embedding):
@@ -143,12 +130,10 @@ def _check_tied(embedding: torch.Tensor, theirs: Weights) -> None:
             )
 
 
-def _dropped(rules: list[WeightRule], theirs: Weights, config: HFConfig) -> dict[str, int]:
+def _dropped(used: set[str], theirs: Weights) -> dict[str, int]:
     """The weights that are not imported; a layer that config.json does not count is an error."""
-    used = {name for rule in rules for name in rule.theirs}
-    patterns = {re.sub(r"\.\d+\.", ".#.", name) for name in used if re.search(r"\.\d+\.", name)}
     dropped = {name: weight.numel() for name, weight in theirs.items() if name not in used | set(DUPLICATES)}
     for name in dropped:
-        if re.sub(r"\.\d+\.", ".#.", name) in patterns:
-            raise RunError(f"the weights hold {name}, a layer more than {config.source} counts", hint=FOREIGN)
+        if (first := re.sub(r"\.\d+\.", ".0.", name)) != name and first in used:
+            raise RunError(f"the weights hold {name}, a layer more than config.json counts", hint=FOREIGN)
     return dropped

@@ -7,35 +7,26 @@ every weight are put in that order; layer norm does not depend on it.
 import torch
 from torch import Tensor
 
-from headstart.convert.bert import BERT
+from headstart.convert.families import ACTIVATION, DENSE_BLOCK, PLAIN
 from headstart.convert.parity import ExportBundle
 from headstart.convert.weight_map import HFClass, Modules, Settings, Supported, Weights, export_weights, weight_rules
 
-MARIAN = HFClass("MarianMTModel", "AutoModelForSeq2SeqLM", outputs={"lm": "logits"})
-ACTIVATION = BERT.keys["activation"]
+MARIAN = HFClass("MarianMTModel", auto="AutoModelForSeq2SeqLM")
 TRANSLATOR: Supported = {  # what CTranslate2 supports too
-    "norm": ("layer",),
-    "norm_eps": (1e-5,),
-    "activation": ("relu", "gelu", "gelu-tanh"),
-    "bias": (True,),
-    "qk_norm": (False,),
-    "token_type_embeddings": (False,),
-    "embedding_norm": (False,),
-    "mlm_head_transform": (False,),
-    "sliding_window": (None,),
-    "num_kv_heads": (None,),
-}
+    **PLAIN, **DENSE_BLOCK, "norm_eps": (1e-5,), "mlm_head_transform": (False,), "scale_embedding": (),
+    "position_embedding": ("sinusoidal", "learned"), "norm_first": (),
+}  # fmt: skip
 SUPPORTED: Supported = {**TRANSLATOR, "position_embedding": ("sinusoidal",), "norm_first": (False,)}
 
 
 def _block(ours: str, theirs: str) -> Modules:
     """The modules of a layer, as far as it has them."""
     return {
-        f"{ours}.attention.qkv_proj": tuple(f"{theirs}.self_attn.{name}_proj" for name in "qkv"),
+        f"{ours}.attention.qkv_proj": f"{theirs}.self_attn.(q|k|v)_proj",
         f"{ours}.attention.out_proj": f"{theirs}.self_attn.out_proj",
         f"{ours}.attention_norm": f"{theirs}.self_attn_layer_norm",
         f"{ours}.cross_attention.q_proj": f"{theirs}.encoder_attn.q_proj",
-        f"{ours}.cross_attention.kv_proj": tuple(f"{theirs}.encoder_attn.{name}_proj" for name in "kv"),
+        f"{ours}.cross_attention.kv_proj": f"{theirs}.encoder_attn.(k|v)_proj",
         f"{ours}.cross_attention.out_proj": f"{theirs}.encoder_attn.out_proj",
         f"{ours}.cross_attention_norm": f"{theirs}.encoder_attn_layer_norm",
         f"{ours}.feed_forward.up_proj": f"{theirs}.fc1",
@@ -121,9 +112,6 @@ def special_token_ids(bundle: ExportBundle) -> Settings:
 
 def generation_config(bundle: ExportBundle) -> Settings:
     """What generation_config.json says: special tokens are not generated."""
-    forbidden = sorted(bundle.tokenizer.special_ids - {bundle.tokenizer.eos_id})
-    return {
-        **special_token_ids(bundle),
-        "bad_words_ids": [[number] for number in forbidden],
-        "max_length": bundle.config.max_position_embeddings,
-    }
+    forbidden = [[number] for number in sorted(bundle.tokenizer.special_ids - {bundle.tokenizer.eos_id})]
+    ids, max_length = special_token_ids(bundle), bundle.config.max_position_embeddings
+    return {**ids, "bad_words_ids": forbidden, "max_length": max_length}

@@ -1,16 +1,16 @@
 """Export as an ONNX graph for batches of any size and length, and the classifier that onnxruntime runs from it."""
 
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from headstart.atomic_io import write_json
@@ -27,9 +27,20 @@ from headstart.convert.tokenizers import save_tokenizer
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import RunError
 
-GRAPH, DESCRIPTION, FORMAT = "model.onnx", "headstart.json", 2
+GRAPH, DESCRIPTION = "model.onnx", "headstart.json"
 MAX_BYTES = 1_900_000_000  # of weights inside one file; a protocol buffer holds 2 GiB
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class Description(BaseModel):
+    """What a folder says about its graph."""
+
+    format: Literal[2] = 2
+    classes: list[str]
+    max_length: int
+    truncation_side: str
+    outputs: dict[str, str] = {}  # our heads by their names in the graph
+    int8: bool = False
 
 
 class _Graph(nn.Module):
@@ -61,18 +72,21 @@ def write_onnx(bundle: ExportBundle, folder: Path, int8: bool = False) -> Parity
             "a translator reads two texts, and an ONNX graph here reads one",
             hint="use --to transformers, or --to ctranslate2",
         )
-    outputs = _output_names(bundle)
+    names = list(bundle.heads)
+    outputs = {names[0]: "logits"} if len(names) == 1 else {name: f"{name}_logits" for name in names}
+    outputs = outputs or {"hidden": "last_hidden_state"}
     _write_graph(bundle, folder / GRAPH, list(outputs.values()))
-    _save_tokenizer(bundle, folder)
-    description = {
-        "format": FORMAT,
-        "classes": bundle.classes,
-        "max_length": bundle.max_length,
-        "truncation_side": bundle.truncation_side,
-        "outputs": outputs,
-        "int8": int8,
-    }
-    write_json(folder / DESCRIPTION, description)
+    bundle.tokenizer.save(folder)
+    if bundle.tokenizer.kind != "lab":  # as transformers has it, with the special tokens that it adds
+        save_tokenizer(bundle, bundle.tokenizer, folder)
+    description = Description(
+        classes=bundle.classes,
+        max_length=bundle.max_length,
+        truncation_side=bundle.truncation_side,
+        outputs=outputs,
+        int8=int8,
+    )
+    write_json(folder / DESCRIPTION, description.model_dump())
     report = _compare(bundle, folder, list(outputs))
     if int8:
         _quantize(folder / GRAPH)
@@ -80,21 +94,6 @@ def write_onnx(bundle: ExportBundle, folder: Path, int8: bool = False) -> Parity
     num_bytes = sum(file.stat().st_size for file in folder.glob(f"{GRAPH}*"))
     report.details |= {"bytes": num_bytes, "int8": int8}
     return report
-
-
-def _output_names(bundle: ExportBundle) -> dict[str, str]:
-    """The name of each output in the graph."""
-    names = list(bundle.heads)
-    if len(names) == 1:
-        return {names[0]: "logits"}
-    return {name: f"{name}_logits" for name in names} or {"hidden": "last_hidden_state"}
-
-
-def _save_tokenizer(bundle: ExportBundle, folder: Path) -> None:
-    """The run's tokenizer; where the format allows it, with the special tokens that it adds."""
-    bundle.tokenizer.save(folder)
-    if bundle.tokenizer.kind != "lab":
-        save_tokenizer(bundle, bundle.tokenizer, folder)
 
 
 def _write_graph(bundle: ExportBundle, path: Path, outputs: list[str]) -> None:
@@ -209,17 +208,15 @@ class OnnxClassifier:
                 f"{folder} holds no {GRAPH} with its {DESCRIPTION}", hint=hint if is_run else "check the path"
             )
         try:
-            content = json.loads((folder / DESCRIPTION).read_text("utf-8"))
-            is_known = content["format"] == FORMAT
-            classes, max_length = list(content["classes"]), int(content["max_length"])
-            truncation_side = str(content["truncation_side"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{folder / DESCRIPTION} cannot be read: {error!r}", hint="export the run again") from None
-        if not is_known:
-            raise RunError(f"{folder} was written by another version", hint="export the run again")
-        if not classes:
+            found = Description.model_validate_json((folder / DESCRIPTION).read_bytes())
+        except (OSError, ValueError):
+            raise RunError(
+                f"{folder / DESCRIPTION} cannot be read by this version", hint="export the run again"
+            ) from None
+        if not found.classes:
             raise RunError(f"{folder} is a language model and names no classes", hint="export a classifier")
-        return cls(open_session(folder / GRAPH), Tokenizer.load(folder), classes, max_length, truncation_side)
+        session, tokenizer = open_session(folder / GRAPH), Tokenizer.load(folder)
+        return cls(session, tokenizer, found.classes, found.max_length, found.truncation_side)
 
     def probabilities(self, rows: Sequence[EncodedExample], batch_tokens: int) -> np.ndarray:
         """The probability of every class (N, C) for each text, in the order given."""

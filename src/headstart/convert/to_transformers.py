@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from headstart.atomic_io import write_json
 from headstart.batch import Batch
 from headstart.checkpoint import save_weights
-from headstart.convert import FAMILIES, marian
+from headstart.convert import marian
+from headstart.convert.families import FAMILIES
 from headstart.convert.parity import BUG, SAMPLES, SPECIALS, ExportBundle, ParityReport, check_tokens, require_package
 from headstart.convert.tokenizers import (
     TARGET,
@@ -49,9 +51,9 @@ def write_transformers(bundle: ExportBundle, folder: Path) -> ParityReport:
 
 def check_translator(bundle: ExportBundle, supported: Supported, name: str) -> None:
     """Refuse settings that are not supported."""
-    if differing := unsupported(supported, bundle.config):
+    if differing := unsupported(supported, partial(getattr, bundle.config)):
         raise RunError(
-            f"{name} has no {', '.join(differing)}",
+            f"{name} has no {', '.join(actual for actual, _ in differing)}",
             hint="the presets translate-tiny, translate-small and vaswani-base train translators that can be exported",
         )
 
@@ -176,7 +178,7 @@ def _compare(bundle: ExportBundle, target: HFClass, folder: Path, texts: int, pa
             )
         theirs = model.eval()(**_inputs(batch, padding))
         for name, logits in bundle.outputs(batch).items():
-            output = "last_hidden_state" if name == "hidden" else target.outputs[name]
+            output = "last_hidden_state" if name == "hidden" else target.outputs.get(name, "logits")
             report.compare(logits, theirs[output].float(), batch.attention_mask)
     return report
 

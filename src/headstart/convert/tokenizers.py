@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, processors
 from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from headstart.atomic_io import write_json, write_text
 from headstart.convert.parity import BUG, SAMPLES, ExportBundle, check_tokens
 from headstart.convert.weight_map import HFConfig
 from headstart.data.tokenizer import FILE, NAMES, Tokenizer, make_tokenizer
-from headstart.errors import HeadstartError, RunError
+from headstart.errors import RunError
 
 CONFIG = "tokenizer_config.json"
 TARGET = "target"  # the folder of a translator's target tokenizer, if it has two
@@ -24,6 +24,7 @@ SPECIAL_KEYS = {
     "mask": ("mask_token",),
 }
 ID_KEYS = {"padding": "pad_token_id", "first": "bos_token_id", "last": "eos_token_id"}  # in config.json
+BPE_SPECIALS = ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")  # of GPT-2 and RoBERTa
 TRUNCATION_SIDES = {"start": "right", "end": "left"}  # by the part of a text that stays
 
 
@@ -55,17 +56,11 @@ def save_tokenizer(bundle: ExportBundle, tokenizer: Tokenizer, folder: Path, *, 
         special_tokens=list({first: tokenizer.bos_id, last: tokenizer.eos_id}.items()),
     )
     write_text(folder / FILE, engine.to_str(pretty=True) + "\n")
-    ids = {
-        "padding": padding,
-        "unknown": tokenizer.unk_id,
-        "first": tokenizer.bos_id,
-        "last": tokenizer.eos_id,
-        "mask": tokenizer.mask_id,
-    }
+    ids = (padding, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id)
     names = {
         key: engine.id_to_token(number)
-        for role, number in ids.items()
-        for key in SPECIAL_KEYS[role]
+        for keys, number in zip(SPECIAL_KEYS.values(), ids, strict=True)
+        for key in keys
         if number is not None
     }
     inputs = ["input_ids", *(["token_type_ids"] if bundle.config.token_type_embeddings else []), "attention_mask"]
@@ -160,13 +155,23 @@ def _tokenizer_json(folder: Path, settings: dict[str, Any]) -> str:
     """The text of `tokenizer.json`, also from the older files of BERT and GPT-2."""
     if (folder / FILE).is_file():
         return (folder / FILE).read_text("utf-8")
+    vocabulary, table, merges = (folder / name for name in ("vocab.txt", "vocab.json", "merges.txt"))
     try:
-        if (folder / "vocab.txt").is_file():
-            return _wordpiece(folder / "vocab.txt", settings)
-        if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            return _byte_level_bpe(folder, settings)
-    except HeadstartError:
-        raise
+        if vocabulary.is_file():
+            text: str = BertWordPieceTokenizer.from_file(
+                str(vocabulary),
+                unk_token=str(settings.get("unk_token", "[UNK]")),
+                lowercase=bool(settings.get("do_lower_case", True)),
+                strip_accents=settings.get("strip_accents"),
+                handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
+            ).to_str()
+            return text
+        if table.is_file() and merges.is_file():
+            prefix = bool(settings.get("add_prefix_space", False))
+            engine = ByteLevelBPETokenizer.from_file(str(table), str(merges), add_prefix_space=prefix)
+            engine.add_special_tokens([name for name in BPE_SPECIALS if engine.token_to_id(name) is not None])
+            text = engine.to_str()
+            return text
     except Exception as error:  # the package raises plain Exceptions
         raise RunError(f"the tokenizer in {folder} cannot be read: {error}", hint="copy it again") from None
     pieces = sorted(path.name for path in folder.glob("*.model"))
@@ -175,31 +180,3 @@ def _tokenizer_json(folder: Path, settings: dict[str, Any]) -> str:
         f"{folder} holds no {FILE}: {found}",
         hint=f"`AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})` of transformers writes it",
     )
-
-
-def _wordpiece(path: Path, settings: dict[str, Any]) -> str:
-    """BERT's tokenizer from its vocabulary."""
-    tokens = path.read_text("utf-8").splitlines()
-    unknown = str(settings.get("unk_token", "[UNK]"))
-    engine = HFTokenizer(models.WordPiece({token: at for at, token in enumerate(tokens)}, unk_token=unknown))
-    engine.normalizer = normalizers.BertNormalizer(
-        lowercase=bool(settings.get("do_lower_case", True)),
-        strip_accents=settings.get("strip_accents"),
-        handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
-    )
-    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    engine.decoder = decoders.WordPiece()
-    specials = ("[PAD]", unknown, "[CLS]", "[SEP]", "[MASK]")
-    engine.add_special_tokens([name for name in specials if name in tokens])
-    return engine.to_str()
-
-
-def _byte_level_bpe(folder: Path, settings: dict[str, Any]) -> str:
-    """GPT-2's and RoBERTa's tokenizer from its vocabulary and merges."""
-    engine = HFTokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    prefix = bool(settings.get("add_prefix_space", False))
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-    engine.decoder = decoders.ByteLevel()
-    specials = ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    engine.add_special_tokens([name for name in specials if name in engine.get_vocab()])
-    return engine.to_str()

@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +19,16 @@ from headstart.objectives.classification import HEAD_SETTINGS
 
 Settings = dict[str, Any]
 Weights = dict[str, Tensor]
-Modules = Mapping[str, str | tuple[str, ...]]  # our module -> the modules that hold its weights, `{}` = a layer
-Supported = Mapping[str, tuple[Any, ...]]  # a setting -> the values that can be represented
+Modules = Mapping[
+    str, str
+]  # our module -> theirs; `{}` = a layer, `(q|k|v)_proj` = three modules that hold one of ours
+Supported = Mapping[str, tuple[Any, ...]]  # a setting -> the values that can be represented; () = any
 
 HEAD_OUTPUTS = {"lm": "tokens", "class": "classes", "pair": "pairs of texts", "replaced": "replaced tokens"}
 _LAYER = re.compile(r"\.(\d+)\.")
 MISSING = object()
 NO_FOLDER = "is it a folder of `save_pretrained`?"
-# What most families have in common.
-PLAIN: Supported = {
-    "norm_first_layer": (True,), "qk_norm": (False,), "scale_embedding": (False,), "token_type_embeddings": (False,),
-    "embedding_norm": (False,), "pooler": (False,), "sliding_window": (None,),
-}  # fmt: skip
+FOREIGN = "config.json and the weights do not belong together"
 
 
 class HFConfig:
@@ -41,33 +41,23 @@ class HFConfig:
     def load(cls, path: Path) -> "HFConfig":
         """The settings in the file at `path`."""
         try:
-            content = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
+            return cls(dict(json.loads(path.read_text("utf-8"))), str(path))
+        except (OSError, ValueError, TypeError) as error:
             raise RunError(f"{path} cannot be read: {error}", hint=NO_FOLDER) from None
-        if not isinstance(content, dict):
-            raise RunError(f"{path} holds no settings", hint=NO_FOLDER)
-        return cls(content, str(path))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting of any type; null counts as absent."""
+        """A setting of any type; null counts as absent. MISSING as default: an error if it is absent."""
         value = self.content.get(name)
+        if value is None and default is MISSING:
+            raise RunError(f"{self.source} has no {name}", hint=NO_FOLDER)
         return default if value is None else value
 
-    def number(self, name: str, default: Any = MISSING) -> Any:
-        """A number of at least zero."""
+    def integer(self, name: str, default: Any = MISSING, minimum: int = 1) -> int:
+        """An integer of at least `minimum`."""
         value = self.get(name, default)
-        if value is MISSING:
-            raise RunError(f"{self.source} has no {name}", hint=NO_FOLDER)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise RunError(f"{name} in {self.source} cannot be {value!r}", hint="it should be a number")
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise RunError(f"{name} in {self.source} cannot be {value!r}", hint=f"it should be {minimum} or more")
         return value
-
-    def integer(self, name: str, default: Any = MISSING) -> int:
-        """An integer of at least one."""
-        value = self.number(name, default)
-        if int(value) != value or value < 1:
-            raise RunError(f"{name} in {self.source} cannot be {value!r}", hint="it should be 1 or more")
-        return int(value)
 
     def require(self, name: str, supported: tuple[Any, ...], default: Any) -> Any:
         """A setting of which only some values are supported."""
@@ -98,12 +88,12 @@ class ConfigKey:
         self.names, self.default, self.values = names, default, values  # values: theirs -> ours
 
     def read(self, config: HFConfig) -> Any:
-        """Our value."""
+        """Our value; a float is validated with the other settings of the model."""
         if self.values is not None:
             return self.values[config.require(self.names[0], tuple(self.values), self.default)]
         if isinstance(self.default, bool):
             return config.flag(*self.names, default=self.default)
-        return (config.number if isinstance(self.default, float) else config.integer)(self.names[0], self.default)
+        return (config.get if isinstance(self.default, float) else config.integer)(self.names[0], self.default)
 
     def write(self, value: Any) -> Settings:
         """What config.json says."""
@@ -117,13 +107,19 @@ class HFClass:
     """The class of transformers that computes the same outputs as some of our heads."""
 
     name: str  # "LlamaForCausalLM"
-    auto_class: str  # "AutoModelForCausalLM"
-    outputs: Mapping[str, str] = field(default_factory=dict)  # our head -> the field of the class's output
     modules: Modules = field(default_factory=dict)  # of the heads
     supported: Supported = field(default_factory=dict)
     head_supported: Supported = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)  # our head -> the field of the output, if not logits
     config: Callable[[HeadSpec], Settings] = lambda spec: {}  # what config.json says about the head
     unused: tuple[str, ...] = ()  # our weights that the class does not have
+    auto: str = ""  # the class that loads it, where the name does not tell
+
+    @property
+    def auto_class(self) -> str:
+        """The class that loads it: AutoModelForCausalLM for LlamaForCausalLM."""
+        _, sign, task = self.name.partition("For")
+        return self.auto or f"AutoModel{sign}{task}"
 
 
 @dataclass(frozen=True)
@@ -137,8 +133,7 @@ class ModelFamily:
     modules: Modules  # of the backbone
     classes: Mapping[tuple[str, ...], HFClass]  # by the names of our heads
     train_flags: str = ""  # of `headstart pretrain`, to train such a model; "" = imported models only
-    other_keys: tuple[str, ...] = ()  # settings that `read` and `write` handle
-    read: Callable[[HFConfig, Weights], Settings] = lambda config, weights: {}
+    read: Callable[[HFConfig, Weights], Settings] = lambda config, weights: {}  # settings without a key
     write: Callable[[ModelConfig], Settings] = lambda body: {}
     rename: Callable[[HFConfig, Weights], Weights] = lambda config, weights: weights  # to current names
     extra_weights: Callable[[ModelConfig], Weights] = lambda body: {}  # which only the family has
@@ -158,22 +153,24 @@ class ModelFamily:
 
     def mismatches(self, body: ModelConfig) -> list[str]:
         """The settings that the family does not support, as `model.name=value`."""
-        return unsupported(self.supported, body)
+        return [actual for actual, _ in unsupported(self.supported, partial(getattr, body))]
 
 
-def unsupported(supported: Supported, body: ModelConfig) -> list[str]:
-    """The settings with an unsupported value, as `model.name=value`."""
+def unsupported(
+    supported: Supported,
+    get: Callable[[str], Any],
+    typed: Callable[[str], str] = lambda name: f"model.{name.removeprefix('has_')}",
+) -> list[tuple[str, str]]:
+    """The settings with an unsupported value, and the first supported value of each, as they are typed."""
+
+    def text(name: str, value: Any) -> str:
+        return f"{typed(name)}={str(value).lower() if isinstance(value, bool) else value}"
+
     return [
-        setting_text(name, getattr(body, name))
+        (text(name, get(name)), text(name, values[0]))
         for name, values in supported.items()
-        if getattr(body, name) not in values
+        if values and get(name) not in values
     ]
-
-
-def setting_text(name: str, value: Any) -> str:
-    """A setting as it is typed."""
-    word = str(value).lower() if isinstance(value, bool) else value
-    return f"model.{name.removeprefix('has_')}={word}"
 
 
 def find_class(
@@ -189,34 +186,21 @@ def find_class(
             outputs = " and ".join(HEAD_OUTPUTS.get(name, name) for name in sorted(specs))
             problems.append((f"no class of {family.name} predicts {outputs}", "fine-tune the run first"))
             continue
-        faults = [
-            (setting_text(name, getattr(body, name)), setting_text(name, values[0]))
-            for name, values in target.supported.items()
-            if getattr(body, name) not in values
-        ] + [
-            (
-                f"objective.{HEAD_SETTINGS[name]}={spec.settings.get(name)}",
-                f"objective.{HEAD_SETTINGS[name]}={values[0]}",
-            )
-            for spec in specs.values()
-            for name, values in target.head_supported.items()
-            if spec.settings.get(name) not in values
-        ]
+        faults = unsupported(target.supported, partial(getattr, body))
+        for spec in specs.values():
+            faults += unsupported(target.head_supported, spec.settings.get, lambda x: f"objective.{HEAD_SETTINGS[x]}")
         if not faults:
             return family, target
         actual, needed = (", ".join(words) for words in zip(*faults, strict=True))
         problems.append((f"{target.name} has no {actual}", f"train with {needed}"))
-    if not problems:
-        raise _no_family(families, body)
-    problem, hint = problems[0]
-    raise RunError(problem, hint=f"{hint}, or use --to onnx")
-
-
-def _no_family(families: Sequence[ModelFamily], body: ModelConfig) -> RunError:
-    trainable = [family for family in families if family.train_flags]
-    alike = [family for family in trainable if body.architecture in family.supported["architecture"]] or trainable
-    closest = min(alike, key=lambda family: len(family.mismatches(body)))
-    return RunError(
+    if problems:
+        problem, hint = problems[0]
+        raise RunError(problem, hint=f"{hint}, or use --to onnx")
+    closest = min(
+        (family for family in families if family.train_flags),
+        key=lambda family: (body.architecture not in family.supported["architecture"], len(family.mismatches(body))),
+    )
+    raise RunError(
         f"no transformers model is exactly this one: {closest.name}, the closest, has no "
         f"{', '.join(closest.mismatches(body))}",
         hint=f"`headstart pretrain … {closest.train_flags}` trains one that can be exported as {closest.name}"
@@ -232,8 +216,9 @@ class WeightRule:
     """One of our weights, and the weights that it is the concatenation of."""
 
     ours: str
-    theirs: tuple[str, ...]
-    sizes: tuple[int, ...]  # rows of each
+    theirs: list[str]
+    sizes: list[int]  # rows of each
+    shape: torch.Size  # of ours
     transpose: bool = False
 
 
@@ -245,22 +230,17 @@ def weight_rules(
     for name, weight in weights.items():
         module, _, kind = name.rpartition(".")
         layer = _LAYER.search(module)
-        theirs = modules.get(_LAYER.sub(".{}.", module))
-        if theirs is None:
+        pattern = modules.get(_LAYER.sub(".{}.", module))
+        if pattern is None:
             continue
-        parts = (theirs,) if isinstance(theirs, str) else theirs
-        number = layer[1] if layer else ""
-        rows = len(weight)
-        queries = body.hidden_size if len(parts) == 3 else rows // len(parts)
-        sizes = (queries, *[(rows - queries) // (len(parts) - 1)] * (len(parts) - 1)) if parts[1:] else (rows,)
-        rules.append(
-            WeightRule(
-                name,
-                tuple(f"{part.format(number)}.{kind}" for part in parts),
-                sizes,
-                transpose and weight.ndim == 2 and layer is not None,
-            )
-        )
+        head, _, rest = pattern.format(layer[1] if layer else "").partition("(")
+        parts, _, tail = rest.partition(")")
+        theirs = [f"{head}{part}{tail}.{kind}" for part in parts.split("|")]
+        # queries are as wide as the model, keys and values may be narrower; other parts are of equal size
+        first = body.hidden_size if len(theirs) == 3 else len(weight) // len(theirs)
+        sizes = [first, *[(len(weight) - first) // max(1, len(theirs) - 1)] * (len(theirs) - 1)]
+        is_transposed = transpose and weight.ndim == 2 and layer is not None
+        rules.append(WeightRule(name, theirs, sizes, weight.shape, is_transposed))
     return rules
 
 
@@ -274,17 +254,17 @@ def with_prefix(weights: Weights, prefix: str, heads: tuple[str, ...]) -> Weight
 def import_weights(rules: Sequence[WeightRule], theirs: Weights) -> Weights:
     """Our weights, from theirs."""
     found = {}
-    hint = "config.json and the weights do not belong together"
     for rule in rules:
         for name in rule.theirs:
             if name not in theirs:
-                raise RunError(f"the weights hold no {name}", hint=hint)
+                raise RunError(f"the weights hold no {name}", hint=FOREIGN)
         parts = [theirs[name].T if rule.transpose else theirs[name] for name in rule.theirs]
-        try:
-            found[rule.ours] = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
-        except RuntimeError:
-            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
-            raise RunError(f"the shapes of {', '.join(rule.theirs)} do not match: {shapes}", hint=hint) from None
+        with suppress(RuntimeError):  # no two of their shapes fit
+            found[rule.ours] = torch.cat(parts).contiguous()
+        if rule.ours not in found or found[rule.ours].shape != rule.shape:
+            names, shapes = " and ".join(rule.theirs), ", ".join(str(tuple(part.shape)) for part in parts)
+            problem = f"config.json asks for the shape {tuple(rule.shape)}, and {names} has {shapes}"
+            raise RunError(problem, hint=FOREIGN)
     return found
 
 
