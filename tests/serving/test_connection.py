@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from headstart.serving.schema import Limits
-from headstart.serving.server import MAX_HEAD_BYTES, CoalescingTransport, LimitedProtocol
+from headstart.serving.server import MAX_HEAD_BYTES, LimitedProtocol
 
 HOST = b"Host: 127.0.0.1\r\n"
 
@@ -194,49 +194,3 @@ def test_a_client_that_accepts_nothing_is_disconnected():
             await app.left.wait()
 
     asyncio.run(asyncio.wait_for(talk(), 30))
-
-
-class RecordingTransport:
-    """A transport that records its calls."""
-
-    def __init__(self):
-        self.done = []
-
-    def write(self, data):
-        self.done.append(data)
-
-    def close(self):
-        self.done.append("closed")
-
-    def abort(self):
-        self.done.append("aborted")
-
-    def get_write_buffer_size(self):
-        return 0
-
-
-def test_writes_of_one_turn_are_sent_together_and_in_order():
-    async def write():
-        recorder = RecordingTransport()
-        transport = CoalescingTransport(asyncio.get_running_loop(), recorder)
-        transport.write(b"head ")
-        transport.write(b"body")
-        assert (recorder.done, transport.get_write_buffer_size()) == ([], 9)
-        await asyncio.sleep(0)
-        transport.write(b"next")
-        await asyncio.sleep(0)
-        assert (recorder.done, transport.get_write_buffer_size()) == ([b"head body", b"next"], 0)
-
-    asyncio.run(write())
-
-
-def test_buffered_writes_are_sent_on_close_and_dropped_on_abort():
-    async def write(end):
-        recorder = RecordingTransport()
-        transport = CoalescingTransport(asyncio.get_running_loop(), recorder)
-        transport.write(b"last")
-        getattr(transport, end)()
-        return recorder.done
-
-    assert asyncio.run(write("close")) == [b"last", "closed"]
-    assert asyncio.run(write("abort")) == ["aborted"]

@@ -2,10 +2,11 @@
 
 import pytest
 
+from headstart.config import parse
 from headstart.errors import ConfigError, RunError
 from headstart.serving.app import PUBLIC_PATHS, SECURITY_HEADERS, App
 from headstart.serving.routes import router
-from headstart.serving.schema import make_limits
+from headstart.serving.schema import ServerConfig
 from headstart.serving.server import listen, read_token
 from headstart.serving.server import serve as start_server
 
@@ -197,11 +198,11 @@ def test_the_first_line_of_the_file_is_the_token(tmp_path):
 
 def test_an_unknown_limit_is_answered_with_the_nearest_one():
     with pytest.raises(ConfigError) as caught:
-        make_limits({"limits": {"max_text": 3}})
+        parse(ServerConfig, {"limits": {"max_text": 3}})
     assert "max_texts" in caught.value.hint
     with pytest.raises(ConfigError):
-        make_limits({"training": {"max_steps": 3}})
-    assert make_limits({"limits": {"max_texts": 3}}).max_texts == 3
+        parse(ServerConfig, {"training": {"max_steps": 3}})
+    assert parse(ServerConfig, {"limits": {"max_texts": 3}}).limits.max_texts == 3
 
 
 def test_an_app_can_be_made_twice(serve):

@@ -1,7 +1,6 @@
 """The FastAPI application: middleware, playground files, error handlers and the OpenAPI document."""
 
 import asyncio
-import hashlib
 import json
 import time
 import traceback
@@ -17,13 +16,13 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import preset_names
 from headstart.errors import HeadstartError
 from headstart.objectives import OBJECTIVES
 from headstart.serving.registry import AppState
-from headstart.serving.routes import TEXTS, get_state, router, validation_error
+from headstart.serving.routes import TEXTS, router, validation_error
 from headstart.serving.schema import as_http_error, http_error
 
 SCRIPTS = ("app", "api", "elements", "classify", "generate", "translate", "attention", "plan", "runs", "chart")
@@ -59,7 +58,7 @@ PLAYGROUND_POLICY = (
 class App(FastAPI):
     """The application of one server."""
 
-    def __init__(self, state: AppState, lifespan: Lifespan[FastAPI] | None = None):
+    def __init__(self, state: AppState):
         super().__init__(
             title="headstart",
             version=version("headstart"),
@@ -70,7 +69,6 @@ class App(FastAPI):
             exception_handlers=dict.fromkeys(
                 (StarletteHTTPException, RequestValidationError, HeadstartError), _handle_error
             ),
-            lifespan=lifespan,
         )
         self.state.server = state
         self.add_middleware(ServerMiddleware, state=state)
@@ -129,23 +127,18 @@ async def _handle_error(request: Request, error: Any) -> Response:
         content = {"error": problem, "hint": "GET /openapi.json lists every endpoint"}
         error = HTTPException(error.status_code, content, error.headers)
     elif error.status_code >= 500 and error.__cause__ is not None:
-        get_state(request).logger.error("%s: %s", error.detail["error"], error.__cause__)
+        request.app.state.server.logger.error("%s: %s", error.detail["error"], error.__cause__)
     return error_response(error)
 
 
 def _file_route(path: str, file: str) -> Route:
     """A file of the playground; the files are fixed, so that no client can name one."""
     content = files("headstart").joinpath(file).read_bytes()
-    headers = {
-        "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
-        "Cache-Control": "no-cache",
-        "Content-Security-Policy": PLAYGROUND_POLICY,
-    }
+    media_type = MEDIA_TYPES[file.rpartition(".")[2]]
+    response = Response(content, headers={"Content-Security-Policy": PLAYGROUND_POLICY}, media_type=media_type)
 
     async def send_file(request: Request) -> Response:
-        if request.headers.get("if-none-match") == headers["ETag"]:
-            return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=MEDIA_TYPES[file.rpartition(".")[2]])
+        return response
 
     return Route(path, send_file)
 

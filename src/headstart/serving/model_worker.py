@@ -3,10 +3,12 @@
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import softmax
 
 from headstart import fast
 from headstart.batch import EncodedExample
@@ -142,18 +144,17 @@ class ModelWorker:
         options = query.model_dump(include={"temperature", "top_k", "top_p", "seed"})
         sampling = GenerationSettings(tokens=max_new_tokens, **options).sampling
         rules, batch = writer.rules(max_new_tokens), prompt_batch([row], tokenizer.pad_id)
-        detokenizer, text, num_tokens, has_ended = Unfolding(tokenizer, row), "", 0, False
-        for token in stream(writer.decoder, batch, rules, sampling, writer.runtime.autocast):
-            has_ended = token == tokenizer.eos_id
-            piece = detokenizer.finish() if has_ended else detokenizer.add(token)
-            num_tokens += not has_ended
-            text += piece
-            if piece:
+        detokenizer, text, num_tokens, reason = Unfolding(tokenizer, row), "", 0, "length"
+        tokens: Iterator[int | None] = stream(writer.decoder, batch, rules, sampling, writer.runtime.autocast)
+        for token in chain(tokens, [None]):
+            if token == tokenizer.eos_id:
+                reason = "end"
+                continue
+            num_tokens += token is not None
+            if piece := detokenizer.finish() if token is None else detokenizer.add(token):
+                text += piece
                 yield {"text": piece}
-        if not has_ended and (piece := detokenizer.finish()):
-            text += piece
-            yield {"text": piece}
-        reason, is_truncated = "end" if has_ended else "length", len(prompt) < len(ids)
+        is_truncated = len(prompt) < len(ids)
         yield schema.GenerateResponse(model=name, text=text, tokens=num_tokens, reason=reason, cut=is_truncated)
 
     def _encode(self, ability: Ability, texts: Sequence[str]) -> tuple[list[EncodedExample], list[bool]]:
@@ -174,9 +175,7 @@ class ModelWorker:
                 raise http_error(422, "this run answers with its TF-IDF baseline", hint="explanations are for networks")
             probabilities, truncated = tfidf.predict_probabilities(list(texts)), [False] * len(texts)
         else:
-            logits = self._logits(rows).astype(np.float64)  # (N, C)
-            probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
-            probabilities /= probabilities.sum(axis=1, keepdims=True)
+            probabilities = softmax(self._logits(rows).astype(np.float64), axis=1)  # (N, C)
         classes, best = self.trained.info.classes, probabilities.argmax(axis=1).tolist()
         return [
             schema.Label(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SIGNATURE_SECONDS = 3600  # a signed URL is valid for one to two of these
 MAX_NAME_LENGTH = 200
-MAX_POINTS = 4096  # of a curve in memory; of more, every other one is dropped
+MAX_POINTS = 4096  # of a curve in memory
 MAX_RESPONSE_POINTS = 512  # of a curve in one response
-READ_BYTES = 2**20  # of a log at a time
 HINTS: dict[Ability, str] = {
     "classify": "serve a run made by `headstart finetune`",
     "embed": "serve a base or a classifier",
@@ -73,86 +73,56 @@ def resident_memory() -> float:
 # --- learning curves
 
 
-class Curve:
-    """Points of a metric, thinned out as they grow in number; the newest one is always there."""
-
-    def __init__(self) -> None:
-        self.points: list[dict[str, Any]] = []
-        self.newest: dict[str, Any] | None = None
-        self._stride, self._count = 1, 0
-
-    def add(self, point: dict[str, Any]) -> None:
-        """Add a point; after a resume, the new point of a step replaces the old one."""
-        while self.points and self.points[-1]["step"] >= point["step"]:
-            self.points.pop()
-        self.newest = point
-        if self._count % self._stride == 0:
-            self.points.append(point)
-        self._count += 1
-        if len(self.points) > MAX_POINTS:
-            self.points = self.points[::2]
-            self._stride *= 2
-
-    def after(self, step: int) -> list[dict[str, Any]]:
-        """At most a few hundred points after `step`, evenly spaced, including the newest."""
-        points = [point for point in self.points if point["step"] > step]
-        if self.newest is not None and self.newest["step"] > step and points[-1:] != [self.newest]:
-            points.append(self.newest)
-        stride = -(-len(points) // MAX_RESPONSE_POINTS)
-        return points if stride <= 1 else [*points[:-1:stride], points[-1]]
+def read_progress(path: Path, after: int = -1) -> dict[str, Any]:
+    """The points after step `after` in the log of a run, which may still train, and its progress."""
+    try:
+        status = path.stat()
+        steps, evaluations, seconds_left = _read_log(path, status.st_size, status.st_mtime_ns)
+    except FileNotFoundError:  # nothing is logged yet
+        steps, evaluations, seconds_left = [], [], None
+    return {
+        "progress": steps[-1]["progress"] if steps else None,
+        "seconds_left": seconds_left,
+        "steps": _thin([point for point in steps if point["step"] > after], MAX_RESPONSE_POINTS),
+        "evaluations": _thin([point for point in evaluations if point["step"] > after], MAX_RESPONSE_POINTS),
+    }
 
 
-class Progress:
-    """The log of a run so far; it may still grow."""
+Points = list[dict[str, Any]]
 
-    def __init__(self, path: Path):
-        self.path, self._lock = path, threading.Lock()
-        self._reset()
 
-    def _reset(self) -> None:
-        self.steps, self.evaluations = Curve(), Curve()
-        self.seconds_left: float | None = None
-        self._offset, self._partial_line = 0, b""
+@lru_cache(maxsize=64)
+def _read_log(path: Path, size: int, changed: int) -> tuple[Points, Points, float | None]:
+    """The points of steps and of evaluations, and the seconds left; read again when the file has changed."""
+    steps: Points = []
+    evaluations: Points = []
+    seconds_left = None
+    with open(path, "rb") as lines:
+        for line in lines:
+            try:
+                entry = finite(json.loads(line))
+                event, step, epoch = entry["event"], int(entry["step"]), entry.get("epoch")
+            except (ValueError, KeyError, TypeError):  # cut off when the run was killed
+                continue
+            if event == "step":
+                seconds_left = entry.get("seconds_left")
+                points, point = steps, {key: entry.get(key) for key in StepPoint.model_fields}
+            elif event == "evaluation":
+                numbers = {key: value for key, value in entry.items() if isinstance(value, int | float)}
+                values = {key: value for key, value in numbers.items() if key not in ("step", "epoch")}
+                points, point = evaluations, {"step": step, "epoch": epoch, "values": values}
+            else:
+                continue
+            while points and points[-1]["step"] >= step:  # a resume repeats the steps since its checkpoint
+                points.pop()
+            points.append(point)
+    return _thin(steps, MAX_POINTS), _thin(evaluations, MAX_POINTS), seconds_left
 
-    def read(self, after: int = -1) -> dict[str, Any]:
-        """The points after step `after`, and the progress of the run."""
-        with self._lock:
-            self._update()
-            return {
-                "progress": self.steps.newest["progress"] if self.steps.newest else None,
-                "seconds_left": self.seconds_left,
-                "steps": self.steps.after(after),
-                "evaluations": self.evaluations.after(after),
-            }
 
-    def _update(self) -> None:
-        try:
-            with open(self.path, "rb") as handle:
-                if handle.seek(0, os.SEEK_END) < self._offset:  # a resume has truncated the log
-                    self._reset()
-                handle.seek(self._offset)
-                while chunk := handle.read(READ_BYTES):
-                    self._offset += len(chunk)
-                    *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
-                    for line in lines:
-                        self._add(line)
-        except FileNotFoundError:  # nothing is logged yet
-            self._reset()
-
-    def _add(self, line: bytes) -> None:
-        try:
-            entry = finite(json.loads(line))
-            step = int(entry["step"])
-        except (ValueError, KeyError, TypeError):  # cut off when the run was killed
-            return
-        if entry.get("event") == "step":
-            self.steps.add({key: entry.get(key) for key in StepPoint.model_fields} | {"step": step})
-            self.seconds_left = entry.get("seconds_left")
-        elif entry.get("event") == "evaluation":
-            values = {key: value for key, value in entry.items() if isinstance(value, int | float)}
-            epoch = values.pop("epoch", None)
-            values.pop("step", None)
-            self.evaluations.add({"step": step, "epoch": epoch, "values": values})
+def _thin(points: Points, most: int) -> Points:
+    """About `most` points at most, evenly spaced, including the newest."""
+    stride = -(-len(points) // most)
+    return points if stride <= 1 else [*points[:-1:stride], points[-1]]
 
 
 # --- runs and their models
@@ -189,9 +159,8 @@ class ServedRun:
 
     def __init__(self, name: str, path: Path):
         self.name, self.path = name, path
-        self.report_path = path / "report.html"
+        self.report_path, self.log_path = path / "report.html", path / "log.jsonl"
         self.is_comparison = is_comparison(path)
-        self.progress = Progress(path / "log.jsonl")
         self.model: ReadyModel | None = None
         self.lock = threading.Lock()
         self.read()
@@ -222,11 +191,6 @@ class ModelRegistry:
     def models(self) -> list[ReadyModel]:
         """The models in memory."""
         return [run.model for run in self.runs.values() if run.model is not None]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every run is in memory."""
-        return all(run.model is not None or run.is_comparison for run in self.runs.values())
 
     def load_all(self) -> None:
         """Load every finished run."""

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 
 from headstart.errors import ConfigError, HeadstartError, nearest
 from headstart.serving import schema
-from headstart.serving.registry import AppState, ReadyModel, ServedRun, hide_folder
+from headstart.serving.registry import AppState, ReadyModel, ServedRun, hide_folder, read_progress
 from headstart.serving.schema import Limits, as_http_error, http_error
 
 NDJSON = "application/x-ndjson"
@@ -60,17 +60,13 @@ def describe_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 BODY_ERRORS = describe_errors(400, 404, 408, 409, 413, 415, 422, 429)
 
 
-def get_state(request: Request) -> AppState:
+async def get_state(request: Request) -> AppState:  # async, so that FastAPI calls it without a thread
     """The state of the server that handles a request."""
     state: AppState = request.app.state.server
     return state
 
 
-async def _get_state(request: Request) -> AppState:  # async, so that FastAPI calls it without a thread
-    return get_state(request)
-
-
-State = Annotated[AppState, Depends(_get_state)]
+State = Annotated[AppState, Depends(get_state)]
 
 
 # --- the body of a request
@@ -90,7 +86,7 @@ class JSONRoute(APIRoute):
             return super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            state = get_state(request)
+            state = await get_state(request)
             query = parse_body(model, await read_body(request, state.limits))
             if state.log_texts:
                 fields = query.model_dump(include={"texts", "text", "prompt"})
@@ -224,7 +220,7 @@ def _check_texts(limits: Limits, texts: list[str]) -> None:
 
 async def _find(state: AppState, ability: schema.Ability, name: str | None) -> ReadyModel:
     """The model for a request; a run that has finished in the meantime is loaded in a thread."""
-    if state.registry.is_complete:
+    if all(run.model is not None or run.is_comparison for run in state.registry.runs.values()):
         return state.registry.find(ability, name)
     return await asyncio.to_thread(state.registry.find, ability, name)
 
@@ -348,7 +344,7 @@ def models(state: State) -> schema.ModelsResponse:
 @router.get("/v1/runs")
 def runs(state: State) -> schema.RunsResponse:
     """List every run and comparison."""
-    found = [_describe(state, run, run.progress.read()["progress"]) for run in state.registry.runs.values()]
+    found = [_describe(state, run, read_progress(run.log_path)["progress"]) for run in state.registry.runs.values()]
     return schema.RunsResponse(runs=[schema.Run(**run) for run in found])
 
 
@@ -360,7 +356,7 @@ After = Annotated[int, Query(ge=-1, le=2**53, description="leave out points up t
 def run(state: State, name: Name, after: After = -1) -> schema.RunResponse:
     """Show one run with its learning curves."""
     served = state.registry.run(name)
-    progress = served.progress.read(after)
+    progress = read_progress(served.log_path, after)
     return schema.RunResponse(**progress | _describe(state, served, progress["progress"]))
 
 

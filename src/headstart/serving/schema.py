@@ -1,14 +1,13 @@
 """The limits of a server, its requests and responses (described in /openapi.json), and its HTTP errors."""
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import HTTPException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from headstart.config import Section, parse
-from headstart.errors import ConfigError, HeadstartError, RunError
+from headstart.config import Section
+from headstart.errors import HeadstartError, RunError
 
 
 class Limits(Section):
@@ -35,12 +34,10 @@ class Limits(Section):
     )
 
 
-def make_limits(settings: Mapping[str, Any]) -> Limits:
-    """The default limits, changed by the section `limits` of the settings."""
-    for section in settings:
-        if section != "limits":
-            raise ConfigError(f"a server has no setting {section!r}", hint="only limits.* apply here")
-    return parse(Limits, settings.get("limits", {}), "limits")
+class ServerConfig(Section):
+    """The settings of one server."""
+
+    limits: Limits = Limits()
 
 
 # --- errors

@@ -4,10 +4,9 @@ import asyncio
 import gc
 import json
 import logging
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headstart.config import TrainingConfig, parse
 from headstart.errors import ConfigError
 from headstart.serving.registry import AppState, ModelRegistry
-from headstart.serving.schema import Limits, make_limits
+from headstart.serving.schema import Limits, ServerConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MIN_TOKEN_LENGTH = 16
@@ -42,7 +41,7 @@ def serve(
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve runs until a signal arrives; returns when all requests in flight are answered."""
-    limits = make_limits(settings or {})
+    limits = parse(ServerConfig, settings or {}).limits
     if precision is not None:
         parse(TrainingConfig, {"precision": precision}, "training")
     token = read_token(token_file) if token_file is not None else None
@@ -128,42 +127,6 @@ class Timeout:
         self._callback()
 
 
-class CoalescingTransport:
-    """A transport that sends everything written in one turn of the event loop at once: head and body together."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport):
-        self._loop, self._transport = loop, transport
-        self._chunks: list[bytes] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Send `data` at the end of this turn."""
-        if not self._chunks:
-            self._loop.call_soon(self._flush)
-        self._chunks.append(data)
-
-    def close(self) -> None:
-        """Send what is buffered, then close."""
-        self._flush()
-        self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once."""
-        self._chunks = []
-        self._transport.abort()
-
-    def get_write_buffer_size(self) -> int:
-        """Bytes that are not sent yet."""
-        return self._transport.get_write_buffer_size() + sum(map(len, self._chunks))
-
-    def _flush(self) -> None:
-        chunks, self._chunks = self._chunks, []
-        if chunks:
-            self._transport.write(b"".join(chunks))
-
-
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP connection with limits that uvicorn lacks.
 
@@ -178,7 +141,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._task: asyncio.Task[Any] | None = None  # of the request that is being answered
         self._unread = b""  # sent too early: parsed when the request before is answered
         self._num_pending = 0  # bytes parsed since the last complete head or piece of a body
-        self._head_timeout = Timeout(limits.client_timeout, self._abort)
+        self._head_timeout = Timeout(limits.client_timeout, lambda: self.transport.abort())
         self._write_timeout = Timeout(limits.client_timeout, self._check_progress)
         self._buffer_size = 0  # at the last check
 
@@ -191,7 +154,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first head, unless there are too many connections."""
-        super().connection_made(CoalescingTransport(self.loop, transport))  # type: ignore[arg-type]
+        super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
             self._reject("503 Service Unavailable", "too many clients are connected", "try again in a moment")
         else:
@@ -278,18 +241,15 @@ class LimitedProtocol(HttpToolsProtocol):
         """Disconnect a client that has accepted nothing since the last check."""
         size = self.transport.get_write_buffer_size()
         if size >= self._buffer_size:
-            self._abort()
+            self.transport.abort()
         else:
             self._buffer_size = size
             self._write_timeout.start()
 
-    def _abort(self) -> None:
-        self.transport.abort()
-
     def send_400_response(self, msg: str) -> None:
         """Reject invalid bytes, unless that would look like the response to the request before."""
         if self._is_answering() and (self.cycle.response_started or not self.cycle.more_body):
-            self._abort()
+            self.transport.abort()
         else:
             self._reject("400 Bad Request", "this is not an HTTP request", "or its head is too long")
 
@@ -320,39 +280,42 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+class StoppingServer(uvicorn.Server):
+    """A server that refuses new requests after a signal, and exits when those in flight are answered."""
+
+    def __init__(self, config: uvicorn.Config, state: AppState, on_ready: Callable[[], None]):
+        super().__init__(config)
+        self.state, self.on_ready, self.deadline = state, on_ready, float("inf")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and report it."""
+        await super().startup(sockets)
+        self.on_ready()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Stop after the requests in flight; the second signal stops at once."""
+        self.should_exit = self.force_exit = self.state.is_stopping
+        self.state.is_stopping = True
+        self.deadline = time.monotonic() + self.state.limits.shutdown_timeout
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to exit; uvicorn asks ten times a second."""
+        is_over = not self.state.in_flight or time.monotonic() > self.deadline
+        return await super().on_tick(counter) or (self.state.is_stopping and is_over)
+
+
 def run_server(state: AppState, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until a signal arrives; then refuse new requests and finish those in flight."""
     from headstart.serving.app import App
 
-    def handle_signal(*_: Any) -> None:
-        server.should_exit = server.force_exit = state.is_stopping  # the second signal stops at once
-        state.is_stopping = True
-
-    async def exit_when_stopped() -> None:
-        while not state.is_stopping:
-            await asyncio.sleep(0.1)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(state.limits.shutdown_timeout):
-                while state.in_flight:
-                    await asyncio.sleep(0.1)
-        server.should_exit = True
-
-    @asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[None]:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, handle_signal)
-        task = asyncio.create_task(exit_when_stopped())
-        on_ready()
-        yield
-        task.cancel()
-
-    uvicorn_logger = logging.getLogger("uvicorn")
-    uvicorn_logger.addHandler(logging.NullHandler())
-    uvicorn_logger.propagate = False  # the middleware logs requests and errors
+    logger = logging.getLogger("uvicorn")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False  # the middleware logs requests and errors
     config = uvicorn.Config(
-        App(state, lifespan),
+        App(state),
         http=partial(LimitedProtocol, limits=state.limits),  # type: ignore[arg-type]
         ws="none",
+        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -360,11 +323,10 @@ def run_server(state: AppState, listener: socket.socket, on_ready: Callable[[], 
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=2,
     )
-    server = uvicorn.Server(config)
     gc.collect()
     gc.freeze()  # the models stay: scanning them in every collection would stop all responses for 0.2 seconds
     try:
-        server.run(sockets=[listener])
+        StoppingServer(config, state, on_ready).run(sockets=[listener])
     finally:
         gc.unfreeze()
         state.close()
