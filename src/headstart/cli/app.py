@@ -10,15 +10,15 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from headstart.cli import data, experiments, inference, models, plots, training
+from headstart.cli import data, inference, models, plots, training
 from headstart.cli.options import is_first, is_launched, without_flag_types
 from headstart.errors import ConfigError, HeadstartError, LostError, Stopped
 
 COMMANDS = {
-    "Start here": (experiments.demo, models.models),
+    "Start here": (training.demo, models.models),
     "Data": (data.audit, data.tokenize, data.download),
-    "Train": (training.pretrain, training.finetune, experiments.tune, training.resume),
-    "Evaluate": (experiments.compare, training.evaluate),
+    "Train": (training.pretrain, training.finetune, training.tune, training.resume),
+    "Evaluate": (training.compare, training.evaluate),
     "Use": (
         inference.predict, inference.generate, inference.translate, inference.embed, inference.search, models.serve,
         models.package, models.export, models.import_,
