@@ -1,6 +1,5 @@
 """Augmentation of training texts in each epoch: BPE-dropout (Provilkov et al., 2020) and token cutoff."""
 
-import heapq
 import json
 import math
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError
 
 REMEMBERED = 500_000  # words whose split without dropout is cached
+NO_MERGE = 2**31  # the rank of a pair that is not merged
 DROPOUT, CUTOFF = 1, 2  # what a random generator is for, so that the two never share one
 NO_DROPOUT = "leave it out, or take training.token_cutoff, which works with every tokenizer"
 
@@ -82,41 +82,22 @@ class BPEDropout:
         Dropped merges are candidates again after the next merge: what is drawn is the set at each step.
         """
         symbols = [self.vocabulary[character] for character in word]
-        end = len(symbols)
-        after, before = list(range(1, end + 1)), list(range(-1, end - 1))
-        found = ((self.rank.get(pair), at) for at, pair in enumerate(pairwise(symbols)))
-        heap = [(rank, at) for rank, at in found if rank is not None]
-        heapq.heapify(heap)
-        dropped: list[tuple[int, int]] = []
-        to_drop = -1  # merges still to drop; not drawn yet
-        while heap:
-            rank, at = heapq.heappop(heap)
-            left, right, new = self.merges[rank]
-            follows = after[at]
-            if symbols[at] != left or follows >= end or symbols[follows] != right:
-                continue  # one of the two was merged otherwise since
+        ranks = [self.rank.get(pair, NO_MERGE) for pair in pairwise(symbols)]
+        while (best := min(ranks, default=NO_MERGE)) != NO_MERGE:
+            at = ranks.index(best)
             if certain == 0:
                 assert random is not None
-                to_drop = int(random.geometric(1 - rate)) if to_drop < 0 else to_drop
-                if to_drop:
-                    dropped.append((rank, at))
-                    to_drop -= 1
-                    continue
-                certain, to_drop = int(random.geometric(rate)), -1
+                possible = sorted((rank, at) for at, rank in enumerate(ranks) if rank != NO_MERGE)
+                dropped = int(random.geometric(1 - rate))
+                if dropped >= len(possible):
+                    break
+                at, certain = possible[dropped][1], int(random.geometric(rate))
             certain -= 1
-            symbols[at], symbols[follows] = new, -1
-            after[at] = after[follows]
-            if after[at] < end:
-                before[after[at]] = at
-            for first, second in ((before[at], at), (at, after[at])):
-                if first >= 0 and second < end:
-                    next_rank = self.rank.get((symbols[first], symbols[second]))
-                    if next_rank is not None:
-                        heapq.heappush(heap, (next_rank, first))
-            for entry in dropped:
-                heapq.heappush(heap, entry)
-            dropped.clear()
-        return [symbol for symbol in symbols if symbol >= 0]
+            symbols[at : at + 2] = [self.merges[ranks[at]][2]]
+            ranks[at : at + 1] = []
+            for first in range(max(at - 1, 0), min(at + 1, len(ranks))):
+                ranks[first] = self.rank.get((symbols[first], symbols[first + 1]), NO_MERGE)
+        return symbols
 
 
 @lru_cache(maxsize=4)

@@ -24,7 +24,7 @@ from headstart.data.text_io import Hashes, hashes
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import DataError, RunError
 
-FORMAT = 2
+FORMAT = 3
 INDEX = "index.json"
 PARTS = ("train", "valid")
 PIECE_CHARACTERS = 16_000_000  # a piece is closed by the document that reaches this
@@ -37,7 +37,6 @@ MOST_OPEN = 4096  # shards of a stream that are mapped at once: the system limit
 
 OnProgress = Callable[[int, int], None]  # bytes of text done, and in all
 IGNORE: OnProgress = lambda done, total: None  # noqa: E731
-TokensAndCounts = tuple[NDArray[np.int32], NDArray[np.int64]]  # of documents in one row, and how many each has
 
 
 @dataclass(frozen=True)
@@ -192,13 +191,13 @@ class Corpus:
 def prepare(documents: Documents, tokenizer: Tokenizer, cache: Path, on_progress: OnProgress = IGNORE) -> Corpus:
     """The corpus tokenized under `cache`, from disk if it was tokenized before."""
     corpus = find_prepared(documents, tokenizer, cache)
-    if corpus is not None and documents.strict and corpus.skips:
-        for _ in documents:  # raises the error about the row that an earlier run, without --strict, skipped
-            pass
     if corpus is None:
         _write_missing_pieces(_folder(documents, tokenizer, cache), documents, tokenizer, on_progress)
         corpus = find_prepared(documents, tokenizer, cache)
         assert corpus is not None, cache
+    elif documents.strict and corpus.skips:
+        for _ in documents:  # raises the error about the row that an earlier run, without --strict, skipped
+            pass
     return corpus
 
 
@@ -209,34 +208,41 @@ def prepare_share(
 
     The job that finds all pieces written finishes the corpus.
     """
-    corpus = find_prepared(documents, tokenizer, cache)
-    if corpus is None:
-        folder = _folder(documents, tokenizer, cache)
-        pieces = _write_missing_pieces(folder, documents, tokenizer, on_progress, number, count)
-    else:
-        pieces = json.loads((corpus.folder / INDEX).read_text("utf-8"))["pieces"]
+    folder = _folder(documents, tokenizer, cache)
+    index = _read_complete(folder / INDEX)
+    pieces = _write_missing_pieces(folder, documents, tokenizer, on_progress, number, count) if index is None else 0
+    pieces = pieces or (index or {})["pieces"]
     return len(range(number, pieces, count)), pieces
 
 
 def find_prepared(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Corpus | None:
     """The corpus as it was tokenized before; None unless every file in its index exists and has its size."""
     folder = _folder(documents, tokenizer, cache)
-    try:
-        index = json.loads((folder / INDEX).read_text("utf-8"))
-        sizes = {name: size for entry in index["shards"] for name, size in entry["sizes"].items()}
-        if any((folder / name).stat().st_size != size for name, size in sizes.items()):
-            return None
-        train, valid = (
-            TokenStream([_shard(folder, entry) for entry in index["shards"] if entry["part"] == part]) for part in PARTS
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+    index = _read_complete(folder / INDEX)
+    if index is None:
         return None
+    shards: dict[str, list[Shard]] = {part: [] for part in PARTS}
+    for entry in index["shards"]:
+        shard = Shard(folder / entry["name"], entry["tokens"], entry["documents"], entry["text_bytes"])
+        shards[entry["part"]].append(shard)
+    train, valid = (TokenStream(shards[part]) for part in PARTS)
     return Corpus(documents.name, folder, train, valid, list(documents.notes), index["skips"])
 
 
 def _folder(documents: Documents, tokenizer: Tokenizer, cache: Path) -> Path:
     key = content_hash([FORMAT, PIECE_CHARACTERS, HELD_OUT, documents.fingerprint, tokenizer.fingerprint])
     return cache / key[:32]
+
+
+def _read_complete(path: Path) -> dict[str, Any] | None:
+    """The description of a piece or of the corpus at `path`; None unless the files of all its shards are complete."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        sizes = [item for entry in content["shards"] for item in entry["sizes"].items()]
+        is_complete = all((path.parent / name).stat().st_size == size for name, size in sizes)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return content if is_complete else None
 
 
 def _write_missing_pieces(
@@ -246,32 +252,24 @@ def _write_missing_pieces(
 
     One piece is read while another is encoded.
     """
-    pieces = 0
-    pending: tuple[int, NDArray[Any], Future[TokensAndCounts]] | None = None
+    pieces, writing = 0, Future[None]()
+    writing.set_result(None)
     try:
         with ThreadPoolExecutor(max_workers=1) as pool:
-            for texts in _pieces(documents, on_progress):
-                pieces += 1
-                if (pieces - 1) % count != number:
-                    continue
-                records = _records(texts)
-                known = _read_piece(folder, pieces - 1)
-                if known is not None and known["documents"] == _digest(records):
-                    continue
-                encoded = pool.submit(_encode, tokenizer, texts)
-                if pending:
-                    _write_piece(folder, tokenizer, *pending)
-                pending = pieces - 1, records, encoded
-            if pending:
-                _write_piece(folder, tokenizer, *pending)
+            for piece, texts in enumerate(_pieces(documents, on_progress)):
+                pieces = piece + 1
+                if piece % count == number and not _read_complete(_piece_path(folder, piece)):
+                    records = _records(texts)
+                    writing.result()
+                    writing = pool.submit(_write_piece, folder, tokenizer, piece, texts, records)
+            writing.result()
         if not pieces:
             raise DataError(f"{documents.name} holds no documents", hint="check that its files are not empty")
-        found = [_read_piece(folder, piece) for piece in range(pieces)]
+        found = [_read_complete(_piece_path(folder, piece)) for piece in range(pieces)]
         if all(found):
             entries = [entry for piece in found if piece for entry in piece["shards"]]
-            ordered = [entry for part in PARTS for entry in entries if entry["part"] == part]
             content = {"format": FORMAT, "name": documents.name, "pieces": pieces}
-            write_json(folder / INDEX, {**content, "skips": dict(documents.skips), "shards": ordered})
+            write_json(folder / INDEX, {**content, "skips": dict(documents.skips), "shards": entries})
     except RunError as error:
         hint = "free some space there, or set HEADSTART_CACHE to another folder"
         raise RunError(str(error), hint=hint) from error
@@ -317,68 +315,32 @@ def _records(texts: list[str]) -> NDArray[Any]:
     return records
 
 
-def _digest(records: NDArray[Any]) -> str:
-    return content_hash(records["hash"].tolist())
-
-
-def _encode(tokenizer: Tokenizer, texts: list[str]) -> TokensAndCounts:
-    """The texts with special tokens, encoded in large batches."""
-    batches = map(tokenizer.encode_flat, _batches(texts, BATCH_CHARACTERS))
-    tokens, counts = zip(*(tokenizer.add_special_tokens_flat(*batch) for batch in batches), strict=True)
-    return np.concatenate(tokens), np.concatenate(counts)
-
-
 def _piece_path(folder: Path, number: int) -> Path:
     return folder / f"piece-{number:05d}.json"
 
 
-def _read_piece(folder: Path, number: int) -> dict[str, Any] | None:
-    """The description of a piece; None unless all its shards are complete."""
-    try:
-        piece = json.loads(_piece_path(folder, number).read_text("utf-8"))
-        is_complete = all(entry == _entry(_shard(folder, entry), entry["part"]) for entry in piece["shards"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
-        return None
-    return piece if is_complete else None
-
-
-def _write_piece(
-    folder: Path, tokenizer: Tokenizer, number: int, records: NDArray[Any], encoding: Future[TokensAndCounts]
-) -> None:
-    """Write the shards of a piece, then its description."""
-    dtype = np.uint16 if tokenizer.size <= 2**16 else np.uint32
-    (tokens, counts), entries = encoding.result(), []
-    is_valid = is_held_out(records["hash"])
+def _write_piece(folder: Path, tokenizer: Tokenizer, number: int, texts: list[str], records: NDArray[Any]) -> None:
+    """Encode a piece with special tokens, in large batches, and write its shards, then its description."""
+    batches = map(tokenizer.encode_flat, _batches(texts, BATCH_CHARACTERS))
+    encoded = [tokenizer.add_special_tokens_flat(*batch) for batch in batches]
+    tokens, counts = (np.concatenate(parts) for parts in zip(*encoded, strict=True))
+    tokens = tokens.astype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
+    is_valid, entries = is_held_out(records["hash"]), []
     for part in PARTS:
         is_own = is_valid == (part == "valid")
         if not is_own.any():
             continue
-        own_tokens = tokens if is_own.all() else tokens[np.repeat(is_own, counts)]
-        own = records[is_own]
+        own_tokens, own = tokens[np.repeat(is_own, counts)], records[is_own]
         own["end"] = np.cumsum(counts[is_own])
         shard = Shard(folder / f"{part}-{number:05d}", len(own_tokens), len(own), int(own["bytes"].sum()))
-        for file, array in zip(shard.files, (own, own_tokens.astype(dtype)), strict=True):
+        for file, array in zip(shard.files, (own, own_tokens), strict=True):
             write_with(file, partial(_save, array))
-        entries.append(_entry(shard, part))
-    write_json(_piece_path(folder, number), {"documents": _digest(records), "shards": entries})
+        about = {"tokens": shard.tokens, "documents": shard.documents, "text_bytes": shard.text_bytes}
+        sizes = {path.name: path.stat().st_size for path in shard.files}
+        entries.append({"name": shard.path.name, "part": part, **about, "sizes": sizes})
+    write_json(_piece_path(folder, number), {"shards": entries})
 
 
 def _save(array: NDArray[Any], path: Path) -> None:
     with open(path, "wb") as handle:
         np.save(handle, array)
-
-
-def _shard(folder: Path, entry: dict[str, Any]) -> Shard:
-    return Shard(folder / entry["name"], entry["tokens"], entry["documents"], entry["text_bytes"])
-
-
-def _entry(shard: Shard, part: str) -> dict[str, Any]:
-    return {
-        "name": shard.path.name,
-        "part": part,
-        "tokens": shard.tokens,
-        "documents": shard.documents,
-        "text_bytes": shard.text_bytes,
-        "hashes": _digest(shard.records()),
-        "sizes": {path.name: path.stat().st_size for path in shard.files},
-    }
