@@ -7,7 +7,8 @@ others continue. A hypothesis' score is its log-probability over a length penalt
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -140,7 +141,11 @@ class Search:
         self.numbers = np.arange(rows)  # (B,), of the unfinished sources
         self.totals = np.zeros((rows, 1), np.float32)  # (B, W), log-probabilities; -inf = no hypothesis
         self.histories = np.zeros((rows, 1, self.longest), np.int64)  # (B, W, longest), tokens up to this step
-        self.pool = _Pool.empty(rows, beam.best, self.longest)
+        # The N best finished hypotheses of each source (B, N), the best first; an empty entry is cut and has the score -inf.
+        fields: list[Any] = [("score", np.float32), ("log_probability", np.float32), ("is_cut", bool)]
+        self.pool = np.zeros((rows, beam.best), [*fields, ("length", np.int64), ("tokens", np.int64, self.longest)])
+        self.pool["score"] = self.pool["log_probability"] = -np.inf
+        self.pool["is_cut"] = True
         self.log_probs = torch.empty(0)  # (R, V), overwritten at every step
 
     def run(self, batch: Batch) -> None:
@@ -179,8 +184,14 @@ class Search:
         ends = tokens == self.rules.last
         over = ends | (self.limits <= step + 1)[:, None]  # (B, W)
         if over.any():
-            totals = np.where(over, self.totals, np.float32(-np.inf))
-            self.pool.add(totals, totals / self.penalties[step + 1], ~ends, self.histories, step + 1)
+            added = np.zeros(over.shape, self.pool.dtype)
+            added["log_probability"] = np.where(over, self.totals, np.float32(-np.inf))
+            added["score"] = added["log_probability"] / self.penalties[step + 1]
+            added["is_cut"] = ~ends | (added["log_probability"] == -np.inf)
+            added["length"], added["tokens"] = step + 1, self.histories
+            pool = np.concatenate((self.pool, added), axis=1)
+            order = np.lexsort((-pool["score"], pool["is_cut"]), axis=1)  # stable: of equal scores the first one stays
+            self.pool = np.take_along_axis(pool, order[:, : self.beam.best], 1)
             self.totals = np.where(over, np.float32(-np.inf), self.totals)
 
     def _done(self, step: int) -> np.ndarray:
@@ -193,7 +204,8 @@ class Search:
         done: np.ndarray = best == -np.inf
         if self.beam.stops_early:
             largest = np.maximum(self.penalties[step + 2], self.penalties[self.limits])
-            done |= self.pool.worst() >= best / largest
+            worst = self.pool[:, -1]
+            done |= np.where(worst["is_cut"], np.float32(-np.inf), worst["score"]) >= best / largest
         return done
 
     def _remove(self, done: np.ndarray) -> np.ndarray | None:
@@ -204,64 +216,14 @@ class Search:
         if count * MIN_FINISHED < len(done) and self.decoder.max_positions is None:
             self.totals[done] = -np.inf  # removed later, because that copies the cache of the others
             return None
-        for number, found in zip(self.numbers[done].tolist(), self.pool.take(done), strict=True):
-            self.found[number] = found
+        for number, pool in zip(self.numbers[done].tolist(), self.pool[done].tolist(), strict=True):
+            self.found[number] = [
+                Hypothesis(tokens[: length - (not is_cut)].tolist(), score, total, is_cut)
+                for score, total, is_cut, length, tokens in pool
+                if total > -math.inf
+            ]
         left = unfinished(done)
         self.numbers, self.limits, self.totals = self.numbers[left], self.limits[left], self.totals[left]
         self.histories = self.histories[left]
-        self.pool = self.pool.select(left)
+        self.pool = self.pool[left]
         return left
-
-
-@dataclass
-class _Pool:
-    """The N best finished hypotheses of each source, the best first; an empty entry counts as cut and scores -inf."""
-
-    scores: np.ndarray  # (B, N), log-probability over penalty
-    totals: np.ndarray  # (B, N), log-probability
-    is_cut: np.ndarray  # (B, N)
-    lengths: np.ndarray  # (B, N), tokens
-    tokens: np.ndarray  # (B, N, longest)
-
-    @staticmethod
-    def empty(sources: int, size: int, longest: int) -> "_Pool":
-        """A pool without hypotheses."""
-        shape = (sources, size)
-        nothing, counts = np.full(shape, -np.inf, np.float32), np.zeros(shape, np.int64)
-        return _Pool(nothing, nothing, np.ones(shape, bool), counts, np.zeros((*shape, longest), np.int64))
-
-    def add(
-        self, totals: np.ndarray, scores: np.ndarray, is_cut: np.ndarray, histories: np.ndarray, length: int
-    ) -> None:
-        """Add hypotheses (B, W) of one length; a total of -inf means none."""
-        size = self.scores.shape[1]
-        scores = np.concatenate((self.scores, scores), axis=1)
-        is_cut = np.concatenate((self.is_cut, is_cut | (totals == -np.inf)), axis=1)
-        order = np.lexsort((-scores, is_cut), axis=1)[:, :size]  # stable: of equal scores the first one stays
-        self.scores = np.take_along_axis(scores, order, 1)
-        self.is_cut = np.take_along_axis(is_cut, order, 1)
-        self.totals = np.take_along_axis(np.concatenate((self.totals, totals), axis=1), order, 1)
-        lengths = np.concatenate((self.lengths, np.full(totals.shape, length)), axis=1)
-        self.lengths = np.take_along_axis(lengths, order, 1)
-        tokens = np.concatenate((self.tokens, histories), axis=1)
-        self.tokens = np.take_along_axis(tokens, order[:, :, None], 1)
-
-    def worst(self) -> np.ndarray:
-        """The score (B,) that a new hypothesis has to exceed; -inf while an entry is empty."""
-        return np.where(self.is_cut[:, -1], np.float32(-np.inf), self.scores[:, -1])
-
-    def select(self, sources: np.ndarray) -> "_Pool":
-        """The pool of these sources."""
-        return _Pool(*(getattr(self, each.name)[sources] for each in fields(self)))
-
-    def take(self, sources: np.ndarray) -> list[list[Hypothesis]]:
-        """The hypotheses of these sources."""
-        columns = [getattr(self, each.name)[sources].tolist() for each in fields(self)]
-        return [
-            [
-                Hypothesis(tokens[: length - (not is_cut)], score, total, is_cut)
-                for score, total, is_cut, length, tokens in zip(*source, strict=True)
-                if total > -math.inf
-            ]
-            for source in zip(*columns, strict=True)
-        ]

@@ -19,6 +19,7 @@ from headstart.models.backbones import CausalBackbone, EncoderDecoderBackbone
 from headstart.models.heads import LanguageHead
 from headstart.models.model import Model
 
+Computing = Callable[[], AbstractContextManager[object]]
 OnToken = Callable[[int, int], None]  # called with a row and its next token
 MIN_FINISHED = 8  # finished rows are removed when they are one in so many, because that copies the cache of the others
 
@@ -172,15 +173,24 @@ def decode(
 
     `most` limits each row by itself. The random numbers of a row are those of its stream, by default that of its prompt.
     """
-    batch = batch.to(decoder.device)
-    limits = token_limits(decoder, batch, rules, most)
-    if sampling.is_greedy:
-        streams = [0] * len(limits)  # of random numbers that are not used
-    elif streams is None:
-        streams = [stream_of(_input_tokens(batch, row)) for row in range(len(limits))]
-    decoding = _Decoding(decoder, batch, rules, sampling, limits, streams, scored, on_token)
-    decoding.run()
+    decoding = _Decoding(decoder, batch, rules, sampling, most, streams, scored)
+    for rows, tokens in decoding.steps():
+        if on_token is not None:
+            for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+                on_token(row, token)
     return decoding.texts()
+
+
+def stream(
+    decoder: Decoder, batch: Batch, rules: Rules, sampling: Sampling, computing: Computing = nullcontext
+) -> Iterator[int]:
+    """The tokens of the batch's only row as they are generated, `rules.last` included if the text ends by itself.
+
+    Each step runs inside `computing()`. Between two steps torch's global state is as before, so that several streams can
+    alternate.
+    """
+    for _, tokens in _Decoding(decoder, batch, rules, sampling).steps(computing):
+        yield int(tokens[0])
 
 
 def unfinished(done: np.ndarray) -> np.ndarray:
@@ -208,13 +218,14 @@ class _Decoding:
         batch: Batch,
         rules: Rules,
         sampling: Sampling,
-        limits: Tensor,
-        streams: Sequence[int],
-        scored: bool,
-        on_token: OnToken | None,
+        most: Sequence[int] | None = None,
+        streams: Sequence[int] | None = None,
+        scored: bool = False,
     ):
+        batch = batch.to(decoder.device)
         self.decoder, self.batch, self.rules, self.sampling = decoder, batch, rules, sampling
-        self.on_token, self.is_scored = on_token, scored
+        self.is_scored = scored
+        limits = token_limits(decoder, batch, rules, most)
         self.limits = limits.cpu().numpy()  # (R,), of the unfinished rows
         longest = int(self.limits.max())
         self.tokens = np.full((len(limits), longest), rules.last)
@@ -222,38 +233,42 @@ class _Decoding:
         self.counts = np.zeros(len(limits), dtype=int)  # tokens of each row, its end included
         self.is_ended = np.zeros(len(limits), dtype=bool)
         self.row_numbers = np.arange(len(limits))  # (R,), of the unfinished rows
+        if sampling.is_greedy:
+            streams = [0] * len(limits)  # of random numbers that are not used
+        elif streams is None:
+            streams = [stream_of(_input_tokens(batch, row)) for row in range(len(limits))]
         hashes = np.array([stream % 2**64 for stream in streams], dtype=np.uint64)
         self.draws = uniform(sampling.seed, hashes, 0 if sampling.is_greedy else longest).to(limits.device)
         self.history: Tensor | None = None  # (R, T), tokens with a repetition penalty
         if sampling.repetition_penalty != 1:  # for padding the first token, which is in it anyway
             self.history = torch.where(batch.attention_mask, batch.tokens, batch.tokens[:, :1])
 
-    def run(self) -> None:
-        """Generate until every row has ended or reached its limit."""
+    def steps(self, computing: Computing = nullcontext) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Generate until every row has ended or reached its limit; of each step the unfinished rows and their tokens."""
         if not self.tokens.shape[1]:
             return
-        cache, hidden = read_prompts(self.decoder, self.batch, self.tokens.shape[1])
+        with torch.inference_mode(), computing():
+            cache, hidden = read_prompts(self.decoder, self.batch, self.tokens.shape[1])
+            tokens = self._next(hidden, 0)
         step, done = 0, self.limits == 0
         while True:
-            tokens = self._next(hidden, step)
             new = tokens.cpu().numpy()
             self.tokens[self.row_numbers, step] = new  # finished rows have their count already
-            if self.on_token is not None:
-                for row, token in zip(self.row_numbers[~done].tolist(), new[~done].tolist(), strict=True):
-                    self.on_token(row, token)
+            yield self.row_numbers[~done], new[~done]
             is_last, step = new == self.rules.last, step + 1
             over = is_last | (self.limits <= step)
-            if over.any():
-                newly, done = over & ~done, done | over
-                self.counts[self.row_numbers[newly]] = step
-                self.is_ended[self.row_numbers[newly]] = is_last[newly]
-                num_done = int(done.sum())
-                if num_done == len(done):
-                    return
+            newly, done = over & ~done, done | over
+            self.counts[self.row_numbers[newly]] = step
+            self.is_ended[self.row_numbers[newly]] = is_last[newly]
+            num_done = int(done.sum())
+            if num_done == len(done):
+                return
+            with torch.inference_mode(), computing():
                 # Without positions left, a row cannot stay.
-                if num_done * MIN_FINISHED >= len(done) or self.decoder.max_positions is not None:
+                if newly.any() and (num_done * MIN_FINISHED >= len(done) or self.decoder.max_positions is not None):
                     tokens, done = self._remove(cache, tokens, done)
-            hidden = self.decoder.decode(tokens[:, None], cache)[:, 0]
+                hidden = self.decoder.decode(tokens[:, None], cache)[:, 0]
+                tokens = self._next(hidden, step)
 
     def _next(self, hidden: Tensor, step: int) -> Tensor:
         """The next token (R,) of each row."""
@@ -303,55 +318,16 @@ def log_probabilities(decoder: Decoder, batch: Batch, texts: Sequence[Sequence[i
 
     To include the end of a text, its last token must be `last`.
     """
-    batch = batch.to(decoder.device)
-    lengths = batch.attention_mask.sum(dim=1).tolist()
-    rows = [
-        torch.cat((batch.tokens[row, :length], torch.tensor(text, dtype=torch.long, device=decoder.device)))
-        for row, (length, text) in enumerate(zip(lengths, texts, strict=True))
-    ]
-    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    sizes = torch.tensor([len(row) for row in rows], device=decoder.device)
-    mask = torch.arange(tokens.shape[1], device=decoder.device)[None, :] < sizes[:, None]
-    hidden = decoder.decode(tokens[:, :-1], decoder.new_cache(batch, tokens.shape[1]), mask[:, :-1])
+    prompts = [tokens[mask] for tokens, mask in zip(batch.tokens.cpu(), batch.attention_mask.cpu(), strict=True)]
+    rows = [torch.cat((prompt, torch.tensor(text).long())) for prompt, text in zip(prompts, texts, strict=True)]
+    tokens, mask = (each.to(decoder.device)[:, :-1] for each in pad(rows, 0))
+    hidden = decoder.decode(tokens, decoder.new_cache(batch.to(decoder.device), tokens.shape[1] + 1), mask)
     found = []
-    for row, (length, text) in enumerate(zip(lengths, texts, strict=True)):
-        logits = decoder.logits(hidden[row, length - 1 : length - 1 + len(text)])
-        log_probs = logits.log_softmax(dim=-1).clamp_(max=0)  # (T, V), one text at a time
-        found.append(log_probs.gather(1, rows[row][length:, None])[:, 0].tolist())
+    for vectors, prompt, row in zip(hidden, prompts, rows, strict=True):
+        logits = decoder.logits(vectors[len(prompt) - 1 : len(row) - 1])  # (T, V), one text at a time
+        chosen = row[len(prompt) :, None].to(decoder.device)
+        found.append(logits.log_softmax(dim=-1).clamp_(max=0).gather(1, chosen)[:, 0].tolist())
     return found
-
-
-def stream(
-    decoder: Decoder,
-    batch: Batch,
-    rules: Rules,
-    sampling: Sampling,
-    computing: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Iterator[int]:
-    """The tokens of the batch's only row as they are generated, `rules.last` included if the text ends by itself.
-
-    Each step runs inside `computing()`. Between two steps torch's global state is as before, so that several streams can
-    alternate.
-    """
-    batch = batch.to(decoder.device)
-    limit = int(token_limits(decoder, batch, rules, None)[0])
-    if not limit:
-        return
-    hashes = np.array([stream_of(batch.tokens[0].cpu().numpy())], dtype=np.uint64)
-    draws = uniform(sampling.seed, hashes, 0 if sampling.is_greedy else limit).to(decoder.device)
-    history = batch.tokens if sampling.repetition_penalty != 1 else None
-    with torch.inference_mode(), computing():
-        cache, hidden = read_prompts(decoder, batch, limit)
-    for step in range(limit):
-        with torch.inference_mode(), computing():
-            logits = rules.mask(decoder.logits(hidden), step)
-            tokens = sample(logits, sampling, history, draws[:, step] if draws.shape[1] else draws)
-        yield int(tokens)
-        if int(tokens) == rules.last or step + 1 == limit:
-            return
-        with torch.inference_mode(), computing():
-            history = None if history is None else torch.cat((history, tokens[:, None]), dim=1)
-            hidden = decoder.decode(tokens[:, None], cache)[:, 0]
 
 
 BROKEN = "\ufffd"  # how a tokenizer decodes bytes that are not a whole character yet
