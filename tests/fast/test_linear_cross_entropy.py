@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from headstart import fast
+from headstart import constants, fast
 from headstart.fast import linear_cross_entropy as chunked
-from headstart.fast.linear_cross_entropy import chunked_loss, compiled_loss, eager_loss, tiled_loss
+from headstart.fast.linear_cross_entropy import chunked_loss, loss_and_grad, loss_and_grad_in_place
 from headstart.objectives.base import linear_cross_entropy
 
 
@@ -16,8 +16,12 @@ def plain(hidden, weight, bias, labels, label_smoothing):
     return loss, (logits.argmax(-1) == labels).sum()
 
 
-def in_chunks(hidden, weight, bias, labels, label_smoothing):
-    return chunked_loss(hidden, weight, bias, eager_loss(labels, label_smoothing))
+def eager(hidden, weight, bias, labels, label_smoothing, chunk=None):
+    return chunked_loss([(hidden, weight, bias)], labels, loss_and_grad, label_smoothing, chunk)
+
+
+def in_place(hidden, weight, bias, labels, label_smoothing):
+    return chunked_loss([(hidden, weight, bias)], labels, loss_and_grad_in_place, label_smoothing)
 
 
 def examples(rows=13, size=31, width=6, with_bias=True):
@@ -35,11 +39,9 @@ def no_chunks(*inputs):
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("chunk", [1, 64, 200, 10**9])
-@pytest.mark.parametrize("loss_in_chunks", [tiled_loss, in_chunks, linear_cross_entropy])
-@pytest.mark.parametrize("tile", [1, 7, 31, 2048])
-def test_the_loss_in_chunks_equals_the_plain_one(monkeypatch, with_bias, smoothing, chunk, loss_in_chunks, tile):
-    monkeypatch.setitem(chunked.LOGITS_PER_CHUNK, "cpu", chunk)
-    monkeypatch.setattr(chunked, "VOCAB_TILE", tile)
+@pytest.mark.parametrize("loss_in_chunks", [in_place, eager, linear_cross_entropy])
+def test_the_loss_in_chunks_equals_the_plain_one(monkeypatch, with_bias, smoothing, chunk, loss_in_chunks):
+    monkeypatch.setitem(constants.LOGITS_PER_CHUNK, "cpu", chunk)
     monkeypatch.setitem(chunked.MAX_UNCHUNKED_LOGITS, "cpu", 0)
     inputs, given = examples(with_bias=with_bias)
     expected, right = plain(*given, smoothing)
@@ -66,14 +68,15 @@ def test_without_fast_paths_the_loss_is_the_plain_one(monkeypatch):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_of_chunks_in_16_bits_is_computed_in_32(monkeypatch, smoothing):
-    monkeypatch.setitem(chunked.LOGITS_PER_CHUNK, "cpu", 200)
+@pytest.mark.parametrize("loss_in_chunks", [in_place, eager])
+def test_the_loss_of_chunks_in_16_bits_is_computed_in_32(monkeypatch, smoothing, loss_in_chunks):
+    monkeypatch.setitem(constants.LOGITS_PER_CHUNK, "cpu", 200)
     _, (*given, labels) = examples()
     inputs = [value.detach().bfloat16().requires_grad_() for value in given]
     logits = F.linear(*inputs)
     expected = F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=smoothing)
     grads = torch.autograd.grad(expected, inputs)
-    loss, correct = in_chunks(*inputs, labels, smoothing)
+    loss, correct = loss_in_chunks(*inputs, labels, smoothing)
     assert loss.dtype == torch.float
     assert torch.allclose(loss, expected, rtol=1e-6)
     assert int(correct) == int((logits.argmax(-1) == labels).sum())
@@ -82,22 +85,20 @@ def test_the_loss_of_chunks_in_16_bits_is_computed_in_32(monkeypatch, smoothing)
         assert torch.allclose(found.float(), grad.float(), rtol=0.02, atol=0.05)
 
 
-@pytest.mark.parametrize("tile", [1, 3, 8])
-def test_of_equal_logits_the_first_counts_as_the_prediction(monkeypatch, tile):
-    monkeypatch.setattr(chunked, "VOCAB_TILE", tile)
+def test_of_equal_logits_the_first_counts_as_the_prediction():
     torch.manual_seed(1)
     logits = torch.randint(0, 3, (64, 8)).float()  # ties in nearly every row
     labels = torch.randint(0, 8, (64,))
-    _, correct = tiled_loss(logits, torch.eye(8), None, labels, 0.0)
+    _, correct = in_place(logits, torch.eye(8), None, labels, 0.0)
     assert int(correct) == int((logits.argmax(-1) == labels).sum())
-    _, correct = tiled_loss(torch.zeros(64, 8), torch.eye(8), None, labels, 0.0)
+    _, correct = in_place(torch.zeros(64, 8), torch.eye(8), None, labels, 0.0)
     assert int(correct) == int((labels == 0).sum())
 
 
 def test_large_logits_neither_overflow_nor_vanish():
     inputs, given = examples()
     far = (given[0] * 1e4, *given[1:])
-    loss, _ = tiled_loss(*far, 0.0)
+    loss, _ = in_place(*far, 0.0)
     expected, _ = plain(*far, 0.0)
     assert torch.isfinite(loss)
     assert torch.allclose(loss, expected, rtol=1e-5)
@@ -109,11 +110,11 @@ def test_a_logit_that_is_nan_makes_the_loss_nan():
     _, given = examples()
     hidden = given[0].detach().clone()
     hidden[3] = torch.nan
-    assert torch.isnan(tiled_loss(hidden, *given[1:], 0.0)[0])
+    assert torch.isnan(in_place(hidden, *given[1:], 0.0)[0])
 
 
-def test_in_bfloat16_tiles_are_as_exact_as_the_plain_loss(monkeypatch):
-    monkeypatch.setattr(chunked, "VOCAB_TILE", 7)
+def test_in_bfloat16_chunks_are_as_exact_as_the_plain_loss(monkeypatch):
+    monkeypatch.setitem(constants.LOGITS_PER_CHUNK, "cpu", 200)
     inputs, given = examples(rows=40)
     exact = torch.autograd.grad(plain(*given, 0.0)[0], inputs)
 
@@ -126,13 +127,13 @@ def test_in_bfloat16_tiles_are_as_exact_as_the_plain_loss(monkeypatch):
             for found, grad in zip(torch.autograd.grad(loss, inputs), exact, strict=True)
         ]
 
-    for tiled, whole in zip(error(0), error(10**9), strict=True):
-        assert tiled <= 1.5 * whole + 1e-3
+    for in_chunks, whole in zip(error(0), error(10**9), strict=True):
+        assert in_chunks <= 1.5 * whole + 1e-3
 
 
 def test_a_second_backward_pass_is_an_error():
     _, given = examples()
-    loss, _ = tiled_loss(*given, 0.0)
+    loss, _ = in_place(*given, 0.0)
     loss.backward(retain_graph=True)
     with pytest.raises(AssertionError, match="second backward"):
         loss.backward()
@@ -141,42 +142,20 @@ def test_a_second_backward_pass_is_an_error():
 # --- The compiled loss ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_the_compiled_loss_is_the_plain_one_whatever_the_chunks(monkeypatch, smoothing, has_bias):
-    rng = torch.Generator().manual_seed(0)
-    hidden, weight, bias = (
-        torch.randn(shape, generator=rng, requires_grad=True) for shape in ((83, 24), (200, 24), (200,))
-    )
-    labels = torch.randint(200, (83,), generator=rng)
-    monkeypatch.setattr(chunked, "_compile", lambda function: function)
-    output, inputs = (weight, bias if has_bias else None), (hidden, weight, *([bias] if has_bias else []))
-    expected, right = plain(hidden, *output, labels, smoothing)
-    grads = torch.autograd.grad(expected / 7, inputs)
-    for chunk in (2**27, 2**12, 200):
-        compute = compiled_loss(labels, smoothing)
-        loss, correct = chunked_loss(hidden, *output, compute, chunk)
-        assert correct == right
-        assert torch.allclose(loss, expected, rtol=1e-6)
-        for found, grad in zip(torch.autograd.grad(loss / 7, inputs), grads, strict=True):
-            assert torch.allclose(found, grad, atol=1e-5)
-        with torch.no_grad():
-            assert torch.allclose(chunked_loss(hidden, *output, compute, chunk)[0], expected, rtol=1e-6)
-
-
 @pytest.mark.slow
 def test_the_loss_is_compiled_once_for_any_number_of_rows(monkeypatch):
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(chunked.loss_and_grad, backend="aot_eager")
+    compiled = torch.compile(loss_and_grad, backend="aot_eager")
     monkeypatch.setattr(chunked, "_compile", lambda function: compiled)
+    monkeypatch.setattr(chunked, "is_compiled", lambda hidden: True)
     weight = torch.randn(50, 8, requires_grad=True)
     for rows in (30, 31, 47, 12):
         hidden, labels = torch.randn(rows, 8), torch.randint(50, (rows,))
-        loss, correct = chunked_loss(hidden, weight, None, compiled_loss(labels))
-        expected, right = linear_cross_entropy(hidden, weight, None, labels)
+        loss, correct = eager(hidden, weight, None, labels, 0.0)
+        expected, right = plain(hidden, weight, None, labels, 0.0)
         assert correct == right
         assert torch.allclose(loss, expected, rtol=1e-6)
     assert counters["stats"]["unique_graphs"] == 1

@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from headstart.objectives import base
+from headstart import constants
 from headstart.objectives.base import linear_symmetric_kl, symmetric_kl
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("chunk", [1, 200, 10**9])
 def test_the_divergence_in_chunks_equals_the_plain_one(monkeypatch, with_bias, chunk):
-    monkeypatch.setitem(base.LOGITS_PER_CHUNK, "cpu", chunk)
+    monkeypatch.setitem(constants.LOGITS_PER_CHUNK, "cpu", chunk)
     torch.manual_seed(0)
     first, second, weight = (torch.randn(size, 6, requires_grad=True) for size in (13, 13, 31))
     bias = torch.randn(31, requires_grad=True) if with_bias else None

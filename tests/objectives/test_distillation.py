@@ -5,6 +5,8 @@ from copy import deepcopy
 import pytest
 import torch
 
+from headstart import constants
+from headstart.fast import linear_cross_entropy as chunked
 from headstart.models.model import build_model
 from headstart.objectives import distillation as module
 from headstart.objectives.causal_lm import CausalLM
@@ -87,7 +89,7 @@ def test_logits_in_chunks_give_the_loss_and_the_gradients_of_the_whole(objective
     distilled = distill(objective, Distillation(teachers, 0.7, 1.5))
     batch, grads = batch_for(objective), []
     for room in (2**24, 400):
-        monkeypatch.setattr(module, "LOGITS_PER_CHUNK", {"cpu": room})
+        monkeypatch.setitem(constants.LOGITS_PER_CHUNK, "cpu", room)
         student = model_for(objective, kind)
         loss = distilled.losses(student, batch)["lm"]
         loss.total.backward()
@@ -165,7 +167,7 @@ def test_the_gradients_are_those_that_autograd_finds(temperature, kind):
         distillation.distance(distillation.student_log_probs(full), distillation.teacher_log_probs(teacher_logits)),
     )
     (grad,) = torch.autograd.grad(expected, full)
-    loss, correct, found = module.token_loss_and_grad(logits, labels, teacher_logits, distillation)
+    loss, correct, found = module.token_loss_and_grad([logits, *teacher_logits], labels, distillation, True)
     assert torch.allclose(loss, expected, rtol=1e-5)
     assert int(correct) == int((full.argmax(-1) == labels).sum())
     assert found.dtype == kind
@@ -179,8 +181,8 @@ def test_distillation_is_compiled_once_for_any_number_of_rows(monkeypatch):
     torch._dynamo.reset()
     counters.clear()
     compiled_loss = torch.compile(module.token_loss_and_grad, backend="aot_eager")
-    monkeypatch.setattr(module, "_compiled", lambda: compiled_loss)
-    monkeypatch.setattr(module, "is_compiled", lambda hidden: True)
+    monkeypatch.setattr(chunked, "_compile", lambda function: compiled_loss)
+    monkeypatch.setattr(chunked, "is_compiled", lambda hidden: True)
     objective = MaskedLM(mask_rate=0.3)
     teachers = tuple(model_for(objective, "bidirectional", seed=seed).requires_grad_(False) for seed in (1, 2))
     distilled, student = (distill(objective, Distillation(teachers, 0.7, 1.5)), model_for(objective, "bidirectional"))
@@ -188,7 +190,7 @@ def test_distillation_is_compiled_once_for_any_number_of_rows(monkeypatch):
         batch = batch_for(objective, lengths)
         compiled = distilled.losses(student, batch)["lm"]
         with monkeypatch.context() as patch:
-            patch.setattr(module, "is_compiled", lambda hidden: False)
+            patch.setattr(chunked, "is_compiled", lambda hidden: False)
             plain = distilled.losses(student, batch)["lm"]
         assert torch.allclose(compiled.total, plain.total, rtol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1

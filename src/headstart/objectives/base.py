@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from headstart import fast
 from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig, RunConfig
-from headstart.constants import DEFAULT_LOGITS_PER_CHUNK, LOGITS_PER_CHUNK
+from headstart.constants import logits_per_chunk
 from headstart.errors import ConfigError
 from headstart.fast import linear_cross_entropy as chunked
 from headstart.models.heads import language_head
@@ -161,7 +161,7 @@ def symmetric_kl(first: Tensor, second: Tensor) -> Tensor:
 
 def linear_symmetric_kl(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The symmetric divergence of the logits of two hidden states (N, D); the backward pass computes them again."""
-    rows = max(1, LOGITS_PER_CHUNK.get(first.device.type, DEFAULT_LOGITS_PER_CHUNK) // (2 * weight.shape[0]))
+    rows = max(1, logits_per_chunk(first.device.type) // (2 * weight.shape[0]))
 
     def chunk(one: Tensor, other: Tensor) -> Tensor:
         return symmetric_kl(F.linear(one, weight, bias).float(), F.linear(other, weight, bias).float())

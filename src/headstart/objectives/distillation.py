@@ -5,9 +5,8 @@ Teachers read the same batches as the student, so they must share its tokenizer.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from torch.nn import functional as F
 
 from headstart import fast
 from headstart.batch import Batch
-from headstart.constants import DEFAULT_LOGITS_PER_CHUNK, LOGITS_PER_CHUNK
-from headstart.fast.linear_cross_entropy import autocast_inputs, chunked_loss, is_compiled, mark_dynamic
+from headstart.constants import logits_per_chunk
+from headstart.fast.linear_cross_entropy import Projection, chunked_loss
 from headstart.models.heads import at_label_positions, language_head
 from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective
@@ -59,34 +58,24 @@ NO_TEACHER = Distillation((), 0.0, 1.0)
 
 
 def token_loss_and_grad(
-    logits: Tensor, labels: Tensor, others: Sequence[Tensor], distillation: Distillation, needs_grad: bool = True
+    logits: Sequence[Tensor], labels: Tensor, distillation: Distillation, needs_grad: bool
 ) -> tuple[Tensor, ...]:
-    """The weighted loss of logits (n, V), the number of correct predictions, and on demand the gradient of the logits.
+    """The weighted loss of the student's logits (n, V), the number of correct predictions, and on demand the gradient.
 
-    `others` are the teachers' logits; the gradient has the precision of `logits`.
+    The teachers' logits are those after the first; the gradient has the precision of the student's.
     """
-    full = logits.float()
-    log_probs, teacher_log_probs = full.log_softmax(dim=-1), distillation.teacher_log_probs(others)
+    full, distillation_weight = logits[0].float(), distillation.share * distillation.temperature
+    log_probs, teacher_log_probs = full.log_softmax(dim=-1), distillation.teacher_log_probs(logits[1:])
     student_log_probs = log_probs if distillation.temperature == 1 else distillation.student_log_probs(full)
     own = log_probs.gather(1, labels[:, None])  # (n, 1)
     total = distillation.weighted(-own.sum(), distillation.distance(student_log_probs, teacher_log_probs))
     correct = (full.argmax(dim=-1) == labels).sum()
     if not needs_grad:
         return total, correct
-    grad = (1 - distillation.share) * log_probs.exp() + distillation.share * distillation.temperature * (
-        student_log_probs.exp() - teacher_log_probs.exp()
-    )
+    grad = (1 - distillation.share) * log_probs.exp()
+    grad = grad + distillation_weight * (student_log_probs.exp() - teacher_log_probs.exp())
     grad = grad.scatter_add(1, labels[:, None], torch.full_like(own, distillation.share - 1))
-    return total, correct, grad.to(logits.dtype)
-
-
-@cache
-def _compiled() -> Callable[..., Any]:
-    """`token_loss_and_grad`, compiled once for any number of rows."""
-    return torch.compile(token_loss_and_grad)
-
-
-Projection = tuple[Tensor, Tensor, Tensor | None]  # hidden states (N, D), and the weight and bias of their logits
+    return total, correct, grad.to(logits[0].dtype)
 
 
 def _projection(model: Model, batch: Batch) -> Projection:
@@ -94,32 +83,6 @@ def _projection(model: Model, batch: Batch) -> Projection:
     head = language_head(model.heads)
     hidden = at_label_positions(model.backbone(batch), batch).flatten(0, -2)
     return (head.transformed(hidden), *head.projection(model.backbone.table))
-
-
-def _token_loss(
-    distillation: Distillation, student: Projection, teachers: Sequence[Projection], labels: Tensor
-) -> Loss:
-    """The weighted loss over a large vocabulary; the logits of all models are computed one chunk at a time."""
-    if not fast.is_enabled():
-        teacher_logits = [F.linear(*teacher) for teacher in teachers]
-        total, correct = token_loss_and_grad(F.linear(*student), labels, teacher_logits, distillation, False)
-        return Loss(total, labels.numel(), correct)
-    hidden, weight, bias = autocast_inputs(*student)
-    others = [autocast_inputs(*teacher) for teacher in teachers]
-    uses_compiled, settings = is_compiled(hidden), replace(distillation, teachers=())
-    compute_loss = _compiled() if uses_compiled else token_loss_and_grad
-
-    def compute(logits: Tensor, rows: slice, needs_grad: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        targets = labels[rows]
-        teacher_logits = [F.linear(vectors[rows], matrix, shift) for vectors, matrix, shift in others]
-        if uses_compiled:
-            mark_dynamic(logits, targets, *teacher_logits)
-        total, correct, *grad = compute_loss(logits, targets, teacher_logits, settings, needs_grad)
-        return total, correct, grad[0] if needs_grad else None
-
-    chunk = LOGITS_PER_CHUNK.get(hidden.device.type, DEFAULT_LOGITS_PER_CHUNK) // (2 * (1 + len(teachers)))
-    total, correct = chunked_loss(hidden, weight, bias, compute, chunk)
-    return Loss(total, labels.numel(), correct)
 
 
 class _Distilled:
@@ -139,9 +102,15 @@ class _DistilledLanguageModel(_Distilled):
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """The weighted loss at the positions that have a label."""
         with torch.no_grad():
-            teachers = [_projection(teacher, batch) for teacher in self.teachers]
-        labels = batch.labels["lm"].flatten()
-        return {"lm": _token_loss(self.distillation, _projection(model, batch), teachers, labels)}
+            projections = [_projection(teacher, batch) for teacher in self.teachers]
+        projections.insert(0, _projection(model, batch))
+        labels, settings = batch.labels["lm"].flatten(), replace(self.distillation, teachers=())
+        if fast.is_enabled():
+            chunk = logits_per_chunk(labels.device.type) // (2 * len(projections))
+            total, correct = chunked_loss(projections, labels, token_loss_and_grad, settings, chunk)
+        else:
+            total, correct = token_loss_and_grad([F.linear(*each) for each in projections], labels, settings, False)
+        return {"lm": Loss(total, labels.numel(), correct)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ its backward pass, the top layer's backward pass, the gradient of the token embe
 
 from dataclasses import dataclass
 
-from headstart.constants import GATED_ACTIVATIONS, MAX_UNCHUNKED_LOGITS, VOCAB_TILE
+from headstart.constants import GATED_ACTIVATIONS, MAX_UNCHUNKED_LOGITS
 from headstart.planning.communication import sharding_bytes
 from headstart.planning.gpu import chunked_logit_bytes, muon_bytes
 from headstart.planning.workload import FLOAT32, Stack, Workload
@@ -187,10 +187,9 @@ def loss_bytes(workload: Workload) -> tuple[float, float, float]:
         # Logits and their log-softmax; in the backward pass two gradients more.
         return 2 * logits + hidden, logits + hidden, 2 * logits + FLOAT32 * weights
     rows = min(predictions, max(1, workload.logits_per_chunk // vocab_size))
-    if workload.device == "cpu":  # a chunk, a tile in low precision and its part of two gradients
+    if workload.device == "cpu":
         gradients = FLOAT32 * (weights + predictions * width)
-        tile = low * rows * min(vocab_size, VOCAB_TILE) + FLOAT32 * rows * width if low == 2 else 0
-        return FLOAT32 * rows * vocab_size + tile + gradients + hidden, gradients + hidden, low_weights
+        return low * rows * vocab_size + gradients + hidden, gradients + hidden, low_weights
     saved = FLOAT32 * weights + hidden
     return chunked_logit_bytes(workload, rows) + saved + low_weights, saved, FLOAT32 * weights + low_weights + hidden
 

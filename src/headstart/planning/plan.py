@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from headstart.config import RunConfig
-from headstart.constants import VOCAB_TILE
 from headstart.errors import ConfigError
 from headstart.planning.communication import Cluster, divide_device, predict_communication, share_of
 from headstart.planning.devices import COMPILED, COMPILED_TEXTS, DEVICES, EFFICIENCIES, Efficiency, this_gpu
@@ -126,8 +125,7 @@ def count_operations(workload: Workload) -> float:
         layer = COMPILED_LAYER_OPERATIONS
     chunks = 1
     if workload.label_fraction:
-        tiles = -(-workload.vocab_size // VOCAB_TILE) if workload.device == "cpu" else 1
-        chunks = -(-workload.num_predictions // max(1, workload.logits_per_chunk // workload.vocab_size)) * tiles
+        chunks = -(-workload.num_predictions // max(1, workload.logits_per_chunk // workload.vocab_size))
     layers = sum(stack.layers * (1.5 if stack.source_length else 1) for stack in workload.stacks)
     batch = workload.num_forward * (layers * layer + 60 * len(workload.stacks)) + 25 * chunks
     muon = (32 * layers + 140) if workload.optimizer == "muon" else 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headstart.config import ModelConfig, RunConfig
-from headstart.constants import DEFAULT_LOGITS_PER_CHUNK, GATED_ACTIVATIONS, LOGITS_PER_CHUNK
+from headstart.constants import GATED_ACTIVATIONS, logits_per_chunk
 
 if TYPE_CHECKING:
     from headstart.models.model import HeadSpec, Model
@@ -118,7 +118,7 @@ class Workload:
     @property
     def logits_per_chunk(self) -> int:
         """Logits that exist at once in the chunked cross-entropy."""
-        return LOGITS_PER_CHUNK.get(self.device, DEFAULT_LOGITS_PER_CHUNK)
+        return logits_per_chunk(self.device)
 
     @property
     def stacks(self) -> list[Stack]:
