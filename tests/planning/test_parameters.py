@@ -1,7 +1,6 @@
 """The parameter table is exact, block by block, for every shape."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from headstart.config import ModelConfig, preset_names, resolve
 from headstart.models.model import HeadSpec, build_model, count_parameters
 from headstart.objectives import OBJECTIVES, make_objective
 from headstart.planning.parameters import parameter_table
-from headstart.planning.workload import count_weights
+from headstart.planning.workload import count_parameters as count_by_part
 from tests.helpers.tiny_models import SHAPES, tiny_config
 
 
@@ -106,6 +105,10 @@ def test_the_parameter_table_of_any_shape_equals_the_built_model(body, vocabular
     assert sum(block.total for block in found.backbone + found.heads) == found.total
 
 
+def matrices_of(table, side=""):
+    return sum(block.matrix * block.times for block in table.backbone if not side or block.side == side)
+
+
 def sums_by_kind(matrices):
     sums = Counter()
     for kind, size in matrices:
@@ -121,10 +124,14 @@ def test_every_objective_on_every_body_it_can_ask_is_counted(name):
         heads = objective.heads(body, 40, 3)
         with torch.device("meta"):
             model = build_model(body, 40, heads)
-        formulas, built = parameter_table(body, 40, heads).counts(heads), count_weights(model, heads)
-        assert formulas.total == count_parameters(model)
-        assert replace(formulas, head_matrices=[]) == replace(built, head_matrices=[])
-        assert sums_by_kind(formulas.head_matrices) == sums_by_kind(built.head_matrices)
+        table, built = parameter_table(body, 40, heads), count_by_part(body, 40, heads)
+        assert table.total == built.total == count_parameters(model)
+        assert sum(block.total for block in table.heads) == built.heads
+        assert matrices_of(table) == built.matrices
+        assert matrices_of(table, "source") == built.source_matrices
+        kinds = [(heads[block.name.removeprefix("head ").split(",")[0]].kind, block) for block in table.heads]
+        formulas = [(kind, block.matrix) for kind, block in kinds if kind != "lm" or block.name.endswith("transform")]
+        assert sums_by_kind(formulas) == sums_by_kind(built.head_matrices)
 
 
 @pytest.mark.parametrize("kind", ["causal", "encoder-decoder"])
@@ -135,7 +142,7 @@ def test_matrices_are_the_weights_that_every_token_is_multiplied_by(shape, kind)
         model = build_model(body, 40, {})
     matrices = [w.numel() for name, w in model.named_parameters() if w.ndim == 2 and "embedding" not in name]
     found = parameter_table(body, 40, {})
-    assert found.matrices() == sum(matrices)
-    assert count_weights(model, {}) == found.counts({})
+    assert matrices_of(found) == sum(matrices) == count_by_part(body, 40, {}).matrices
     if kind == "encoder-decoder":
-        assert found.matrices("source") + found.matrices("target") == found.matrices()
+        assert matrices_of(found, "source") + matrices_of(found, "target") == matrices_of(found)
+        assert matrices_of(found, "source") == count_by_part(body, 40, {}).source_matrices

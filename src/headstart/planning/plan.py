@@ -8,6 +8,7 @@ where one is much longer, 1.4 times either where they are equal. devices.EFFICIE
 
 import math
 import os
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ from headstart.training.compile import COMPILE_SECONDS, can_compile, will_compil
 from headstart.training.runtime import Runtime
 
 GIB = 2**30
-MAX_BATCH = 2**20  # texts
+MAX_BATCH_POWER = 20  # of 2: texts that are tried
 DEFAULT_TOKENS = 1_000_000  # of the run, when no budget is given
 UPDATE_BYTES = 60  # traffic for one weight: clipping and the optimizer
 
@@ -181,25 +182,22 @@ class Plan:
         """The plan in two lines, for the start of a run."""
         batch = "of a batch each" if self.cluster else "a batch"
         verdict = f"fits, {self.largest_batch:,} texts {batch} at most" if self.fits else "does not fit"
-        cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
-        processes = f" in each of {self.cluster.count} processes" if self.cluster else ""
-        compiled = "compiled " if self.workload.is_compiled else ""
+        where = self.device.name + (f" in each of {self.cluster.count} processes" if self.cluster else "")
+        needed, usable = self.memory.peak / GIB, self.device.usable_bytes / GIB
+        size = f"{self.step.parameters.total:,} parameters, {_short(count_flops(self.workload).training)}FLOPs a token"
+        step = f"{self.step.tokens_per_step:,} tokens a {'compiled ' if self.workload.is_compiled else ''}step"
+        step_time, run_time = format_duration(self.step_time.seconds), format_duration(self.seconds)
         return [
-            f"plan: {self.step.parameters.total:,} parameters, {_short(count_flops(self.workload).training)}FLOPs a "
-            f"token; peak memory {self.memory.peak / GIB:.2f} GiB of {self.device.usable_bytes / GIB:.1f} on "
-            f"{self.device.name}{processes} ({verdict})",
-            f"plan: {self.step.tokens_per_step:,} tokens a {compiled}step in about "
-            f"{format_duration(self.step_time.seconds)}; {_short(self.tokens)}tokens in about "
-            f"{format_duration(self.seconds)}{cost}",
+            f"plan: {size}; peak memory {needed:.2f} GiB of {usable:.1f} on {where} ({verdict})",
+            f"plan: {step} in about {step_time}; {_short(self.tokens)}tokens in about {run_time}",
         ]
 
 
 def _short(number: float) -> str:
     """A large number in three digits, with the letter of its size: "126 M"."""
-    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}"
-    return f"{number:.3g} "
+    sizes = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    size, letter = next((pair for pair in sizes if number >= pair[0]), (1.0, ""))
+    return f"{number / size:.3g} {letter}"
 
 
 def make_plan(
@@ -222,15 +220,11 @@ def make_plan(
     """
     training = config.training
     step = make_workload(config, device.kind, device.precision(training.precision), **sizes)
-    if total_tokens is None:
-        if tokens is not None:
-            total_tokens = tokens * (epochs or training.max_epochs or 1)
-        elif training.max_tokens is not None:
-            total_tokens = training.max_tokens
-        elif training.max_steps is not None:
-            total_tokens = training.max_steps * step.tokens_per_step
-        elif training.max_minutes is None:
-            total_tokens = DEFAULT_TOKENS * (epochs or 1)
+    if total_tokens is None and tokens is not None:
+        total_tokens = tokens * (epochs or training.max_epochs or 1)
+    elif total_tokens is None and training.max_minutes is None:
+        total_tokens = training.max_tokens or (training.max_steps or 0) * step.tokens_per_step
+        total_tokens = total_tokens or DEFAULT_TOKENS * (epochs or 1)
     is_able = device.kind == "cuda" and device.compiles  # given a C compiler
     is_compiled = training.compile is True
     if is_able if can_compile is None else can_compile:
@@ -254,35 +248,24 @@ def make_plan(
         assert training.max_minutes is not None
         seconds = 60 * training.max_minutes - (COMPILE_SECONDS if step.is_compiled else 0)
         total_tokens = max(1.0, seconds / step_time.seconds) * step.tokens_per_step
+    memory, is_measured = predict_memory(workload), seconds_per_step is not None
     return Plan(
-        config=config,
-        device=device,
-        step=step,
-        workload=workload,
-        memory=predict_memory(workload),
-        step_time=step_time,
-        tokens=total_tokens,
-        is_compiled=is_compiled,
-        cluster=cluster,
-        price=price,
-        is_measured=seconds_per_step is not None,
+        config, device, step, workload, memory, step_time, total_tokens, is_compiled, cluster, price, is_measured
     )
 
 
 def largest_batch(workload: Workload, device: Device) -> int:
     """The most texts of this length in one batch that fit; 0 when not even one does."""
-    if not fits(replace(workload, batch_size=1), device):
-        return 0
-    low, high = 1, 2
-    while high < MAX_BATCH and fits(replace(workload, batch_size=high), device):
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(replace(workload, batch_size=middle), device) else (low, middle)
-    return low
+
+    def is_too_large(size: int) -> bool:
+        return not fits(replace(workload, batch_size=size), device)
+
+    most = next((power for power in range(MAX_BATCH_POWER) if is_too_large(1 << power)), MAX_BATCH_POWER)
+    at_least = (1 << most) // 2
+    return at_least + bisect_left(range(at_least + 1, 1 << most), True, key=is_too_large)
 
 
-# Before a run starts
+# --- Before a run starts --------------------------------------------------------------------------------------------
 
 
 def announce(
@@ -298,16 +281,9 @@ def announce(
         cluster = Cluster(info.local_count, max(1, info.count // info.local_count), sharded=runtime.is_sharded)
         sharing = info.local_count if device.kind == "cpu" else 1  # processes on one CPU share it
         device = divide_device(device, sharing)
-    plan = make_plan(
-        config,
-        device,
-        cluster=cluster,
-        can_compile=device.kind == "cuda" and can_compile(device.kind),
-        vocabulary=vocabulary,
-        classes=classes,
-        tokens=tokens if config.training.max_epochs is not None else None,
-        builds_on_meta=True,
-    )
+    budget = tokens if config.training.max_epochs is not None else None
+    sizes, is_able = {"vocabulary": vocabulary, "classes": classes}, device.kind == "cuda" and can_compile(device.kind)
+    plan = make_plan(config, device, cluster=cluster, can_compile=is_able, tokens=budget, **sizes)
     if not config.training.ignore_memory_check:
         check_memory(plan, free_bytes(device.kind) / sharing)
     for line in plan.lines():
@@ -316,16 +292,15 @@ def announce(
 
 def check_memory(plan: Plan, available_bytes: float) -> None:
     """Refuse a run that would run out of memory, with the plan's advice."""
-    if plan.memory.peak <= available_bytes:
-        return
-    from headstart.planning.summary import find_advice
+    if plan.memory.peak > available_bytes:
+        from headstart.planning.summary import find_advice
 
-    advice = "; or ".join(find_advice(plan)) or "choose a smaller --preset, batch or length"
-    raise ConfigError(
-        f"this run needs about {plan.memory.peak / GIB:.1f} GiB, and {plan.device.name} has "
-        f"{available_bytes / GIB:.1f} GiB free",
-        hint=f"{advice}; or --ignore-memory-check to try all the same",
-    )
+        advice = "; or ".join(find_advice(plan)) or "choose a smaller --preset, batch or length"
+        has = f"{plan.device.name} has {available_bytes / GIB:.1f} GiB free"
+        raise ConfigError(
+            f"this run needs about {plan.memory.peak / GIB:.1f} GiB, and {has}",
+            hint=f"{advice}; or --ignore-memory-check to try all the same",
+        )
 
 
 def this_machine(kind: str | None = None) -> Device:

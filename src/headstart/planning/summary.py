@@ -1,6 +1,5 @@
 """A plan as JSON, what to change in a run that does not fit, and the same run on every device."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,8 +14,9 @@ from headstart.training.compile import COMPILE_SECONDS
 
 def plan_on_all_devices(plan: Plan, **sizes: Any) -> list[Plan]:
     """The same run on every device of the table."""
-    shared: dict[str, Any] = {"total_tokens": plan.tokens, "price": plan.price, "cluster": plan.cluster}
-    return [make_plan(plan.config, device, **shared, **sizes) for device in DEVICES.values()]
+    sizes |= {"total_tokens": plan.tokens, "price": plan.price, "cluster": plan.cluster}
+    parameters = plan.step.parameters
+    return [make_plan(plan.config, device, parameters=parameters, **sizes) for device in DEVICES.values()]
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
@@ -101,44 +101,35 @@ def _cluster_to_dict(plan: Plan) -> dict[str, Any]:
 
 def find_advice(plan: Plan) -> list[str]:
     """Changes that would each make the run fit on the device, the smallest first; none for a run that fits."""
-    return [] if plan.fits else list(_changes_that_fit(plan))
-
-
-def _changes_that_fit(plan: Plan) -> Iterator[str]:
-    workload, device, training = plan.workload, plan.device, plan.config.training
+    if plan.fits:
+        return []
+    advice, workload, device, training = [], plan.workload, plan.device, plan.config.training
     most = largest_batch(replace(workload, accumulation_steps=2), device)
     if 1 <= most < workload.batch_size:
         processes = plan.cluster.count if plan.cluster else 1
         batches = -(-workload.batch_size // most) * workload.accumulation_steps * processes
-        yield (
+        advice.append(
             f"batches of {most} texts, {batches} to a step: --set training.tokens_per_batch="
             f"{most * workload.tokens_per_example} --set training.gradient_accumulation_steps={batches}"
         )
     if device.bfloat16 and workload.precision == "float32" and fits(replace(workload, precision="bfloat16"), device):
-        yield "bfloat16 numbers: --set training.precision=bfloat16"
+        advice.append("bfloat16 numbers: --set training.precision=bfloat16")
     shorter, length = workload, workload.length
     while length > 16 and not fits(shorter, device):
         length //= 2
         shorter = replace(workload, length=length, source_length=length if workload.source_length else 0)
     if shorter is not workload and fits(shorter, device):
         tokens = plan.step.batch_size * shorter.tokens_per_example
-        yield f"as many, shorter texts: --set training.max_length={length} --set training.tokens_per_batch={tokens}"
+        shorter_texts = f"--set training.max_length={length} --set training.tokens_per_batch={tokens}"
+        advice.append(f"as many, shorter texts: {shorter_texts}")
     can_shard = not (workload.source_length or training.compile or training.gradual_unfreezing_epochs is not None)
     if workload.num_shards == 1 and can_shard and fits(replace(workload, num_shards=8), device):
-        yield "a part of the model in each of 8 processes: --nproc 8 --set training.fsdp=true"
-    if smaller := _smaller_preset(plan):
-        yield f"a smaller model: --preset {smaller}"
-
-
-def _smaller_preset(plan: Plan) -> str:
-    """The largest preset below this one that fits with its own batch size, or nothing."""
-    found = []
+        advice.append("a part of the model in each of 8 processes: --nproc 8 --set training.fsdp=true")
+    smaller = []  # presets that fit with their own batch sizes, and how large they are
     for name in preset_names():
-        if plan.config.job not in load_preset(name):
-            continue
-        other = make_workload(resolve(plan.config.job, name), plan.device.kind, plan.workload.precision)
-        is_same_job = bool(other.source_length) == bool(plan.workload.source_length)
-        is_smaller = other.parameters.total < plan.workload.parameters.total
-        if is_same_job and is_smaller and fits(other, plan.device):
-            found.append((other.parameters.total, name))
-    return max(found)[1] if found else ""
+        if plan.config.job in load_preset(name):
+            other = make_workload(resolve(plan.config.job, name), device.kind, workload.precision)
+            is_same_job = bool(other.source_length) == bool(workload.source_length)
+            if is_same_job and other.parameters.total < workload.parameters.total and fits(other, device):
+                smaller.append((other.parameters.total, name))
+    return [*advice, *(f"a smaller model: --preset {name}" for _, name in sorted(smaller)[-1:])]

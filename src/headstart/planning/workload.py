@@ -5,13 +5,13 @@ of an encoder-decoder is the mean one of both sides. A backward pass costs two f
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from headstart.config import ModelConfig, RunConfig
 from headstart.constants import GATED_ACTIVATIONS, logits_per_chunk
-
-if TYPE_CHECKING:
-    from headstart.models.model import HeadSpec, Model
+from headstart.models.model import HeadSpec, build_model
+from headstart.objectives import make_objective
 
 FLOAT32 = 4  # bytes
 HEADS_OVER_TOKENS = ("replaced", "generator")  # heads with an output for each token; other heads have one for each text
@@ -77,7 +77,7 @@ class Workload:
 
     model: ModelConfig
     vocab_size: int
-    heads: "dict[str, HeadSpec]"
+    heads: dict[str, HeadSpec]
     parameters: ParameterCounts
     batch_size: int  # texts, or pairs of texts (B)
     length: int  # tokens of each (T), in a pair those of the target
@@ -148,7 +148,7 @@ class Workload:
         return self.device != "cuda" and self.model.attention_dropout > 0
 
     @property
-    def generators(self) -> "list[HeadSpec]":
+    def generators(self) -> list[HeadSpec]:
         """ELECTRA's generators, whose tokens are sampled from unchunked logits, in compiled steps too."""
         return [spec for spec in self.heads.values() if spec.kind == "generator"]
 
@@ -161,14 +161,9 @@ def make_workload(
     classes: int = 2,
     batch: int | None = None,
     length: int | None = None,
-    builds_on_meta: bool = False,
+    parameters: ParameterCounts | None = None,
 ) -> Workload:
-    """The workload of a run with these settings.
-
-    Parameters follow from formulas, or are counted in a model that `builds_on_meta`, torch's device without memory.
-    """
-    from headstart.objectives import make_objective
-
+    """The workload of a run with these settings; `parameters` are counted where they are not known."""
     objective, training = make_objective(config.objective), config.training
     model = objective.resolve_backbone(config.model)
     vocab_size, length = vocabulary or config.tokenizer.vocab_size, length or training.max_length
@@ -180,22 +175,11 @@ def make_workload(
         batch = min(batch, training.batch_size or batch)
     heads = objective.heads(model, vocab_size, classes)
     cost = objective.cost(model, length)
-    if builds_on_meta:
-        import torch
-
-        from headstart.models.model import build_model
-
-        with torch.device("meta"):
-            parameters = count_weights(build_model(model, vocab_size, heads), heads)
-    else:
-        from headstart.planning.parameters import parameter_table
-
-        parameters = parameter_table(model, vocab_size, heads).counts(heads)
     return Workload(
         model=model,
         vocab_size=vocab_size,
         heads=heads,
-        parameters=parameters,
+        parameters=parameters or count_parameters(model, vocab_size, heads),
         batch_size=batch,
         length=length,
         label_fraction=cost.label_fraction,
@@ -212,8 +196,10 @@ def make_workload(
     )
 
 
-def count_weights(model: "Model", heads: "dict[str, HeadSpec]") -> ParameterCounts:
-    """The parameters of a built model whose heads these are."""
+def count_parameters(config: ModelConfig, vocab_size: int, heads: dict[str, HeadSpec]) -> ParameterCounts:
+    """The parameters of a model with these heads, counted in one that is built without memory, on torch's meta device."""
+    with torch.device("meta"):
+        model = build_model(config, vocab_size, heads)
     total = in_heads = matrices = source = 0
     head_matrices = []
     for name, weight in model.named_parameters():
