@@ -1,9 +1,13 @@
 """Result dataclasses: frozen and JSON-able. A number comes with its count, its seeds and its interval."""
 
+import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, TypeAdapter
+
+# A number that is read from JSON, which writes NaN as null.
+Number = Annotated[float | int, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Score:
     count: int
     correct: int
     leaked: int
-    leak_free_accuracy: float
+    leak_free_accuracy: Number  # NaN where every text was seen
     leak_free_count: int
     per_class: dict[str, dict[str, float]]  # label -> precision, recall, f1, count
     split: str = ""

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -76,7 +76,7 @@ def ignore_event(event: Event) -> None:
     """A listener that does nothing."""
 
 
-def call_all(listeners: Sequence[OnEvent]) -> OnEvent:
+def call_all(*listeners: OnEvent) -> OnEvent:
     """One listener that passes each event to several."""
 
     def listen(event: Event) -> None:
@@ -86,35 +86,30 @@ def call_all(listeners: Sequence[OnEvent]) -> OnEvent:
     return listen
 
 
-SCALARS = ("loss", "accuracy", "learning_rate", "tokens_per_second", "padding")
+SCALARS = ("loss", "accuracy", "learning_rate", "tokens_per_second", "padding")  # of a step, for TensorBoard
 
 
 class RunLog:
     """The run's JSONL log; a resume drops the entries after the step that was saved."""
 
     def __init__(self, path: Path, from_step: int):
-        self.path = path
-        lines = []
-        if path.exists():
+        self.path, lines = path, []
+        if from_step and path.exists():
             for line in path.read_text("utf-8", errors="replace").splitlines():
-                try:
-                    entry = json.loads(line)
-                except ValueError:  # the line that was being written when the run was killed
-                    continue
-                if entry.get("step", 0) <= from_step and from_step > 0:
-                    lines.append(line)
+                with suppress(ValueError):  # the line that was being written when the run was killed
+                    if json.loads(line).get("step", 0) <= from_step:
+                        lines.append(line)
         write_text(path, "".join(line + "\n" for line in lines))
         with writing(path):
             self._handle = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def __call__(self, event: Event) -> None:
         """Append an event."""
-        if isinstance(event, StepDone):
-            content = {"event": "step", **event.__dict__}
-        elif isinstance(event, Evaluated):
-            content = {"event": "evaluation", "step": event.step, "epoch": event.epoch, **event.values}
-        else:
+        if not isinstance(event, StepDone | Evaluated):
             return
+        content = {"event": "step", **event.__dict__}
+        if isinstance(event, Evaluated):
+            content = {"event": "evaluation", "step": event.step, "epoch": event.epoch, **event.values}
         with writing(self.path):
             self._handle.write(json.dumps(content) + "\n")
             self._handle.flush()
@@ -171,41 +166,33 @@ class ProgressBar:
             disable=quiet or not self.console.is_terminal,
         )
         self.task = self.progress.add_task("starting", total=None, text="")
-        self.title = "training"
-        self.last_stage = ""
+        self.title, self.last_stage = "training", ""
 
     def __enter__(self) -> "ProgressBar":
         self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
         if isinstance(event, StepDone):
-            text = (
-                f"loss {event.loss:.3f}  {event.tokens_per_second:,.0f} tokens/s  padding {event.padding:.0%}  "
-                f"{format_duration(event.seconds_left)} left"
-            )
-            self.progress.update(
-                self.task, description=self.title, completed=event.progress * 100, total=100, text=text
-            )
+            speed, left = f"{event.tokens_per_second:,.0f} tokens/s", format_duration(event.seconds_left)
+            text = f"loss {event.loss:.3f}  {speed}  padding {event.padding:.0%}  {left} left"
+            self.progress.update(self.task, description=self.title, completed=event.progress, total=1, text=text)
         elif isinstance(event, Evaluated):
             values = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in event.values.items())
             best = "  [green]best so far[/green]" if event.is_best else ""
-            self.console.print(
-                f"  {escape(self.title)}: epoch {event.epoch:5.2f}, step {event.step:6d}  {values}{best}"
-            )
+            when = f"{escape(self.title)}: epoch {event.epoch:5.2f}, step {event.step:6d}"
+            self.console.print(f"  {when}  {values}{best}")
         elif isinstance(event, Stage):
             self.title = event.name if ", seed" in event.name else "training"
             total = event.total or None
             self.progress.update(self.task, description=event.name, completed=event.done, total=total, text="")
             if event.name != self.last_stage:
-                self.last_stage = event.name
                 self.note(event.name)
+            self.last_stage = event.name
         elif isinstance(event, Note):
             self.note(event.text)
 

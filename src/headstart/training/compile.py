@@ -6,7 +6,7 @@ have every shape, and a backbone is compiled once for all of them.
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -81,22 +81,34 @@ class CompiledSteps:
         self._has_blocks = objective.reads == "blocks"
         self._block_shapes: dict[bool, torch.Size] = {}  # causal or not: the largest shape
         self._is_started = False
+        backbones = [each.backbone for each in (model, *objective.teachers)]
         # torch counts the graphs of all backbones together
-        dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS * (1 + len(objective.teachers)))
-        self._backbones = [
-            _CompiledBackbone(each.backbone, self._has_blocks, backend) for each in (model, *objective.teachers)
-        ]
+        dynamo.recompile_limit = max(dynamo.recompile_limit, GRAPHS * len(backbones))
+        self._forwards = [(backbone, self._compiled(backbone, backend)) for backbone in backbones]
+
+    def _compiled(self, backbone: Backbone, backend: str) -> Callable[..., Tensor]:
+        """The compiled forward pass of a backbone."""
+        has_blocks, limit = self._has_blocks, backbone.config.max_position_embeddings
+        options = options_for_any_size() if backend == "inductor" and not has_blocks else None
+        compiled_forward = torch.compile(backbone.forward, dynamic=not has_blocks, backend=backend, options=options)
+
+        def forward(batch: Batch, positions: Tensor | None = None) -> Tensor:
+            hidden: Tensor = compiled_forward(batch if has_blocks else _with_padding(batch, limit))
+            hidden = hidden[:, : batch.tokens.shape[1]]
+            # (B, T, D); the number of positions varies, so all of them are computed and some are taken
+            return hidden if positions is None else rows_at(hidden.flatten(0, 1), positions)
+
+        return forward
 
     def _fits(self, batch: Batch) -> bool:
         """Whether the backbones are compiled for batches of this shape."""
         shape = batch.tokens.shape
         if self._has_blocks:
             largest = self._block_shapes.setdefault(batch.is_causal, shape)
-            if shape.numel() > largest.numel():
-                self._block_shapes[batch.is_causal] = shape
+            self._block_shapes[batch.is_causal] = max(largest, shape, key=torch.Size.numel)
             return shape == self._block_shapes[batch.is_causal]
         lengths = shape[1:] if batch.source is None else (shape[1], batch.source.shape[1])
-        limit = min(each.max_length for each in self._backbones)
+        limit = min(backbone.config.max_position_embeddings for backbone, _ in self._forwards)
         sizes = [shape[0], *(_padded_length(length, limit) for length in lengths)]
         # The compiler takes sizes that are equal at first, or 1, for constants, and would compile again for others.
         self._is_started = self._is_started or len(set(sizes)) == len(sizes)
@@ -105,37 +117,17 @@ class CompiledSteps:
     @contextmanager
     def installed_for(self, batch: Batch) -> Iterator[None]:
         """While this lasts, the models use their compiled backbones, if those fit the batch."""
-        with ExitStack() as stack:
-            if self._fits(batch):
-                for each in self._backbones:
-                    stack.enter_context(each.installed())
-                stack.enter_context(compiled())
+        if not self._fits(batch):
             yield
-
-
-class _CompiledBackbone:
-    def __init__(self, backbone: Backbone, has_blocks: bool, backend: str):
-        self._backbone, self._has_blocks = backbone, has_blocks
-        self.max_length = backbone.config.max_position_embeddings
-        options = options_for_any_size() if backend == "inductor" and not has_blocks else None
-        self._forward = torch.compile(backbone.forward, dynamic=not has_blocks, backend=backend, options=options)
-
-    def _compiled_forward(self, batch: Batch, positions: Tensor | None = None) -> Tensor:
-        if self._has_blocks:
-            hidden = self._forward(batch)
-        else:
-            hidden = self._forward(_with_padding(batch, self.max_length))[:, : batch.tokens.shape[1]]
-        # (B, T, D); the number of positions varies, so all of them are computed and some are taken
-        return hidden if positions is None else rows_at(hidden.flatten(0, 1), positions)
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """While this lasts, the backbone's forward pass is the compiled one."""
-        self._backbone.forward = self._compiled_forward  # type: ignore[method-assign,assignment]
+            return
+        for backbone, forward in self._forwards:
+            backbone.forward = forward  # type: ignore[method-assign]
         try:
-            yield
+            with compiled():
+                yield
         finally:
-            del self._backbone.forward
+            for backbone, _ in self._forwards:
+                del backbone.forward
 
 
 def options_for_any_size() -> "dict[str, str | int | bool | Callable[..., Any]]":

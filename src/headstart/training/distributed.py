@@ -35,7 +35,7 @@ from headstart.models.model import Model
 from headstart.models.transformer import Block
 from headstart.objectives.base import Loss, Objective
 from headstart.training.launch import RankInfo, cores, rank_info, set_tcp_timeouts
-from headstart.training.runtime import ALONE, JobProcess, Processes, Runtime
+from headstart.training.runtime import Processes, Runtime
 from headstart.training.trainer import SingleDevice
 
 PREPARATION = timedelta(hours=24)  # how long one process may work while the others wait, before training
@@ -60,36 +60,12 @@ def peer_errors() -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An error of one process, as it travels to the others."""
-
-    kind: type[HeadstartError]
-    problem: str
-    hint: str
-
-    @staticmethod
-    def of(error: HeadstartError) -> "Failure":
-        """The description of an error."""
-        return Failure(type(error), str(error), error.hint)
-
-    def error(self, prefix: str = "") -> HeadstartError:
-        """The error that every process raises."""
-        error = self.kind(prefix + self.problem, hint=self.hint)
-        error.is_shared = True
-        return error
-
-
 class ProcessGroup(Processes):
     """The processes of a run, and which of them this one is."""
 
-    is_alone = False
-
     def __init__(self, info: RankInfo):
-        self.info, self.rank, self.count = info, info.rank, info.count
-        self.is_main, self.may_resume = info.rank == 0, info.may_resume
-        self.seed_offset = (info.rank,) if info.rank else ()
-        self._names: list[str] = []
+        super().__init__(info)
+        self._names: list[str] = []  # of numbers that were summed before
 
     # --- Python objects ---------------------------------------------------------------------------------------------
 
@@ -106,26 +82,26 @@ class ProcessGroup(Processes):
             try:
                 sent[0] = work()
             except HeadstartError as error:
-                sent[0] = Failure.of(error)
+                sent[0] = error
         dist.broadcast_object_list(sent, src=0)
-        if isinstance(sent[0], Failure):
-            raise sent[0].error()
+        if isinstance(sent[0], HeadstartError):
+            raise _shared(sent[0])
         found: T = sent[0]
         return found
 
     @contextmanager
     def raise_on_all(self) -> Iterator[None]:
         """Work that each process does by itself; the error of any of them is raised by all."""
-        failure: Failure | None = None
+        own: HeadstartError | None = None
         try:
             yield
         except HeadstartError as error:
             if error.is_shared:
                 raise
-            failure = Failure.of(error)
-        for rank, each in enumerate(self.all_gather(failure)):
+            own = error
+        for rank, each in enumerate(self.all_gather(own)):
             if each is not None:
-                raise each.error(f"process {rank}: " if rank else "")
+                raise _shared(each, f"process {rank}: " if rank else "")
 
     def assert_equal(self, content: Any, what: str = "settings") -> None:
         """Raise an error if this process was given other content than the main one."""
@@ -176,6 +152,13 @@ class ProcessGroup(Processes):
             yield name, tensor
 
 
+def _shared(error: HeadstartError, prefix: str = "") -> HeadstartError:
+    """An error of one process as every process raises it."""
+    found = type(error)(f"{prefix}{error}", hint=error.hint)
+    found.is_shared = True
+    return found
+
+
 def _difference(one: Any, other: Any, where: str = "") -> str:
     """The first difference between two JSON-able values, in words."""
     if isinstance(one, dict) and isinstance(other, dict):
@@ -194,7 +177,7 @@ def init_group() -> Iterator[Processes]:
     """The processes that torchrun started for this run; it may have started a single one."""
     info = rank_info()
     if info.count == 1:
-        yield JobProcess() if info.may_resume else ALONE
+        yield Processes(info)
         return
     _end_with_parent()
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, cores() // info.local_count)))  # of the tokenizers
@@ -313,11 +296,10 @@ def collate_shard(
     is_dummy = start == stop
     if is_dummy:
         start, stop = 0, 1
-    if shard.count > 1 and is_rowwise:
+    if is_rowwise or shard.count == 1:
         batch = collate(rows[start:stop], shard.batch)
     else:
-        batch = collate(rows, shard.batch)
-        batch = batch if shard.count == 1 else batch.rows(start, stop)
+        batch = collate(rows, shard.batch).rows(start, stop)
     return replace(batch, is_dummy=True) if is_dummy else batch
 
 

@@ -15,18 +15,15 @@ from headstart.models.model import Model
 from headstart.objectives.base import Objective, Vocabulary
 from headstart.training.runtime import ALONE, Runtime, generator_for
 
+Rows = Sequence[EncodedExample]
+
 MAX_TEXTS = 4_000  # more texts hardly change a linear head
 ITERATIONS = 100  # of L-BFGS
 WEIGHT_PENALTY = 3.0  # on the sum of squared weights, beside the summed loss
 
 
 def predict_probabilities(
-    model: Model,
-    objective: Objective,
-    rows: Sequence[EncodedExample],
-    vocabulary: Vocabulary,
-    runtime: Runtime,
-    batch_tokens: int,
+    model: Model, objective: Objective, rows: Rows, vocabulary: Vocabulary, runtime: Runtime, batch_tokens: int
 ) -> np.ndarray:
     """The probability of every class (N, C) for each text, in the order given."""
     logits = class_logits(model, objective, rows, vocabulary, runtime, batch_tokens)
@@ -34,37 +31,27 @@ def predict_probabilities(
 
 
 def class_logits(
-    model: Model,
-    objective: Objective,
-    rows: Sequence[EncodedExample],
-    vocabulary: Vocabulary,
-    runtime: Runtime,
-    batch_tokens: int,
+    model: Model, objective: Objective, rows: Rows, vocabulary: Vocabulary, runtime: Runtime, batch_tokens: int
 ) -> np.ndarray:
     """The logit of every class (N, C) in float32 for each text, in the order given."""
     if model.training:
         model.eval()
     padding = None if model.backbone.skips_padding else runtime.eval_max_padding
     loader = TextLoader(rows, batch_tokens, shuffled=False, padding=padding)
-    return compute_rows(lambda batch: model(batch)["class"], objective, loader, len(rows), vocabulary, runtime)
+    return compute_rows(lambda batch: model(batch)["class"], objective, loader, vocabulary, runtime)
 
 
 def compute_rows(
-    compute: Callable[[Batch], Tensor],
-    objective: Objective,
-    loader: TextLoader,
-    count: int,
-    vocabulary: Vocabulary,
-    runtime: Runtime,
+    work: Callable[[Batch], Tensor], objective: Objective, loader: TextLoader, vocabulary: Vocabulary, runtime: Runtime
 ) -> np.ndarray:
-    """What `compute` returns for each of the loader's `count` texts (N, D), in float32."""
+    """What `work` returns for each of the loader's texts (N, D), in float32."""
     batches, found = loader.batches(0), np.zeros((0, 0), dtype=np.float32)
     for index, is_own in runtime.shard(len(batches)):
         batch = objective.collate(loader.fetch(batches[index], 0), vocabulary, generator_for(0))
         with runtime.inference_mode(), runtime.autocast():
-            values = compute(batch.to(runtime.device)).float().cpu().numpy()  # (B, D)
+            values = work(batch.to(runtime.device)).float().cpu().numpy()  # (B, D)
         if not len(found):
-            found = np.zeros((count, values.shape[1]), dtype=np.float32)
+            found = np.zeros((len(loader.rows), values.shape[1]), dtype=np.float32)
         if is_own:
             found[batches[index]] = values
     tables = [table for table in runtime.processes.all_gather(found) if len(table)]
@@ -79,12 +66,7 @@ def eval_subset(count: int, size: int | None) -> np.ndarray:
 
 
 def fit_head(
-    model: Model,
-    head: ClassHead,
-    objective: Objective,
-    rows: Sequence[EncodedExample],
-    vocabulary: Vocabulary,
-    runtime: Runtime,
+    model: Model, head: ClassHead, objective: Objective, rows: Rows, vocabulary: Vocabulary, runtime: Runtime
 ) -> None:
     """Train the class head alone, on cached vectors of the training texts (Kumar et al., 2022).
 
@@ -112,12 +94,7 @@ def fit_head(
 
 
 def pooled_vectors(
-    model: Model,
-    head: ClassHead,
-    objective: Objective,
-    rows: Sequence[EncodedExample],
-    vocabulary: Vocabulary,
-    runtime: Runtime,
+    model: Model, head: ClassHead, objective: Objective, rows: Rows, vocabulary: Vocabulary, runtime: Runtime
 ) -> Tensor:
     """The vector that the head reads of each text (N, D), on the CPU in float32; every process computes all."""
     fast.optimize(model).to(runtime.device).eval()
@@ -128,4 +105,4 @@ def pooled_vectors(
         hidden = model.backbone(batch, head.positions(batch.attention_mask))
         return head.pooled(hidden, batch, model.backbone)
 
-    return torch.from_numpy(compute_rows(pooled, objective, loader, len(rows), vocabulary, alone))
+    return torch.from_numpy(compute_rows(pooled, objective, loader, vocabulary, alone))

@@ -71,7 +71,10 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, weights: list[nn.Parameter], learning_rate: float, momentum: float, weight_decay: float) -> None:
         grads = [weight.grad for weight in weights if weight.grad is not None]
-        momenta = [self._momentum(weight) for weight in weights]
+        for weight in weights:
+            if "momentum" not in self.state[weight]:
+                self.state[weight]["momentum"] = torch.zeros_like(weight)
+        momenta = [self.state[weight]["momentum"] for weight in weights]
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         updates = torch._foreach_lerp(grads, momenta, momentum)  # Nesterov's momentum
         torch._foreach_mul_(list[Tensor](weights), 1 - learning_rate * weight_decay)
@@ -97,10 +100,3 @@ class Muon(torch.optim.Optimizer):
             if orthogonal.device.type == "cuda":
                 orthogonal = orthogonal.contiguous()  # the layout of the weights, so that one kernel serves all
             torch._foreach_sub_(parts, orthogonal.unbind(0), alpha=_step_size(learning_rate, shape))
-
-    def _momentum(self, weight: nn.Parameter) -> Tensor:
-        state = self.state[weight]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(weight)
-        output: Tensor = state["momentum"]
-        return output

@@ -24,11 +24,10 @@ T = TypeVar("T")
 class Processes:
     """The processes of a run: a single one, which sends nothing. `distributed.ProcessGroup` is several."""
 
-    info = RankInfo()
-    rank, count = 0, 1
-    is_alone = is_main = True
-    may_resume = False  # True = the same command as before resumes its unfinished run
-    seed_offset: tuple[int, ...] = ()  # makes this process's random draws differ from the others'
+    def __init__(self, info: RankInfo):
+        self.info, self.rank, self.count = info, info.rank, info.count
+        self.is_main, self.is_alone = info.rank == 0, info.count == 1
+        self.may_resume = info.may_resume  # True = the same command as before resumes its unfinished run
 
     def all_gather(self, value: T) -> list[T]:
         """The value of every process, by rank."""
@@ -61,13 +60,7 @@ class Processes:
         return (tensors or {}).items()
 
 
-class JobProcess(Processes):
-    """A single process that a scheduler's torchrun started, and may start again."""
-
-    may_resume = True
-
-
-ALONE = Processes()
+ALONE = Processes(RankInfo())
 
 
 def init_processes() -> AbstractContextManager[Processes]:
@@ -120,13 +113,11 @@ class Runtime:
 
     def describe(self) -> str:
         """The machine in words."""
-        kind = str(self.precision).removeprefix("torch.")
-        many = "" if self.processes.is_alone else f", {self.processes.count} processes"
-        many += " (sharded)" if self.is_sharded else ""
+        words = f"{self.device.type} ({platform.processor() or platform.machine()}, {torch.get_num_threads()} threads)"
         if self.device.type == "cuda":
-            return f"{torch.cuda.get_device_name(self.device)}, {kind}{many}"
-        machine = platform.processor() or platform.machine()
-        return f"{self.device.type} ({machine}, {torch.get_num_threads()} threads), {kind}{many}"
+            words = torch.cuda.get_device_name(self.device)
+        many = "" if self.processes.is_alone else f", {self.processes.count} processes"
+        return f"{words}, {str(self.precision).removeprefix('torch.')}{many}{' (sharded)' if self.is_sharded else ''}"
 
 
 def start_runtime(config: TrainingConfig, processes: Processes | None = None) -> Runtime:
@@ -135,8 +126,7 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
     Without `processes` this must be a single process.
     """
     if processes is None:
-        if "RANK" in os.environ:
-            require_single_process("this command")
+        require_single_process("this command")
         processes = ALONE
     fast.set_enabled(config.fast)
     if config.deterministic:
@@ -208,15 +198,16 @@ def seed_everything(*numbers: int) -> None:
     """Seed torch from these numbers, on the devices that are there: torch.manual_seed takes too long for every step."""
     seed = seed_for(*numbers)
     torch.default_generator.manual_seed(seed)
-    if _has_device("cuda"):
+    has_cuda, has_mps = _available_devices()
+    if has_cuda:
         torch.cuda.manual_seed_all(seed)
-    if _has_device("mps"):
+    if has_mps:
         torch.mps.manual_seed(seed)
 
 
 @cache
-def _has_device(name: str) -> bool:
-    return torch.cuda.is_available() if name == "cuda" else torch.backends.mps.is_available()
+def _available_devices() -> tuple[bool, bool]:
+    return torch.cuda.is_available(), torch.backends.mps.is_available()
 
 
 def generator_for(*numbers: int) -> torch.Generator:
@@ -224,11 +215,11 @@ def generator_for(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed_for(*numbers))
 
 
+@dataclass
 class StopSignal:
     """The signal to stop that was received, if any."""
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
+    signal: int | None = None
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -250,7 +241,7 @@ def graceful_shutdown() -> Iterator[StopSignal]:
 
     def on_signal(number: int, frame: object) -> None:
         stop.signal = number
-        if "RANK" not in os.environ or not rank_info().is_launched:
+        if not rank_info().is_launched:
             restore()
 
     with suppress(ValueError):  # signals are the main thread's alone

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from headstart import fast
@@ -25,6 +26,7 @@ from headstart.config import RunConfig
 from headstart.errors import Diverged, Stopped
 from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective, Vocabulary
+from headstart.results import Number
 from headstart.training.callbacks import Evaluated, Event, Saved, StepDone
 from headstart.training.optimizers import WeightAverage, lr_factor, make_optimizer, set_trainable_layers
 from headstart.training.runtime import Runtime, StopSignal, cudnn_attention, generator_for, seed_everything
@@ -41,25 +43,13 @@ PARTS = ("model", "optimizer", "best", "average")  # of a checkpoint; the last t
 T = TypeVar("T")
 
 
-class Meters:
-    """Sums since the last report, of this process."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Any] = {}  # numbers, and tensors on the device
-
-    def add(self, losses: Mapping[str, Loss], batch: Batch) -> None:
-        """Add the losses of one batch, and its size."""
-        added: dict[str, Any] = {"tokens": batch.num_tokens, "positions": batch.num_positions}
-        for name, loss in losses.items():
-            added[f"loss {name}"] = loss.total.detach().float()
-            added[f"count {name}"] = loss.count
-            added[f"correct {name}"] = loss.correct.detach()
-        for name, value in added.items():
-            self.sums[name] = self.sums.get(name, 0) + value
-
-    def values(self) -> dict[str, float]:
-        """All sums as numbers."""
-        return {name: float(value) for name, value in self.sums.items()}
+def loss_terms(losses: Mapping[str, Loss]) -> dict[str, Any]:
+    """What is summed of the losses of a batch: numbers, and tensors on the device."""
+    terms: dict[str, Any] = {}
+    for name, loss in losses.items():
+        terms |= {f"loss {name}": loss.total.detach().float(), f"count {name}": loss.count}
+        terms[f"correct {name}"] = loss.correct.detach()
+    return terms
 
 
 @dataclass(frozen=True)
@@ -84,8 +74,8 @@ class State:
     best_value: float | None = None
     best_step: int = -1
     num_averaged: int = 0  # weights in the weight average
-    curve: list[dict[str, float]] = field(default_factory=list)
-    meters: dict[str, float] = field(default_factory=dict)  # sums since the last report
+    curve: list[dict[str, Number]] = field(default_factory=list)
+    meters: dict[str, Number] = field(default_factory=dict)  # sums since the last report
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -93,13 +83,8 @@ class State:
 
     @staticmethod
     def from_dict(content: dict[str, Any]) -> "State":
-        """The state that `to_dict` returned; a file holds None for a number that is not finite."""
-
-        def finite_or_nan(numbers: dict[str, float | None]) -> dict[str, float]:
-            return {name: math.nan if value is None else value for name, value in numbers.items()}
-
-        curve = [finite_or_nan(point) for point in content["curve"]]
-        return State(**{**content, "curve": curve, "meters": finite_or_nan(content["meters"])})
+        """The state that `to_dict` returned, perhaps from a JSON file."""
+        return TypeAdapter(State).validate_python(content)
 
 
 def weighted_mean(losses: Mapping[str, Loss], label_counts: Mapping[str, int]) -> Tensor:
@@ -195,7 +180,7 @@ class Trainer:
         self.average = None if training.weight_averaging == "none" else WeightAverage(training)
         self.total_steps = self._total_steps()
         self.compiled = self._compile_steps()
-        self._meters = Meters()
+        self._sums: dict[str, Any] = {}  # of this process, since the last report
         self._unfrozen_epoch = 0  # the epoch for which trainable layers were last set
         self._start = self._last_save = time.monotonic()
         self._last_report = 0.0  # in seconds of the run
@@ -263,7 +248,7 @@ class Trainer:
         """Train until the budget is spent; `save` is called when it is time, and before stopping early."""
         self._last_save = time.monotonic()
         self._start, self._last_report = self._last_save - self.state.seconds, self.state.seconds
-        self._meters.sums = dict(self.state.meters) if self.runtime.processes.is_main else {}
+        self._sums = dict(self.state.meters) if self.runtime.processes.is_main else {}
         with self.attention_kernels():
             self.evaluate_if_due()
             while self.progress < 1:
@@ -314,7 +299,7 @@ class Trainer:
         """One update of the weights, by the gradients of the mean loss over all parts together."""
         config, state, processes = self.config, self.state, self.runtime.processes
         self._set_train_mode()
-        seed_everything(config.training.seed, state.step, 2, *processes.seed_offset)
+        seed_everything(config.training.seed, state.step, 2, *([processes.rank] if processes.rank else []))
         label_counts = self._sum_label_counts(parts)
         for part in parts:  # one graph in memory at a time
             batch = part.to(self.runtime.device)
@@ -328,7 +313,8 @@ class Trainer:
                 loss = loss * (0.0 if part.is_dummy else self.strategy.scale)
             loss.backward()
             if not part.is_dummy:
-                self._meters.add(losses, part)
+                terms = {"tokens": part.num_tokens, "positions": part.num_positions, **loss_terms(losses)}
+                self._sums |= {name: self._sums.get(name, 0) + value for name, value in terms.items()}
         if config.optimizer.max_grad_norm:
             weights = [weight for weight in self.model.parameters() if weight.grad is not None]
             torch.nn.utils.clip_grad_norm_(weights, config.optimizer.max_grad_norm)
@@ -383,7 +369,7 @@ class Trainer:
     # --- After a step -----------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        state, sums = self.state, self.runtime.processes.all_reduce(self._meters.values())
+        state, sums = self.state, self._sums_of_all()
         heads = [name.removeprefix("count ") for name in sums if name.startswith("count ") and sums[name]]
         losses = {head: sums[f"loss {head}"] / sums[f"count {head}"] for head in heads}
         loss, count = sum(losses.values()), sum(sums[f"count {head}"] for head in heads)
@@ -411,7 +397,11 @@ class Trainer:
                 losses=losses,
             )
         )
-        self._meters.sums, self._last_report = {}, state.seconds
+        self._sums, self._last_report = {}, state.seconds
+
+    def _sums_of_all(self) -> dict[str, float]:
+        """The sums since the last report over all processes."""
+        return self.runtime.processes.all_reduce({name: float(value) for name, value in self._sums.items()})
 
     def _update_average(self, is_done: bool) -> None:
         if self.average is None:
@@ -427,7 +417,7 @@ class Trainer:
         steps, is_stopped = self.config.training.save_steps, bool(self._clock["stop"])
         is_due = bool(self._clock["late"]) or (steps is not None and self.state.step % steps == 0)
         if is_stopped or (is_due and not is_done):
-            self.state.meters = self.runtime.processes.all_reduce(self._meters.values())
+            self.state.meters = self._sums_of_all()
             save()
             self._last_save = time.monotonic()
             self.on_event(Saved(self.state.step))
@@ -522,9 +512,8 @@ def loss_sums(
         batch = objective.collate(loader.fetch(batches[index], 0), vocabulary, rng).to(runtime.device)
         with runtime.inference_mode(), runtime.autocast():
             losses = objective.losses(model, batch)
-        for head, loss in losses.items() if is_own else ():
-            for name, value in (("loss", loss.total), ("count", loss.count), ("correct", loss.correct)):
-                sums[f"{name} {head}"] = sums.get(f"{name} {head}", 0) + float(value)
+        for name, value in loss_terms(losses).items() if is_own else ():
+            sums[name] = sums.get(name, 0) + float(value)
     total = runtime.processes.all_reduce(sums)
     heads = [name.removeprefix("loss ") for name in total if name.startswith("loss ")]
     return {

@@ -18,7 +18,7 @@ from headstart.evaluation.translation_metrics import compare_translations
 from headstart.inference.classify import Classifier, load_ensemble, mean_probabilities
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.results import LanguageScore, Score, TranslationScore, TranslationTest
-from headstart.training.runtime import Runtime, start_runtime
+from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune_seq2seq import TranslationJob, TranslationTask, encode_pairs
 from headstart.workflows.pretrain import PretrainJob, prepare_documents
 
@@ -115,9 +115,8 @@ def evaluate_translator(
     settings: Mapping[str, Any] | None = None,
 ) -> TranslationScore | TranslationComparison:
     """Score the test split of DATA, else its valid split; with `against`, compare with another run."""
-    runtime = start_runtime(config.training)
-    task = _load_task(loaded, data, config)
-    own, texts = _score_task(loaded, task, runtime, beam or BEAM)
+    text = _load_pairs(loaded, data, config)
+    own, texts = _score_translator(loaded, text, config, beam)
     if against is None:
         return own
     other = load_model(against)
@@ -127,45 +126,35 @@ def evaluate_translator(
             f"{loaded.name} is a run for {pairs[0]} and {against} a run for {pairs[1]}",
             hint="compare runs for the same pair of languages",
         )
-    other_task = _load_task(other, data, other.info.config.with_(settings or {}))
-    theirs, other_texts = _score_task(other, other_task, runtime, beam or BEAM)
-    references, language = task.text.targets(_split(task)), task.text.pair[1]
+    config = other.info.config.with_(settings or {})
+    theirs, other_texts = _score_translator(other, _load_pairs(other, data, config), config, beam)
     sides = (loaded.name, texts), (against, other_texts)
+    references, language = text.targets(own.split), text.pair[1]
     tests = [compare_translations(*sides, references, language, measure=measure) for measure in TESTED]
     return TranslationComparison(own, replace(theirs, skipped=own.skipped), tests)
 
 
 def evaluate_on_own_valid(loaded: LoadedModel) -> TranslationScore:
     """Score a translator on the validation split of its own training data."""
-    config = loaded.info.config
-    source, target = loaded.info.pair
+    config, (source, target) = loaded.info.config, loaded.info.pair
     text = load_parallel(loaded.info.inputs.data, (source, target), config.data)
-    task = _encode_split(loaded, replace(text, splits={"valid": text.splits["valid"]}), config)
-    return _score_task(loaded, task, start_runtime(config.training), BEAM)[0]
+    return _score_translator(loaded, replace(text, splits={"valid": text.splits["valid"]}), config)[0]
 
 
-def _load_task(loaded: LoadedModel, data: str, config: RunConfig) -> TranslationTask:
+def _load_pairs(loaded: LoadedModel, data: str, config: RunConfig) -> ParallelText:
     source, target = loaded.info.pair
     split, examples, skips = load_pairs_for_scoring(data, (source, target), config.data)
-    return _encode_split(loaded, ParallelText(data, (source, target), {split: examples}, skips), config)
+    return ParallelText(data, (source, target), {split: examples}, skips)
 
 
-def _encode_split(loaded: LoadedModel, text: ParallelText, config: RunConfig) -> TranslationTask:
-    """The only split of a text as tokens."""
-    tokenizers = loaded.tokenizer, loaded.source_tokenizer
-    length, keep = config.training.max_length, config.data.truncation_side
-    rows = {name: encode_pairs(pairs, tokenizers, length, keep) for name, pairs in text.splits.items()}
-    return TranslationTask(*tokenizers, text, rows)
-
-
-def _split(task: TranslationTask) -> str:
-    return next(iter(task.rows))
-
-
-def _score_task(
-    loaded: LoadedModel, task: TranslationTask, runtime: Runtime, beam: int
+def _score_translator(
+    loaded: LoadedModel, text: ParallelText, config: RunConfig, beam: int | None = None
 ) -> tuple[TranslationScore, list[str]]:
-    model, split = loaded.model().to(runtime.device), _split(task)
+    """The score on the only split of a text, and the translations."""
+    ((split, pairs),) = text.splits.items()
+    tokenizers, runtime = (loaded.tokenizer, loaded.source_tokenizer), start_runtime(config.training)
+    rows = encode_pairs(pairs, tokenizers, config.training.max_length, config.data.truncation_side)
+    task, model = TranslationTask(*tokenizers, text, {split: rows}), loaded.model().to(runtime.device)
     job = TranslationJob(loaded.info.config, runtime)
-    found, texts = job.score(model, task, split, loaded.train_fingerprints, beam=beam)
-    return replace(found, skipped=len(task.text.skips)), texts
+    found, texts = job.score(model, task, split, loaded.train_fingerprints, beam=beam or BEAM)
+    return replace(found, skipped=len(text.skips)), texts

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from headstart import fast
 from headstart.atomic_io import content_hash
 from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.batch import EncodedExample, Loader, TextLoader
-from headstart.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
+from headstart.config import DataConfig, RunConfig, TrainingConfig
 from headstart.data.augmentation import AugmentedTextLoader, check_bpe_dropout
 from headstart.data.datasets import Dataset, encode_rows, load_dataset
 from headstart.data.documents import Corpora
@@ -36,7 +37,7 @@ from headstart.inference.loaded_model import (
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
 from headstart.objectives.base import Objective
-from headstart.results import Score, TransferReport, with_nan
+from headstart.results import Score, TransferReport
 from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
 from headstart.training.evaluate import eval_subset, fit_head, predict_probabilities
 from headstart.training.runtime import init_processes, seed_everything, start_runtime
@@ -111,7 +112,8 @@ def finetune(
         inputs = RunInputs(base=base, data=data)
         if distillation is not None:
             inputs = distillation.add_to(inputs)
-        job = FinetuneJob(config, runtime, inputs, listen, loaded, distillation, source)
+        job = FinetuneJob(config, runtime, inputs, listen, loaded, distillation)
+        job.labelled = source
         return job.start(Path(out), notes)
 
 
@@ -206,13 +208,10 @@ def make_task(dataset: Dataset, tokenizer: Tokenizer, config: RunConfig, on_even
 
 
 def swap_heads(
-    base: LoadedModel, heads: Mapping[str, HeadSpec], config: ModelConfig | None = None, *, reset_layers: int = 0
+    base: LoadedModel, heads: Mapping[str, HeadSpec], *, reset_layers: int = 0
 ) -> tuple[Model, TransferReport]:
-    """A new model with the base's backbone and new heads, and a report on every weight.
-
-    `config` changes settings that no weight depends on, such as dropout. The top `reset_layers` layers are reinitialized.
-    """
-    model = fast.optimize(build_model(config or base.info.config.model, base.tokenizer.size, heads))
+    """A new model with the base's backbone and new heads, the top `reset_layers` layers new, and a report on each weight."""
+    model = fast.optimize(build_model(base.info.config.model, base.tokenizer.size, heads))
     return model, transfer(base.weights, model, reset_layers=reset_layers)
 
 
@@ -301,22 +300,17 @@ def sample_per_class(targets: np.ndarray) -> np.ndarray:
 class FinetuneJob(TrainingJob[Task, Finetuned]):
     """Fine-tuning a classifier."""
 
-    source: LabelledData | None = None
     result_type = Finetuned
 
-    def read_data(self) -> str:
-        """The labelled texts, unless they were read for the settings."""
-        with self.processes.raise_on_all():
-            if self.source is None:
-                given = (self.inputs.data, self.config, self.objective, self.distillation, self.on_event)
-                self.source = LabelledData.load(*given)
-            return self.source.fingerprint
-
-    @property
+    @cached_property
     def labelled(self) -> LabelledData:
-        """The labelled texts."""
-        assert self.source is not None, "read_data comes first"
-        return self.source
+        """The labelled texts, unless they were read for the settings."""
+        return LabelledData.load(self.inputs.data, self.config, self.objective, self.distillation, self.on_event)
+
+    def read_data(self) -> str:
+        """A hash of the labelled texts."""
+        with self.processes.raise_on_all():
+            return self.labelled.fingerprint
 
     def train_tokenizers(self) -> Tokenizers:
         """One tokenizer, trained on the training texts."""
@@ -354,22 +348,20 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         The base's head is reused where `LoadedModel.can_reuse_head` says so. With `training.linear_probe` a new head
         on a base is trained on the frozen backbone first.
         """
-        config, base, objective, tokenizer = self.config, self.base, self.objective, data.tokenizer
+        config, base, objective, classes = self.config, self.base, self.objective, data.classes
         seed_everything(config.training.seed, 0, 3)
-        heads = objective.heads(config.model, tokenizer.size, len(data.classes))
+        size = data.tokenizer.size
+        model = fast.optimize(build_model(config.model, size, objective.heads(config.model, size, len(classes))))
         if base is None:
-            return fast.optimize(build_model(config.model, tokenizer.size, heads)), None
-        if base.can_reuse_head(config, objective, data.classes):
-            model = fast.optimize(build_model(config.model, tokenizer.size, heads))
-            weights = reordered(base.weights, HEAD, base.info.classes, data.classes)
+            return model, None
+        if base.can_reuse_head(config, objective, classes):
+            weights = reordered(base.weights, HEAD, base.info.classes, classes)
             return model, transfer(weights, model, with_base_heads=True)
-        if why := base.why_new_head(config, objective, data.classes):
+        if why := base.why_new_head(config, objective, classes):
             self.on_event(Note(why))
-        reset_layers = config.training.reinit_top_layers
-        model, report = swap_heads(base, heads, config.model, reset_layers=reset_layers)
-        head = model.heads[HEAD]
+        report, head = transfer(base.weights, model, reset_layers=config.training.reinit_top_layers), model.heads[HEAD]
         if config.training.linear_probe and isinstance(head, ClassHead):
-            fit_head(model, head, objective, data.rows["train"], tokenizer, self.runtime)
+            fit_head(model, head, objective, data.rows["train"], data.tokenizer, self.runtime)
         return model, report
 
     def evaluate(self, model: Model, data: Task) -> Evaluation:
@@ -416,8 +408,3 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
             warnings=[*warn_of_baseline(network, baseline, self.inputs.base, self.inputs.data), *warnings],
             classifier="tfidf" if keeps_baseline else "network",
         )
-
-    @staticmethod
-    def restore(content: dict[str, Any]) -> dict[str, Any]:
-        """A result with NaN where JSON has null."""
-        return {name: None if value is None else with_nan(value, name) for name, value in content.items()}

@@ -70,7 +70,11 @@ def finetune_defaults(data: DatasetFacts, model: ModelConfig, start: HeadStart) 
     """Settings by section for fine-tuning a model of this shape on such a dataset."""
     length = min(MAX_LENGTH, model.max_position_embeddings)
     batch_size = BATCH_SIZE * (2 if data.texts >= LARGE_SET or start == "reused-head" else 1)
-    epochs = _epochs(data, batch_size, length, start)
+    steps_per_epoch = math.ceil(data.texts / batch_size)
+    epochs = _epochs(data, steps_per_epoch, length, start)
+    # Evaluations cost a share of training; a forward pass costs a third of a training step.
+    affordable = 3 * EVALUATION_SHARE * epochs * data.texts / max(1, data.valid_texts)
+    evaluations = max(MIN_EVALUATIONS, affordable)
     return {
         "optimizer": {"learning_rate": _learning_rate(model, start), "weight_decay": 0.01},
         "lr_schedule": {"name": "linear", "warmup_ratio": 0.1 if start == "reused-head" else 0.2},
@@ -80,15 +84,14 @@ def finetune_defaults(data: DatasetFacts, model: ModelConfig, start: HeadStart) 
             "batch_size": batch_size,
             "tokens_per_batch": batch_size * MAX_LENGTH,
             "max_length": length,
-            "eval_steps": _steps_between_evaluations(data, epochs, batch_size),
+            "eval_steps": None if evaluations >= epochs else math.ceil(epochs * steps_per_epoch / evaluations),
             "linear_probe": start == "new-head",
         },
     }
 
 
-def _epochs(data: DatasetFacts, batch_size: int, length: int, start: HeadStart) -> int:
+def _epochs(data: DatasetFacts, steps_per_epoch: int, length: int, start: HeadStart) -> int:
     """Passes over the data: enough texts read in all and per class, bounded by tokens, never below the floor of steps."""
-    steps_per_epoch = math.ceil(data.texts / batch_size)
     if start == "reused-head":
         return max(REUSED_HEAD_EPOCHS, math.ceil(REUSED_HEAD_MIN_STEPS / steps_per_epoch))
     per_class = UPDATES_PER_CLASS * len(data.classes) / data.texts
@@ -97,16 +100,6 @@ def _epochs(data: DatasetFacts, batch_size: int, length: int, start: HeadStart) 
     affordable = TOKENS_READ / (data.texts * min(data.mean_tokens, length))
     floor = math.ceil(MIN_STEPS / steps_per_epoch)
     return max(MIN_EPOCHS, floor, min(math.ceil(wanted), math.floor(affordable)))
-
-
-def _steps_between_evaluations(data: DatasetFacts, epochs: int, batch_size: int) -> int | None:
-    """Steps between evaluations where one after each epoch would cost too much; else None.
-
-    A forward pass costs a third of a training step.
-    """
-    affordable = 3 * EVALUATION_SHARE * epochs * data.texts / max(1, data.valid_texts)
-    evaluations = max(MIN_EVALUATIONS, affordable)
-    return None if evaluations >= epochs else math.ceil(epochs * math.ceil(data.texts / batch_size) / evaluations)
 
 
 def _learning_rate(model: ModelConfig, start: HeadStart) -> float:
@@ -137,15 +130,15 @@ def fits_recommendation(recommended: Mapping[str, Mapping[str, Any]], data: Data
 
 def describe(config: RunConfig, given: Mapping[str, Any]) -> str:
     """The chosen settings in one line, without those that the user set."""
-    training, is_pretraining = config.training, config.job == "pretrain"
+    training, unit = config.training, "blocks" if config.job == "pretrain" else "texts"
     chosen = {
-        ("training", "max_epochs"): None if training.max_epochs is None else f"{training.max_epochs:g} epochs",
-        ("training", "batch_size"): None if training.batch_size is None else f"batches of {training.batch_size} texts",
+        ("training", "max_epochs"): training.max_epochs and f"{training.max_epochs:g} epochs",
+        ("training", "batch_size"): training.batch_size and f"batches of {training.batch_size} texts",
         ("optimizer", "learning_rate"): f"learning rate {config.optimizer.learning_rate:g}",
-        ("training", "max_length"): f"{'blocks' if is_pretraining else 'texts'} of up to {training.max_length} tokens",
-        ("training", "linear_probe"): "new head trained first" if training.linear_probe else None,
+        ("training", "max_length"): f"{unit} of up to {training.max_length} tokens",
+        ("training", "linear_probe"): training.linear_probe and "new head trained first",
     }
-    return ", ".join(words for (section, key), words in chosen.items() if words and key not in given.get(section, {}))
+    return ", ".join(str(words) for (part, key), words in chosen.items() if words and key not in given.get(part, {}))
 
 
 def explain_settings(
@@ -192,20 +185,17 @@ def finetune_config(
         recommended = {}
     defaults: dict[str, Any] = {}
     if not has_own_budget(name):
-        start: HeadStart = "new-head"
-        if base is None or is_control:
-            start = "scratch"
-        elif reuses_head:
-            start = "reused-head"
-        defaults = finetune_defaults(facts, config.model, start)
+        start: HeadStart = "reused-head" if reuses_head else "new-head"
+        defaults = finetune_defaults(facts, config.model, "scratch" if base is None or is_control else start)
         fixed = {**recommended.get("training", {}), **settings.get("training", {})}
         if any(key in fixed for key in (*BUDGETS, "eval_subset_size")):
             defaults["training"]["eval_steps"] = None  # its spacing is for the rule's own budget
     config, objective = _resolve(base, name, recommended, settings, defaults)
-    if config.training.reinit_top_layers > config.model.num_layers:
+    reset, layers = config.training.reinit_top_layers, config.model.num_layers
+    if reset > layers:
         raise ConfigError(
-            f"training.reinit_top_layers {config.training.reinit_top_layers} is more than the {config.model.num_layers} blocks there are",
-            hint=f"set it to {config.model.num_layers} or less; one or two is usual",
+            f"training.reinit_top_layers {reset} is more than the {layers} blocks there are",
+            hint=f"set it to {layers} or less; one or two is usual",
         )
     return fit_length(config, settings), objective
 

@@ -4,14 +4,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from headstart import fast
 from headstart.atomic_io import content_hash
 from headstart.batch import EncodedExample, TextLoader, sides
 from headstart.config import ModelConfig, RunConfig, fit_length, load_preset, merge, resolve
@@ -49,13 +48,8 @@ LABELLED_ONLY = {
     "data": ("train_size", "text_column", "label_column"),
     "training": ("token_cutoff", "reinit_top_layers"),
 }
-FREE = (
-    "dropout",
-    "attention_dropout",
-    "architecture",
-    "pooler",
-    "tie_embeddings",
-)  # settings in which a translator may differ
+# Settings of the model in which a translator may differ from its base.
+FREE = ("dropout", "attention_dropout", "architecture", "pooler", "tie_embeddings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,15 +197,10 @@ def _settings_from_base(base: LoadedModel, preset: str | None, settings: Mapping
 def warm_start(base: LoadedModel, model: Model) -> TransferReport:
     """Copy a base's weights into one stack of a translator, or those of another translator into both."""
     kind = base.info.config.model.architecture
-    return transfer(renamed(base.weights, kind), model, with_base_heads=kind not in STACKS)
-
-
-def renamed(weights: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """A base's weights under their names in an encoder-decoder."""
     if kind not in STACKS:
-        return dict(weights)
+        return transfer(base.weights, model, with_base_heads=True)
     stack = f"backbone.{STACKS[kind]}."
-    return {re.sub(r"^backbone\.stack\.", stack, name): weight for name, weight in weights.items()}
+    return transfer({re.sub(r"^backbone\.stack\.", stack, name): w for name, w in base.weights.items()}, model)
 
 
 # --- The data -------------------------------------------------------------------------------------------------------
@@ -229,36 +218,6 @@ class TranslationTask:
     def sources(self, split: str) -> list[np.ndarray]:
         """The encoded sources of one split, in order."""
         return [row.source for row in self.rows[split] if row.source is not None]
-
-
-def make_translation_task(
-    text: ParallelText, tokenizers: tuple[Tokenizer, Tokenizer], config: RunConfig, on_event: OnEvent
-) -> TranslationTask:
-    """Every split as tokens."""
-    on_event(Stage("tokenising the pairs"))
-    length, keep = config.training.max_length, config.data.truncation_side
-    if config.training.bpe_dropout:
-        check_bpe_dropout(tokenizers[0], text.targets("train"))
-        check_bpe_dropout(tokenizers[1], text.sources("train"))
-    train = encode_pairs(text.train, tokenizers, None)
-    fits = [max(sides(row)) <= length for row in train]
-    whole = list(compress(train, fits))
-    if not whole:
-        raise DataError(f"no training pair fits into {length} tokens per side", hint="set a larger training.max_length")
-    if len(whole) < len(train):
-        on_event(
-            Note(
-                f"{len(train) - len(whole):,} of {len(train):,} training pairs are left out: one side is over "
-                f"{length} tokens (training.max_length), and a part of a text has no translation"
-            )
-        )
-    rows = {
-        name: encode_pairs(examples, tokenizers, length, keep)
-        for name, examples in text.splits.items()
-        if name != "train"
-    }
-    trained_on = replace(text, splits={**text.splits, "train": list(compress(text.train, fits))})
-    return TranslationTask(*tokenizers, trained_on, {"train": whole, **rows})
 
 
 def encode_pairs(
@@ -285,33 +244,31 @@ def encode_pairs(
 class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
     """Training a translator."""
 
-    text: ParallelText | None = None
     result_type = FinishedTranslator
 
-    def read_data(self) -> str:
+    @cached_property
+    def text(self) -> ParallelText:
         """The training and validation pairs."""
+        return load_parallel(self.inputs.data, parse_pair(self.inputs.pair), self.config.data)
+
+    def read_data(self) -> str:
+        """A hash of all pairs; skipped ones are reported."""
         with self.processes.raise_on_all():
             if self.runtime.is_sharded:
                 raise sharded_translator_error()
-            self.text = load_parallel(self.inputs.data, parse_pair(self.inputs.pair), self.config.data)
-        if self.text.skips:
-            first, count = self.text.skips[0], len(self.text.skips)
-            self.on_event(Note(f"{count} pairs skipped; the first is {first.origin}: {first.reason}"))
-        for note in self.text.notes:
+            text = self.text
+        if text.skips:
+            first = text.skips[0]
+            self.on_event(Note(f"{len(text.skips)} pairs skipped; the first is {first.origin}: {first.reason}"))
+        for note in text.notes:
             self.on_event(Note(note))
-        splits = self.text.splits.items()
-        return content_hash({name: [[row.source, row.target] for row in rows] for name, rows in splits})
-
-    @property
-    def _pairs(self) -> ParallelText:
-        assert self.text is not None, "read_data comes first"
-        return self.text
+        return content_hash({name: [[row.source, row.target] for row in rows] for name, rows in text.splits.items()})
 
     def train_tokenizers(self) -> Tokenizers:
         """One tokenizer trained on both sides, or one on each."""
         settings = self.config.tokenizer
         self.on_event(Stage(f"tokenizer: {settings.type}"))
-        sources, targets = self._pairs.sources("train"), self._pairs.targets("train")
+        sources, targets = self.text.sources("train"), self.text.targets("train")
         if settings.shared_vocab:
             return resolve_tokenizer(settings, lambda: [*sources, *targets]), None
         if settings.type not in TOKENIZERS:
@@ -322,31 +279,51 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         return resolve_tokenizer(settings, lambda: targets), resolve_tokenizer(settings, lambda: sources)
 
     def encode_data(self, tokenizers: Tokenizers) -> TrainingData[TranslationTask]:
-        """The pairs as tokens; the model gets a source vocabulary of its tokenizer's size."""
+        """The pairs as tokens, without training pairs that are too long.
+
+        The model gets a source vocabulary of its tokenizer's size.
+        """
         tokenizer, source = tokenizers
         self.config = self.config.with_({"model": {"source_vocab_size": source and source.size}})
+        text, both, training = self.text, (tokenizer, source or tokenizer), self.config.training
+        length, keep = training.max_length, self.config.data.truncation_side
+        self.on_event(Stage("tokenising the pairs"))
         with self.processes.raise_on_all():
-            pair = (tokenizer, source or tokenizer)
-            task = make_translation_task(self._pairs, pair, self.config, self.on_event)
-        rows, pairs, training = task.rows["train"], task.text.train, self.config.training
-        loader = TextLoader(rows, training.tokens_per_batch, training.batch_size, training.seed)
+            if training.bpe_dropout:
+                check_bpe_dropout(both[0], text.targets("train"))
+                check_bpe_dropout(both[1], text.sources("train"))
+            rows = {
+                name: encode_pairs(pairs, both, length, keep) for name, pairs in text.splits.items() if name != "train"
+            }
+            train = encode_pairs(text.train, both, None)
+            fits = [max(sides(row)) <= length for row in train]
+            if not any(fits):
+                hint = "set a larger training.max_length"
+                raise DataError(f"no training pair fits into {length} tokens per side", hint=hint)
+        if not all(fits):
+            left_out = f"{fits.count(False):,} of {len(train):,} training pairs are left out"
+            why = f"one side is over {length} tokens (training.max_length), and a part of a text has no translation"
+            self.on_event(Note(f"{left_out}: {why}"))
+        train, pairs = list(compress(train, fits)), list(compress(text.train, fits))
+        loader = TextLoader(train, training.tokens_per_batch, training.batch_size, training.seed)
         if training.bpe_dropout:
-            loader = AugmentedPairLoader(rows, pairs, (tokenizer, task.source_tokenizer), training)
-        tokens = sum(sum(sides(row)) for row in rows)
+            loader = AugmentedPairLoader(train, pairs, both, training)
+        tokens = sum(sum(sides(row)) for row in train)
+        text = replace(text, splits={**text.splits, "train": pairs})
         return TrainingData(
-            content=task,
+            content=TranslationTask(*both, text, {"train": train, **rows}),
             loader=loader,
             tokenizer=tokenizer,
             tokens=tokens,
-            train_hashes=[hashes(task.text.sources("train"))],
-            summary=f"{len(rows):,} pairs to learn from, {tokens:,} tokens on both sides",
+            train_hashes=[hashes(text.sources("train"))],
+            summary=f"{len(train):,} pairs to learn from, {tokens:,} tokens on both sides",
             own_source_tokenizer=source,
         )
 
     def build_model(self, data: TranslationTask) -> tuple[Model, TransferReport | None]:
         """An encoder-decoder, with the base's weights where they fit."""
-        size = data.tokenizer.size
-        model = fast.optimize(build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0)))
+        config, size = self.config.model, data.tokenizer.size
+        model = build_model(config, size, self.objective.heads(config, size, 0))
         return model, None if self.base is None else warm_start(self.base, model)
 
     def evaluate(self, model: Model, data: TranslationTask) -> Evaluation:
@@ -388,8 +365,7 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         texts = [data.tokenizer.decode(each.tokens) for each in written]
         cut = sum(each.is_cut for each in written)
         found = score_translations(texts, references, language, measures=measures, hypotheses_cut=cut, split=split)
-        unseen = np.flatnonzero(~is_contaminated(hashes(data.text.sources(split)), seen))
-        leak_free = None
+        unseen, leak_free = np.flatnonzero(~is_contaminated(hashes(data.text.sources(split)), seen)), None
         if len(unseen):
             both = [texts[index] for index in unseen], [references[index] for index in unseen]
             leak_free = score_translations(*both, language, measures=("bleu",)).bleu

@@ -6,12 +6,10 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 import numpy as np
 
-from headstart import fast
 from headstart.atomic_io import content_hash, write_folder_once
 from headstart.batch import Loader
 from headstart.config import (
@@ -55,7 +53,7 @@ from headstart.objectives.base import Objective, with_backbone
 from headstart.objectives.masked_lm import MaskedLM
 from headstart.results import LanguageScore, TransferReport
 from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
-from headstart.training.runtime import Processes, init_processes, start_runtime
+from headstart.training.runtime import init_processes, start_runtime
 from headstart.training.trainer import Evaluation, Trainer, loss_sums
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import describe
@@ -73,6 +71,10 @@ MIN_EPOCHS, MAX_EPOCHS = 3, 40
 BLOCK_SIZE, BATCH_TOKENS = 128, 4096
 MIN_STEPS = 100
 NO_HASHES: Hashes = np.zeros(0, np.uint64)
+NOT_RAW_TEXT = {  # what an objective reads that cannot pretrain, and what to do instead
+    "texts": ("labels", "--objective causal-lm or masked-lm can"),
+    "translations": ("translations", "`headstart finetune scratch DATA --pair en-de` learns from them"),
+}
 LEARNING_RATE = 5e-4  # of a model 256 wide; falls with the square of the width
 
 
@@ -113,7 +115,6 @@ def pretrain(
             tokens = None
             if adapts and loaded is not None and preset is None:
                 tokens = count_tokens(mix, config.data, loaded.tokenizer)
-            if tokens is not None:
                 config, _ = pretrain_config(preset, given, loaded, distillation, tokens)
             runtime = start_runtime(config.training, processes)
         inputs = pretrain_inputs(mix, base, parse_mixture(tokenizer_corpora or []))
@@ -162,15 +163,9 @@ def pretrain_config(
         settings = {**settings, "tokenizer": _fixed_tokenizer(owner, settings.get("tokenizer", {}))}
     config = resolve("pretrain", name, defaults, settings)
     objective = make_objective(config.objective)
-    if objective.reads == "texts":
-        raise ConfigError(
-            f"{objective.name} needs labels, so it cannot pretrain", hint="--objective causal-lm or masked-lm can"
-        )
-    if objective.reads == "translations":
-        raise ConfigError(
-            f"{objective.name} needs translations, so it cannot pretrain",
-            hint="`headstart finetune scratch DATA --pair en-de` learns from them",
-        )
+    if objective.reads in NOT_RAW_TEXT:
+        needs, hint = NOT_RAW_TEXT[objective.reads]
+        raise ConfigError(f"{objective.name} needs {needs}, so it cannot pretrain", hint=hint)
     for key in ("freeze_backbone", "gradual_unfreezing_epochs", "reinit_top_layers", "bpe_dropout", "token_cutoff"):
         if getattr(config.training, key):
             raise ConfigError(f"training.{key} is for fine-tuning", hint="leave it out when you pretrain")
@@ -181,11 +176,8 @@ def _base_model_settings(base: LoadedModel, preset: str | None, settings: Mappin
     """The body of a base, with the dropout that the user sets."""
     own = base.info.config
     raw = load_preset(preset or own.preset)
-    wanted = {
-        **(raw.get("model", {}) if preset else {}),
-        **raw.get("pretrain", {}).get("model", {}),
-        **settings.get("model", {}),
-    }
+    shape = raw.get("model", {}) if preset else {}
+    wanted = {**shape, **raw.get("pretrain", {}).get("model", {}), **settings.get("model", {})}
     is_tuned = own.job == "finetune"  # the dropout of fine-tuning does not continue into pretraining
     model = {key: value for key, value in own.model if not (is_tuned and "dropout" in key)}
     return base.change_model(wanted, lambda key, value: "dropout" in key, model)
@@ -263,10 +255,8 @@ def without_repeats(corpora: Sequence[Corpus], config: DataConfig, excluded: Has
     train = exclude_documents([corpus.train for corpus in corpora], excluded, config.deduplicate)
     valid = exclude_documents([corpus.valid for corpus in corpora], excluded, config.deduplicate)
     found = [replace(corpus, train=t, valid=v) for corpus, t, v in zip(corpora, train, valid, strict=True)]
-    why = " or ".join(
-        ["repeats"] * config.deduplicate
-        + ["excluded by data.exclude_eval_texts_of"] * bool(config.exclude_eval_texts_of)
-    )
+    reasons = {"repeats": config.deduplicate, "excluded by data.exclude_eval_texts_of": config.exclude_eval_texts_of}
+    why = " or ".join(reason for reason, applies in reasons.items() if applies)
     for before, after in zip(corpora, found, strict=True):
         left_out = sum(before.documents.values()) - sum(after.documents.values())
         if left_out:
@@ -284,26 +274,6 @@ def make_mixed_loader(
     loaders = [make(stream) for stream, _ in read]
     first = loaders[0]
     return MixedLoader(loaders, [weight for _, weight in read], first.rows_per_batch, first.seed)
-
-
-def shared_fingerprints(documents: list[Documents], processes: Processes) -> list[str]:
-    """The fingerprints of the corpora, read once on each machine, where they must be those of the main process."""
-    if processes.is_alone:
-        return [each.fingerprint for each in documents]
-    own: list[str] = []
-    with processes.raise_on_all():
-        if processes.info.local_rank == 0:
-            own = [each.fingerprint for each in documents]
-    mains = processes.broadcast(lambda: own)
-    with processes.raise_on_all():
-        if own and own != mains:
-            raise DataError(
-                f"the corpus on {gethostname()} differs from that of the main process",
-                hint="give every machine the same files",
-            )
-    for each, fingerprint in zip(documents, mains, strict=True):
-        each.fingerprint = fingerprint
-    return mains
 
 
 # --- Tokenizing corpora ---------------------------------------------------------------------------------------------
@@ -360,7 +330,6 @@ def learn_tokenizer(
 
     Trained tokenizers are cached: the same text and settings train only once.
     """
-
     never = frozenset(excluded.tolist())
 
     def texts() -> Iterator[str]:
@@ -417,14 +386,14 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
     result_type = Pretrained
 
     def read_data(self) -> str:
-        """Open the corpora; their text is the same on every machine."""
+        """Open the corpora."""
         with self.processes.raise_on_all():
             self.documents = [each.open(self.config.data) for each in self.inputs.mix]
-            names = self.config.data.exclude_eval_texts_of
-            self.excluded = evaluation_hashes(names) if names else NO_HASHES
+            self.excluded = evaluation_hashes(self.config.data.exclude_eval_texts_of)
+            fingerprint = content_hash([each.fingerprint for each in self.documents])
         for note in (note for each in self.documents for note in each.notes):
             self.on_event(Note(note))
-        return content_hash(shared_fingerprints(self.documents, self.processes))
+        return fingerprint
 
     def train_tokenizers(self) -> Tokenizers:
         """One tokenizer, trained on the mix or on the corpora that are named for it."""
@@ -486,8 +455,8 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
 
     def build_model(self, data: HeldOut) -> tuple[Model, TransferReport | None]:
         """A language model, with the base's weights where they fit."""
-        size = data.tokenizer.size
-        model = fast.optimize(build_model(self.config.model, size, self.objective.heads(self.config.model, size, 0)))
+        config, size = self.config.model, data.tokenizer.size
+        model = build_model(config, size, self.objective.heads(config, size, 0))
         return model, None if self.base is None else transfer(self.base.weights, model, with_base_heads=True)
 
     def evaluate(self, model: Model, data: HeldOut) -> Evaluation:

@@ -1,5 +1,6 @@
 """A run directory: its lock, description, checkpoints, result and provenance."""
 
+import io
 import json
 import os
 import platform
@@ -9,17 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from headstart.atomic_io import write_json, write_text, write_with, writing
+from headstart.atomic_io import write_bytes, write_json, write_text, writing
 from headstart.checkpoint import WEIGHTS_FILE, load_checkpoint, save_checkpoint, save_weights
 from headstart.errors import RunError, Stopped
 from headstart.inference.loaded_model import (
@@ -36,6 +37,11 @@ from headstart.results import Provenance, TransferReport
 from headstart.training.callbacks import OnEvent, RunLog, TensorBoardLog, call_all
 from headstart.training.runtime import ALONE, Processes, Runtime
 from headstart.training.trainer import Trainer
+
+try:
+    import fcntl
+except ImportError:  # not on Linux or macOS
+    fcntl = None  # type: ignore[assignment]
 
 # --- The lock -------------------------------------------------------------------------------------------------------
 
@@ -82,27 +88,17 @@ class RunLock:
                 raise
 
     def _try(self) -> bool:
-        try:
-            import fcntl
-        except ImportError:  # no such locks on this system
+        if fcntl is None:  # no such locks on this system
             return True
         with writing(self.path):
-            if self._is_new:
+            if self._is_new:  # another process may have removed its directory
                 self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                lock = open(self.path / LOCK, "a")  # noqa: SIM115 open until the lock is released
-            except FileNotFoundError:
-                if not self._is_new:
-                    raise
-                return False  # another process has just removed its directory
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock.fileno()), os.stat(self.path / LOCK)):
-                self._lock = lock
+            self._lock = open(self.path / LOCK, "a")  # noqa: SIM115 open until the lock is released
+        with suppress(OSError):  # another process holds it, or has removed it with its directory
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / LOCK)):
                 return True
-        except OSError:  # another process holds it, or has removed it with its directory
-            pass
-        lock.close()
+        self._close()
         return False
 
     def release(self) -> None:
@@ -125,26 +121,20 @@ def check_free(path: Path) -> None:
     """Refuse a path that holds anything but what a killed run of ours left behind."""
     if path.is_file():
         raise RunError(f"{path} is a file, not a directory for a run", hint="choose another --out")
-    if not path.is_dir():
-        return
-    is_ours = has_no_run(path) and (path / LOCK).exists()  # without a lock the files are the user's own
-    if all(is_ours and _is_stale(item) for item in path.iterdir()):
-        return
-    if has_no_run(path):
+    names = [item.name for item in path.iterdir()] if path.is_dir() else []
+    if names and not has_no_run(path):
+        raise RunError(
+            f"{path} already holds a run",
+            hint=f"`headstart resume {shlex.quote(str(path))}` continues it; or choose another --out",
+        )
+    stale = {name for name in names if name in STALE_FILES or (name.startswith(".") and name.endswith(".part"))}
+    if names and (LOCK not in names or stale < set(names)):  # without a lock the files are the user's own
         raise RunError(f"{path} is not empty", hint="choose another --out")
-    raise RunError(
-        f"{path} already holds a run",
-        hint=f"`headstart resume {shlex.quote(str(path))}` continues it; or choose another --out",
-    )
 
 
 def has_no_run(path: Path) -> bool:
     """Whether a directory holds no run, comparison or search."""
     return not any((path / name).exists() for name in MARKER_FILES)
-
-
-def _is_stale(path: Path) -> bool:
-    return path.name in STALE_FILES or (path.name.startswith(".") and path.name.endswith(".part"))
 
 
 # --- The directory --------------------------------------------------------------------------------------------------
@@ -174,9 +164,7 @@ class RunDir:
         self.processes.broadcast(self._lock.acquire)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self.processes.is_main:
             self._lock.release()
         if isinstance(error, Stopped):
@@ -199,8 +187,9 @@ class RunDir:
                 tokenizer.save(self.path)
                 if source is not None:
                     source.save(self.path, SOURCE_TOKENIZER)
-                unique = np.unique(np.concatenate(hashes).astype(np.uint64))
-                write_with(self.path / FINGERPRINTS, lambda part: _save_array(part, unique))
+                content = io.BytesIO()
+                np.save(content, np.unique(np.concatenate(hashes).astype(np.uint64)))
+                write_bytes(self.path / FINGERPRINTS, content.getvalue())
                 self.write_info(info)
 
     def info(self) -> RunInfo:
@@ -235,7 +224,7 @@ class RunDir:
                     log.sync()  # a checkpoint never outlives the log up to it
                     save_checkpoint(self.checkpoints, trainer.state.step, parts, trainer.state.to_dict())
 
-        trainer.on_event = call_all([*logs, on_event])
+        trainer.on_event = call_all(*logs, on_event)
         try:
             trainer.run(save)
         finally:
@@ -258,18 +247,12 @@ class RunDir:
             transfer = describe_transfer(TransferReport(**info.transfer)) if info.transfer else ""
             page = render_run(self.path.name, result, info.config.model_dump(), transfer)
             write_text(self.path / "report.html", page)
-            classifier = result.get("classifier", info.classifier)
-            self.write_info(replace(info, status="finished", classifier=classifier))
+            self.write_info(replace(info, status="finished", classifier=result.get("classifier", info.classifier)))
             shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def result(self) -> dict[str, Any]:
         """The contents of result.json of a finished run."""
         return self.processes.broadcast(lambda: json.loads((self.path / "result.json").read_text("utf-8")))
-
-
-def _save_array(path: Path, array: np.ndarray) -> None:
-    with open(path, "wb") as handle:
-        np.save(handle, array)
 
 
 # --- Provenance -----------------------------------------------------------------------------------------------------
@@ -282,15 +265,8 @@ def collect_provenance(
 ) -> Provenance:
     """The provenance of what started at `started` (seconds since the epoch, default now) and ends now."""
     start = time.time() if started is None else started
-    return Provenance(
-        command=command or command_line(),
-        commit=commit(),
-        versions=versions(),
-        machine=runtime.describe(),
-        started=datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds"),
-        seconds=round(time.time() - start, 1),
-        seeds=seeds,
-    )
+    when, seconds = datetime.fromtimestamp(start, UTC).isoformat(timespec="seconds"), round(time.time() - start, 1)
+    return Provenance(command or command_line(), commit(), versions(), runtime.describe(), when, seconds, seeds)
 
 
 def command_line() -> str:
@@ -303,17 +279,14 @@ def commit() -> str:
     """The commit of headstart's own checkout, with `-dirty` when files differ from it; empty outside a checkout."""
     own = Path(__file__)
 
-    def git(*words: str) -> "subprocess.CompletedProcess[str]":
+    def git(*words: str) -> str:
         command = ["git", "-C", str(own.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10)
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
-    try:
-        if git("ls-files", "--error-unmatch", own.name).returncode:  # installed inside another checkout
-            return ""
-        found = git("describe", "--always", "--dirty", "--abbrev=12")
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return found.stdout.strip() if found.returncode == 0 else ""
+    with suppress(OSError, subprocess.SubprocessError):
+        git("ls-files", "--error-unmatch", own.name)  # an error where it is installed inside another checkout
+        return git("describe", "--always", "--dirty", "--abbrev=12")
+    return ""
 
 
 def versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -31,7 +31,7 @@ from headstart.models.model import Model, count_parameters, describe_transfer, r
 from headstart.objectives import make_objective
 from headstart.objectives.base import Objective
 from headstart.planning.plan import announce
-from headstart.results import TransferReport
+from headstart.results import Number, TransferReport
 from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.runtime import Runtime, StopSignal, graceful_shutdown, seed_everything
 from headstart.training.trainer import Evaluation, Trainer
@@ -50,7 +50,7 @@ class FinishedRun:
     parameters: int
     tokens: int
     seconds: float
-    curve: list[dict[str, float]]
+    curve: list[dict[str, Number]]
     best_epoch: float  # of the weights that were selected
     transfer: TransferReport | None  # which weights come from the base
 
@@ -155,14 +155,9 @@ class TrainingJob(ABC, Generic[Content, Result]):
     @classmethod
     def read_result(cls, run_dir: RunDir) -> Result:
         """The result of a finished run."""
-        content = {**cls.restore(run_dir.result()), "path": run_dir.path}
+        content = {**run_dir.result(), "path": run_dir.path}
         fields = {name: content[name] for name in cls.result_type.__dataclass_fields__ if name in content}
         return TypeAdapter(cls.result_type).validate_python(fields)  # type: ignore[return-value]
-
-    @staticmethod
-    def restore(content: dict[str, Any]) -> dict[str, Any]:
-        """A result from result.json with the values that JSON cannot hold."""
-        return content
 
     def run(self, run_dir: RunDir, resumed: RunInfo | None = None) -> Result:
         """Train in a locked run directory; `resumed` describes the run in it that continues."""
