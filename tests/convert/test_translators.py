@@ -8,7 +8,7 @@ import torch
 
 from headstart.config import TokenizerConfig
 from headstart.convert.ctranslate2 import write_ctranslate2
-from headstart.convert.marian import MARIAN, MODULES, reorder
+from headstart.convert.families import MARIAN, MARIAN_MODULES, reorder
 from headstart.convert.onnx import write_onnx
 from headstart.convert.parity import ExportBundle
 from headstart.convert.to_transformers import write_transformers
@@ -123,7 +123,7 @@ def test_a_width_in_marians_order_is_the_same_waves():
 def test_every_weight_of_a_block_has_its_place():
     bundle = make_translator()
     ours = {name for name in bundle.model.state_dict() if ".blocks." in name}
-    assert {rule.ours for rule in weight_rules(MODULES, bundle.model.state_dict(), bundle.config)} == ours
+    assert {rule.ours for rule in weight_rules(MARIAN_MODULES, bundle.model.state_dict(), bundle.config)} == ours
 
 
 @pytest.mark.parametrize(

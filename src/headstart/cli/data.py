@@ -26,10 +26,8 @@ def audit(
     refused = {"train_size": "--train-size", "text_column": "--text-column", "label_column": "--label-column"}
     for name in call.settings.get("data", {}) if pair else ():
         if name in refused:
-            raise ConfigError(
-                f"{refused[name]} goes with labelled data, not with --pair",
-                hint="the columns of a parallel table are called by their languages",
-            )
+            problem = f"{refused[name]} goes with labelled data, not with --pair"
+            raise ConfigError(problem, hint="the columns of a parallel table are called by their languages")
     found = hs.inspect_data(data, pair=pair, length=max_length, seed=seed, settings=call.settings)
     call.show(found, lambda found: _show_audit(found.to_dict()))
 

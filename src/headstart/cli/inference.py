@@ -3,9 +3,10 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import headstart as hs
 from headstart.cli.options import Call, argument, command, flag, out_flag
@@ -61,11 +62,9 @@ def generate(
     sampling = (temperature, top_k, top_p, min_p, repetition_penalty, seed, greedy)
     request = Request(tokens, num_return_sequences, *sampling, num_beams, length_penalty)
     writer = open_writer(run, call.settings)
-    if prompt == "-":
-        lines = (line for _, line in decode_lines(sys.stdin.buffer, "standard input"))
-        cut = _print_texts(generate_lines(writer, lines, request), call.as_json)
-    elif num_return_sequences > 1 or call.as_json or num_beams is not None:
-        cut = _print_texts(generate_lines(writer, [prompt], request), call.as_json)
+    if prompt == "-" or num_return_sequences > 1 or call.as_json or num_beams is not None:
+        piped = (line for _, line in decode_lines(sys.stdin.buffer, "standard input"))
+        cut = _print_texts(generate_lines(writer, piped if prompt == "-" else [prompt], request), call.as_json)
     else:
         sys.stdout.write(prompt)
         (found,) = hs.generate(
@@ -128,8 +127,9 @@ def translate(
     cut_sources: list[int] = []
     cut_texts: list[int] = []
 
-    def write(handle: BinaryIO) -> None:
-        with ProgressBar(call.quiet or (out is None and sys.stdout.isatty())) as progress:
+    def write(path: Path | None) -> None:
+        bar = ProgressBar(call.quiet or (path is None and sys.stdout.isatty()))
+        with nullcontext(sys.stdout.buffer) if path is None else open(path, "wb") as handle, bar as progress:
             for each in found:
                 for line in _translation_lines(each, call.as_json, print_scores, n_best):
                     handle.write(line.encode() + b"\n")
@@ -138,14 +138,10 @@ def translate(
                 cut_texts.extend([each.line] * each.candidates[0].is_cut)
                 progress(Stage("translating", each.line, 0))
 
-    def write_file(path: Path) -> None:
-        with open(path, "wb") as handle:
-            write(handle)
-
     if out is None:
-        write(sys.stdout.buffer)
+        write(None)
     else:
-        write_with(out, write_file)
+        write_with(out, write)
     if not call.quiet:
         longest = translator.longest_source
         _report_cut(cut_sources, "line was", "lines were", f"longer than {longest} tokens and read that far")

@@ -6,7 +6,7 @@ from typing import Any
 
 import headstart as hs
 from headstart.cli.options import Call, argument, command, flag, out_flag
-from headstart.errors import ConfigError, RunError, nearest
+from headstart.errors import ConfigError, RunError, pick
 from headstart.pretrained import FOLDERS, check_base, describe_base, shipped_bases
 
 RUN = argument("RUN", "The folder of a finished run, or the name of a shipped base.")
@@ -22,12 +22,9 @@ def models(call: Call, name: str | None = argument("[NAME]", "Show the card of t
     """List the pretrained models that come with headstart, or show the card of one."""
     found = shipped_bases()
     if name is not None:
-        if name not in found:
-            hint = nearest(name, found) if found else "none come with this version"
-            raise RunError(f"no base is called {name!r}", hint=hint)
-        check_base(found[name])
-        call.show(_described(found[name]), lambda _: print((found[name] / "card.md").read_text("utf-8"), end=""))
-        return
+        path = pick(found, name, "base")
+        check_base(path)
+        return call.show(_described(path), lambda _: print((path / "card.md").read_text("utf-8"), end=""))
     rows = []
     for path in found.values():
         try:
@@ -47,9 +44,7 @@ def _show_models(rows: list[dict[str, Any]]) -> None:
 
     if not rows:
         print("no bases come with this version of headstart")
-        print("make one: headstart pretrain --recipe recipes/en-small.toml --data-root DATA --out RUN")
-        print(f"a base made with `headstart package` is found in the folder that {FOLDERS} names")
-        return
+        return print(f"a base made with `headstart package` is found in the folder that {FOLDERS} names")
     for row in rows:
         print(
             f"{row['name']}: {row['language'] or 'language not stated'}, {row['parameters']:,} parameters,"

@@ -124,10 +124,8 @@ class Call:
 
         if is_launched():
             if nproc != rank_info().local_count:
-                raise ConfigError(
-                    f"torchrun started {rank_info().local_count} processes here, and --nproc is {nproc}",
-                    hint="leave out --nproc, or torchrun",
-                )
+                problem = f"torchrun started {rank_info().local_count} processes here, and --nproc is {nproc}"
+                raise ConfigError(problem, hint="leave out --nproc, or torchrun")
             return False
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # the error is one sentence, not a stack trace
         training = self.settings.get("training", {})
@@ -272,10 +270,8 @@ def _settings(context: typer.Context) -> dict[str, Any]:
     found = load_toml(file) if file is not None else {}
     for section, value in found.items():
         if not isinstance(value, dict) and section != "preset":
-            raise ConfigError(
-                f"{section} in {file} is {value!r}, and should be a section of settings",
-                hint=f"write [{section}] with its settings below it",
-            )
+            problem = f"{section} in {file} is {value!r}, and should be a section of settings"
+            raise ConfigError(problem, hint=f"write [{section}] with its settings below it")
     typed: dict[str, Any] = {}
     for name, value in context.params.items():
         source = context.get_parameter_source(name)

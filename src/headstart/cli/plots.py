@@ -183,9 +183,8 @@ def heads(
 def _need_target(out: Path | None, call: Call) -> None:
     """Refuse to compute what is neither plotted nor printed."""
     if out is None and not call.as_json:
-        raise ConfigError(
-            "there is no file to plot to", hint="add --out FOLDER or --out FILE.png, or --json for numbers"
-        )
+        problem = "there is no file to plot to"
+        raise ConfigError(problem, hint="add --out FOLDER or --out FILE.png, or --json for numbers")
 
 
 def _show(call: Call, content: Any, lines: list[str], files: list[Path]) -> None:

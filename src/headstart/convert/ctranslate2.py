@@ -13,14 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from headstart.batch import Batch, pad
-from headstart.convert.marian import TRANSLATOR
+from headstart.convert.families import TRANSLATOR
 from headstart.convert.parity import ExportBundle, ParityReport, require_package
 from headstart.convert.to_transformers import check_translator
-from headstart.convert.tokenizers import (
-    compare_translator_tokenizers,
-    save_translator_tokenizers,
-    translator_tokenizers,
-)
+from headstart.convert.tokenizers import save_translator_tokenizers, translator_tokenizers
 from headstart.data.tokenizer import FILE
 from headstart.errors import RunError
 from headstart.models.backbones import EncoderDecoderBackbone
@@ -34,12 +30,10 @@ def write_ctranslate2(bundle: ExportBundle, folder: Path) -> ParityReport:
     require_package("ctranslate2", "ctranslate2", "an export to ctranslate2")
     require_package("transformers", "transformers", "its tokenizer")
     if not bundle.is_translator:
-        raise RunError(
-            f"only translators can be exported to CTranslate2, and this is a {bundle.config.architecture} model",
-            hint="use --to transformers, or --to onnx",
-        )
+        problem = f"only translators can be exported to CTranslate2, and this is a {bundle.config.architecture} model"
+        raise RunError(problem, hint="use --to transformers, or --to onnx")
     check_translator(bundle, TRANSLATOR, "CTranslate2")
-    save_translator_tokenizers(bundle, folder)
+    texts = save_translator_tokenizers(bundle, folder)
     source, target = _vocabularies(bundle, folder)
     spec = _model_spec(bundle)
     spec.register_source_vocabulary(source)
@@ -50,7 +44,7 @@ def write_ctranslate2(bundle: ExportBundle, folder: Path) -> ParityReport:
     spec.validate()
     spec.optimize()
     spec.save(str(folder))
-    return _compare(bundle, folder, source, target)
+    return _compare(bundle, folder, source, target, texts)
 
 
 def _vocabularies(bundle: ExportBundle, folder: Path) -> tuple[list[str], list[str]]:
@@ -125,11 +119,10 @@ def _set_block(spec: Any, block: Any) -> None:
     _set_norm(spec.ffn.layer_norm, block.feed_forward_norm)
 
 
-def _compare(bundle: ExportBundle, folder: Path, source: list[str], target: list[str]) -> ParityReport:
+def _compare(bundle: ExportBundle, folder: Path, source: list[str], target: list[str], texts: int) -> ParityReport:
     """Compare the log-probability of each token of target texts."""
     import ctranslate2
 
-    texts = compare_translator_tokenizers(bundle, folder)
     report = ParityReport("CTranslate2 model", texts, details={"auto_class": "ctranslate2.Translator"})
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
     specials = (bundle.tokenizer.bos_id, bundle.tokenizer.eos_id)  # which CTranslate2 adds

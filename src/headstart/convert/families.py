@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from headstart.convert.parity import ExportBundle
 from headstart.convert.weight_map import (
     ConfigKey,
     HFClass,
@@ -14,6 +16,8 @@ from headstart.convert.weight_map import (
     Settings,
     Supported,
     Weights,
+    export_weights,
+    weight_rules,
     with_prefix,
 )
 from headstart.errors import RunError
@@ -27,11 +31,9 @@ PLAIN: Supported = {
     "sliding_window": (None,), "num_kv_heads": (None,),
 }  # fmt: skip
 KEYS = {
-    "num_layers": ConfigKey("num_hidden_layers"),
-    "hidden_size": ConfigKey("hidden_size"),
-    "num_heads": ConfigKey("num_attention_heads"),
-    "intermediate_size": ConfigKey("intermediate_size"),
-}
+    "num_layers": ConfigKey("num_hidden_layers"), "hidden_size": ConfigKey("hidden_size"),
+    "num_heads": ConfigKey("num_attention_heads"), "intermediate_size": ConfigKey("intermediate_size"),
+}  # fmt: skip
 DENSE_BLOCK = {"bias": (True,), "activation": ("gelu", "relu", "gelu-tanh")}
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 TOKEN_TYPES = "bert.embeddings.token_type_embeddings.weight"
@@ -79,6 +81,12 @@ def _rename_bert(config: HFConfig, weights: Weights, prefix: str = "bert.") -> W
     return renamed
 
 
+BERT_KEYS = {
+    **KEYS, "activation": ACTIVATION, "dropout": ConfigKey("hidden_dropout_prob", default=0.1),
+    "attention_dropout": ConfigKey("attention_probs_dropout_prob", default=0.1),
+    "max_position_embeddings": ConfigKey("max_position_embeddings", default=512),
+    "norm_eps": ConfigKey("layer_norm_eps", default=1e-12),
+}  # fmt: skip
 BERT_SUPPORTED: Supported = {
     **PLAIN, **DENSE_BLOCK, "architecture": ("bidirectional",), "position_embedding": ("learned",),
     "norm_first": (False,), "embedding_norm": (True,), "token_type_embeddings": (), "pooler": (),
@@ -88,14 +96,7 @@ BERT = ModelFamily(
     model_type="bert",
     train_flags="--preset bert",
     supported=BERT_SUPPORTED,
-    keys={
-        **KEYS,
-        "activation": ACTIVATION,
-        "dropout": ConfigKey("hidden_dropout_prob", default=0.1),
-        "attention_dropout": ConfigKey("attention_probs_dropout_prob", default=0.1),
-        "max_position_embeddings": ConfigKey("max_position_embeddings", default=512),
-        "norm_eps": ConfigKey("layer_norm_eps", default=1e-12),
-    },
+    keys=BERT_KEYS,
     modules={
         "backbone.embedding.token_embedding": "bert.embeddings.word_embeddings",
         "backbone.embedding.position_embedding": "bert.embeddings.position_embeddings",
@@ -187,6 +188,17 @@ def _read_gpt2(config: HFConfig, weights: Weights) -> Settings:
     return {"intermediate_size": config.integer("n_inner", 4 * config.integer("n_embd")), "head_bias": False}
 
 
+GPT2_KEYS = {
+    "num_layers": ConfigKey("n_layer"),
+    "hidden_size": ConfigKey("n_embd"),
+    "num_heads": ConfigKey("n_head"),
+    "activation": ConfigKey("activation_function", default="gelu_new", values=ACTIVATIONS),
+    "tie_embeddings": ConfigKey("tie_word_embeddings", default=True),
+    "dropout": ConfigKey("resid_pdrop", "embd_pdrop", default=0.1),
+    "attention_dropout": ConfigKey("attn_pdrop", default=0.1),
+    "max_position_embeddings": ConfigKey("n_positions", default=1024),
+    "norm_eps": ConfigKey("layer_norm_epsilon", default=1e-5),
+}
 GPT2_SUPPORTED: Supported = {
     **PLAIN, **DENSE_BLOCK, "architecture": ("causal",), "position_embedding": ("learned",), "intermediate_size": (),
 }  # fmt: skip
@@ -194,17 +206,7 @@ GPT2 = ModelFamily(
     name="GPT-2",
     model_type="gpt2",
     supported=GPT2_SUPPORTED,
-    keys={
-        "num_layers": ConfigKey("n_layer"),
-        "hidden_size": ConfigKey("n_embd"),
-        "num_heads": ConfigKey("n_head"),
-        "activation": ConfigKey("activation_function", default="gelu_new", values=ACTIVATIONS),
-        "tie_embeddings": ConfigKey("tie_word_embeddings", default=True),
-        "dropout": ConfigKey("resid_pdrop", "embd_pdrop", default=0.1),
-        "attention_dropout": ConfigKey("attn_pdrop", default=0.1),
-        "max_position_embeddings": ConfigKey("n_positions", default=1024),
-        "norm_eps": ConfigKey("layer_norm_epsilon", default=1e-5),
-    },
+    keys=GPT2_KEYS,
     modules={
         "backbone.embedding.token_embedding": "transformer.wte",
         "backbone.embedding.position_embedding": "transformer.wpe",
@@ -236,10 +238,8 @@ def _rope_theta(config: HFConfig, content: Any, default: Any) -> Any:
     rope = HFConfig(content or {}, f"the rotary positions of {config.source}")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise RunError(
-            f"{config.source} scales its rotary positions by the rule {kind!r}",
-            hint="headstart supports rotary positions without scaling",
-        )
+        problem = f"{config.source} scales its rotary positions by the rule {kind!r}"
+        raise RunError(problem, hint="headstart supports rotary positions without scaling")
     rope.require("partial_rotary_factor", (1,), 1)
     return rope.get("rope_theta", default)
 
@@ -425,3 +425,113 @@ FAMILIES = {
     "camembert": replace(ROBERTA, name="CamemBERT", model_type="camembert"),
     "xlm-roberta": replace(ROBERTA, name="XLM-RoBERTa", model_type="xlm-roberta"),
 }
+
+
+# --- Marian (Junczys-Dowmunt et al., 2018): the encoder-decoder that equals Vaswani et al. (2017)
+#
+# Its sinusoids are ordered otherwise: all sines, then all cosines, where ours alternate. So the hidden dimensions of
+# every weight are put in that order; layer norm does not depend on it.
+
+MARIAN = HFClass("MarianMTModel", auto="AutoModelForSeq2SeqLM")
+TRANSLATOR: Supported = {  # what CTranslate2 supports too
+    **PLAIN, **DENSE_BLOCK, "norm_eps": (1e-5,), "mlm_head_transform": (False,), "scale_embedding": (),
+    "position_embedding": ("sinusoidal", "learned"), "norm_first": (),
+}  # fmt: skip
+MARIAN_SUPPORTED: Supported = {**TRANSLATOR, "position_embedding": ("sinusoidal",), "norm_first": (False,)}
+
+
+MARIAN_KEYS = {  # their setting -> ours
+    "d_model": "hidden_size", "encoder_layers": "num_layers", "encoder_attention_heads": "num_heads",
+    "decoder_attention_heads": "num_heads", "encoder_ffn_dim": "intermediate_size",
+    "decoder_ffn_dim": "intermediate_size", "dropout": "dropout", "attention_dropout": "attention_dropout",
+    "scale_embedding": "scale_embedding", "max_position_embeddings": "max_position_embeddings",
+    "tie_word_embeddings": "tie_embeddings",
+}  # fmt: skip
+
+
+def _block(ours: str, theirs: str) -> Modules:
+    """The modules of a layer, as far as it has them."""
+    return {
+        f"{ours}.attention.qkv_proj": f"{theirs}.self_attn.(q|k|v)_proj",
+        f"{ours}.attention.out_proj": f"{theirs}.self_attn.out_proj",
+        f"{ours}.attention_norm": f"{theirs}.self_attn_layer_norm",
+        f"{ours}.cross_attention.q_proj": f"{theirs}.encoder_attn.q_proj",
+        f"{ours}.cross_attention.kv_proj": f"{theirs}.encoder_attn.(k|v)_proj",
+        f"{ours}.cross_attention.out_proj": f"{theirs}.encoder_attn.out_proj",
+        f"{ours}.cross_attention_norm": f"{theirs}.encoder_attn_layer_norm",
+        f"{ours}.feed_forward.up_proj": f"{theirs}.fc1",
+        f"{ours}.feed_forward.down_proj": f"{theirs}.fc2",
+        f"{ours}.feed_forward_norm": f"{theirs}.final_layer_norm",
+    }
+
+
+MARIAN_MODULES: Modules = {
+    **_block("backbone.encoder.blocks.{}", "model.encoder.layers.{}"),
+    **_block("backbone.decoder.blocks.{}", "model.decoder.layers.{}"),
+}
+
+
+def reorder(name: str, weight: Tensor, order: Tensor) -> Tensor:
+    """A weight with its hidden dimensions in the order of Marian's sinusoids."""
+    if name.endswith((".out_proj.weight", ".fc2.weight")) or weight.ndim == 1:
+        is_output = "norm" in name or ".out_proj." in name or ".fc2." in name
+        return weight[order] if is_output else weight
+    return weight[:, order]
+
+
+def marian_weights(bundle: ExportBundle) -> tuple[Weights, bool]:
+    """Every weight under Marian's name and in its order, and whether both sides share one embedding."""
+    body, ours = bundle.config, bundle.model.state_dict()
+    order = torch.cat((torch.arange(0, body.hidden_size, 2), torch.arange(1, body.hidden_size, 2)))
+    rules = weight_rules(MARIAN_MODULES, ours, body)
+    theirs = export_weights(rules, ours)
+    target = ours["backbone.embedding.token_embedding.weight"]
+    source = ours.get("backbone.source_embedding.token_embedding.weight", target)
+    is_shared = body.tie_embeddings and source is target
+    if is_shared:
+        theirs["model.shared.weight"] = target
+    else:
+        theirs |= {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
+        theirs |= {} if body.tie_embeddings else {"lm_head.weight": ours["heads.lm.weight"]}
+    waves = bundle.model.backbone.embedding.position_vectors(slice(0, body.max_position_embeddings))
+    assert waves is not None
+    theirs |= {f"model.{side}.embed_positions.weight": waves for side in ("encoder", "decoder")}
+    theirs = {name: reorder(name, weight, order).contiguous().clone() for name, weight in theirs.items()}
+    theirs["final_logits_bias"] = ours.get("heads.lm.bias", torch.zeros(len(target)))[None].clone()
+    known = {rule.ours for rule in rules} | {"heads.lm.weight", "heads.lm.bias"}
+    unused = {name for name in ours if "token_embedding" not in name} - known
+    assert not unused, f"Marian has no place for {sorted(unused)}"
+    return theirs, is_shared
+
+
+def marian_config(bundle: ExportBundle, is_shared: bool) -> Settings:
+    """What config.json says, besides the special tokens."""
+    body = bundle.config
+    return {
+        **{theirs: getattr(body, ours) for theirs, ours in MARIAN_KEYS.items()},
+        "vocab_size": bundle.sources.size,
+        "decoder_vocab_size": bundle.tokenizer.size,
+        "decoder_layers": body.num_decoder_layers or body.num_layers,
+        "activation_function": ACTIVATION.write(body.activation)["hidden_act"],
+        "share_encoder_decoder_embeddings": is_shared,
+        "dtype": "float32",
+    }
+
+
+def special_token_ids(bundle: ExportBundle) -> Settings:
+    """The special tokens: a translation begins with `first` and ends with `last`."""
+    tokenizer = bundle.tokenizer
+    return {
+        "pad_token_id": tokenizer.pad_id,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "decoder_start_token_id": tokenizer.bos_id,
+        "forced_eos_token_id": None,
+    }
+
+
+def generation_config(bundle: ExportBundle) -> Settings:
+    """What generation_config.json says: special tokens are not generated."""
+    forbidden = [[number] for number in sorted(bundle.tokenizer.special_ids - {bundle.tokenizer.eos_id})]
+    ids, max_length = special_token_ids(bundle), bundle.config.max_position_embeddings
+    return {**ids, "bad_words_ids": forbidden, "max_length": max_length}

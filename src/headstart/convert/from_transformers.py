@@ -111,9 +111,8 @@ def _read_weights(folder: Path) -> Weights:
         try:
             found |= load_file(str(folder / Path(name).name))
         except (SafetensorError, OSError) as error:
-            raise RunError(
-                f"the weights at {folder / name} cannot be read: {error}", hint="the file is torn: copy it again"
-            ) from None
+            problem = f"the weights at {folder / name} cannot be read: {error}"
+            raise RunError(problem, hint="the file is torn: copy it again") from None
     return {
         name: weight.float()
         for name, weight in found.items()

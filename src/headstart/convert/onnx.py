@@ -64,14 +64,11 @@ def write_onnx(bundle: ExportBundle, folder: Path, int8: bool = False) -> Parity
     for package in ("onnx", "onnxruntime", "onnxscript"):
         require_package(package, "onnx", "an export to onnx")
     if bundle.config.architecture == "bi-lstm":
-        raise RunError(
-            "an ONNX graph of any length cannot skip padding as a bi-lstm does", hint="export a Transformer or a cnn"
-        )
+        problem = "an ONNX graph of any length cannot skip padding as a bi-lstm does"
+        raise RunError(problem, hint="export a Transformer or a cnn")
     if bundle.is_translator:
-        raise RunError(
-            "a translator reads two texts, and an ONNX graph here reads one",
-            hint="use --to transformers, or --to ctranslate2",
-        )
+        problem = "a translator reads two texts, and an ONNX graph here reads one"
+        raise RunError(problem, hint="use --to transformers, or --to ctranslate2")
     names = list(bundle.heads)
     outputs = {names[0]: "logits"} if len(names) == 1 else {name: f"{name}_logits" for name in names}
     outputs = outputs or {"hidden": "last_hidden_state"}
@@ -204,15 +201,13 @@ class OnnxClassifier:
         if not (folder / GRAPH).is_file() or not (folder / DESCRIPTION).is_file():
             is_run = (folder / "run.json").is_file()
             hint = f"`headstart export {folder} --to onnx --out DIR` first, and give DIR"
-            raise RunError(
-                f"{folder} holds no {GRAPH} with its {DESCRIPTION}", hint=hint if is_run else "check the path"
-            )
+            problem = f"{folder} holds no {GRAPH} with its {DESCRIPTION}"
+            raise RunError(problem, hint=hint if is_run else "check the path")
         try:
             found = Description.model_validate_json((folder / DESCRIPTION).read_bytes())
         except (OSError, ValueError):
-            raise RunError(
-                f"{folder / DESCRIPTION} cannot be read by this version", hint="export the run again"
-            ) from None
+            problem = f"{folder / DESCRIPTION} cannot be read by this version"
+            raise RunError(problem, hint="export the run again") from None
         if not found.classes:
             raise RunError(f"{folder} is a language model and names no classes", hint="export a classifier")
         session, tokenizer = open_session(folder / GRAPH), Tokenizer.load(folder)

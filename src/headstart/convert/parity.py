@@ -142,9 +142,8 @@ def require_package(package: str, extra: str, work: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        raise ConfigError(
-            f"{work} needs the package {error.name or package}", hint=f"pip install 'headstart[{extra}]'"
-        ) from None
+        problem = f"{work} needs the package {error.name or package}"
+        raise ConfigError(problem, hint=f"pip install 'headstart[{extra}]'") from None
 
 
 def largest_difference(ours: Tensor, theirs: Tensor, mask: Tensor | None = None) -> float:

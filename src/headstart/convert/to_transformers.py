@@ -12,16 +12,9 @@ import torch
 from headstart.atomic_io import write_json
 from headstart.batch import Batch
 from headstart.checkpoint import save_weights
-from headstart.convert import marian
-from headstart.convert.families import FAMILIES
+from headstart.convert import families
 from headstart.convert.parity import BUG, SAMPLES, SPECIALS, ExportBundle, ParityReport, check_tokens, require_package
-from headstart.convert.tokenizers import (
-    TARGET,
-    TRUNCATION_SIDES,
-    compare_translator_tokenizers,
-    save_tokenizer,
-    save_translator_tokenizers,
-)
+from headstart.convert.tokenizers import TARGET, TRUNCATION_SIDES, save_tokenizer, save_translator_tokenizers
 from headstart.convert.weight_map import (
     HFClass,
     ModelFamily,
@@ -41,10 +34,10 @@ def write_transformers(bundle: ExportBundle, folder: Path) -> ParityReport:
     """Fill `folder` with config, weights and tokenizer, load them with transformers, and compare."""
     require_package("transformers", "transformers", "an export to transformers")
     if bundle.is_translator:
-        check_translator(bundle, marian.SUPPORTED, marian.MARIAN.name)
+        check_translator(bundle, families.MARIAN_SUPPORTED, families.MARIAN.name)
         with _quiet():
             return _write_translator(bundle, folder)
-    family, target = find_class(list(FAMILIES.values()), bundle.config, bundle.heads)
+    family, target = find_class(list(families.FAMILIES.values()), bundle.config, bundle.heads)
     with _quiet():
         return _write_family(bundle, family, target, folder)
 
@@ -59,13 +52,12 @@ def check_translator(bundle: ExportBundle, supported: Supported, name: str) -> N
 
 
 def _write_translator(bundle: ExportBundle, folder: Path) -> ParityReport:
-    save_translator_tokenizers(bundle, folder)
-    weights, is_shared = marian.marian_weights(bundle)
-    settings = marian.marian_config(bundle, is_shared) | marian.special_token_ids(bundle)
-    _save_model(folder, "marian", marian.MARIAN, settings, weights)
-    write_json(folder / "generation_config.json", marian.generation_config(bundle))
-    texts = compare_translator_tokenizers(bundle, folder)
-    report = _compare(bundle, marian.MARIAN, folder, texts, bundle.tokenizer.pad_id)
+    texts = save_translator_tokenizers(bundle, folder)
+    weights, is_shared = families.marian_weights(bundle)
+    settings = families.marian_config(bundle, is_shared) | families.special_token_ids(bundle)
+    _save_model(folder, "marian", families.MARIAN, settings, weights)
+    write_json(folder / "generation_config.json", families.generation_config(bundle))
+    report = _compare(bundle, families.MARIAN, folder, texts, bundle.tokenizer.pad_id)
     report.notes.append(
         "beam search in transformers divides by length ** length_penalty, a length penalty that headstart does not have"
     )

@@ -83,18 +83,16 @@ def translator_tokenizers(bundle: ExportBundle, folder: Path) -> dict[Path, Toke
     return {folder: bundle.sources, **target}
 
 
-def save_translator_tokenizers(bundle: ExportBundle, folder: Path) -> None:
-    """Write the tokenizers of both sides."""
-    for path, tokenizer in translator_tokenizers(bundle, folder).items():
-        path.mkdir(exist_ok=True)
-        save_tokenizer(bundle, tokenizer, path)
+def save_translator_tokenizers(bundle: ExportBundle, folder: Path) -> int:
+    """Write the tokenizers of both sides, and return the number of samples compared.
 
-
-def compare_translator_tokenizers(bundle: ExportBundle, folder: Path) -> int:
-    """The number of samples that have the same tokens in both libraries, and the same text again; else an error."""
+    A sample that has other tokens in transformers, or another text again, is an error.
+    """
     from transformers import AutoTokenizer
 
     for path, tokenizer in translator_tokenizers(bundle, folder).items():
+        path.mkdir(exist_ok=True)
+        save_tokenizer(bundle, tokenizer, path)
         exported = AutoTokenizer.from_pretrained(path, local_files_only=True)
         for text, ids in zip(SAMPLES, tokenizer.encode(SAMPLES), strict=True):
             tokens = tokenizer.add_special_tokens(ids, bundle.max_length).tolist()
@@ -121,10 +119,8 @@ def load_tokenizer(folder: Path, config: HFConfig, vocab_size: int) -> Tokenizer
         raise RunError(f"{folder / FILE} is no readable tokenizer: {error}", hint="copy it again") from None
     size = max(ids.values()) + 1
     if size > vocab_size:
-        raise RunError(
-            f"the tokenizer in {folder} has {size:,} tokens, and the model {vocab_size:,}",
-            hint="the two do not belong together: copy the model's own tokenizer",
-        )
+        problem = f"the tokenizer in {folder} has {size:,} tokens, and the model {vocab_size:,}"
+        raise RunError(problem, hint="the two do not belong together: copy the model's own tokenizer")
     specials = _special_ids(settings, config, ids)
     default = {role: next((ids[name] for name in names if name in ids), None) for role, names in NAMES.items()}
     if specials == default and size == vocab_size:
@@ -144,9 +140,8 @@ def _special_ids(settings: dict[str, Any], config: HFConfig, ids: dict[str, int]
         found[role] = known[0] if known else number if isinstance(number, int) and number >= 0 else None
     end = found["last"] if found["last"] is not None else found["first"]
     if end is None:
-        raise RunError(
-            "the tokenizer names no token that begins or ends a text", hint=f"add bos_token and eos_token to {CONFIG}"
-        )
+        problem = "the tokenizer names no token that begins or ends a text"
+        raise RunError(problem, hint=f"add bos_token and eos_token to {CONFIG}")
     # GPT-2 has one special token; the attention mask tells padding from text, the id does not have to
     return {role: number if number is not None or role == "mask" else end for role, number in found.items()}
 

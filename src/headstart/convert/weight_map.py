@@ -63,10 +63,8 @@ class HFConfig:
         """A setting of which only some values are supported."""
         value = self.get(name, default)
         if value not in supported:
-            raise RunError(
-                f"headstart does not support {name}={value!r} in {self.source}",
-                hint=f"it supports {' and '.join(map(repr, supported))}",
-            )
+            problem = f"headstart does not support {name}={value!r} in {self.source}"
+            raise RunError(problem, hint=f"it supports {' and '.join(map(repr, supported))}")
         return value
 
     def flag(self, *names: str, default: bool = False) -> bool:
@@ -74,10 +72,8 @@ class HFConfig:
         found = {name: bool(self.get(name, default)) for name in names}
         if len(set(found.values())) > 1:
             values = ", ".join(f"{name}={value}" for name, value in found.items())
-            raise RunError(
-                f"{self.source} has {values}: a headstart model has all of these biases or none",
-                hint="this variant cannot be represented exactly",
-            )
+            problem = f"{self.source} has {values}: a headstart model has all of these biases or none"
+            raise RunError(problem, hint="this variant cannot be represented exactly")
         return next(iter(found.values()))
 
 

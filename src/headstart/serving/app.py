@@ -1,6 +1,7 @@
 """The FastAPI application: middleware, playground files, error handlers and the OpenAPI document."""
 
 import asyncio
+import hmac
 import json
 import time
 import traceback
@@ -11,10 +12,10 @@ from typing import Any
 from fastapi import FastAPI, HTTPException
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,7 +36,6 @@ FILES = {  # of the playground, by their path on the server
     "/explorer.js": "reports/static/attention.js",
     **{f"/{name}.js": f"playground/{name}.js" for name in SCRIPTS},
 }
-MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 PUBLIC_PATHS = frozenset([*FILES, "/healthz"])  # need no token
 OPEN_WHILE_STOPPING = ("/healthz", "/metrics")
 SECURITY_HEADERS = {
@@ -47,7 +47,6 @@ SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
 }
-RAW_HEADERS = {name.lower().encode(): value.encode() for name, value in SECURITY_HEADERS.items()}
 # Scripts and styles only from this server, none inline; no page may frame this one.
 PLAYGROUND_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -133,14 +132,8 @@ async def _handle_error(request: Request, error: Any) -> Response:
 
 def _file_route(path: str, file: str) -> Route:
     """A file of the playground; the files are fixed, so that no client can name one."""
-    content = files("headstart").joinpath(file).read_bytes()
-    media_type = MEDIA_TYPES[file.rpartition(".")[2]]
-    response = Response(content, headers={"Content-Security-Policy": PLAYGROUND_POLICY}, media_type=media_type)
-
-    async def send_file(request: Request) -> Response:
-        return response
-
-    return Route(path, send_file)
+    place, headers = str(files("headstart") / file), {"Content-Security-Policy": PLAYGROUND_POLICY}
+    return Route(path, lambda request: FileResponse(place, headers=headers))
 
 
 class ServerMiddleware:
@@ -159,9 +152,9 @@ class ServerMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = message["headers"]
-                present = {name.lower() for name, _ in headers}
-                message["headers"] = [*headers, *(pair for pair in RAW_HEADERS.items() if pair[0] not in present)]
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         state.in_flight += 1
@@ -204,7 +197,9 @@ class ServerMiddleware:
     def _has_token(self, scope: Scope, headers: Headers) -> bool:
         """Whether the request carries the token, or the signature of the report that it asks for."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.state.is_token(token.strip()):
+        if scheme.lower() == "bearer" and hmac.compare_digest(
+            token.strip().encode(), (self.state.token or "").encode()
+        ):
             return True
         key, _, signature = scope.get("query_string", b"").decode("latin-1").partition("=")
         match scope["path"].split("/"):

@@ -276,10 +276,6 @@ class AppState:
         self.limits, self.metrics = self.registry.limits, self.registry.metrics
         self.metrics.in_flight.set_function(lambda: self.in_flight)
 
-    def is_token(self, candidate: str) -> bool:
-        """Whether a client knows the token; compared in constant time."""
-        return hmac.compare_digest(candidate.encode(), (self.token or "").encode())
-
     def sign_report(self, name: str, now: float | None = None) -> str:
         """The signature that opens the report of `name` for an hour or two: a frame cannot send the token."""
         period = int((time.time() if now is None else now) // SIGNATURE_SECONDS)

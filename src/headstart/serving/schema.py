@@ -75,15 +75,13 @@ Size = Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL]
 Layers = Annotated[int, Field(ge=1, le=1000), INTEGRAL]
 
 
-class RequestModel(BaseModel):
-    """The body of a request: strict types, no unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-class ModelRequest(RequestModel):
-    """A request to one of the served models."""
+class ModelRequest(BaseModel):
+    """A request to one of the served models: strict types, no unknown fields."""
 
+    model_config = STRICT
     model: Annotated[str, Field(max_length=200)] | None = Field(
         None, description="the model to use; default: the first that can"
     )
@@ -134,9 +132,10 @@ class TranslateRequest(ModelRequest):
     attention: bool = Field(False, description="also return the cross-attention of each new token")
 
 
-class PlanRequest(RequestModel):
+class PlanRequest(BaseModel):
     """A run to plan; omitted fields take the value of the preset."""
 
+    model_config = STRICT
     preset: str = Field("tiny", max_length=40)
     objective: str | None = Field(None, max_length=40)
     gpu: str | None = Field(None, max_length=80, description="name of a device; default: all devices")

@@ -46,10 +46,8 @@ def serve(
         parse(TrainingConfig, {"precision": precision}, "training")
     token = read_token(token_file) if token_file is not None else None
     if token is None and host not in LOOPBACK:
-        raise ConfigError(
-            f"at {host} everybody on the network could use this server",
-            hint="give a secret with --token-file FILE, or leave --host out",
-        )
+        problem = f"at {host} everybody on the network could use this server"
+        raise ConfigError(problem, hint="give a secret with --token-file FILE, or leave --host out")
     logger = make_logger(as_json=as_json, quiet=quiet)
     hosts = frozenset() if token is not None else frozenset([*LOOPBACK, host])
     state = AppState(ModelRegistry(runs, limits, precision), logger, token, hosts, log_texts)
@@ -72,10 +70,8 @@ def read_token(path: Path) -> str:
         raise ConfigError(f"the token file {path} cannot be read: {error}", hint="give a text file") from None
     token = lines[0].strip() if lines else ""
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(
-            f"the first line of {path} must be a token of {MIN_TOKEN_LENGTH} or more letters, digits and signs",
-            hint="make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
-        )
+        problem = f"the first line of {path} must be a token of {MIN_TOKEN_LENGTH} or more letters, digits and signs"
+        raise ConfigError(problem, hint="make one: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'")
     return token
 
 
@@ -114,17 +110,13 @@ class Timeout:
     def start(self) -> None:
         """Start the clock unless it runs already."""
         if self._handle is None:
-            self._handle = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+            self._handle = asyncio.get_running_loop().call_later(self._seconds, self._callback)
 
     def stop(self) -> None:
         """Stop the clock."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-
-    def _expire(self) -> None:
-        self._handle = None
-        self._callback()
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -215,11 +207,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_pending = 0
         super().on_body(body)
 
-    def on_message_complete(self) -> None:
-        """The request is complete."""
-        self._num_pending = 0
-        super().on_message_complete()
-
     def on_response_complete(self) -> None:
         """Parse the next request if it is here already."""
         super().on_response_complete()
@@ -244,6 +231,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._buffer_size = size
+            self._write_timeout.stop()
             self._write_timeout.start()
 
     def send_400_response(self, msg: str) -> None:
