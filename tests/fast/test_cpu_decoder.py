@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from headstart.batch import pad
-from headstart.fast.beam_search import BeamKVCache, LayerBeamCache, find_moves
+from headstart.fast.beam_search import BeamKVCache
 from headstart.fast.cpu_decoder import CPUDecoder, install_cpu_decoder
 from headstart.generation.generate import ModelDecoder, unfinished
 from headstart.models.backbones import CausalBackbone
@@ -80,18 +80,6 @@ def test_rows_that_share_their_past_read_what_rows_apart_read(kind, shape, seed)
             assert torch.allclose(step(tokens, cache), body.decode(tokens, other)[:, 0], atol=1e-5)
             before, most = width, max(most, cache.layers[0].length)
     assert most < width * 25  # of 40 tokens, W each
-
-
-@pytest.mark.parametrize(
-    ("rows", "few"),
-    [([0, 1, 2], True), ([0, 5, 2, 4], True), ([0, 2, 1], False), ([0, 0, 1, 1], False), ([1, 2], False), ([], True)],
-)
-def test_few_rows_move_where_the_last_fill_the_gaps(rows, few):
-    rows, store = torch.tensor(rows, dtype=torch.long), torch.arange(2.0 * 6 * 4 * 3).view(2, 6, 1, 4, 3)
-    assert (find_moves(rows) is not None) == few
-    layer = LayerBeamCache(length=2, store=store.clone())
-    layer.select(rows, find_moves(rows))
-    assert torch.equal(layer.store[:, :, :, :2], store[:, rows, :, :2])
 
 
 def test_a_model_decodes_one_token_by_a_step_but_not_in_half_precision(monkeypatch):

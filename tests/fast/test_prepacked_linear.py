@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from headstart.fast import prepacked_linear as module
-from headstart.fast.prepacked_linear import PrepackedLinear, cast_linears, prepack
+from headstart.fast import cpu_decoder as module
+from headstart.fast.cpu_decoder import PrepackedLinear, cast_linears, prepack
 from headstart.models import BACKBONES
 from tests.helpers.tiny_models import make_backbone, make_batch
 

@@ -38,7 +38,7 @@ def optimize(model: "Model", mode: Mode = "train", dtype: "torch.dtype | None" =
         return model if mode == "train" else model.eval()
     import torch
 
-    from headstart.fast.prepacked_linear import cast_linears, prepack
+    from headstart.fast.cpu_decoder import cast_linears, prepack
 
     if mode in ("train", "evaluate"):
         return _with_fast_classes(model, mode)
@@ -80,8 +80,7 @@ def _with_unpadding(model: "Model") -> "Model":
 
 
 def _with_cpu_decoder(model: "Model") -> "Model":
-    from headstart.fast.cpu_decoder import install_cpu_decoder
-    from headstart.fast.prepacked_linear import install_prepacked_head
+    from headstart.fast.cpu_decoder import install_cpu_decoder, install_prepacked_head
 
     install_cpu_decoder(model.backbone)
     for head in model.heads.values():

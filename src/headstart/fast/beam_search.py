@@ -10,6 +10,7 @@ Pays: benchmarks/results/speed-translate.md
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -23,17 +24,7 @@ MIN_NUMEL = 2**16  # logits from which groups are faster
 ALIGNMENT = 16  # positions are read in multiples of it; a CPU's matrix product and softmax are slow otherwise
 COMPACT_EVERY = 4  # selections after which positions that no row attends to are looked for
 KeyValueViews = tuple[Tensor, Tensor]  # keys (B * H, d, S), values (B * H, S, d)
-CrossViews = tuple[Tensor, Tensor, Tensor | None]  # the same of a source, and the bias (B * H, 1, S) that hides padding
-Moves = tuple[Tensor, Tensor]  # indices that change, and the rows that go there
-
-
-def find_moves(rows: Tensor) -> Moves | None:
-    """How to select rows with few copies, if all that change are filled from behind the others; None = copy all."""
-    if rows.device.type != "cpu":  # to look at the rows takes longer than to copy
-        return None
-    indices = (rows != torch.arange(len(rows))).nonzero()[:, 0]
-    fillers = rows[indices]
-    return (indices, fillers) if bool((fillers >= len(rows)).all()) else None
+CrossViews = tuple[Tensor, Tensor, Tensor | None]  # the same of a source, and the bias (B, 1, 1, S) that hides padding
 
 
 def aligned(count: int) -> int:
@@ -48,6 +39,12 @@ def mask_bias(mask: Tensor) -> Tensor:
     return bias
 
 
+@lru_cache(maxsize=256)
+def _unmasked_bias(length: int) -> Tensor:
+    """The bias of `length` positions that all count."""
+    return mask_bias(torch.ones(1, 1, length, dtype=torch.bool))
+
+
 @dataclass
 class LayerBeamCache(LayerKVCache):
     """Keys and values of one layer; positions beyond `length` are finite.
@@ -56,22 +53,15 @@ class LayerBeamCache(LayerKVCache):
     W adjacent positions.
     """
 
-    spare: Tensor | None = None  # the store before the last selection
     views: KeyValueViews | None = None  # what `append` returned
     num_viewed: int = 0  # positions in these views
-
-    def update(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, H, T, d) of new tokens; returns those of all tokens (B, H, S, d)."""
-        self.views = None
-        assert self.store is None or self.store.shape[1] == len(key), "rows that share a cache read single tokens"
-        return super().update(key, value)
 
     def append(self, new: Tensor) -> KeyValueViews:
         """Append those of each row's new token (2, B, H, W, d); returns all, up to a multiple of ALIGNMENT."""
         start, self.length = self.length, self.length + new.shape[3]
-        self.store = self.reserve(new.shape[1:], new)
+        store, self.store = self.store, self.reserve(new.shape[1:], new)
         self.store.narrow(3, start, new.shape[3]).copy_(new)
-        if self.views is None or self.length > self.num_viewed:
+        if self.views is None or self.length > self.num_viewed or self.store is not store:
             self.num_viewed = aligned(self.length)
             keys, values = (part.flatten(0, 1).narrow(1, 0, self.num_viewed) for part in self.store)
             self.views = keys.transpose(1, 2), values
@@ -80,31 +70,12 @@ class LayerBeamCache(LayerKVCache):
     def reserve(self, shape: torch.Size, like: Tensor) -> Tensor:
         """A store with aligned room for `length` positions."""
         self.capacity = aligned(max(self.capacity, self.length))
-        store = super().reserve(shape, like)
-        if store is not self.store:
-            self.views = None
-        return store
+        return super().reserve(shape, like)
 
-    def select(self, rows: Tensor, moves: Moves | None = None) -> None:
-        """Keep these rows (or sources), in this order; `moves` is what `find_moves` returned."""
-        if self.store is None:
-            return
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows (or sources), in this order."""
+        super().select(rows)
         self.views = None
-        if moves is not None:
-            indices, fillers = moves
-            self.store[:, indices, :, : self.length] = self.store[:, fillers, :, : self.length]
-            self.store = self.store[:, : len(rows)]
-            return
-        before, self.store = self.store, self._spare(len(rows), self.store)
-        filled = self.store.narrow(3, 0, self.length)
-        torch.index_select(before.narrow(3, 0, self.length), 1, rows, out=filled)
-        self.spare = before
-
-    def _spare(self, rows: int, like: Tensor) -> Tensor:
-        """Memory for a selection: that of the one before the last, because new memory is slow."""
-        if self.spare is None or self.spare.shape[1] < rows or self.spare.shape[2:] != like.shape[2:]:
-            return like.new_zeros(2, rows, *like.shape[2:])
-        return self.spare[:, :rows]
 
     def gather(self, positions: Tensor) -> None:
         """Keep these positions (B, count) of each source, in this order."""
@@ -124,13 +95,10 @@ class BeamKVCache(KVCache):
     """A cache that rows of one source can share, and the workspace of the decoder that uses it."""
 
     shares: bool = False  # True = rows of one source share their cache once there are several
-    row_bias: Tensor | None = (
-        None  # (R, capacity), -inf where a row does not attend to a shared position; None = unshared
-    )
+    row_bias: Tensor | None = None  # (R, capacity), -inf where a row does not attend to a shared position
     workspace: object = None  # of the decoder
     selections: int = 0  # of rows that share a cache
     _cross_views: list[CrossViews] | None = None
-    _tail: Tensor | None = None  # zeros, and -inf ALIGNMENT times
 
     @staticmethod
     def of(cache: KVCache, shares: bool) -> "BeamKVCache":
@@ -144,24 +112,16 @@ class BeamKVCache(KVCache):
         return [layer for layer in self.layers if isinstance(layer, LayerBeamCache)]
 
     def bias(self, rows: int) -> Tensor | None:
-        """The bias of the scores of each row's next token over what `LayerBeamCache.append` will return.
-
-        None if all positions count; (1, 1, S) if all rows attend to the same ones; else (B, 1, W, S).
-        """
+        """The bias of each row's next scores over what `append` will return: None, (1, 1, S) or (B, 1, W or 1, S)."""
         if self.row_bias is not None:
             return self._shared_bias(self.row_bias, rows)
         if self.mask is not None:
             return mask_bias(self.mask[:, None, None, :])
-        if self.length % ALIGNMENT == 0:
-            return None
-        if self._tail is None or self.length > len(self._tail) - ALIGNMENT:
-            self._tail = F.pad(torch.zeros(2 * self.length + ALIGNMENT), (0, ALIGNMENT), value=-torch.inf)
-        start = len(self._tail) - ALIGNMENT - self.length
-        return self._tail[start : start + aligned(self.length)].view(1, 1, -1)
+        return _unmasked_bias(self.length) if self.length % ALIGNMENT else None
 
     def _shared_bias(self, row_bias: Tensor, rows: int) -> Tensor:
         """Each row attends to its own new position besides those that it attended to."""
-        used, sources = self.layers[0].length, self.num_sources()
+        used, sources = self.layers[0].length, self.num_sources(rows)
         width = rows // sources
         needed = aligned(used + width)
         if needed > row_bias.shape[1]:
@@ -170,20 +130,17 @@ class BeamKVCache(KVCache):
         own.narrow(2, used, width).diagonal(dim1=1, dim2=2).zero_()
         return own.narrow(2, 0, needed)[:, None]
 
-    def num_sources(self) -> int:
+    def num_sources(self, rows: int) -> int:
         """The number of sources, or of rows that share nothing."""
         store = self.layers[0].store
-        assert store is not None
-        return store.shape[1]
+        return rows if store is None else store.shape[1]
 
     def cross_views(self) -> list[CrossViews]:
         """Keys, values and bias of the sources for each layer, as matrix products read them."""
         if self._cross_views is None:
             mask, bias = self.source_mask, None
             if mask is not None and not bool(mask.all()):
-                heads = self.cross_kv[0][0].shape[1]
-                bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
-                bias = bias.expand(-1, heads, -1, -1).flatten(0, 1)  # (B * H, 1, S)
+                bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
             self._cross_views = [
                 (key.transpose(2, 3).flatten(0, 1), value.flatten(0, 1), bias) for key, value in self.cross_kv
             ]
@@ -195,38 +152,30 @@ class BeamKVCache(KVCache):
         Rows of one source are adjacent; where they share a cache, a row stays with its source.
         """
         if not self.shares:
-            moves = find_moves(rows)
-            for layer in self.beam_layers():
-                layer.select(rows, moves)
-        elif self.layers[0].store is not None:
-            self._select_shared(rows, sources)
-        self.mask = None if self.mask is None else self.mask[rows]
-        if sources is not None:
-            moves = find_moves(sources)
-            self.cross_kv = [
-                (_select(key, sources, moves), _select(value, sources, moves)) for key, value in self.cross_kv
-            ]
-            self._cross_views = None
-            self.source_mask = None if self.source_mask is None else self.source_mask[sources]
+            super().select(rows, sources)
+        else:
+            if self.layers[0].store is not None:
+                self._select_shared(rows, sources)
+            self.select_masks(rows, sources)
+        self._cross_views = None if sources is not None else self._cross_views
 
     def _select_shared(self, rows: Tensor, sources: Tensor | None) -> None:
         """Give each row the bias of the row that it continues; keys and values move only with their source."""
         if self.row_bias is not None:
             self.row_bias = self.row_bias[rows]
-        elif len(rows) > (self.num_sources() if sources is None else len(sources)):
+        elif len(rows) > (self.num_sources(0) if sources is None else len(sources)):
             mask = torch.ones(1, self.length, dtype=torch.bool) if self.mask is None else self.mask[rows]
             self.row_bias = mask_bias(mask.expand(len(rows), -1))
         if sources is not None:
-            moves = find_moves(sources)
-            for layer in self.beam_layers():
-                layer.select(sources, moves)
+            for layer in self.layers:
+                layer.select(sources)
         self.selections += 1
         if self.row_bias is not None and self.selections % COMPACT_EVERY == 0:
             self._compact(self.row_bias)
 
     def _compact(self, row_bias: Tensor) -> None:
         """Drop the positions that no row of their source attends to."""
-        used, sources = self.layers[0].length, self.num_sources()
+        used, sources = self.layers[0].length, self.num_sources(0)
         own = row_bias.view(sources, -1, row_bias.shape[1])  # (B, W, capacity)
         is_used = (own[:, :, :used] == 0).any(dim=1)  # (B, used)
         count = int(is_used.sum(dim=1).max())
@@ -237,14 +186,6 @@ class BeamKVCache(KVCache):
             layer.gather(positions)
         found = own.gather(2, positions[:, None].expand(-1, own.shape[1], -1)).flatten(0, 1)
         self.row_bias = F.pad(found, (0, aligned(count) - count), value=-torch.inf)
-
-
-def _select(part: Tensor, rows: Tensor, moves: Moves | None) -> Tensor:
-    """These rows of a tensor that may be overwritten."""
-    if moves is None:
-        return part[rows]
-    part[moves[0]] = part[moves[1]]
-    return part[: len(rows)]
 
 
 def argmax(logits: Tensor) -> Tensor:

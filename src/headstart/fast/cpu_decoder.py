@@ -1,16 +1,19 @@
-"""Decoding of one token per row in few operations.
+"""Inference on a CPU: linear layers in the memory layout of oneDNN's kernels, and decoding in few operations.
 
-On a CPU a small model spends more time between its matrix products than in them. Here a stack of blocks becomes plain
-functions over (R, D) that write into one workspace, and attention becomes two matrix products, which on one query per row
-are faster than torch's attention. Prompts are read by the plain code, into the same cache.
+In inference few rows meet large matrices, and much of a call goes into the conversion of the matrix. oneDNN can store it
+converted. And a small model spends more time between its matrix products than in them. So for one token per row a stack
+of blocks becomes plain functions over (R, D) that write into one workspace, and attention becomes two matrix products, which on one query per row are
+faster than torch's attention. Prompts are read by the plain code, into the same cache.
 
-Replaces: `decode` of models/backbones.py for single tokens on a CPU in float32.
-Equal by: tests/fast/test_cpu_decoder.py
-Pays: benchmarks/results/speed-generate.md, benchmarks/results/speed-translate.md
+Replaces: `nn.Linear` in inference; `decode` of models/backbones.py for single tokens. Both on a CPU in float32.
+Equal by: tests/fast/test_prepacked_linear.py, tests/fast/test_cpu_decoder.py
+Pays: benchmarks/results/serve-tiny-cpu-2-cores.md, speed-generate.md and speed-translate.md there
 """
 
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +23,8 @@ from headstart.batch import Batch
 from headstart.config import ModelConfig
 from headstart.constants import GATED_ACTIVATIONS
 from headstart.fast.beam_search import BeamKVCache, CrossViews, LayerBeamCache, mask_bias
-from headstart.fast.prepacked_linear import PrepackedLinear
 from headstart.models.backbones import CausalBackbone, EncoderDecoderBackbone
+from headstart.models.heads import LanguageHead
 from headstart.models.kv_cache import KVCache, local_mask
 from headstart.models.transformer import (
     Block,
@@ -34,9 +37,84 @@ from headstart.models.transformer import (
     count_positions,
 )
 
+MIN_NUMEL = 2**17  # of a matrix that is worth converting
+SMALL_NUMEL = 2**18  # of a matrix up to which a single row is faster with the plain one
+NUM_ROWS = 16  # for which the layout is chosen; it serves other numbers as well
+Module = TypeVar("Module", bound=nn.Module)
 Function = Callable[[Tensor], Tensor]
 Writer = Callable[[Tensor, Tensor], Tensor]  # from an input, and the tensor to write into
 SignedRope = tuple[Tensor, Tensor]  # cosines (R or 1, 1, d), and sines with a minus in the first half
+
+
+def _is_worth_it(weight: Tensor) -> bool:
+    """Whether a matrix is large enough, and one that oneDNN can convert."""
+    is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= MIN_NUMEL
+    return is_plain and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+class PrepackedLinear(nn.Module):
+    """`nn.Linear` for inference; a matrix that oneDNN cannot convert stays as it is."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.bias = None if bias is None else bias.detach()
+        self.weight, self.packed, self.is_small = weight.detach(), None, weight.numel() <= SMALL_NUMEL
+        if _is_worth_it(weight):
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, NUM_ROWS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) to (..., out)."""
+        if self.packed is None or x.dtype != torch.float32 or (self.is_small and x.numel() == x.shape[-1]):
+            return F.linear(x, self.weight, self.bias)
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return output
+
+
+class PrepackedLanguageHead(LanguageHead):
+    """A language-model head whose last layer is prepacked, also if its weights are the token embeddings."""
+
+    prepacked: PrepackedLinear
+
+    def logits(self, hidden: Tensor, table: Tensor) -> Tensor:
+        """(..., D) to (..., V)."""
+        logits: Tensor = self.prepacked(self.transformed(hidden))
+        return logits
+
+
+def install_prepacked_head(head: nn.Module, table: Tensor) -> None:
+    """Prepack the last layer of a language-model head over the token embeddings `table`."""
+    if type(head) is LanguageHead:
+        head.__class__ = PrepackedLanguageHead
+        head.prepacked = PrepackedLinear(*head.projection(table))
+
+
+def prepack(module: Module) -> Module:
+    """A copy of a module for inference, with its linear layers prepacked; other weights are shared with the module."""
+    copy = sharing_copy(module)
+    for parent in list(copy.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and _is_worth_it(child.weight):
+                setattr(parent, name, PrepackedLinear(child.weight, child.bias))
+    return copy.eval()
+
+
+def cast_linears(module: Module, dtype: torch.dtype) -> Module:
+    """A copy of a module for autocast to `dtype`, its linear layers cast once and not at every call; the rest is shared."""
+    copy = sharing_copy(module)
+    for child in copy.modules():
+        if type(child) is nn.Linear:
+            for name, weight in list(child.named_parameters()):
+                setattr(child, name, nn.Parameter(weight.detach().to(dtype), requires_grad=False))
+    return copy.eval()
+
+
+def sharing_copy(module: Module) -> Module:
+    """A copy of a module with the module's own weights."""
+    shared = {id(weight): weight for weight in (*module.parameters(), *module.buffers())}
+    return deepcopy(module, shared)  # what the memo contains is not copied
+
+
+# --- Decoding -------------------------------------------------------------------------------------------------------
 
 
 class CPUDecoder:
@@ -44,7 +122,7 @@ class CPUDecoder:
 
     def __init__(self, backbone: CausalBackbone | EncoderDecoderBackbone):
         stack = backbone.decoder if isinstance(backbone, EncoderDecoderBackbone) else backbone.stack
-        self.config, self.embedding = backbone.config, _Embedding(backbone.embedding)
+        self.config, self.embedding = backbone.config, _embedding(backbone.embedding)
         self.layers = [_Layer(block, backbone.config, number) for number, block in enumerate(stack.blocks)]
         self.final_norm = _norm(stack.final_norm)
         self.rope, self.local_rope = (
@@ -70,8 +148,7 @@ class CPUDecoder:
         return self.final_norm(hidden)
 
     def _workspace(self, rows: int, cache: BeamKVCache) -> "DecodeWorkspace":
-        store = cache.layers[0].store
-        sources = (rows if store is None else store.shape[1], len(cache.cross_kv[0][0]) if cache.cross_kv else 0)
+        sources = (cache.num_sources(rows), len(cache.cross_kv[0][0]) if cache.cross_kv else 0)
         workspace = cache.workspace
         if not isinstance(workspace, DecodeWorkspace) or (workspace.rows, workspace.sources) != (rows, sources):
             workspace = cache.workspace = DecodeWorkspace(rows, sources, self.config)
@@ -79,18 +156,19 @@ class CPUDecoder:
 
 
 class _SingleTokenSteps:
-    """Sends single tokens through a `CPUDecoder`."""
+    """Sends single tokens in float32 through a `CPUDecoder`."""
 
     step: CPUDecoder
 
     def new_cache(self, batch: Batch, capacity: int) -> KVCache:
         """A cache that the step can share among rows."""
         cache = super().new_cache(batch, capacity)  # type: ignore[misc]
-        return BeamKVCache.of(cache, shares=self.step.can_share and _is_float32())
+        return BeamKVCache.of(cache, shares=self.step.can_share and not torch.is_autocast_enabled("cpu"))
 
     def decode(self, tokens: Tensor, cache: KVCache, attention_mask: Tensor | None = None) -> Tensor:
         """The vectors (R, T, D) of each text's next tokens (R, T)."""
-        if _is_step(tokens, attention_mask) and isinstance(cache, BeamKVCache):
+        is_step = tokens.shape[1] == 1 and attention_mask is None and not torch.is_autocast_enabled("cpu")
+        if is_step and isinstance(cache, BeamKVCache):
             return self.step(tokens, cache)[:, None]
         hidden: Tensor = super().decode(tokens, cache, attention_mask)  # type: ignore[misc]
         return hidden
@@ -114,17 +192,6 @@ def install_cpu_decoder(backbone: nn.Module) -> None:
     backbone.__class__ = CPUCausalBackbone if isinstance(backbone, CausalBackbone) else CPUEncoderDecoderBackbone
     assert isinstance(backbone, CPUCausalBackbone | CPUEncoderDecoderBackbone)
     backbone.step = step
-
-
-def _is_float32() -> bool:
-    return not torch.is_autocast_enabled("cpu")
-
-
-def _is_step(tokens: Tensor, attention_mask: Tensor | None) -> bool:
-    return tokens.shape[1] == 1 and attention_mask is None and _is_float32()
-
-
-# --- Memory -----------------------------------------------------------------------------------------------------------
 
 
 class DecodeWorkspace:
@@ -204,9 +271,6 @@ class _Attention:
         return self.output
 
 
-# --- Layers -----------------------------------------------------------------------------------------------------------
-
-
 class _RopeTable:
     """Cosines and signed sines of a position table, which grows."""
 
@@ -224,26 +288,20 @@ class _RopeTable:
         return self.cos[own].unsqueeze(1), self.sin[own].unsqueeze(1)
 
 
-class _Embedding:
-    """`Embedding` for one token per row."""
+def _embedding(embedding: Embedding) -> Callable[[Tensor, Positions], Tensor]:
+    """Vectors (R, D) of tokens (R, 1); positions are one for all, or (R, 1)."""
+    weight, scale, sinusoids = embedding.token_embedding.weight, embedding.scale, embedding.sinusoids
+    others = (embedding.token_type_embedding, embedding.position_embedding)
+    if others != (None, None) or not isinstance(embedding.norm, nn.Identity):
+        return lambda tokens, positions: embedding(tokens, positions)[:, 0]
 
-    def __init__(self, embedding: Embedding):
-        self.embedding, self.sinusoids = embedding, embedding.sinusoids
-        is_bare = embedding.token_type_embedding is None and isinstance(embedding.norm, nn.Identity)
-        self.is_bare = is_bare and embedding.position_embedding is None
-
-    def __call__(self, tokens: Tensor, positions: Positions) -> Tensor:
-        """Vectors (R, D) of tokens (R, 1); positions are one for all, or (R, 1)."""
-        embedding = self.embedding
-        if not self.is_bare:
-            hidden: Tensor = embedding(tokens, positions)
-            return hidden[:, 0]
-        hidden = torch.embedding(embedding.token_embedding.weight, tokens[:, 0])
-        if embedding.scale != 1.0:
-            hidden.mul_(embedding.scale)
-        if self.sinusoids is not None:
-            hidden.add_(self.sinusoids(positions if isinstance(positions, slice) else positions[:, 0]))
+    def embed(tokens: Tensor, positions: Positions) -> Tensor:
+        hidden = torch.embedding(weight, tokens[:, 0]).mul_(scale)
+        if sinusoids is not None:
+            hidden.add_(sinusoids(positions if isinstance(positions, slice) else positions[:, 0]))
         return hidden
+
+    return embed
 
 
 class _Layer:
@@ -398,6 +456,4 @@ def _up(feed_forward: FeedForward) -> Writer:
             return activation(gate).mul_(value)
 
         return gated
-    if activation is F.relu:
-        return lambda x, inner: up_proj(x, inner).relu_()
     return lambda x, inner: activation(up_proj(x, inner))

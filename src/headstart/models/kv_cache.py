@@ -36,7 +36,7 @@ class LayerKVCache:
         """Keep these rows, in this order."""
         if self.store is not None:
             before, self.store = self.store, self.store.new_zeros(2, len(rows), *self.store.shape[2:])
-            self.store[:, :, :, : self.length] = before[:, :, :, : self.length].index_select(1, rows)
+            torch.index_select(before[:, :, :, : self.length], 1, rows, out=self.store[:, :, :, : self.length])
 
 
 @dataclass
@@ -83,6 +83,10 @@ class KVCache:
         """
         for layer in self.layers:
             layer.select(rows)
+        self.select_masks(rows, sources)
+
+    def select_masks(self, rows: Tensor, sources: Tensor | None) -> None:
+        """The same for the masks, and for the keys and values of the sources."""
         self.mask = None if self.mask is None else self.mask[rows]
         if sources is not None:
             self.cross_kv = [(key[sources], value[sources]) for key, value in self.cross_kv]
