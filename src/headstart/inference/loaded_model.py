@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from headstart import fast
@@ -64,11 +65,7 @@ class RunInputs:
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> "RunInputs":
         """The inverse of `to_dict`."""
-        mixes = ("mix", "tokenizer_corpora", "unlabelled")
-        fields = {name: content[name] for name in RunInputs.__dataclass_fields__ if name in content}
-        return RunInputs(
-            **{**fields, **{name: [MixtureComponent(**each) for each in fields.get(name, [])] for name in mixes}}
-        )
+        return TypeAdapter(RunInputs).validate_python(dict(content))
 
 
 @dataclass(frozen=True)
@@ -99,18 +96,17 @@ class RunInfo:
     def from_dict(content: Mapping[str, Any], where: str) -> "RunInfo":
         """The inverse of `to_dict`; `where` is the path of the file for error messages."""
         version = content.get("format_version", content.get("format"))
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise RunError(f"{where} was written by a newer headstart", hint="upgrade headstart to read it")
-        if isinstance(version, int) and version < FORMAT_VERSION:
-            raise RunError(
-                f"{where} was written by an earlier headstart (format {version}; this version reads {FORMAT_VERSION})",
-                hint="train the run again, or install the headstart version that its provenance names",
-            )
+        if isinstance(version, int) and version != FORMAT_VERSION:
+            age, hint = "an earlier", "train the run again, or install the headstart version that its provenance names"
+            if version > FORMAT_VERSION:
+                age, hint = "a newer", "upgrade headstart to read it"
+            formats = f"format {version}; this version reads {FORMAT_VERSION}"
+            raise RunError(f"{where} was written by {age} headstart ({formats})", hint=hint)
         try:
             fields = {name: content[name] for name in RunInfo.__dataclass_fields__ if name in content}
             fields["inputs"] = RunInputs.from_dict(content["inputs"])
             return RunInfo(config=parse(RunConfig, content["settings"], where), **fields)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValidationError) as error:
             raise RunError(f"{where} does not describe a run: {error!r}", hint="is it a run directory?") from None
 
     @staticmethod
@@ -185,44 +181,33 @@ class LoadedModel:
         return {**own, **changes}
 
     def can_reuse_head(self, config: RunConfig, objective: Objective, classes: Sequence[str]) -> bool:
-        """Whether a run can reuse this classifier's head: it has these classes and the shape that the run needs.
-
-        Above reinitialized layers the head is new as well.
-        """
-        training, own, new = config.training, self._head(classes), _new_head(config, objective, classes)
-        may_reuse = training.head_init == "reuse" and not training.reinit_top_layers
-        return may_reuse and own is not None and _shape(own) == _shape(new)
+        """Whether a run can reuse this classifier's head: it has these classes and the shape that the run needs."""
+        has_head = self._reusable_head(config, classes) is not None
+        return has_head and not self.why_new_head(config, objective, classes)
 
     def why_new_head(self, config: RunConfig, objective: Objective, classes: Sequence[str]) -> str:
         """Why a head for these very classes is not reused; empty if it is reused or there is none."""
-        training, own = config.training, self._head(classes)
-        if own is None or training.head_init != "reuse" or self.can_reuse_head(config, objective, classes):
+        head = self._reusable_head(config, classes)
+        if head is None:
             return ""
-        if training.reinit_top_layers:
+        if config.training.reinit_top_layers:
             return "the base's head has the same classes; it is new because the layers below it are reinitialized"
-        new = _shape(_new_head(config, objective, classes))
-        changes = {HEAD_SETTINGS[key]: value for key, value in _shape(own).items() if new[key] != value}
-        wanted = " ".join(f"--set objective.{key}={value}" for key, value in changes.items())
-        return f"the base's head has the same classes but another shape, so the head is new; {wanted} reuses it"
+        new = objective.heads(config.model, 0, len(classes))[HEAD].settings
+        changes = {key: value for key, value in head.settings.items() if key != "dropout" and new[key] != value}
+        wanted = " ".join(f"--set objective.{HEAD_SETTINGS[key]}={value}" for key, value in changes.items())
+        reason = f"the base's head has the same classes but another shape, so the head is new; {wanted} reuses it"
+        return reason if changes else ""
 
-    def _head(self, classes: Sequence[str]) -> HeadSpec | None:
-        """The classifier's head if it has these classes, in any order."""
-        return self.specs.get(HEAD) if sorted(self.info.classes) == sorted(classes) else None
+    def _reusable_head(self, config: RunConfig, classes: Sequence[str]) -> HeadSpec | None:
+        """The classifier's head if it has these classes, in any order, and the settings want it."""
+        is_wanted = config.training.head_init == "reuse" and sorted(self.info.classes) == sorted(classes)
+        return self.specs.get(HEAD) if is_wanted else None
 
     def model(self) -> Model:
         """The model with its weights, in evaluation mode."""
         model = build_model(self.info.config.model, self.info.vocab_size, self.specs)
         model.load_state_dict(self.weights)
         return fast.optimize(model.eval(), "evaluate")
-
-
-def _new_head(config: RunConfig, objective: Objective, classes: Sequence[str]) -> HeadSpec:
-    return objective.heads(config.model, 0, len(classes))[HEAD]
-
-
-def _shape(head: HeadSpec) -> dict[str, Any]:
-    """The settings that a head's weights depend on: all but dropout."""
-    return {key: value for key, value in head.settings.items() if key != "dropout"}
 
 
 def load_model(name: str, with_weights: bool = True) -> LoadedModel:

@@ -16,7 +16,7 @@ from headstart.data.text_io import TABLE_KINDS, kind_of, open_text
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, HeadstartError, RunError
 from headstart.generation.beam_search import Beam, Hypothesis, beam_search
-from headstart.generation.generate import Decoder, ModelDecoder, Rules, Text, decode, source_batch
+from headstart.generation.generate import Decoder, ModelDecoder, Rules, Text, source_batch
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.models.model import Model
 from headstart.training.runtime import Runtime, start_runtime
@@ -173,19 +173,9 @@ def write_translations(
 
     The end is the only special token that is ever written. Several processes divide greedy decoding among them.
     """
-    decoder = ModelDecoder(model)
-    if beam is not None:
-        found = search_translations(decoder, rows, tokenizer, runtime, beam)
-        return [Text(best[0].tokens, best[0].is_cut) for best in found]
-    written: dict[int, Text] = {}
-    batches, processes = _source_batches(rows, tokenizer, runtime, 1, None), runtime.processes
-    for numbers, batch, rules, limits in islice(batches, processes.rank, None, processes.count):
-        with runtime.autocast(), torch.inference_mode():
-            texts = decode(decoder, batch, rules, most=limits)
-        written.update(zip(numbers, texts, strict=True))
-    if not processes.is_alone:
-        written = {number: text for part in processes.all_gather(written) for number, text in part.items()}
-    return [written[number] for number in range(len(rows))]
+    search = beam or Beam(width=1, is_scored=False)
+    found = search_translations(ModelDecoder(model), rows, tokenizer, runtime, search, is_shared=beam is None)
+    return [Text(best[0].tokens, best[0].is_cut) for best in found]
 
 
 def search_translations(
@@ -195,13 +185,22 @@ def search_translations(
     runtime: Runtime,
     beam: Beam,
     longest: int | None = None,
+    is_shared: bool = False,
 ) -> list[list[Hypothesis]]:
-    """The best translations of every encoded source, in order; `longest` limits all of them, in tokens."""
+    """The best translations of every encoded source, in order; `longest` limits all of them, in tokens.
+
+    If the search `is_shared`, several processes divide it among them.
+    """
     found: dict[int, list[Hypothesis]] = {}
-    for numbers, batch, rules, limits in _source_batches(rows, tokenizer, runtime, beam.width, longest):
+    batches, processes = _source_batches(rows, tokenizer, runtime, beam.width, longest), runtime.processes
+    if is_shared:
+        batches = islice(batches, processes.rank, None, processes.count)
+    for numbers, batch, rules, limits in batches:
         with runtime.autocast(), torch.inference_mode():
             best = beam_search(decoder, batch, rules, beam, most=limits)
         found.update(zip(numbers, best, strict=True))
+    if is_shared and not processes.is_alone:
+        found = {number: best for part in processes.all_gather(found) for number, best in part.items()}
     return [found[number] for number in range(len(rows))]
 
 
