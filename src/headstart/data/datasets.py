@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -329,51 +330,33 @@ def split_by_hash(examples: Sequence[Example], names: Sequence[str]) -> tuple[di
     every other split if it has enough texts.
     """
     hashed = [text_hash(example.text) for example in examples]
-    split = {key: name if (name := split_of(key)) in names else "train" for key in hashed}
-    moved = _spread_classes(examples, hashed, split, names)
+    labels_of: defaultdict[int, set[str]] = defaultdict(set)
+    for key, example in zip(hashed, examples, strict=True):
+        labels_of[key].add(str(example.label))
+    classes = sorted(set().union(*labels_of.values()))
+    split = {key: name if (name := split_of(key)) in names else "train" for key in sorted(labels_of)}
+    counts = Counter((name, label) for key, name in split.items() for label in labels_of[key])
+    moved = 0
+    for name, label in product(names, classes):
+        for key, own in () if counts[name, label] else split.items():
+            is_spare = own == "train" and all(counts["train", other] > 1 for other in labels_of[key])
+            if label in labels_of[key] and (name == "train" or is_spare):
+                counts.subtract((own, other) for other in labels_of[key])
+                counts.update((name, other) for other in labels_of[key])
+                split[key] = name
+                moved += 1
+                break
     splits: dict[str, list[Example]] = {name: [] for name in names}
-    for example, key in zip(examples, hashed, strict=True):
+    for key, example in zip(hashed, examples, strict=True):
         splits[split[key]].append(example)
     notes = []
     if moved:
         notes.append(f"texts moved between the splits by hash, so that each class is in each where it can be: {moved}")
     for name in names[1:]:
-        labels = {example.label for example in splits[name]}
-        absent = sorted({str(example.label) for example in examples if example.label not in labels})
+        absent = [label for label in classes if not counts[name, label]]
         if absent and splits[name]:
             notes.append(f"too few rows for {name} to hold: {', '.join(absent[:10])}")
     return splits, notes
-
-
-def _spread_classes(examples: Sequence[Example], hashed: list[int], split: dict[int, str], names: Sequence[str]) -> int:
-    """Change `split` until no class is missing from a split that it could have; the number of texts moved."""
-    labels_of: defaultdict[int, set[str | None]] = defaultdict(set)
-    for example, key in zip(examples, hashed, strict=True):
-        labels_of[key].add(example.label)
-    keys_of: defaultdict[str | None, list[int]] = defaultdict(list)
-    counts: Counter[tuple[str, str | None]] = Counter()
-    for key in sorted(labels_of):
-        for label in labels_of[key]:
-            keys_of[label].append(key)
-            counts[split[key], label] += 1
-    moved = 0
-    for name in names:
-        for label in sorted(keys_of, key=str):
-            movable = (
-                key
-                for key in keys_of[label]
-                if name == "train"
-                or (split[key] == "train" and all(counts["train", other] > 1 for other in labels_of[key]))
-            )
-            moving = None if counts[name, label] else next(movable, None)
-            if moving is None:
-                continue
-            for other in labels_of[moving]:
-                counts[split[moving], other] -= 1
-                counts[name, other] += 1
-            split[moving] = name
-            moved += 1
-    return moved
 
 
 def deduplicate(examples: list[Example]) -> list[Example]:
