@@ -171,7 +171,7 @@ def test_what_holds_no_text_says_what_is_read(tmp_path, name):
 
 def test_a_built_in_name_gives_its_train_split_alone(monkeypatch):
     splits = {"train": [Example("one", "a"), Example("two", "b")], "valid": [Example("three", "a")]}
-    monkeypatch.setattr(module, "load_dataset", lambda name, config: Dataset(name, splits, ["a", "b"]))
+    monkeypatch.setattr(module, "load_dataset", lambda name, config, with_test: Dataset(name, splits, ["a", "b"]))
     documents = open_documents("imdb", CONFIG)
     assert list(documents) == ["one", "two"]
     assert documents.expected_bytes == 6

@@ -20,7 +20,7 @@ from headstart.data.text_io import (
     iterate_table,
     kind_of,
     missing,
-    open_text,
+    read_lines,
     reading,
     refuse,
 )
@@ -37,44 +37,12 @@ OnSkip = Callable[[SkippedRow], None]
 
 
 @dataclass(frozen=True)
-class _File:
-    """A text file and its document separator (line or paragraph), or a table and its text column."""
+class _Part:
+    """A text file or table, or the texts of a built-in dataset."""
 
-    path: Path
-    option: str
-
-    def texts(self, on_skip: OnSkip) -> Iterator[str]:
-        if kind_of(self.path) != ".txt":
-            return (example.text for example in iterate_table(self.path, self.option, None, on_skip))
-        lines = (line for _, line in open_text(self.path))
-        return _paragraphs(lines) if self.option == "paragraph" else (line for line in lines if line.strip())
-
-    def identity(self) -> list[str]:
-        """All that decides its documents, for the fingerprint."""
-        return [kind_of(self.path), file_hash(self.path), self.option]
-
-    @cached_property
-    def expected_bytes(self) -> int:
-        """The size, or of a compressed file about that of its content."""
-        return self.path.stat().st_size * (COMPRESSION if self.path.suffix.lower() in OPENERS else 1)
-
-
-@dataclass(frozen=True)
-class _BuiltIn:
-    """The texts of one split of a built-in dataset."""
-
-    name: str
-    content: list[str]
-
-    def texts(self, on_skip: OnSkip) -> Iterator[str]:
-        return iter(self.content)
-
-    def identity(self) -> list[str]:
-        return [self.name, content_hash(self.content)]
-
-    @cached_property
-    def expected_bytes(self) -> int:
-        return sum(len(text.encode("utf-8")) for text in self.content)
+    read: Callable[[OnSkip], Iterable[str]]
+    identity: Callable[[], list[str]]  # all that decides its documents, for the fingerprint
+    expected_bytes: int
 
 
 @dataclass
@@ -82,7 +50,7 @@ class Documents:
     """A corpus as a stream of documents that can be read again; `skips` counts the rows that cannot be used."""
 
     name: str
-    parts: Sequence[_File | _BuiltIn]
+    parts: Sequence[_Part]
     notes: list[str] = field(default_factory=list)
     strict: bool = False
     skips: dict[str, int] = field(default_factory=dict)  # reason -> rows, of the last reading
@@ -90,7 +58,7 @@ class Documents:
     def __iter__(self) -> Iterator[str]:
         self.skips = counts = Counter[str]()
         on_skip = refuse if self.strict else lambda row: counts.update([row.reason])
-        return chain.from_iterable(part.texts(on_skip) for part in self.parts)
+        return chain.from_iterable(part.read(on_skip) for part in self.parts)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -103,11 +71,17 @@ class Documents:
         return sum(part.expected_bytes for part in self.parts)
 
 
+def _built_in(name: str, split: str) -> Documents:
+    texts = load_dataset(name, DataConfig(), with_test=split == "test").texts(split)
+    size = sum(len(text.encode("utf-8")) for text in texts)
+    part = _Part(lambda on_skip: texts, lambda: [name, content_hash(texts)], size)
+    return Documents(name, [part], [f"only the {split} split is read"])
+
+
 def open_documents(corpus: str, config: DataConfig) -> Documents:
     """The documents of a built-in name (its train split), a .txt file, a table, or a folder of those."""
     if corpus in SOURCES:
-        texts = load_dataset(corpus, DataConfig()).texts("train")
-        return Documents(corpus, [_BuiltIn(corpus, texts)], ["only the train split is read"])
+        return _built_in(corpus, "train")
     path = Path(corpus)
     with reading(path):
         is_folder, exists = path.is_dir(), path.exists()
@@ -122,8 +96,7 @@ def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
     """The documents to evaluate a language model on: a built-in's or a folder's test part, else valid, else all."""
     path = Path(corpus)
     if corpus in SOURCES:
-        texts = load_dataset(corpus, DataConfig(), with_test=True).texts("test")
-        return Documents(corpus, [_BuiltIn(corpus, texts)], ["the test split is read"])
+        return _built_in(corpus, "test")
     readable = [file for file in sorted(path.iterdir()) if kind_of(file)] if path.is_dir() else []
     for split in ("test", "valid"):
         files = [file for file in readable if ALIASES.get(file.name.split(".")[0]) == split]
@@ -134,20 +107,31 @@ def open_for_scoring(corpus: str, config: DataConfig) -> Documents:
     return open_documents(corpus, config)
 
 
-def _open_file(path: Path, config: DataConfig, notes: list[str]) -> _File:
+def _open_file(path: Path, config: DataConfig, notes: list[str]) -> _Part:
+    """A table, or a text file and its document separator (line or paragraph)."""
+    option: str = config.text_column
     if check_kind(path, KINDS) != ".txt":
-        next(iterate_rows(path, [config.text_column]), None)  # a missing column is an error before any work is done
-        return _File(path, config.text_column)
-    separator: str = config.document_separator
-    if separator == "auto":
-        separator = separator_of(line for _, line in open_text(path))
-        unit = {"line": "each line", "paragraph": "each paragraph between blank lines"}[separator]
-        setting = f"data.document_separator={separator}, chosen by its beginning"
-        notes.append(f"{path.name}: {unit} is a document ({setting})")
-    return _File(path, separator)
+        next(iterate_rows(path, [option]), None)  # a missing column is an error before any work is done
+
+        def read(on_skip: OnSkip) -> Iterable[str]:
+            return (example.text for example in iterate_table(path, option, None, on_skip))
+    else:
+        option = config.document_separator
+        if option == "auto":
+            option = separator_of(read_lines(path))
+            unit = {"line": "each line", "paragraph": "each paragraph between blank lines"}[option]
+            setting = f"data.document_separator={option}, chosen by its beginning"
+            notes.append(f"{path.name}: {unit} is a document ({setting})")
+
+        def read(on_skip: OnSkip) -> Iterable[str]:
+            lines = read_lines(path)
+            return _paragraphs(lines) if option == "paragraph" else (line for line in lines if line.strip())
+
+    size = path.stat().st_size * (COMPRESSION if path.suffix.lower() in OPENERS else 1)
+    return _Part(read, lambda: [kind_of(path), file_hash(path), option], size)
 
 
-def _folder_parts(folder: Path, config: DataConfig, notes: list[str]) -> list[_File]:
+def _folder_parts(folder: Path, config: DataConfig, notes: list[str]) -> list[_Part]:
     """Every readable file of a folder that is not held out and has a text column."""
     parts = []
     with reading(folder):
