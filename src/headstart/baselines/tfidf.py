@@ -97,10 +97,8 @@ def train_tfidf(
     assert len(texts) == len(labels), (len(texts), len(labels))
     present = np.unique(labels)
     if len(present) < 2:
-        raise DataError(
-            f"the TF-IDF baseline needs two classes; {len(labels)} training texts have {len(present)}",
-            hint="check the label column, or use more labels",
-        )
+        problem = f"the TF-IDF baseline needs two classes; {len(labels)} training texts have {len(present)}"
+        raise DataError(problem, hint="check the label column, or use more labels")
     if not any(text.strip() for text in texts):
         raise DataError(f"all {len(texts)} training texts are blank", hint="check the text column")
     vectorizers, counts = {}, []

@@ -160,15 +160,12 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
     splits = {split: splits[split] for split in names if split in splits}
     classes = sorted({str(example.label) for example in splits["train"]})
     if not splits["valid"]:
-        raise DataError(
-            f"{data} has too few rows to set any aside for valid", hint="give two rows or more for each label"
-        )
+        problem = f"{data} has too few rows to set any aside for valid"
+        raise DataError(problem, hint="give two rows or more for each label")
     unknown = next((example for part in splits.values() for example in part if example.label not in classes), None)
     if unknown:
-        raise DataError(
-            f"{unknown.origin} of {data} has label {unknown.label!r}, which train has not",
-            hint=nearest(str(unknown.label), classes),
-        )
+        problem = f"{unknown.origin} of {data} has label {unknown.label!r}, which train has not"
+        raise DataError(problem, hint=nearest(str(unknown.label), classes))
     return Dataset(name, splits, classes, skips, [*notes, *_label_notes(splits, classes)])
 
 
@@ -258,10 +255,9 @@ def _check_labels(examples: list[Example], where: str) -> None:
         problem = f"{where} has one label alone: {next(iter(labels))!r}"
         raise DataError(problem, hint="a classifier needs two or more; check --label-column")
     if len(labels) > 8 and 2 * len(labels) > len(examples):
-        raise DataError(
-            f"{where} has {len(labels):,} different labels in {len(examples):,} rows, which looks like no classes",
-            hint="check that --text-column and --label-column are not swapped, and that labels are not measurements",
-        )
+        problem = f"{where} has {len(labels):,} different labels in {len(examples):,} rows, which looks like no classes"
+        hint = "check that --text-column and --label-column are not swapped, and that labels are not measurements"
+        raise DataError(problem, hint=hint)
 
 
 def _label_notes(splits: Parts, classes: list[str]) -> list[str]:

@@ -207,10 +207,8 @@ class MixtureComponent:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight > 0):
-            raise ConfigError(
-                f"the weight of {self.corpus} is {self.weight:g}, and must be above 0",
-                hint="2 reads a text twice as often as the others, 0.5 half as often",
-            )
+            problem = f"the weight of {self.corpus} is {self.weight:g}, and must be above 0"
+            raise ConfigError(problem, hint="2 reads a text twice as often as the others, 0.5 half as often")
 
     def open(self, config: DataConfig) -> Documents:
         """Its documents."""

@@ -97,9 +97,8 @@ def fetch(
     for row in pairs:
         splits[split_of(text_hash(row[0]))].append(row)
     if not all(splits.values()):
-        raise DataError(
-            f"{len(pairs):,} pairs are too few for train, valid and test", hint="choose another pair of languages"
-        )
+        problem = f"{len(pairs):,} pairs are too few for train, valid and test"
+        raise DataError(problem, hint="choose another pair of languages")
     counts = {split: len(rows) for split, rows in splits.items()}
     versions = {package: unquote(path.stem.split("_")[1]) for package, path in files.items()}
     found = Fetched(str(folder), name, languages, counts, versions, dropped, LICENCE)
@@ -153,9 +152,8 @@ def paragraphs(package: Path) -> dict[Position, str]:
                 found[page[1], key, times[key]] = text
                 times[key] += 1
     if not found:
-        raise DataError(
-            f"{package} holds no help pages with paragraphs", hint=f"it should be a {NAME}-LANGUAGE package"
-        )
+        problem = f"{package} holds no help pages with paragraphs"
+        raise DataError(problem, hint=f"it should be a {NAME}-LANGUAGE package")
     return found
 
 
@@ -225,10 +223,9 @@ def _refuse_unknown_languages(pair: tuple[str, str]) -> None:
 
 def _download(names: Sequence[str], folder: Path) -> None:
     if shutil.which("apt-get") is None:
-        raise DataError(
-            "this set is made from Debian packages, and there is no apt-get here",
-            hint="do it on Debian or Ubuntu, or give the folder of the downloaded .deb files with --deb-dir",
-        )
+        problem = "this set is made from Debian packages, and there is no apt-get here"
+        hint = "do it on Debian or Ubuntu, or give the folder of the downloaded .deb files with --deb-dir"
+        raise DataError(problem, hint=hint)
     done = _apt("apt-get", "-o", "Acquire::Retries=2", "download", *names, folder=folder)
     if done.returncode:
         problem = (re.findall(r"^E: (.+)$", done.stderr, flags=re.MULTILINE) or [done.stderr.strip()])[0]

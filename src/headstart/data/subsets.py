@@ -20,9 +20,8 @@ def balanced_subset(dataset: Dataset, count: int, seed: int) -> Dataset:
     """
     train, classes = dataset.train, dataset.classes
     if count > len(train):
-        raise DataError(
-            f"{count:,} labels are requested, but train has {len(train):,}", hint=f"request {len(train)} or fewer"
-        )
+        problem = f"{count:,} labels are requested, but train has {len(train):,}"
+        raise DataError(problem, hint=f"request {len(train)} or fewer")
     if count < len(classes):
         raise DataError(f"{count} labels cannot show {len(classes)} classes", hint=f"request {len(classes)} or more")
     chosen = set(_balanced_order(train, seed)[:count])
@@ -97,10 +96,8 @@ def exclude_evaluation_texts(dataset: Dataset, names: Sequence[str]) -> Dataset:
         name: [row for row in rows if text_hash(row.text) not in excluded] for name, rows in dataset.splits.items()
     }
     if not all(splits.values()):
-        raise DataError(
-            f"data.exclude_eval_texts_of leaves {dataset.name} no text to learn from, or none to validate on",
-            hint="its texts are evaluation texts of the sets named there: train on others",
-        )
+        problem = f"data.exclude_eval_texts_of leaves {dataset.name} no text to learn from, or none to validate on"
+        raise DataError(problem, hint="its texts are evaluation texts of the sets named there: train on others")
     count = sum(map(len, dataset.splits.values())) - sum(map(len, splits.values()))
     notes = [f"{count:,} rows left out by data.exclude_eval_texts_of"] * bool(count)
     return replace(dataset, splits=splits, notes=[*dataset.notes, *notes])

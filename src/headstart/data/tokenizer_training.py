@@ -86,10 +86,8 @@ def train_bpe(texts: list[str], config: TokenizerConfig) -> RustTokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(alphabet) + len(SPECIALS)
     if config.vocab_size < smallest:
-        raise ConfigError(
-            f"tokenizer.vocab_size {config.vocab_size} is too small for bpe, which holds every byte",
-            hint=f"use {smallest} or more, or --tokenizer characters",
-        )
+        problem = f"tokenizer.vocab_size {config.vocab_size} is too small for bpe, which holds every byte"
+        raise ConfigError(problem, hint=f"use {smallest} or more, or --tokenizer characters")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = _assemble(models.BPE(), _lowercase(config), byte_level, decoders.ByteLevel())
     trainer = trainers.BpeTrainer(

@@ -54,10 +54,8 @@ class Beam:
 
     def __post_init__(self) -> None:
         if not 1 <= self.best <= self.width:
-            raise ConfigError(
-                f"a search of width {self.width} cannot give the {self.best} best",
-                hint="the width is at least the number of texts wanted, and that is 1 or more",
-            )
+            problem = f"a search of width {self.width} cannot give the {self.best} best"
+            raise ConfigError(problem, hint="the width is at least the number of texts wanted, and that is 1 or more")
         if not math.isfinite(self.penalty):
             raise ConfigError(f"the length penalty cannot be {self.penalty}", hint="0.6 is usual, 0 is none")
 

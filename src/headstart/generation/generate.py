@@ -150,10 +150,8 @@ def token_limits(decoder: Decoder, batch: Batch, rules: Rules, most: Sequence[in
         limits = torch.minimum(limits, decoder.max_positions + 1 - lengths)  # the last token is never read
         longest = int(lengths.max())
         if longest > decoder.max_positions:
-            raise DataError(
-                f"a prompt of {longest} tokens is longer than the {decoder.max_positions} positions of this model",
-                hint="shorten the prompt, or use a model with rotary or sinusoidal positions",
-            )
+            problem = f"a prompt of {longest} tokens is longer than the {decoder.max_positions} positions of this model"
+            raise DataError(problem, hint="shorten the prompt, or use a model with rotary or sinusoidal positions")
     return limits.clamp(min=0)
 
 

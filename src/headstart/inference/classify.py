@@ -48,10 +48,8 @@ def load_ensemble(run: str | Sequence[str]) -> list[LoadedModel]:
     first = members[0]
     for other in members if len(members) > 1 else []:
         if other.objective.reads != "texts":
-            raise RunError(
-                f"{other.name} is not a classifier, and an ensemble consists of classifiers",
-                hint="give one such run at a time",
-            )
+            problem = f"{other.name} is not a classifier, and an ensemble consists of classifiers"
+            raise RunError(problem, hint="give one such run at a time")
         if other.info.classes != first.info.classes:
             raise RunError(
                 f"{other.name} has the classes {', '.join(other.info.classes[:5])}, and {first.name} "
@@ -108,15 +106,11 @@ def _predict_with_torch(run: str | Sequence[str], path: str, settings: Mapping[s
     members = load_ensemble(run)
     first = members[0]
     if first.objective.reads == "translations":
-        raise RunError(
-            f"{first.name} is a translator and has no classes",
-            hint=f"`headstart translate {first.name} {path}` translates it",
-        )
+        problem = f"{first.name} is a translator and has no classes"
+        raise RunError(problem, hint=f"`headstart translate {first.name} {path}` translates it")
     if first.objective.reads != "texts":
-        raise RunError(
-            f"{first.name} is a language model and has no classes",
-            hint=f"`headstart finetune {first.name} DATA --out RUN` first",
-        )
+        problem = f"{first.name} is a language model and has no classes"
+        raise RunError(problem, hint=f"`headstart finetune {first.name} DATA --out RUN` first")
     texts = load_texts(path, first.info.config.with_(settings).data)
     ensemble = [Classifier(member, settings) for member in members]
     return _predict_texts(texts, first.info.classes, lambda examples: mean_probabilities(ensemble, examples))
@@ -125,15 +119,13 @@ def _predict_with_torch(run: str | Sequence[str], path: str, settings: Mapping[s
 def _predict_with_onnx(run: str | Sequence[str], path: str, settings: Mapping[str, Any]) -> Predictions:
     names = run_names(run)
     if len(names) > 1:
-        raise RunError(
-            "--engine onnx takes one exported graph at a time", hint="an ensemble consists of runs: leave --engine out"
-        )
+        problem = "--engine onnx takes one exported graph at a time"
+        raise RunError(problem, hint="an ensemble consists of runs: leave --engine out")
     model = OnnxClassifier.open(Path(names[0]))
     for section in settings:
         if section != "data":
-            raise ConfigError(
-                f"{section}.* has no effect on an exported graph", hint="set only data.* with --engine onnx"
-            )
+            problem = f"{section}.* has no effect on an exported graph"
+            raise ConfigError(problem, hint="set only data.* with --engine onnx")
     config = parse(DataConfig, {"truncation_side": model.truncation_side, **settings.get("data", {})})
 
     def probabilities(examples: Sequence[Example]) -> np.ndarray:

@@ -108,15 +108,12 @@ def open_encoder(run: str, pool: str = "mean", settings: Mapping[str, Any] | Non
     config = loaded.info.config.with_({"training": {"max_length": usual_length(loaded)}}).with_(settings or {})
     longest = config.model.max_position_embeddings
     if config.training.max_length > longest:
-        raise ConfigError(
-            f"{loaded.name} reads {longest} tokens at most, not {config.training.max_length}",
-            hint=f"choose a --max-length of at most {longest}",
-        )
+        problem = f"{loaded.name} reads {longest} tokens at most, not {config.training.max_length}"
+        raise ConfigError(problem, hint=f"choose a --max-length of at most {longest}")
     if pool == "cls" and config.model.architecture == "causal":
-        raise ConfigError(
-            f"the first token of {loaded.name} sees only itself, so --pooling cls is the same for every text",
-            hint="use --pooling mean, or --pooling last: the last token of a causal model has seen the whole text",
-        )
+        problem = f"the first token of {loaded.name} sees only itself, so --pooling cls is the same for every text"
+        hint = "use --pooling mean, or --pooling last: the last token of a causal model has seen the whole text"
+        raise ConfigError(problem, hint=hint)
     runtime = start_runtime(config.training)
     return Encoder(loaded.model().to(runtime.device), loaded.tokenizer, config, runtime, pool)
 
@@ -252,10 +249,8 @@ def word_span(tokenizer: Tokenizer, row: EncodedExample, word: str, text: str) -
     match = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", whole, re.IGNORECASE) if word.strip() else None
     if match is None:
         excerpt = text if len(text) <= 60 else f"{text[:59]}…"
-        raise DataError(
-            f"{word!r} does not occur in {excerpt!r} as the model reads it",
-            hint="give a whole word that occurs in every text, near its start",
-        )
+        problem = f"{word!r} does not occur in {excerpt!r} as the model reads it"
+        raise DataError(problem, hint="give a whole word that occurs in every text, near its start")
     ends = [len(tokenizer.decode(ids[: count + 1])) for count in range(len(ids))]
     first = next(at for at, end in enumerate(ends) if end > match.start())
     last = next(at for at, end in enumerate(ends) if end >= match.end())

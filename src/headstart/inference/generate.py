@@ -46,16 +46,13 @@ class Request:
         sampled = [name for name in ("temperature", "top_k", "top_p", "min_p") if getattr(self, name) is not None]
         ways = [name for name, is_on in (("greedy", self.greedy), ("beam", self.beam is not None)) if is_on]
         for name in [*ways[1:], *(sampled if ways else [])]:
-            raise ConfigError(
-                f"{ways[0]} and {name} exclude each other", hint=f"leave {ways[0]} out, or leave {name} out"
-            )
+            problem = f"{ways[0]} and {name} exclude each other"
+            raise ConfigError(problem, hint=f"leave {ways[0]} out, or leave {name} out")
         if self.beam is not None and self.repetition_penalty != 1:
             raise ConfigError("beam search has no repetition penalty", hint="leave one of the two out")
         if self.count > 1 and self.beam is None and self.sampling.is_greedy:
-            raise ConfigError(
-                f"greedy search finds one text, not {self.count}",
-                hint="sample them, or search for the best: --num-beams",
-            )
+            problem = f"greedy search finds one text, not {self.count}"
+            raise ConfigError(problem, hint="sample them, or search for the best: --num-beams")
         assert self.sampling
         assert self.search or self.beam is None
 
@@ -118,10 +115,8 @@ class Writer:
         most = self.decoder.max_positions
         for number, ids in enumerate(encoded, start=first_number):
             if most is not None and len(ids) > most:
-                raise DataError(
-                    f"prompt {number} has {len(ids)} tokens, and {self.name} has positions for {most}",
-                    hint="shorten the prompt",
-                )
+                problem = f"prompt {number} has {len(ids)} tokens, and {self.name} has positions for {most}"
+                raise DataError(problem, hint="shorten the prompt")
         return encoded
 
 
@@ -137,15 +132,12 @@ def open_writer(run: str | LoadedModel, settings: Mapping[str, Any] | None = Non
     if isinstance(loaded.objective, CausalAndMasked):  # trained both ways: it generates as a causal model
         config = config.with_({"model": {"architecture": "causal"}})
     if loaded.objective.reads == "translations":
-        raise RunError(
-            f"{loaded.name} is a translator: it writes for a source, not after a prompt",
-            hint=f"headstart translate {loaded.name} FILE",
-        )
+        problem = f"{loaded.name} is a translator: it writes for a source, not after a prompt"
+        raise RunError(problem, hint=f"headstart translate {loaded.name} FILE")
     if config.model.architecture != "causal" or loaded.objective.reads == "texts":
-        raise RunError(
-            f"{loaded.name} was trained with {loaded.objective.name} and cannot write text",
-            hint="a causal language model can: headstart pretrain CORPUS --objective causal-lm --out RUN",
-        )
+        problem = f"{loaded.name} was trained with {loaded.objective.name} and cannot write text"
+        hint = "a causal language model can: headstart pretrain CORPUS --objective causal-lm --out RUN"
+        raise RunError(problem, hint=hint)
     runtime = start_runtime(config.training)
     model = replace(loaded, info=replace(loaded.info, config=config)).model().to(runtime.device)
     return Writer(ModelDecoder(model), loaded.tokenizer, runtime, loaded.name)

@@ -161,10 +161,8 @@ class LoadedModel:
         if not is_same and name is not None and Path(name).exists():
             is_same = open_tokenizer(name).fingerprint == self.tokenizer.fingerprint
         if not is_same:
-            raise RunError(
-                f"{self.name} was trained with another tokenizer than {name}",
-                hint="leave --tokenizer out: a base brings its own",
-            )
+            problem = f"{self.name} was trained with another tokenizer than {name}"
+            raise RunError(problem, hint="leave --tokenizer out: a base brings its own")
 
     def change_model(
         self, wanted: Mapping[str, Any], may_change: Callable[[str, Any], bool], body: Mapping[str, Any] | None = None
@@ -174,10 +172,9 @@ class LoadedModel:
         changes = {key: value for key, value in wanted.items() if value != "auto"}
         for key, value in changes.items():
             if not may_change(key, value) and own.get(key, value) != value:
-                raise ConfigError(
-                    f"model.{key} of {self.name} is {own[key]}, not {value}",
-                    hint="a base's shape is fixed: leave that setting and --preset out, or train from scratch",
-                )
+                problem = f"model.{key} of {self.name} is {own[key]}, not {value}"
+                hint = "a base's shape is fixed: leave that setting and --preset out, or train from scratch"
+                raise ConfigError(problem, hint=hint)
         return {**own, **changes}
 
     def can_reuse_head(self, config: RunConfig, objective: Objective, classes: Sequence[str]) -> bool:
@@ -240,9 +237,8 @@ def check_is_run(path: Path) -> None:
     if (path / RUN_INFO).is_file():
         return
     if (path / RECIPE).is_file():
-        raise RunError(
-            f"the recipe in {path} is not finished", hint=f"`headstart resume {shlex.quote(str(path))}` continues it"
-        )
+        problem = f"the recipe in {path} is not finished"
+        raise RunError(problem, hint=f"`headstart resume {shlex.quote(str(path))}` continues it")
     if path.exists():
         raise RunError(f"{path} is not a run directory", hint=f"a run directory holds {RUN_INFO}")
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -262,10 +258,8 @@ def read_tokenizers(path: Path, info: RunInfo) -> Tokenizers:
 def _read_tokenizer(path: Path, name: str, fingerprint: str) -> Tokenizer:
     tokenizer = Tokenizer.load(path, name)
     if tokenizer.fingerprint != fingerprint:
-        raise RunError(
-            f"the {name.removesuffix('.json')} in {path} is not the one this run was trained with",
-            hint=f"put back the tokenizer whose fingerprint is {fingerprint[:12]}…",
-        )
+        problem = f"the {name.removesuffix('.json')} in {path} is not the one this run was trained with"
+        raise RunError(problem, hint=f"put back the tokenizer whose fingerprint is {fingerprint[:12]}…")
     return tokenizer
 
 
@@ -288,10 +282,9 @@ def _load_tfidf(path: Path) -> "TfidfModel":
 def require_head(loaded: LoadedModel) -> None:
     """Refuse a backbone that has no head to predict with."""
     if not loaded.info.has_heads:
-        raise RunError(
-            f"{loaded.name} was imported without a language-model head, so it predicts nothing",
-            hint=f"`headstart finetune {loaded.name} DATA --out RUN` gives it a head; `headstart embed` needs none",
-        )
+        problem = f"{loaded.name} was imported without a language-model head, so it predicts nothing"
+        hint = f"`headstart finetune {loaded.name} DATA --out RUN` gives it a head; `headstart embed` needs none"
+        raise RunError(problem, hint=hint)
 
 
 def absolute_paths(names: Sequence[str]) -> list[str]:

@@ -87,10 +87,8 @@ def open_translator(run: str | LoadedModel, settings: Mapping[str, Any] | None =
     """The translator in a run; a run that does not translate is an error."""
     loaded = load_model(run) if isinstance(run, str) else run
     if loaded.objective.reads != "translations":
-        raise RunError(
-            f"{loaded.name} was trained with {loaded.objective.name} and does not translate",
-            hint="headstart finetune BASE PAIRS --pair en-fr --out RUN trains a translator",
-        )
+        problem = f"{loaded.name} was trained with {loaded.objective.name} and does not translate"
+        raise RunError(problem, hint="headstart finetune BASE PAIRS --pair en-fr --out RUN trains a translator")
     config = loaded.info.config.with_(settings or {})
     runtime = start_runtime(config.training)
     decoder = ModelDecoder(loaded.model().to(runtime.device))
