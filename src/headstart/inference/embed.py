@@ -4,7 +4,7 @@ import heapq
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -144,44 +144,33 @@ def embed(
     encoder = open_encoder(run, pool, settings)
     texts = load_texts(file, encoder.config.data)
     extra = [path.with_suffix(".offsets.npy"), path.with_suffix(".pieces.jsonl")] if pool == TOKEN else []
-    sums: dict[str, int] = {}
+    ends, cut = [0], 0  # how many vectors there are after each text
 
     def write(parts: list[Path]) -> None:
-        sums.update(_write_vectors(encoder, texts, parts, on_done))
-        if not sums["texts"]:
+        nonlocal cut
+        with ExitStack() as stack:
+            vectors = stack.enter_context(GrowingArray(parts[0], (encoder.config.model.hidden_size,), np.float32))
+            pieces = stack.enter_context(open(parts[2], "w", encoding="utf-8")) if extra else None
+            while chunk := list(islice(texts, CHUNK_TEXTS)):
+                rows, were_cut = encoder.rows(chunk)
+                vectors.append(np.concatenate([np.atleast_2d(found) for found in encoder.vectors(rows)]))
+                for row in rows:
+                    ends.append(ends[-1] + (len(row.tokens) if extra else 1))
+                    if pieces:
+                        tokens = encoder.tokenizer.convert_ids_to_tokens(row.tokens)
+                        pieces.write(json.dumps(tokens, ensure_ascii=False) + "\n")
+                cut += were_cut
+                on_done(len(ends) - 1)
+        if extra:
+            with open(parts[1], "wb") as handle:
+                np.save(handle, np.array(ends))
+        if len(ends) == 1:
             raise DataError(f"{file} is empty", hint="give a file with one text a line, or a table of texts")
 
     write_together([path, *extra], write)
     width, length = encoder.config.model.hidden_size, encoder.config.training.max_length
     seconds = round(time.time() - started, 3)
-    return Embedded(path, pool, **sums, width=width, length=length, seconds=seconds, extra_files=extra)
-
-
-def _write_vectors(
-    encoder: Encoder, texts: Iterator[str], parts: list[Path], on_done: Callable[[int], None]
-) -> dict[str, int]:
-    """Write the vectors and, for `token`, the offsets and the token strings; return the counts."""
-    count = cut = 0
-    with ExitStack() as stack:
-        vectors = stack.enter_context(GrowingArray(parts[0], (encoder.config.model.hidden_size,), np.float32))
-        offsets = stack.enter_context(GrowingArray(parts[1], (), np.int64)) if parts[1:] else None
-        pieces = stack.enter_context(open(parts[2], "w", encoding="utf-8")) if parts[1:] else None
-        if offsets is not None:
-            offsets.append(np.zeros(1, np.int64))
-        while chunk := list(islice(texts, CHUNK_TEXTS)):
-            rows, were_cut = encoder.rows(chunk)
-            found = encoder.vectors(rows)
-            start = vectors.count
-            vectors.append(np.concatenate(found) if encoder.pool == TOKEN else np.stack(found))
-            if offsets is not None and pieces is not None:
-                offsets.append(start + np.cumsum([len(row.tokens) for row in rows]))
-                for row in rows:
-                    pieces.write(
-                        json.dumps(encoder.tokenizer.convert_ids_to_tokens(row.tokens), ensure_ascii=False) + "\n"
-                    )
-            count, cut = count + len(chunk), cut + were_cut
-            on_done(count)
-        return {"texts": count, "vectors": vectors.count, "cut": cut}
+    return Embedded(path, pool, len(ends) - 1, ends[-1], width, length, cut, seconds, extra)
 
 
 def text_vectors(
