@@ -8,12 +8,11 @@ T = TypeVar("T")
 
 
 class HeadstartError(Exception):
-    """An error that the user can fix; `hint` says how."""
+    """An error that the user can fix; `hint` says how. One that every process has met `is_shared`: one of them tells it."""
 
-    def __init__(self, problem: str, *, hint: str = ""):
+    def __init__(self, problem: str, *, hint: str = "", is_shared: bool = False):
         super().__init__(problem)
-        self.hint = hint
-        self.is_shared = False  # True = every process of the run has met it, so one of them tells it
+        self.hint, self.is_shared = hint, is_shared
 
 
 class ConfigError(HeadstartError):

@@ -303,9 +303,7 @@ def default_run_dir(nproc: int | None, *parts: str) -> Path:
     Several processes, and a job that may start again, would not agree on such a folder, so they need --out.
     """
     if nproc is not None or is_launched():
-        error = ConfigError("a run in many processes needs a folder", hint="add --out RUN")
-        error.is_shared = True  # every process raises it
-        raise error
+        raise ConfigError("a run in many processes needs a folder", hint="add --out RUN", is_shared=True)
     return new_folder(Path("runs"), *parts)
 
 

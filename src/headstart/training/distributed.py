@@ -85,7 +85,7 @@ class ProcessGroup(Processes):
                 sent[0] = error
         dist.broadcast_object_list(sent, src=0)
         if isinstance(sent[0], HeadstartError):
-            raise _shared(sent[0])
+            raise type(sent[0])(str(sent[0]), hint=sent[0].hint, is_shared=True)
         found: T = sent[0]
         return found
 
@@ -101,7 +101,7 @@ class ProcessGroup(Processes):
             own = error
         for rank, each in enumerate(self.all_gather(own)):
             if each is not None:
-                raise _shared(each, f"process {rank}: " if rank else "")
+                raise type(each)(f"process {rank}: {each}" if rank else str(each), hint=each.hint, is_shared=True)
 
     def assert_equal(self, content: Any, what: str = "settings") -> None:
         """Raise an error if this process was given other content than the main one."""
@@ -150,13 +150,6 @@ class ProcessGroup(Processes):
             tensor = known[name].cpu().contiguous() if self.is_main else torch.empty(shape, dtype=dtype)
             dist.broadcast(tensor, src=0)
             yield name, tensor
-
-
-def _shared(error: HeadstartError, prefix: str = "") -> HeadstartError:
-    """An error of one process as every process raises it."""
-    found = type(error)(f"{prefix}{error}", hint=error.hint)
-    found.is_shared = True
-    return found
 
 
 def _difference(one: Any, other: Any, where: str = "") -> str:
@@ -411,8 +404,3 @@ class FSDPStrategy(SingleDevice):
     def matrix(self, tensor: Tensor) -> Tensor:
         """Gathered; every process gets it."""
         return tensor.full_tensor() if isinstance(tensor, self._dtensor) else tensor
-
-
-def make_strategy(model: Model, runtime: Runtime) -> SingleDevice:
-    """The model as each of several processes holds it."""
-    return FSDPStrategy(model, runtime) if runtime.is_sharded else DDPStrategy(model, runtime)

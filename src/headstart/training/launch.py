@@ -60,11 +60,8 @@ def rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
 def require_single_process(what: str) -> None:
     """Raise an error if this is one of several processes."""
     if rank_info().count > 1:
-        error = ConfigError(
-            f"{what} runs in one process", hint="without torchrun; pretrain, finetune and resume run in several"
-        )
-        error.is_shared = True  # every process finds the same
-        raise error
+        hint = "without torchrun; pretrain, finetune and resume run in several"
+        raise ConfigError(f"{what} runs in one process", hint=hint, is_shared=True)
 
 
 def check_process_count(processes: int, device: str) -> None:

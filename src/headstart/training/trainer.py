@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,11 +28,9 @@ from headstart.models.model import Model
 from headstart.objectives.base import Loss, Objective, Vocabulary
 from headstart.results import Number
 from headstart.training.callbacks import Evaluated, Event, Saved, StepDone
+from headstart.training.compile import CompiledSteps, should_compile
 from headstart.training.optimizers import WeightAverage, lr_factor, make_optimizer, set_trainable_layers
 from headstart.training.runtime import Runtime, StopSignal, cudnn_attention, generator_for, seed_everything
-
-if TYPE_CHECKING:
-    from headstart.training.compile import CompiledSteps
 
 REPORT_STEPS = 10  # between two StepDone events
 PREFETCHED_STEPS = 4  # whose batches are ready at most
@@ -150,6 +148,12 @@ class SingleDevice:
         return tensor
 
 
+def _strategy(model: Model, runtime: Runtime) -> SingleDevice:
+    from headstart.training.distributed import DDPStrategy, FSDPStrategy
+
+    return FSDPStrategy(model, runtime) if runtime.is_sharded else DDPStrategy(model, runtime)
+
+
 class Trainer:
     """A model, its objective and data, and the state between steps."""
 
@@ -173,33 +177,19 @@ class Trainer:
         self.stop = stop if stop is not None else StopSignal()
         self.may_select_initial = may_select_initial
         set_trainable_layers(model, training.freeze_backbone, training.gradual_unfreezing_epochs, 0)
-        self.strategy = self._make_strategy()
+        self.strategy = SingleDevice(model, runtime) if runtime.processes.is_alone else _strategy(model, runtime)
         self.optimizer = make_optimizer(model, config.optimizer, self.strategy if runtime.is_sharded else None)
         self.state = State()
         self.best: dict[str, Tensor] | None = None
         self.average = None if training.weight_averaging == "none" else WeightAverage(training)
         self.total_steps = self._total_steps()
-        self.compiled = self._compile_steps()
+        self.compiled: CompiledSteps | None = None
+        if training.compile and should_compile(config, model, objective, runtime, self.total_steps):
+            self.compiled = CompiledSteps(model, objective)
         self._sums: dict[str, Any] = {}  # of this process, since the last report
         self._unfrozen_epoch = 0  # the epoch for which trainable layers were last set
         self._start = self._last_save = time.monotonic()
         self._last_report = 0.0  # in seconds of the run
-
-    def _make_strategy(self) -> SingleDevice:
-        if self.runtime.processes.is_alone:
-            return SingleDevice(self.model, self.runtime)
-        from headstart.training.distributed import make_strategy
-
-        return make_strategy(self.model, self.runtime)
-
-    def _compile_steps(self) -> "CompiledSteps | None":
-        wanted = self.config.training.compile
-        if not wanted or (wanted == "auto" and self.runtime.device.type == "cpu"):
-            return None
-        from headstart.training.compile import CompiledSteps, should_compile
-
-        is_worthwhile = should_compile(self.config, self.model, self.objective, self.runtime, self.total_steps)
-        return CompiledSteps(self.model, self.objective) if is_worthwhile else None
 
     # --- Budget -----------------------------------------------------------------------------------------------------
 
@@ -303,10 +293,8 @@ class Trainer:
         label_counts = self._sum_label_counts(parts)
         for part in parts:  # one graph in memory at a time
             batch = part.to(self.runtime.device)
-            with (
-                nullcontext() if self.compiled is None else self.compiled.installed_for(batch),
-                self.runtime.autocast(),
-            ):
+            compiled = nullcontext() if self.compiled is None else self.compiled.installed_for(batch)
+            with compiled, self.runtime.autocast():
                 losses = self.strategy.losses(self.objective, batch, is_last=part is parts[-1])
             loss = weighted_mean(losses, label_counts)
             if not processes.is_alone:
@@ -353,12 +341,8 @@ class Trainer:
         """What this process's clock and signals say; the main process's clock counts for all."""
         now, minutes = time.monotonic(), self.config.training.save_minutes
         is_main = self.runtime.processes.is_main
-        is_late = minutes is not None and now - self._last_save >= 60 * minutes
-        return {
-            "seconds": (now - self._start) if is_main else 0.0,
-            "late": float(is_late and is_main),
-            "stop": float(bool(self.stop)),
-        }
+        is_late = is_main and minutes is not None and now - self._last_save >= 60 * minutes
+        return {"seconds": is_main * (now - self._start), "late": float(is_late), "stop": float(bool(self.stop))}
 
     def _read_clock(self) -> None:
         """Update time and signals; several processes agreed on them at the beginning of the step."""
@@ -374,12 +358,9 @@ class Trainer:
         losses = {head: sums[f"loss {head}"] / sums[f"count {head}"] for head in heads}
         loss, count = sum(losses.values()), sum(sums[f"count {head}"] for head in heads)
         if not math.isfinite(loss):
-            error = Diverged(
-                f"the loss is {loss} at step {state.step}: training has diverged",
-                hint="lower --set optimizer.learning_rate, or raise lr_schedule.warmup_ratio",
-            )
-            error.is_shared = True
-            raise error
+            hint = "lower --set optimizer.learning_rate, or raise lr_schedule.warmup_ratio"
+            problem = f"the loss is {loss} at step {state.step}: training has diverged"
+            raise Diverged(problem, hint=hint, is_shared=True)
         progress = self.progress
         self.on_event(
             StepDone(

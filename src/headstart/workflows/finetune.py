@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import binomtest
+from scipy.stats import binomtest, entropy
 
 from headstart import fast
 from headstart.atomic_io import content_hash
@@ -36,7 +36,6 @@ from headstart.inference.loaded_model import (
 )
 from headstart.models.heads import ClassHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
-from headstart.objectives.base import Objective
 from headstart.results import Score, TransferReport
 from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
 from headstart.training.evaluate import eval_subset, fit_head, predict_probabilities
@@ -56,7 +55,7 @@ CHECKED_PER_CLASS, CHECKED_TEXTS = 20, 2_000
 UNDERTRAINED_LOSS, UNDERTRAINED_ACCURACY = 0.9, 0.25
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finetuned(FinishedRun):
     """A finished classifier and its validation score."""
 
@@ -99,10 +98,10 @@ def finetune(
             # A wrong setting is an error before the data is read. The data then decides the defaults.
             draft, objective = finetune_config(loaded, preset, given)
             distillation = DistillationSetup.load(teacher, unlabelled) if teacher or unlabelled else None
-            source = LabelledData.load(data, draft, objective, distillation, listen)
+            dataset = load_labelled(data, draft, on_event=listen)
+            unlabelled_texts = [] if distillation is None else distillation.texts(dataset, objective, draft)
             owner = loaded or distillation
-            tokenizer = None if owner is None else owner.tokenizer
-            facts = DatasetFacts.of(source.dataset, tokenizer, len(source.pseudo_labelled))
+            facts = DatasetFacts.of(dataset, None if owner is None else owner.tokenizer, len(unlabelled_texts))
             config, objective = finetune_config(loaded, preset, given, data=facts)
             if loaded is None and config.training.reinit_top_layers:
                 raise ConfigError("from scratch every layer is new", hint="leave training.reinit_top_layers out")
@@ -113,30 +112,11 @@ def finetune(
         if distillation is not None:
             inputs = distillation.add_to(inputs)
         job = FinetuneJob(config, runtime, inputs, listen, loaded, distillation)
-        job.labelled = source
+        job.texts = dataset, unlabelled_texts
         return job.start(Path(out), notes)
 
 
 # --- The data -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LabelledData:
-    """The labelled texts of a run, and unlabelled ones that its teachers label."""
-
-    dataset: Dataset
-    pseudo_labelled: list[str]
-    fingerprint: str  # a hash of every text and label
-
-    @staticmethod
-    def load(
-        data: str, config: RunConfig, objective: Objective, distillation: DistillationSetup | None, on_event: OnEvent
-    ) -> "LabelledData":
-        """Read what the settings name."""
-        dataset = load_labelled(data, config, on_event=on_event)
-        texts = [] if distillation is None else distillation.texts(dataset, objective, config)
-        own = data_fingerprint(dataset)
-        return LabelledData(dataset, texts, content_hash([own, texts]) if texts else own)
 
 
 @dataclass(frozen=True)
@@ -220,7 +200,7 @@ def swap_heads(
 
 def train_baseline(dataset: Dataset, seed: int) -> tuple[TfidfModel, Score] | None:
     """TF-IDF + linear SVM on the same texts, and its validation score; None if the texts have fewer than two classes."""
-    step = max(1, -(-len(dataset.train) // BASELINE_TEXTS))
+    step, truth = max(1, -(-len(dataset.train) // BASELINE_TEXTS)), np.array(dataset.targets("valid"))
     texts, targets = dataset.texts("train")[::step], dataset.targets("train")[::step]
     try:
         model = train_tfidf(texts, targets, seed=seed, classes=len(dataset.classes))
@@ -228,7 +208,7 @@ def train_baseline(dataset: Dataset, seed: int) -> tuple[TfidfModel, Score] | No
         return None
     probabilities = model.predict_probabilities(dataset.texts("valid"))
     seen = is_contaminated(dataset.hashes("valid"), np.unique(dataset.hashes("train")))
-    return model, score(np.array(dataset.targets("valid")), probabilities, dataset.classes, seen, "valid")
+    return model, score(truth, probabilities, dataset.classes, seen, "valid")
 
 
 def is_better(network: Score, baseline: Score) -> bool:
@@ -250,11 +230,9 @@ def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> l
     """A warning with advice if the network is not better than the baseline, else an empty list."""
     if is_better(network, baseline):
         return []
-    other = (
-        "`headstart models` lists pretrained models to start from"
-        if base == SCRATCH
-        else f"`headstart pretrain TEXTS --init-from {base}` adapts the base to unlabelled texts of your domain"
-    )
+    other = f"`headstart pretrain TEXTS --init-from {base}` adapts the base to unlabelled texts of your domain"
+    if base == SCRATCH:
+        other = "`headstart models` lists pretrained models to start from"
     return [
         f"the network is not better than TF-IDF + linear SVM on {network.count:,} validation texts: accuracy "
         f"{network.accuracy:.4f} against {baseline.accuracy:.4f}. Next: {other}; `headstart tune {base} {data}` "
@@ -264,25 +242,21 @@ def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> l
 
 def warn_of_undertraining(truth: np.ndarray, found: np.ndarray, classes: Sequence[str], config: RunConfig) -> list[str]:
     """A warning if the model does not fit its own training texts: their classes, and its `found` probabilities (N, C)."""
-    loss = METRICS["loss"](truth, found)
-    shares = np.bincount(truth) / len(truth)
-    guessing = float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
-    predicted, present = set(found.argmax(axis=1).tolist()), set(truth.tolist())
+    loss, right = METRICS["loss"](truth, found), METRICS["accuracy"](truth, found)
+    counts = np.bincount(truth)
+    guessing, majority = float(entropy(counts)), float(counts.max()) / len(truth)
     more = f"raise --epochs (now {config.training.max_epochs:g})" if config.training.max_epochs else "raise the budget"
     hint = f"{more} or optimizer.learning_rate (now {config.optimizer.learning_rate:g})"
-    majority, right = float(shares.max()), METRICS["accuracy"](truth, found)
     if loss > UNDERTRAINED_LOSS * guessing and right < majority + UNDERTRAINED_ACCURACY * (1 - majority):
         return [
             f"the model is under-trained: its loss on its own training texts is {loss:.3f}, and guessing by class "
             f"frequencies has {guessing:.3f}; {hint}"
         ]
-    if missing := present - predicted:
-        names = [classes[number] for number in sorted(missing)]
-        return [
-            f"the model is under-trained: it never predicts {len(missing)} of {len(present)} classes on their own "
-            f"training texts ({', '.join(names[:5])}{', …' if len(names) > 5 else ''}); {hint}"
-        ]
-    return []
+    names = [classes[number] for number in np.setdiff1d(truth, found.argmax(axis=1))]
+    return names and [
+        f"the model is under-trained: it never predicts {len(names)} of {np.count_nonzero(counts)} classes on their own "
+        f"training texts ({', '.join(names[:5])}{', …' if len(names) > 5 else ''}); {hint}"
+    ]
 
 
 def sample_per_class(targets: np.ndarray) -> np.ndarray:
@@ -303,26 +277,27 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
     result_type = Finetuned
 
     @cached_property
-    def labelled(self) -> LabelledData:
-        """The labelled texts, unless they were read for the settings."""
-        return LabelledData.load(self.inputs.data, self.config, self.objective, self.distillation, self.on_event)
+    def texts(self) -> tuple[Dataset, list[str]]:
+        """The labelled texts, and unlabelled ones that the teachers label, unless they were read for the settings."""
+        dataset, teachers = load_labelled(self.inputs.data, self.config, on_event=self.on_event), self.distillation
+        return dataset, [] if teachers is None else teachers.texts(dataset, self.objective, self.config)
 
     def read_data(self) -> str:
-        """A hash of the labelled texts."""
+        """A hash of all texts and labels."""
         with self.processes.raise_on_all():
-            return self.labelled.fingerprint
+            dataset, unlabelled = self.texts
+            own = data_fingerprint(dataset)
+            return content_hash([own, unlabelled]) if unlabelled else own
 
     def train_tokenizers(self) -> Tokenizers:
         """One tokenizer, trained on the training texts."""
-        return choose_tokenizer(self.config, self.labelled.dataset, None, self.on_event), None
+        return choose_tokenizer(self.config, self.texts[0], None, self.on_event), None
 
     def encode_data(self, tokenizers: Tokenizers) -> TrainingData[Task]:
         """The texts as tokens, with those that the teachers label."""
-        tokenizer, dataset = tokenizers[0], self.labelled.dataset
+        tokenizer, (dataset, unlabelled) = tokenizers[0], self.texts
         if self.distillation is not None:
-            dataset = self.distillation.add(
-                dataset, self.labelled.pseudo_labelled, self.config, self.runtime, self.on_event
-            )
+            dataset = self.distillation.add(dataset, unlabelled, self.config, self.runtime, self.on_event)
         if self.config.training.bpe_dropout:
             with self.processes.raise_on_all():
                 check_bpe_dropout(tokenizer, dataset.texts("train"))
@@ -393,7 +368,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         with self.processes.raise_on_all():
             if self.processes.is_main:
                 self.on_event(Stage("training the TF-IDF baseline"))
-                found = train_baseline(self.labelled.dataset, config.training.seed)
+                found = train_baseline(self.texts[0], config.training.seed)
         if found is None:
             return Finetuned(**vars(run), score=network, warnings=warnings)
         tfidf, baseline = found

@@ -52,7 +52,7 @@ LABELLED_ONLY = {
 FREE = ("dropout", "attention_dropout", "architecture", "pooler", "tie_embeddings")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FinishedTranslator(FinishedRun):
     """A finished translator and its validation score."""
 
@@ -139,8 +139,7 @@ def translator_config(
                 raise ConfigError(
                     f"{section}.{key} is for labelled texts, not for --pair", hint=f"leave {section}.{key} out"
                 )
-    name = settings.get("objective", {}).get("name", Seq2Seq.name)
-    wanted = merge({"objective": {"name": name}}, settings)
+    wanted = merge({"objective": {"name": settings.get("objective", {}).get("name", Seq2Seq.name)}}, settings)
     defaults: dict[str, dict[str, Any]] = {}
     if base is not None:
         wanted = merge(wanted, _settings_from_base(base, preset, settings))
@@ -157,9 +156,8 @@ def translator_config(
             "model.source_vocab_size follows from the tokenizer that is trained",
             hint="set tokenizer.shared_vocab=false, and tokenizer.vocab_size for both sides",
         )
-    if config.model.tie_embeddings and (
-        config.training.freeze_backbone or config.training.gradual_unfreezing_epochs is not None
-    ):
+    is_frozen = config.training.freeze_backbone or config.training.gradual_unfreezing_epochs is not None
+    if config.model.tie_embeddings and is_frozen:
         raise ConfigError(
             "the head of this translator is its embedding table, so with a frozen body nothing could learn",
             hint="leave training.freeze_backbone and training.gradual_unfreezing_epochs out, or set model.tie_embeddings=false",
@@ -330,22 +328,22 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         """Loss on the validation pairs and, by default, BLEU of their greedy translations."""
         assert isinstance(self.objective, Seq2Seq)
         chosen = eval_subset(len(data.rows["valid"]), self.config.training.eval_subset_size)
-        loss, accuracy = self._loss(model, [data.rows["valid"][index] for index in chosen], data.tokenizer)
-        values = {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": accuracy}
+        values = self._losses(model, [data.rows["valid"][index] for index in chosen], data.tokenizer)
         if self.objective.metric_for_best_model == "loss":
-            return Evaluation(values, objective_value=-loss)
+            return Evaluation(values, objective_value=-values["loss"])
         sources, pairs = data.sources("valid"), data.text.valid
         written = write_translations(model, [sources[index] for index in chosen], data.tokenizer, self.runtime)
         found = [data.tokenizer.decode(each.tokens) for each in written]
         references, language = [pairs[index].target for index in chosen], data.text.pair[1]
         values["bleu"] = score_translations(found, references, language, measures=("bleu",)).bleu
-        return Evaluation(values, objective_value=values["bleu"] - 1e-6 * min(loss, 100.0))
+        return Evaluation(values, objective_value=values["bleu"] - 1e-6 * min(values["loss"], 100.0))
 
-    def _loss(self, model: Model, rows: Sequence[EncodedExample], tokenizer: Tokenizer) -> tuple[float, float]:
-        """The loss (nats per token, without smoothing) and the accuracy of the next token, given the true ones before it."""
+    def _losses(self, model: Model, rows: Sequence[EncodedExample], tokenizer: Tokenizer) -> dict[str, Any]:
+        """Loss (nats per token, without smoothing) and accuracy of the next token, given the true ones before it."""
         loader = TextLoader(rows, batch_tokens(self.runtime), shuffled=False)
         total, count, correct = loss_sums(model, self.objective, loader, tokenizer, self.runtime)["lm"]
-        return total / max(1, count), correct / max(1, count)
+        loss = total / max(1, count)
+        return {"loss": loss, "perplexity": math.exp(min(loss, 50)), "accuracy": correct / max(1, count)}
 
     def score(
         self,
@@ -359,7 +357,6 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
     ) -> tuple[TranslationScore, list[str]]:
         """The score on one split, with its leak-free part, and the translations; a beam of 1 is greedy."""
         rows, language, references = data.rows[split], data.text.pair[1], data.text.targets(split)
-        loss, accuracy = self._loss(model, rows, data.tokenizer)
         search = None if beam == 1 else Beam(width=beam)
         written = write_translations(model, data.sources(split), data.tokenizer, self.runtime, search)
         texts = [data.tokenizer.decode(each.tokens) for each in written]
@@ -369,17 +366,12 @@ class TranslationJob(TrainingJob[TranslationTask, FinishedTranslator]):
         if len(unseen):
             both = [texts[index] for index in unseen], [references[index] for index in unseen]
             leak_free = score_translations(*both, language, measures=("bleu",)).bleu
-        whole = replace(
-            found,
-            loss=loss,
-            perplexity=math.exp(min(loss, 50)),
-            accuracy=accuracy,
-            beam=beam,
-            leaked=len(rows) - len(unseen),
-            leak_free_bleu=leak_free,
-            leak_free_count=len(unseen),
-        )
-        return whole, texts
+        leaks: dict[str, Any] = {
+            "leaked": len(rows) - len(unseen),
+            "leak_free_bleu": leak_free,
+            "leak_free_count": len(unseen),
+        }
+        return replace(found, **self._losses(model, rows, data.tokenizer), beam=beam, **leaks), texts
 
     def summarize(
         self, run: FinishedRun, trainer: Trainer, data: TranslationTask, seen: np.ndarray

@@ -78,7 +78,7 @@ NOT_RAW_TEXT = {  # what an objective reads that cannot pretrain, and what to do
 LEARNING_RATE = 5e-4  # of a model 256 wide; falls with the square of the width
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Pretrained(FinishedRun):
     """A finished base and its score on held-out text (None when the corpus is too small to hold any out)."""
 
@@ -409,13 +409,10 @@ class PretrainJob(TrainingJob[HeldOut, Pretrained]):
             if self.distillation is not None:
                 self.distillation.check(objective, config)
             if isinstance(objective, MaskedLM) and tokenizer.mask_id is None:
-                raise ConfigError(
-                    f"this tokenizer has no mask token, so {objective.name} cannot hide anything", hint="use causal-lm"
-                )
-        if not processes.is_alone:
-            with processes.raise_on_all():
-                for each in self.documents:
-                    prepare_documents_share(each, tokenizer, processes.rank, processes.count, on_event)
+                problem = f"this tokenizer has no mask token, so {objective.name} cannot hide anything"
+                raise ConfigError(problem, hint="use causal-lm")
+            for each in [] if processes.is_alone else self.documents:
+                prepare_documents_share(each, tokenizer, processes.rank, processes.count, on_event)
         corpora = processes.main_first(
             lambda: [prepare_documents(each, tokenizer, on_event) for each in self.documents]
         )

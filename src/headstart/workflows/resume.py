@@ -21,13 +21,12 @@ def resume(
 
     The number of processes may differ from before.
     """
-    if is_comparison(Path(run)):
-        return resume_compare(Path(run), on_event)
-    if is_search(Path(run)):
-        return resume_tune(Path(run), on_event)
-    if is_recipe(Path(run)):
-        return resume_recipe(Path(run), on_event)
-    return resume_run(run, on_event)
+    path = Path(run)
+    if is_comparison(path):
+        return resume_compare(path, on_event)
+    if is_search(path):
+        return resume_tune(path, on_event)
+    return resume_recipe(path, on_event) if is_recipe(path) else resume_run(path, on_event)
 
 
 def resume_run(run: str | Path, on_event: OnEvent = ignore_event) -> Pretrained | Finetuned | FinishedTranslator | None:

@@ -104,11 +104,9 @@ class RunLock:
     def release(self) -> None:
         """Release the lock; the directory of a new run that never started is removed first."""
         if self._is_new and has_no_run(self.path):
+            shutil.rmtree(self.path, ignore_errors=True)
             if self._existed:
-                for item in sorted(self.path.iterdir(), key=lambda item: item.name == LOCK):  # the lock last
-                    shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
-            else:
-                shutil.rmtree(self.path, ignore_errors=True)
+                self.path.mkdir(exist_ok=True)
         self._close()
 
     def _close(self) -> None:

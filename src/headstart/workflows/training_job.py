@@ -42,7 +42,7 @@ Content = TypeVar("Content")  # the data as the model reads it
 Result = TypeVar("Result", bound="FinishedRun")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FinishedRun:
     """A finished run; each kind of job adds its score."""
 
@@ -134,10 +134,9 @@ class TrainingJob(ABC, Generic[Content, Result]):
             return None
         # The size of a translator's source vocabulary follows from its tokenizer; the settings do not contain it.
         derived = {"model": {"source_vocab_size": info.config.model.source_vocab_size}} if info.pair else {}
-        if info.config != self.config.with_(derived) or replace(info.inputs, fingerprint="") != self.inputs:
-            error = RunError(f"{path} holds a run with other settings", hint="choose another --out")
-            error.is_shared = True  # every process finds the same
-            raise error
+        with self.processes.raise_on_all():
+            if info.config != self.config.with_(derived) or replace(info.inputs, fingerprint="") != self.inputs:
+                raise RunError(f"{path} holds a run with other settings", hint="choose another --out")
         return info
 
     @classmethod
@@ -181,15 +180,8 @@ class TrainingJob(ABC, Generic[Content, Result]):
             info = resumed or self._write_start(run_dir, data, transfer)
             run_dir.train(trainer, resumed is not None, self.on_event)
         state = trainer.state
-        run = FinishedRun(
-            path=run_dir.path,
-            parameters=count_parameters(model),
-            tokens=state.tokens,
-            seconds=state.seconds,
-            curve=state.curve,
-            best_epoch=trainer.best_epoch,
-            transfer=transfer,
-        )
+        spent, parameters = (state.tokens, state.seconds), count_parameters(model)
+        run = FinishedRun(run_dir.path, parameters, *spent, state.curve, trainer.best_epoch, transfer)
         seen = read_fingerprints(run_dir.path) if self.processes.is_main else np.zeros(0, np.uint64)
         result = self.summarize(run, trainer, data.content, seen)
         run_dir.finish(info, trainer, {**asdict(result), "path": "", "steps": state.step}, started)
@@ -199,21 +191,16 @@ class TrainingJob(ABC, Generic[Content, Result]):
         """The data as tokens, the same in every process."""
         fingerprint = self.read_data()
         self.processes.assert_equal({"texts": fingerprint}, "data")
-        with self.processes.raise_on_all():
-            if resumed is not None and resumed.inputs.fingerprint != fingerprint:
-                raise RunError(
-                    f"the data of {run_dir.path} has changed since the run started", hint="put the old data back"
-                )
-        self.inputs = replace(self.inputs, fingerprint=fingerprint)
-        owner = self.base or self.distillation
+        self.inputs, owner = replace(self.inputs, fingerprint=fingerprint), self.base or self.distillation
         if resumed is not None:
             tokenizers = run_dir.tokenizers(resumed)
-        elif owner is not None:
-            tokenizers = owner.tokenizers
         else:
-            tokenizers = self.processes.broadcast(self.train_tokenizers)
-        if self.distillation is not None:
-            with self.processes.raise_on_all():
+            tokenizers = owner.tokenizers if owner else self.processes.broadcast(self.train_tokenizers)
+        with self.processes.raise_on_all():
+            if resumed is not None and resumed.inputs.fingerprint != fingerprint:
+                problem = f"the data of {run_dir.path} has changed since the run started"
+                raise RunError(problem, hint="put the old data back")
+            if self.distillation is not None:
                 self.distillation.check_student(tokenizers[0])
         return self.encode_data(tokenizers)
 
