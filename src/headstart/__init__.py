@@ -3,7 +3,7 @@
 import headstart as hs
 
 base = hs.pretrain(["reviews.txt"], "runs/base", settings={"training": {"minutes": 5}})
-found = hs.compare("labelled.tsv", [str(base.path)], "runs/compare")
+found = hs.compare("labelled.tsv", bases=[str(base.path)])
 print(found.arm("classical").accuracy)
 """
 
@@ -12,6 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headstart.api import Embedder as Embedder
+    from headstart.api import LanguageModel as LanguageModel
+    from headstart.api import TextClassifier as TextClassifier
+    from headstart.api import Translator as Translator
+    from headstart.api import compare as compare
+    from headstart.config import Config as Config
     from headstart.data.audit import inspect_data as inspect_data
     from headstart.data.datasets import load_dataset as load_dataset
     from headstart.data.libreoffice import fetch as fetch
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
     from headstart.inference.translate import translate as translate
     from headstart.models.model import HeadSpec as HeadSpec
     from headstart.pretrained import shipped_bases as shipped_bases
-    from headstart.workflows.compare import compare as compare
     from headstart.workflows.convert import export as export
     from headstart.workflows.convert import import_model as import_model
     from headstart.workflows.demo import run_demo as run_demo
@@ -46,9 +51,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Where each public name lives; it is imported when it is first used, so that `import headstart` is instant.
 _PUBLIC = {
+    "Config": "headstart.config",
+    "Embedder": "headstart.api",
+    "LanguageModel": "headstart.api",
+    "TextClassifier": "headstart.api",
+    "Translator": "headstart.api",
     "HeadSpec": "headstart.models.model",
     "HeadstartError": "headstart.errors",
-    "compare": "headstart.workflows.compare",
+    "compare": "headstart.api",
     "evaluate": "headstart.workflows.evaluate",
     "export": "headstart.workflows.convert",
     "fetch": "headstart.data.libreoffice",
@@ -78,6 +88,10 @@ __all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("headstart")
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'headstart' has no attribute {name!r}")

@@ -315,6 +315,32 @@ class RunConfig(Section):
         return parse(RunConfig, merge(self.model_dump(), changes))
 
 
+class Config(Section):
+    """Settings for the Python API, by section; only those that are given replace the defaults.
+
+    hs.Config(training={"max_epochs": 3}, model=hs.ModelConfig(dropout=0.1))
+    """
+
+    model: ModelConfig = ModelConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_schedule: LrScheduleConfig = LrScheduleConfig()
+    training: TrainingConfig = TrainingConfig()
+    data: DataConfig = DataConfig()
+
+    def __init__(self, **sections: Any):
+        try:
+            super().__init__(**sections)
+        except ValidationError as error:
+            raise _config_error(type(self), error, "") from None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that were given, nested by section."""
+        return self.model_dump(exclude_unset=True)
+
+
 def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """`lower` overlaid by `upper`, section by section; a budget, an objective or a warmup replaces the lower one."""
     merged = dict(lower)
@@ -344,21 +370,26 @@ def parse(schema: type[Schema], content: Mapping[str, Any], where: str = "") -> 
     try:
         return schema.model_validate(dict(content))
     except ValidationError as error:
-        faults = error.errors()  # a misspelt key first: what it was meant to be is missing because of it
-        fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
-        *path, key = fault["loc"] or ("",)
-        name, inside = ".".join(map(str, [*path, key])), f" in {where}" if where else ""
-        problem = f"setting {name}{inside} cannot be {fault['input']!r}: {fault['msg'].lower()}"
-        hint = "docs/reference/settings.md lists every setting with its values"
-        if fault["type"] == "extra_forbidden":
-            section: Any = schema
-            for part in path:  # a number in a list, a name in a section
-                section = get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
-            problem, hint = f"no setting is called {name!r}{inside}", nearest(str(key), section.model_fields)
-        elif fault["type"] == "missing":
-            problem = f"{name} is missing{inside}"
-            hint = f'write {key} = "…"; the documentation lists every setting'
-        raise ConfigError(problem, hint=hint) from None
+        raise _config_error(schema, error, where) from None
+
+
+def _config_error(schema: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
+    """The first fault of `error` as a sentence with a hint."""
+    faults = error.errors()  # a misspelt key first: what it was meant to be is missing because of it
+    fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
+    *path, key = fault["loc"] or ("",)
+    name, inside = ".".join(map(str, [*path, key])), f" in {where}" if where else ""
+    problem = f"setting {name}{inside} cannot be {fault['input']!r}: {fault['msg'].lower()}"
+    hint = "docs/reference/settings.md lists every setting with its values"
+    if fault["type"] == "extra_forbidden":
+        section: Any = schema
+        for part in path:  # a number in a list, a name in a section
+            section = get_args(section)[0] if isinstance(part, int) else section.model_fields[part].annotation
+        problem, hint = f"no setting is called {name!r}{inside}", nearest(str(key), section.model_fields)
+    elif fault["type"] == "missing":
+        problem = f"{name} is missing{inside}"
+        hint = f'write {key} = "…"; the documentation lists every setting'
+    return ConfigError(problem, hint=hint)
 
 
 def preset_names() -> list[str]:

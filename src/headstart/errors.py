@@ -12,7 +12,18 @@ class HeadstartError(Exception):
 
     def __init__(self, problem: str, *, hint: str = "", is_shared: bool = False):
         super().__init__(problem)
-        self.hint, self.is_shared = hint, is_shared
+        self.problem, self.hint, self.is_shared = problem, hint, is_shared
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.hint}" if self.hint else self.problem
+
+
+class InputTypeError(HeadstartError, TypeError):
+    """An argument of a type that cannot be used."""
+
+
+class InputValueError(HeadstartError, ValueError):
+    """An argument of the right type whose content cannot be used."""
 
 
 class ConfigError(HeadstartError):

@@ -125,7 +125,7 @@ def _report(error: Exception) -> None:
     # One process prints for all, or one of each machine when some processes are lost.
     is_local_first = os.environ.get("LOCAL_RANK") == "0"
     if is_first() or (is_local_first if isinstance(error, LostError) else not error.is_shared):
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error.problem}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
     sys.exit(2)

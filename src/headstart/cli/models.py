@@ -30,7 +30,7 @@ def models(call: Call, name: str | None = argument("[NAME]", "Show the card of t
         try:
             rows.append(_described(path))
         except RunError as error:  # the others are listed all the same
-            print(f"warning: {error}", file=sys.stderr)
+            print(f"warning: {error.problem}", file=sys.stderr)
     call.show(rows, _show_models)
 
 

@@ -256,7 +256,9 @@ def compare(
             "arms": _names(arms), "target_accuracy": target_accuracy, "on_event": progress,
         }  # fmt: skip
         if objectives is None:
-            result = hs.compare(data, base or [], out, preset=preset, settings=call.settings, **comparing)
+            from headstart.workflows.compare import compare as compare_models
+
+            result = compare_models(data, base or [], out, preset=preset, settings=call.settings, **comparing)
         else:
             from headstart.workflows.compare import DEFAULT_TOKENS, compare_objectives
 

@@ -5,6 +5,7 @@ Texts are split by hash, the same on every machine: equal texts share a split, a
 
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from headstart.atomic_io import write_text
 from headstart.config import DataConfig
 from headstart.data.text_io import (
     KINDS,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SPLITS = ("train", "valid", "test")
+VALID_FRACTION = 0.1  # of a table without splits
 ALIASES = {"val": "valid", "dev": "valid", "validation": "valid", **{name: name for name in SPLITS}}  # in file names
 
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
@@ -158,13 +161,18 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
         _check_labels(examples, data)
         splits, notes = split_by_hash(examples, names)
     splits = {split: splits[split] for split in names if split in splits}
+    return _checked(name, data, splits, skips, notes)
+
+
+def _checked(name: str, where: str, splits: Parts, skips: list[SkippedRow], notes: Sequence[str]) -> Dataset:
+    """The splits as a dataset, whose labels are all known from train and of which some are set aside for valid."""
     classes = sorted({str(example.label) for example in splits["train"]})
     if not splits["valid"]:
-        problem = f"{data} has too few rows to set any aside for valid"
+        problem = f"{where} has too few rows to set any aside for valid"
         raise DataError(problem, hint="give two rows or more for each label")
     unknown = next((example for part in splits.values() for example in part if example.label not in classes), None)
     if unknown:
-        problem = f"{unknown.origin} of {data} has label {unknown.label!r}, which train has not"
+        problem = f"{unknown.origin} of {where} has label {unknown.label!r}, which train has not"
         raise DataError(problem, hint=nearest(str(unknown.label), classes))
     return Dataset(name, splits, classes, skips, [*notes, *_label_notes(splits, classes)])
 
@@ -314,12 +322,51 @@ def normalize_label(label: str) -> str:
     return (plain.rstrip("0").rstrip(".") if "." in plain else plain) if Decimal(word) else "0"
 
 
-def split_of(hashed: int) -> str:
-    """The split that a `text_hash` falls into: 10 % valid, 10 % test, the rest train."""
+def write_tables(folder: Path, dataset: Dataset) -> None:
+    """Write each split as a table that `load_dataset` reads back, in the same order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, examples in dataset.splits.items():
+        write_rows(folder / f"{name}.jsonl", examples)
+
+
+def write_rows(path: Path, examples: Sequence[Example]) -> None:
+    """Write examples as a table with the columns text and label."""
+    rows = [json.dumps({"text": row.text, "label": row.label}, ensure_ascii=False) for row in examples]
+    write_text(path, "".join(f"{row}\n" for row in rows))
+
+
+def make_dataset(
+    name: str,
+    train: Sequence[Example],
+    valid: Sequence[Example] | None,
+    skips: Sequence[SkippedRow] = (),
+    *,
+    valid_fraction: float = VALID_FRACTION,
+) -> Dataset:
+    """A dataset of examples in memory; without `valid`, a fraction of train is held out by hash, as from one table."""
+    _check_labels(list(train), name)
+    notes: list[str] = []
+    if valid is None:
+        splits, notes = split_by_hash(train, SPLITS[:2], valid_fraction)
+    else:
+        splits = {"train": list(train), "valid": list(valid)}
+    return _checked(name, name, splits, list(skips), notes)
+
+
+def split_of(hashed: int, valid_fraction: float = VALID_FRACTION) -> str:
+    """The split that a `text_hash` falls into: 10 % valid, 10 % test, the rest train.
+
+    Another fraction for valid takes from train, or gives to it, the texts that come next in the order of hashes.
+    """
+    if valid_fraction != VALID_FRACTION:
+        place = (hashed % 10 + hashed // 10 % 10**6 / 10**6) / 10  # uniform in [0, 1), and the same order as below
+        return "valid" if place < valid_fraction else "train"
     return {0: "valid", 1: "test"}.get(hashed % 10, "train")
 
 
-def split_by_hash(examples: Sequence[Example], names: Sequence[str]) -> tuple[dict[str, list[Example]], list[str]]:
+def split_by_hash(
+    examples: Sequence[Example], names: Sequence[str], valid_fraction: float = VALID_FRACTION
+) -> tuple[dict[str, list[Example]], list[str]]:
     """Examples split by hash into `names` ("train" first; texts of other splits stay in train), and notes.
 
     If a split has no text of a class, the texts of lowest hash are moved: each class has a text in train, and in
@@ -330,7 +377,7 @@ def split_by_hash(examples: Sequence[Example], names: Sequence[str]) -> tuple[di
     for key, example in zip(hashed, examples, strict=True):
         labels_of[key].add(str(example.label))
     classes = sorted(set().union(*labels_of.values()))
-    split = {key: name if (name := split_of(key)) in names else "train" for key in sorted(labels_of)}
+    split = {key: name if (name := split_of(key, valid_fraction)) in names else "train" for key in sorted(labels_of)}
     counts = Counter((name, label) for key, name in split.items() for label in labels_of[key])
     moved = 0
     for name, label in product(names, classes):

@@ -1,5 +1,6 @@
 """Raw corpora as streams of documents, read in constant memory, and weighted mixtures of corpora."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from headstart.atomic_io import content_hash, file_hash
+from headstart.atomic_io import content_hash, file_hash, write_text
 from headstart.config import DataConfig
 from headstart.data.datasets import ALIASES, SOURCES, SkippedRow, load_dataset
 from headstart.data.text_io import (
@@ -76,6 +77,11 @@ def _built_in(name: str, split: str) -> Documents:
     size = sum(len(text.encode("utf-8")) for text in texts)
     part = _Part(lambda on_skip: texts, lambda: [name, content_hash(texts)], size)
     return Documents(name, [part], [f"only the {split} split is read"])
+
+
+def write_texts(path: Path, texts: Iterable[str]) -> None:
+    """Write texts as a table that `open_documents` reads, each a document."""
+    write_text(path, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
 
 
 def open_documents(corpus: str, config: DataConfig) -> Documents:
@@ -161,7 +167,7 @@ def _reason_to_leave_out(path: Path, inner: Path, config: DataConfig) -> str:
         try:
             next(iterate_rows(path, [config.text_column]), None)
         except DataError as error:
-            return str(error)
+            return error.problem
     return ""
 
 

@@ -272,7 +272,7 @@ def _write_missing_pieces(
             write_json(folder / INDEX, {**content, "skips": dict(documents.skips), "shards": entries})
     except RunError as error:
         hint = "free some space there, or set HEADSTART_CACHE to another folder"
-        raise RunError(str(error), hint=hint) from error
+        raise RunError(error.problem, hint=hint) from error
     return pieces
 
 

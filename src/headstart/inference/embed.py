@@ -66,6 +66,11 @@ class Encoder:
     pool: str
     batch_tokens: int = 0  # in one forward pass, padding included; 0 = as many as suit the device
 
+    def encode(self, texts: list[str]) -> np.ndarray:
+        """The pooled vectors (N, D) of texts in memory."""
+        rows, _ = self.rows(texts)
+        return np.stack(self.vectors(rows)) if rows else np.zeros((0, self.config.model.hidden_size), np.float32)
+
     def rows(self, texts: list[str]) -> tuple[list[EncodedExample], int]:
         """The texts as token ids with special tokens, and how many of them were truncated."""
         length, encoded = self.config.training.max_length, self.tokenizer.encode(texts)
@@ -101,10 +106,10 @@ def plain_batch(rows: list[EncodedExample], padding: int) -> Batch:
     return Batch(tokens, real, unpadded=bool(real.all()))
 
 
-def open_encoder(run: str, pool: str = "mean", settings: Mapping[str, Any] | None = None) -> Encoder:
+def open_encoder(run: str | LoadedModel, pool: str = "mean", settings: Mapping[str, Any] | None = None) -> Encoder:
     """The encoder of a base or a fine-tuned run; `training.max_length` in `settings` limits the tokens read of a text."""
     pick(POOLS, pool, "pool")
-    loaded = load_model(run)
+    loaded = load_model(run) if isinstance(run, str) else run
     config = loaded.info.config.with_({"training": {"max_length": usual_length(loaded)}}).with_(settings or {})
     longest = config.model.max_position_embeddings
     if config.training.max_length > longest:
@@ -181,9 +186,7 @@ def text_vectors(
         raise TypeError("texts must be a list of strings, not one string; write [text]")
     if pool == TOKEN:
         raise ConfigError("texts differ in their number of token vectors", hint="write them with `embed`")
-    encoder = open_encoder(run, pool, settings)
-    rows, _ = encoder.rows(list(texts))
-    return np.stack(encoder.vectors(rows)) if rows else np.zeros((0, encoder.config.model.hidden_size), np.float32)
+    return open_encoder(run, pool, settings).encode(list(texts))
 
 
 def nearest_texts(

@@ -1,5 +1,6 @@
 """A finished run in memory: what evaluation, inference and fine-tuning start from."""
 
+import io
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from headstart import fast
-from headstart.checkpoint import read_weights
+from headstart.atomic_io import write_bytes, write_json
+from headstart.checkpoint import WEIGHTS_FILE, read_weights, save_weights
 from headstart.config import PATH_SETTINGS, RunConfig, merge, parse
 from headstart.data.datasets import SOURCES
 from headstart.data.documents import MixtureComponent
@@ -200,6 +202,17 @@ class LoadedModel:
         is_wanted = config.training.head_init == "reuse" and sorted(self.info.classes) == sorted(classes)
         return self.specs.get(HEAD) if is_wanted else None
 
+    def save(self, folder: Path) -> None:
+        """Write the model into an existing folder, as a finished run; run.json last."""
+        save_weights(folder / WEIGHTS_FILE, self.weights)
+        self.tokenizer.save(folder)
+        if self.own_source_tokenizer is not None:
+            self.own_source_tokenizer.save(folder, SOURCE_TOKENIZER)
+        if self.tfidf is not None:
+            self.tfidf.save(folder)
+        write_bytes(folder / FINGERPRINTS, array_bytes(self.train_fingerprints))
+        write_json(folder / RUN_INFO, self.info.to_dict())
+
     def model(self) -> Model:
         """The model with its weights, in evaluation mode."""
         model = build_model(self.info.config.model, self.info.vocab_size, self.specs)
@@ -271,6 +284,13 @@ def read_fingerprints(path: Path) -> np.ndarray:
         found: np.ndarray = np.load(path / FINGERPRINTS, allow_pickle=False)
         return found
     return np.zeros(0, np.uint64)
+
+
+def array_bytes(array: np.ndarray) -> bytes:
+    """An array as the content of a .npy file."""
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
 
 
 def _load_tfidf(path: Path) -> "TfidfModel":

@@ -303,11 +303,11 @@ def make_plan(query: schema.PlanRequest) -> schema.PlanResponse:
         if query.gpu is not None:
             find_device(query.gpu)
     except ConfigError as error:
-        raise http_error(404, str(error), hint=error.hint) from None
+        raise http_error(404, error.problem, hint=error.hint) from None
     try:
         return schema.PlanResponse(**finite(plan_to_dict(plan(fields.pop("preset"), settings=settings, **fields))))
     except HeadstartError as error:  # each setting is valid by itself, so they contradict each other
-        raise http_error(409, str(error), hint=error.hint) from None
+        raise http_error(409, error.problem, hint=error.hint) from None
 
 
 # --- what is served; FastAPI calls these functions in threads, because they read files

@@ -57,7 +57,7 @@ def http_error(status: int, problem: str, *, hint: str = "", retry_after: float 
 
 def as_http_error(error: HeadstartError) -> HTTPException:
     """A problem with a run (409) or with a text or setting (422) as an HTTP error."""
-    return http_error(409 if isinstance(error, RunError) else 422, str(error), hint=error.hint)
+    return http_error(409 if isinstance(error, RunError) else 422, error.problem, hint=error.hint)
 
 
 # --- requests

@@ -85,7 +85,7 @@ class ProcessGroup(Processes):
                 sent[0] = error
         dist.broadcast_object_list(sent, src=0)
         if isinstance(sent[0], HeadstartError):
-            raise type(sent[0])(str(sent[0]), hint=sent[0].hint, is_shared=True)
+            raise type(sent[0])(sent[0].problem, hint=sent[0].hint, is_shared=True)
         found: T = sent[0]
         return found
 
@@ -101,7 +101,9 @@ class ProcessGroup(Processes):
             own = error
         for rank, each in enumerate(self.all_gather(own)):
             if each is not None:
-                raise type(each)(f"process {rank}: {each}" if rank else str(each), hint=each.hint, is_shared=True)
+                raise type(each)(
+                    f"process {rank}: {each.problem}" if rank else each.problem, hint=each.hint, is_shared=True
+                )
 
     def assert_equal(self, content: Any, what: str = "settings") -> None:
         """Raise an error if this process was given other content than the main one."""

@@ -1,17 +1,19 @@
 """Evaluating a finished run on data: a classifier or an ensemble, a language model, or a translator."""
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headstart.config import RunConfig
-from headstart.data.datasets import Dataset, load_for_scoring
-from headstart.data.documents import open_for_scoring
+from headstart.data.datasets import Dataset, Example, SkippedRow, load_for_scoring
+from headstart.data.documents import open_for_scoring, write_texts
 from headstart.data.parallel import ParallelText, load_pairs_for_scoring, load_parallel
 from headstart.data.text_io import is_contaminated
-from headstart.data.token_cache import join
+from headstart.data.token_cache import Corpus, default_cache, join, prepare
 from headstart.errors import ConfigError, DataError, RunError, nearest
 from headstart.evaluation.metrics import score
 from headstart.evaluation.translation_metrics import compare_translations
@@ -20,7 +22,7 @@ from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.results import LanguageScore, Score, TranslationScore, TranslationTest
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune_seq2seq import TranslationJob, TranslationTask, encode_pairs
-from headstart.workflows.pretrain import PretrainJob, prepare_documents
+from headstart.workflows.pretrain import PretrainJob
 
 BEAM = 5  # default width of the beam search that evaluates a translator
 TESTED = ("bleu", "chrf")  # metrics of the significance tests between two translators
@@ -79,6 +81,14 @@ def _evaluate_classifiers(
     members: list[LoadedModel], data: str, config: RunConfig, settings: Mapping[str, Any]
 ) -> Score:
     split, examples, skips = load_for_scoring(data, config.data)
+    return score_examples([Classifier(member, settings) for member in members], split, examples, skips, data)
+
+
+def score_examples(
+    ensemble: Sequence[Classifier], split: str, examples: Sequence[Example], skips: Sequence[SkippedRow], name: str
+) -> Score:
+    """The score of classifiers in memory on labelled texts; `name` is what error messages call these."""
+    members = [member.loaded for member in ensemble]
     classes = members[0].info.classes
     unknown = next((example for example in examples if example.label not in classes), None)
     if unknown is not None:
@@ -86,16 +96,32 @@ def _evaluate_classifiers(
             f"{unknown.origin} has label {unknown.label!r}, which {members[0].name} was not trained on",
             hint=nearest(str(unknown.label), classes),
         )
-    dataset = Dataset(name=data, splits={split: examples}, classes=classes)
-    probabilities = mean_probabilities([Classifier(member, settings) for member in members], examples)
+    dataset = Dataset(name=name, splits={split: list(examples)}, classes=classes)
+    probabilities = mean_probabilities(ensemble, examples)
     was_seen = is_contaminated(dataset.hashes(split), np.concatenate([member.train_fingerprints for member in members]))
     found = score(np.array(dataset.targets(split)), probabilities, classes, was_seen, split)
     return replace(found, skipped=len(skips))
 
 
-def _evaluate_language_model(loaded: LoadedModel, data: str, config: RunConfig) -> LanguageScore:
+def _evaluate_language_model(
+    loaded: LoadedModel, data: str, config: RunConfig, cache: Path | None = None
+) -> LanguageScore:
+    documents = open_for_scoring(data, config.data)
+    corpus = prepare(documents, loaded.tokenizer, cache or default_cache())
+    return _score_corpus(loaded, corpus, data, config)
+
+
+def evaluate_texts(loaded: LoadedModel, texts: Sequence[str]) -> LanguageScore:
+    """Evaluate a language model in memory on texts in memory, each a document."""
+    with tempfile.TemporaryDirectory(prefix="headstart-") as folder:
+        path = Path(folder) / "texts.jsonl"
+        write_texts(path, texts)
+        config = loaded.info.config.with_({"data": {"text_column": "text"}})
+        return _evaluate_language_model(loaded, str(path), config, Path(folder) / "cache")
+
+
+def _score_corpus(loaded: LoadedModel, corpus: Corpus, data: str, config: RunConfig) -> LanguageScore:
     runtime = start_runtime(config.training)
-    corpus = prepare_documents(open_for_scoring(data, config.data), loaded.tokenizer, lambda event: None)
     stream = join([corpus.train, corpus.valid])
     if len(stream) <= loaded.objective.lookahead:
         raise DataError(f"{data} holds almost no text", hint="give more or longer documents")

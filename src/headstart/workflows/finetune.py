@@ -15,7 +15,7 @@ from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.batch import EncodedExample, Loader, TextLoader
 from headstart.config import DataConfig, RunConfig, TrainingConfig
 from headstart.data.augmentation import AugmentedTextLoader, check_bpe_dropout
-from headstart.data.datasets import Dataset, encode_rows, load_dataset
+from headstart.data.datasets import Dataset, encode_rows, load_dataset, write_tables
 from headstart.data.documents import Corpora
 from headstart.data.subsets import balanced_subset, exclude_evaluation_texts
 from headstart.data.text_io import is_contaminated
@@ -28,6 +28,7 @@ from headstart.inference.loaded_model import (
     SCRATCH,
     Classifier,
     LoadedModel,
+    RunInfo,
     RunInputs,
     Tokenizers,
     absolute_paths,
@@ -43,6 +44,7 @@ from headstart.training.runtime import init_processes, seed_everything, start_ru
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import DatasetFacts, explain_settings, finetune_config
+from headstart.workflows.run_dir import DATA, RunDir
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class Finetuned(FinishedRun):
 
 def finetune(
     base: str,
-    data: str,
+    data: str | Dataset,
     out: str | Path,
     *,
     pair: str | None = None,
@@ -80,11 +82,12 @@ def finetune(
 ) -> "Finetuned | FinishedTranslator":
     """Train a classifier on DATA, from BASE (a run directory or a shipped base's name) or from `scratch`.
 
-    With a `pair` of languages ("en-de") DATA holds texts and their translations, and a translator is trained. A
+    DATA is a name or path, or a dataset in memory, which the run directory then holds as tables, so that the run can be
+    resumed. With a `pair` of languages ("en-de") DATA holds texts and their translations, and a translator is trained. A
     `teacher` (a run, or "RUN1,RUN2") is a classifier to distil from; it also labels the texts of the `unlabelled`
     corpora. Under torchrun all processes train one model together.
     """
-    if pair is not None:
+    if pair is not None and isinstance(data, str):
         from headstart.workflows.finetune_seq2seq import finetune_seq2seq
 
         if teacher is not None or unlabelled:
@@ -107,8 +110,8 @@ def finetune(
                 raise ConfigError("from scratch every layer is new", hint="leave training.reinit_top_layers out")
             notes = explain_settings(loaded, facts, config, objective, given)
             runtime = start_runtime(config.training, processes)
-        data, base = absolute_paths([data, base])
-        inputs = RunInputs(base=base, data=data)
+        where = own_data(Path(out)) if isinstance(data, Dataset) else absolute_paths([data])[0]
+        inputs = RunInputs(base=absolute_paths([base])[0], data=where)
         if distillation is not None:
             inputs = distillation.add_to(inputs)
         job = FinetuneJob(config, runtime, inputs, listen, loaded, distillation)
@@ -133,11 +136,16 @@ class Task:
         return self.dataset.classes
 
 
+def own_data(run: Path) -> str:
+    """Where a run directory holds texts that were given from Python."""
+    return str(run.resolve() / DATA)
+
+
 def load_labelled(
-    data: str, config: RunConfig, *, with_test: bool = False, on_event: OnEvent = ignore_event
+    data: str | Dataset, config: RunConfig, *, with_test: bool = False, on_event: OnEvent = ignore_event
 ) -> Dataset:
     """The labelled splits, with `data.train_size` training texts; skipped rows are reported."""
-    dataset = load_dataset(data, config.data, with_test=with_test)
+    dataset = data if isinstance(data, Dataset) else load_dataset(data, config.data, with_test=with_test)
     if dataset.skips:
         first = dataset.skips[0]
         on_event(Note(f"{len(dataset.skips)} rows skipped; the first is {first.origin}: {first.reason}"))
@@ -226,17 +234,24 @@ def explain_difference(network: Score, baseline: Score) -> str:
     )
 
 
-def warn_of_baseline(network: Score, baseline: Score, base: str, data: str) -> list[str]:
-    """A warning with advice if the network is not better than the baseline, else an empty list."""
+def warn_of_baseline(network: Score, baseline: Score, base: str, data: str | None) -> list[str]:
+    """A warning with advice if the network is not better than the baseline, else an empty list.
+
+    Without `data` the texts are in memory, and the advice is for Python.
+    """
     if is_better(network, baseline):
         return []
-    other = f"`headstart pretrain TEXTS --init-from {base}` adapts the base to unlabelled texts of your domain"
-    if base == SCRATCH:
-        other = "`headstart models` lists pretrained models to start from"
+    if data is None:
+        model = "hs.shipped_bases() lists pretrained models to start from"
+        adapt = f"hs.LanguageModel.pretrain(texts, base={base!r}) adapts the base to unlabelled texts of your domain"
+        more = "GridSearchCV searches settings; keep_winner=True answers with TF-IDF"
+    else:
+        model = "`headstart models` lists pretrained models to start from"
+        adapt = f"`headstart pretrain TEXTS --init-from {base}` adapts the base to unlabelled texts of your domain"
+        more = f"`headstart tune {base} {data}` searches settings; --keep-winner answers with TF-IDF"
     return [
         f"the network is not better than TF-IDF + linear SVM on {network.count:,} validation texts: accuracy "
-        f"{network.accuracy:.4f} against {baseline.accuracy:.4f}. Next: {other}; `headstart tune {base} {data}` "
-        "searches settings; --keep-winner answers with TF-IDF"
+        f"{network.accuracy:.4f} against {baseline.accuracy:.4f}. Next: {model if base == SCRATCH else adapt}; {more}"
     ]
 
 
@@ -275,6 +290,12 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
     """Fine-tuning a classifier."""
 
     result_type = Finetuned
+
+    def _write_start(self, run_dir: RunDir, data: TrainingData[Task], transfer: TransferReport | None) -> RunInfo:
+        with self.processes.raise_on_all():
+            if self.inputs.data == own_data(run_dir.path) and self.processes.is_main:
+                write_tables(run_dir.path / DATA, self.texts[0])
+        return super()._write_start(run_dir, data, transfer)
 
     @cached_property
     def texts(self) -> tuple[Dataset, list[str]]:
@@ -372,6 +393,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         if found is None:
             return Finetuned(**vars(run), score=network, warnings=warnings)
         tfidf, baseline = found
+        data_name = None if self.inputs.data == own_data(run.path) else self.inputs.data
         keeps_baseline = config.training.keep_winner and not is_better(network, baseline)
         if keeps_baseline:
             tfidf.save(run.path)
@@ -380,6 +402,6 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
             score=baseline if keeps_baseline else network,
             baseline=baseline,
             comparison=explain_difference(network, baseline),
-            warnings=[*warn_of_baseline(network, baseline, self.inputs.base, self.inputs.data), *warnings],
+            warnings=[*warn_of_baseline(network, baseline, self.inputs.base, data_name), *warnings],
             classifier="tfidf" if keeps_baseline else "network",
         )

@@ -186,7 +186,7 @@ def _measure(model: LoadedModel, eval_data: str | None) -> tuple[str, dict[str, 
             name, found = _score_held_out(model)
         except DataError as error:
             raise RunError(
-                f"the data that {model.name} was trained on cannot be read here: {error}",
+                f"the data that {model.name} was trained on cannot be read here: {error.problem}",
                 hint="--eval-data DATA names other data to measure the quantization error on",
             ) from None
     return name, {metric: float(getattr(found, metric)) for metric in METRICS if hasattr(found, metric)}

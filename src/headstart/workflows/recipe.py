@@ -175,7 +175,7 @@ def open_recipe(path: Path) -> dict[str, Any]:
         return load_toml(path)
     except ConfigError as error:
         hint = (error.hint or "").replace("--config", "--recipe")
-        raise ConfigError(str(error).replace("settings file", "recipe"), hint=hint) from None
+        raise ConfigError(error.problem.replace("settings file", "recipe"), hint=hint) from None
 
 
 def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any], scale: float) -> Recipe:
@@ -361,7 +361,7 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
                 teaching = DistillationSetup(teachers, []) if teachers else None
                 config, objective = pretrain_config(recipe.config.preset, stage.settings, base, teaching)
         except HeadstartError as error:
-            error.args = (f"stage {stage.config.name}: {error}",)
+            error.problem = f"stage {stage.config.name}: {error.problem}"
             raise
         # Later stages need the settings of this one before it is trained, but no tokenizer and no weights.
         info = RunInfo(config, "finished", 0, list(config.data.label_map), "", RunInputs(), {})
@@ -381,7 +381,7 @@ def _check_finetune_defaults(config: RecipeConfig, base: LoadedModel) -> None:
             raise ConfigError(f"every user chooses {name} for their own run", hint=f"leave out {name}")
         finetune_config(base, config.preset, defaults)
     except HeadstartError as error:
-        raise ConfigError(f"the recipe's [finetune_defaults]: {error}", hint=error.hint) from None
+        raise ConfigError(f"the recipe's [finetune_defaults]: {error.problem}", hint=error.hint) from None
 
 
 def _finetune_defaults(config: RecipeConfig) -> Settings:

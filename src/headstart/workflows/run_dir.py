@@ -1,6 +1,5 @@
 """A run directory: its lock, description, checkpoints, result and provenance."""
 
-import io
 import json
 import os
 import platform
@@ -29,6 +28,7 @@ from headstart.inference.loaded_model import (
     SOURCE_TOKENIZER,
     RunInfo,
     Tokenizers,
+    array_bytes,
     check_is_run,
     read_tokenizers,
 )
@@ -48,9 +48,11 @@ except ImportError:  # not on Linux or macOS
 LOCK = ".lock"
 LOCK_TIMEOUT = 5.0  # seconds; a subprocess of a killed run (`git`) holds its lock for a moment longer
 MARKER_FILES = (RUN_INFO, "compare.json", "tune.json")  # each makes a directory worth keeping
+DATA = "data"  # the folder of a run's texts, where they were given from Python
 # Files that a run may leave next to its lock when it is killed before it has a description.
 STALE_FILES = (
     LOCK, "tokenizer.json", "source-tokenizer.json", "roles.json", "dict.txt", "sentencepiece.model", FINGERPRINTS,
+    DATA,
 )  # fmt: skip
 
 
@@ -185,9 +187,8 @@ class RunDir:
                 tokenizer.save(self.path)
                 if source is not None:
                     source.save(self.path, SOURCE_TOKENIZER)
-                content = io.BytesIO()
-                np.save(content, np.unique(np.concatenate(hashes).astype(np.uint64)))
-                write_bytes(self.path / FINGERPRINTS, content.getvalue())
+                unique = np.unique(np.concatenate(hashes).astype(np.uint64))
+                write_bytes(self.path / FINGERPRINTS, array_bytes(unique))
                 self.write_info(info)
 
     def info(self) -> RunInfo:

@@ -410,7 +410,7 @@ class Search:
             state = TrialState.PRUNED
         except (Diverged, ConfigError) as error:  # ConfigError: the values cannot be combined
             state, value = TrialState.FAIL, None
-            trial.set_user_attr("reason", str(error))
+            trial.set_user_attr("reason", error.problem)
         self.study.tell(trial, value, state)
 
     def _train_fold(self, trial: "Trial", folds: list[float], checkpoints: Path, stop: StopSignal) -> float:
