@@ -37,9 +37,7 @@ class ModelConfig(Section):
 
     architecture: str = Field("auto", description="a name in BACKBONES; auto = what the objective needs")
     num_layers: int = Field(4, ge=1, le=1000, description="blocks")
-    num_decoder_layers: int | None = Field(
-        None, ge=1, description="blocks of a decoder with an encoder; none = as many"
-    )
+    num_decoder_layers: int | None = Field(None, ge=1, description="blocks of the decoder; none = as many")
     source_vocab_size: int | None = Field(None, ge=1, description="source vocabulary of a translator; none = shared")
     hidden_size: int = Field(256, ge=1, description="size of a token's vector (D)")
     num_heads: int = Field(4, ge=1, description="attention heads (H)")
@@ -59,9 +57,7 @@ class ModelConfig(Section):
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout of activations")
     attention_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout of attention weights")
     max_position_embeddings: int = Field(512, ge=2, description="longest text, in tokens")
-    token_type_embeddings: bool = Field(
-        False, description="embeddings that tell the first text of a pair from the second"
-    )
+    token_type_embeddings: bool = Field(False, description="tell the first text of a pair from the second")
     embedding_norm: bool = Field(False, description="norm after the embedding, as in BERT")
     pooler: bool = Field(False, description="a dense layer and tanh over the first token, as in BERT")
     norm_eps: float = Field(1e-5, gt=0, description="added to the variance in a norm")
@@ -69,14 +65,10 @@ class ModelConfig(Section):
     dilation: bool = Field(True, description="each convolution sees twice as far as the one below (cnn)")
     rope_theta: float = Field(10000.0, gt=1.0, description="base of the rotary wavelengths")
     num_kv_heads: int | None = Field(None, ge=1, description="heads of keys and values (GQA); none = all")
-    mlm_head_transform: bool = Field(
-        False, description="dense layer, activation and norm before the logits, as in BERT"
-    )
+    mlm_head_transform: bool = Field(False, description="dense layer and norm before the logits, as in BERT")
     head_bias: bool | None = Field(None, description="biases in the heads' last layer; none = as model.bias")
     norm_first_layer: bool = Field(True, description="norm before the first block's attention; ModernBERT has none")
-    sliding_window: int | None = Field(
-        None, ge=1, description="tokens each way in local layers; none = all layers global"
-    )
+    sliding_window: int | None = Field(None, ge=1, description="tokens each way in local layers; none = all global")
     global_attn_every_n_layers: int = Field(3, ge=1, description="with a window: every n-th layer is global")
     local_rope_theta: float = Field(10000.0, gt=1.0, description="rotary base of local layers")
 
@@ -192,9 +184,7 @@ class TrainingConfig(Section):
     precision: Literal["auto", "bf16", "float32", "bfloat16"] = Field(
         "auto", description="auto = bfloat16 on a GPU that has it; bf16 = also on a CPU that has it; bfloat16 = always"
     )
-    compile: bool | Literal["auto"] = Field(
-        False, description="torch.compile, for about a minute; auto = for long runs on a GPU"
-    )
+    compile: bool | Literal["auto"] = Field(False, description="torch.compile; auto = for long runs on a GPU")
     fast: bool = Field(True, description="use the fast paths; false = the plain code alone")
     fsdp: bool = Field(False, description="shard the model over processes (FSDP2) instead of copying it (DDP)")
     ddp_timeout_minutes: float = Field(10.0, gt=0, description="minutes to wait for another process")
@@ -205,16 +195,12 @@ class TrainingConfig(Section):
     save_minutes: float | None = Field(10.0, gt=0, description="minutes between checkpoints")
     ignore_memory_check: bool = Field(False, description="train even where the plan finds too little memory")
     tensorboard: bool = Field(False, description="also write TensorBoard files (extra: tensorboard)")
-    checkpoint_selection: Literal["best", "last"] = Field(
-        "best", description="weights of the run: best on validation, or last"
-    )
+    checkpoint_selection: Literal["best", "last"] = Field("best", description="best on validation, or last")
     freeze_backbone: bool = Field(False, description="train the heads alone")
     gradual_unfreezing_epochs: float | None = Field(
-        None, gt=0, description="epochs after which one more block unfreezes, top first"
+        None, gt=0, description="epochs to unfreeze one more block, top first"
     )
-    head_init: Literal["reuse", "random"] = Field(
-        "reuse", description="reuse = keep the head of a base with the same classes"
-    )
+    head_init: Literal["reuse", "random"] = Field("reuse", description="reuse = keep a head of the same classes")
     linear_probe: bool = Field(False, description="train a new head on the frozen backbone first, then everything")
     keep_winner: bool = Field(False, description="answer with the TF-IDF baseline where it validates better")
     reinit_top_layers: int = Field(0, ge=0, description="top blocks of a base to initialize anew")
@@ -224,12 +210,8 @@ class TrainingConfig(Section):
         "none", description="weights to evaluate: as they are, a moving average, or a mean of epochs"
     )
     averaging_epochs: float = Field(3.0, gt=0, description="epochs in the average")
-    distillation_alpha: float = Field(
-        0.5, ge=0, le=1, description="distillation: weight of the teacher's answers in the loss"
-    )
-    distillation_temperature: float = Field(
-        2.0, gt=0, description="distillation: softmax temperature of teacher and student"
-    )
+    distillation_alpha: float = Field(0.5, ge=0, le=1, description="distillation: weight of the teacher in the loss")
+    distillation_temperature: float = Field(2.0, gt=0, description="distillation: softmax temperature")
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "TrainingConfig":
@@ -279,22 +261,16 @@ class DataConfig(Section):
     label_column: str = Field("label", description="the column that holds the label")
     train_size: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many texts")
     on_bad_row: Literal["skip", "error"] = Field("skip", description="what to do with an unusable row")
-    truncation_side: Literal["start", "end", "both"] = Field(
-        "start", description="which part of an over-long text is read"
-    )
+    truncation_side: Literal["start", "end", "both"] = Field("start", description="part of a long text that is read")
     document_separator: Literal["auto", "line", "paragraph"] = Field(
         "auto", description="what separates documents in a .txt file"
     )
-    label_map: dict[str, list[str]] = Field(
-        {}, description="classes made of labels: {good = ['4', '5']}; other rows are left out"
-    )
+    label_map: dict[str, list[str]] = Field({}, description="classes of labels: {good = ['4', '5']}; no other rows")
     deduplicate: bool = Field(False, description="pretraining: skip a document that occurred before")
     exclude_eval_texts_of: list[str] = Field(
-        [], description="no training reads the validation and test texts of these labelled sets"
+        [], description="labelled sets whose validation and test texts are not read"
     )
-    max_length_ratio: float = Field(
-        9.0, ge=0, description="translation: longer over shorter side in characters at most; 0 = any"
-    )
+    max_length_ratio: float = Field(9.0, ge=0, description="translation: ratio of both sides in characters; 0 = any")
 
 
 class RunConfig(Section):

@@ -4,11 +4,12 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.special import stdtrit
+from scipy.special import entr, stdtrit
 from torch import Tensor, nn
 
 from headstart.batch import Batch
@@ -57,27 +58,14 @@ class AttentionMaps:
 
     def chosen(self, layer: int | None, attention_head: int | None) -> tuple[list[int], list[int]]:
         """Indices of the selected layers and attention heads; None selects all of them."""
-        selection = (("layer", layer, self.layers), ("attention head", attention_head, self.attention_heads))
-        for name, number, count in selection:
-            if number is not None and not 1 <= number <= count:
-                hint = f"choose a {name} from 1 to {count}" if count > 1 else f"there is one {name}, number 1"
-                raise ConfigError(f"there is no {name} {number} in this model", hint=hint)
-        return (
-            list(range(self.layers)) if layer is None else [layer - 1],
-            list(range(self.attention_heads)) if attention_head is None else [attention_head - 1],
-        )
+        return _chosen("layer", layer, self.layers), _chosen("attention head", attention_head, self.attention_heads)
 
     def to_dict(self, layer: int | None = None, attention_head: int | None = None) -> dict[str, Any]:
         """JSON-able: tokens, mask and one entry for each selected layer and attention head."""
-        layers, heads = self.chosen(layer, attention_head)
+        weights = np.round(self.weights.astype(np.float64), 6)
         maps = [
-            {
-                "layer": index + 1,
-                "attention_head": head + 1,
-                "weights": np.round(self.weights[index, head].astype(np.float64), 6).tolist(),
-            }
-            for index in layers
-            for head in heads
+            {"layer": index + 1, "attention_head": head + 1, "weights": weights[index, head].tolist()}
+            for index, head in product(*self.chosen(layer, attention_head))
         ]
         return {
             "title": self.title,
@@ -87,6 +75,14 @@ class AttentionMaps:
             "seen": self.seen.astype(int).tolist(),
             "maps": maps,
         }
+
+
+def _chosen(name: str, number: int | None, count: int) -> list[int]:
+    if number is None:
+        return list(range(count))
+    if not 1 <= number <= count:
+        raise ConfigError(f"there is no {name} {number} in this model", hint=f"choose a {name} from 1 to {count}")
+    return [number - 1]
 
 
 @torch.inference_mode()
@@ -138,13 +134,9 @@ def translation_maps(
 def self_attention_body(model: Model) -> TransformerBackbone:
     """The backbone of a model that reads one text, or an error when it has no self-attention to show."""
     if not isinstance(model.backbone, TransformerBackbone):
-        is_translator = isinstance(model.backbone, EncoderDecoderBackbone)
-        raise ConfigError(
-            "a translator reads two texts, and this needs a model that reads one"
-            if is_translator
-            else f"a {type(model.backbone).__name__} has no attention to draw",
-            hint="choose a run with a causal or a bidirectional Transformer",
-        )
+        is_translator, name = isinstance(model.backbone, EncoderDecoderBackbone), type(model.backbone).__name__
+        problem = "a translator reads two texts" if is_translator else f"a {name} has no attention to draw"
+        raise ConfigError(problem, hint="choose a run with a causal or a bidirectional Transformer")
     return model.backbone
 
 
@@ -168,8 +160,7 @@ def readable(piece: str) -> str:
 
 def entropy(weights: np.ndarray) -> np.ndarray:
     """Entropy of each row in bits: 0 = one key, log2(S) = uniform attention; (..., T, S) to (..., T)."""
-    safe = np.where(weights > 0, weights, 1.0)
-    found: np.ndarray = -(weights * np.log2(safe)).sum(axis=-1)
+    found: np.ndarray = entr(weights).sum(axis=-1) / np.log(2)
     return found
 
 
@@ -208,11 +199,11 @@ class HeadAblation:
         names = ("entropy", "distance", "ablation", "low", "high")
         return [
             {
-                "layer": layer + 1,
-                "attention_head": head + 1,
-                **{name: float(getattr(self, name)[layer, head]) for name in names},
+                "layer": at[0] + 1,
+                "attention_head": at[1] + 1,
+                **{name: float(getattr(self, name)[at]) for name in names},
             }
-            for layer, head in np.ndindex(self.entropy.shape)
+            for at in np.ndindex(self.entropy.shape)
         ]
 
     def range_words(self, layer: int, attention_head: int) -> str:
@@ -259,25 +250,16 @@ def measure_head_ablation(
     shape = (body.config.num_layers, body.config.num_heads)
     mean_entropy, distance, even_entropy, even_distance = _attention_statistics(model, batches)
     totals, counts = loss(model)
-    rise, low, high = np.zeros((3, *shape))
+    ablation, low, high = rises = np.zeros((3, *shape))  # with the bounds of the intervals
     for done, (layer, head) in enumerate(np.ndindex(shape)):
         on_done(done, int(np.prod(shape)))
         with ablated(model, layer, head):
             without, _ = loss(model)
-        rise[layer, head], low[layer, head], high[layer, head] = mean_difference(without - totals, counts)
-    return HeadAblation(
-        entropy=mean_entropy,
-        distance=distance,
-        ablation=rise,
-        low=low,
-        high=high,
-        loss=float(totals.sum() / max(1, counts.sum())),
-        even_entropy=even_entropy,
-        even_distance=even_distance,
-        texts=sum(batch.tokens.shape[0] for batch in batches),
-        answers=int(counts.sum()),
-        title=title,
-    )
+        rises[:, layer, head] = mean_difference(without - totals, counts)
+    texts, answers = sum(len(batch.tokens) for batch in batches), int(counts.sum())
+    full = float(totals.sum() / max(1, answers))
+    even = (even_entropy, even_distance)
+    return HeadAblation(mean_entropy, distance, ablation, low, high, full, *even, texts, answers, title)
 
 
 def _attention_statistics(model: Model, batches: Sequence[Batch]) -> tuple[np.ndarray, np.ndarray, float, float]:
@@ -291,10 +273,9 @@ def _attention_statistics(model: Model, batches: Sequence[Batch]) -> tuple[np.nd
         real = batch.attention_mask.cpu().numpy()  # (B, T), False = padding
         for index, statistic in enumerate((entropy, mean_distance)):
             sums[index] += (statistic(weights) * real[None, :, None, :]).sum(axis=(1, 3))
-        for row in range(len(real)):
-            length = int(real[row].sum())
-            alone = Batch(batch.tokens[row : row + 1, :length], batch.attention_mask[row : row + 1, :length])
-            mask = attention_mask(body, alone).astype(float)
+        for row, length in enumerate(real.sum(axis=1).tolist()):
+            alone = batch.rows(row, row + 1)
+            mask = attention_mask(body, alone)[:length, :length].astype(float)
             uniform = mask / mask.sum(axis=-1, keepdims=True)
             even += [entropy(uniform).sum(), mean_distance(uniform).sum()]
         count += int(real.sum())

@@ -1,10 +1,9 @@
-"""Beam search on a CPU: a KV cache that the rows of one source share, and the largest sums of a large vocabulary.
+"""Beam search on a CPU: a KV cache that the rows of one source share, and the largest of many logits.
 
 In beam search a row that continues another one copies nothing: keys and values stay where they are, and only the mask of
 the row changes.
 
-Replaces: models/kv_cache.py, for the single tokens of fast/cpu_decoder.py; generation/sampling.py, `top_k`, `argmax`;
-generation/beam_search.py, `top_sums`.
+Replaces: models/kv_cache.py, for the single tokens of fast/cpu_decoder.py; generation/sampling.py, `top_k`, `argmax`.
 Equal by: tests/fast/test_cpu_decoder.py, tests/fast/test_topk.py
 Pays: benchmarks/results/speed-translate.md
 """
@@ -12,7 +11,6 @@ Pays: benchmarks/results/speed-translate.md
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -219,50 +217,3 @@ def _grouped_top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values, found = torch.cat((inside, logits[..., size:]), dim=-1).topk(count, dim=-1)
     own = chosen.gather(-1, (found // GROUP_SIZE).clamp(max=count - 1)) * GROUP_SIZE + found % GROUP_SIZE
     return values, torch.where(found < inside.shape[-1], own, found - inside.shape[-1] + size)
-
-
-def can_group_sums(log_probs: Tensor, count: int) -> bool:
-    """Whether the vocabulary is large enough for `top_sums`."""
-    return log_probs.device.type == "cpu" and (count + 1) * GROUP_SIZE * 2 <= log_probs.shape[2]
-
-
-def top_sums(
-    totals: np.ndarray, log_probs: Tensor, count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The `count` largest sums of `totals` (B, W) and `log_probs` (B, W, V): sums, rows and tokens (B, count).
-
-    The last array (B,) is True for sources with equal sums, whose order is arbitrary.
-    """
-    sums, rows, tokens = _grouped_top_sums(totals, log_probs, count + 1)
-    is_tied = ((sums[:, 1:] == sums[:, :-1]) & (sums[:, 1:] > -np.inf)).any(axis=1)
-    return sums[:, :count], rows[:, :count], tokens[:, :count], is_tied
-
-
-def _grouped_top_sums(totals: np.ndarray, log_probs: Tensor, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The largest sums, from the groups with the largest maxima."""
-    sources, _, vocab_size = log_probs.shape
-    size = vocab_size // GROUP_SIZE * GROUP_SIZE
-    groups = log_probs[..., :size].unflatten(2, (-1, GROUP_SIZE))  # (B, W, V / GROUP_SIZE, GROUP_SIZE)
-    maxima = groups.amax(dim=3)
-    heights = maxima.numpy()
-    np.minimum(heights, 0, out=heights)
-    heights += totals[:, :, None]
-    chosen = maxima.view(sources, -1).topk(count, dim=1, sorted=False).indices.numpy()  # (B, count)
-    rows, numbers = np.divmod(chosen, maxima.shape[2])
-    source = np.arange(sources)[:, None]
-    inside = np.minimum(groups.numpy()[source, rows, numbers], 0)  # (B, count, GROUP_SIZE)
-    inside += totals[source, rows][:, :, None]
-    inside = inside.reshape(sources, -1)
-    left = vocab_size - size
-    if left:  # tokens after the last full group
-        beside = np.minimum(log_probs[..., size:].numpy(), 0) + totals[:, :, None]
-        inside = np.concatenate((inside, beside.reshape(sources, -1)), axis=1)
-    top = torch.from_numpy(inside).topk(count, dim=1)
-    found = top.indices.numpy()
-    group = np.minimum(found // GROUP_SIZE, count - 1)
-    own, tokens = rows[source, group], numbers[source, group] * GROUP_SIZE + found % GROUP_SIZE
-    if left:
-        other = found - count * GROUP_SIZE
-        own = np.where(other < 0, own, other // left)
-        tokens = np.where(other < 0, tokens, size + other % left)
-    return top.values.numpy(), own, tokens

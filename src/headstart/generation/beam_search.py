@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstart import fast
 from headstart.batch import Batch
 from headstart.errors import ConfigError
-from headstart.fast import beam_search as fast_search
 from headstart.generation.generate import (
     MIN_FINISHED,
     Decoder,
@@ -101,21 +99,9 @@ def top_sums(totals: np.ndarray, log_probs: Tensor, count: int) -> Sums:
     Of equal sums that of the first row wins, and within a row that of the most probable token, then of the first. A missing
     sum is -inf, with an arbitrary row and token.
     """
-    log_probs = log_probs.view(*totals.shape, -1)
-    if not (fast.is_enabled() and fast_search.can_group_sums(log_probs, count)):
-        return _top_sums(totals, log_probs, count)
-    sums, rows, tokens, is_tied = fast_search.top_sums(totals, log_probs, count)
-    if is_tied.any():
-        tied = _top_sums(totals[is_tied], log_probs[torch.from_numpy(is_tied)], count)
-        sums[is_tied], rows[is_tied], tokens[is_tied] = tied
-    return sums, rows, tokens
-
-
-def _top_sums(totals: np.ndarray, log_probs: Tensor, count: int) -> Sums:
-    """The best of every row's best tokens."""
-    sources, width, vocab_size = log_probs.shape
+    (sources, width), vocab_size = totals.shape, log_probs.shape[1]
     each = min(count, vocab_size)
-    best, tokens = top_k(log_probs.flatten(0, 1), each)  # (B * W, each)
+    best, tokens = top_k(log_probs, each)  # (B * W, each)
     best = best.clamp(max=0).view(sources, width, each)  # a log-probability is never above 0
     sums = (torch.from_numpy(totals).to(log_probs.device)[:, :, None] + best).flatten(1)
     tokens = tokens.reshape(sources, -1)
