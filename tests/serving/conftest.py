@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 import headstart
 from headstart.serving.app import App
-from headstart.serving.registry import AppState, ModelRegistry
+from headstart.serving.registry import AppState
 from headstart.serving.schema import Limits
 from headstart.serving.server import make_logger
 from headstart.workflows.finetune import finetune
@@ -60,8 +60,8 @@ def serve(runs):
         names = names or ("classifier", "base", "unfinished", "comparison")
         logger = logger or make_logger(stream=io.StringIO())
         words = [str(runs / name) for name in names]
-        state = AppState(ModelRegistry(words, Limits(**limits)), logger, token, hosts, log_texts)
-        state.registry.load_all()
+        state = AppState(words, Limits(**limits), logger, token, hosts, log_texts)
+        state.load_all()
         opened.append(state)
         return TestClient(App(state), raise_server_exceptions=True), state
 

@@ -13,7 +13,7 @@ from headstart.inference.embed import text_vectors
 from headstart.planning.summary import plan_to_dict
 from headstart.serving import schema
 from headstart.serving.app import App
-from headstart.serving.registry import AppState, ModelRegistry
+from headstart.serving.registry import AppState
 from headstart.serving.routes import router
 from headstart.serving.schema import Limits
 from headstart.serving.server import make_logger
@@ -187,8 +187,8 @@ def test_a_run_answers_as_soon_as_it_has_finished(serve, runs, tmp_path):
             (late / file.name).write_bytes(file.read_bytes())
     about = (runs / "base" / "run.json").read_text("utf-8")
     (late / "run.json").write_text(json.dumps({**json.loads(about), "status": "running"}), "utf-8")
-    state = AppState(ModelRegistry([str(late)], Limits()), make_logger(quiet=True))
-    state.registry.load_all()
+    state = AppState([str(late)], Limits(), make_logger(quiet=True))
+    state.load_all()
     client = TestClient(App(state))
     assert client.post("/v1/embed", json={"texts": ["a"]}).status_code == 409
     (late / "run.json").write_text(about, "utf-8")
@@ -236,13 +236,13 @@ def test_more_than_the_limits_allow_is_refused(serve, limits, query):
 
 def test_two_runs_of_one_name_need_another_name(runs):
     with pytest.raises(RunError) as caught:
-        ModelRegistry([str(runs / "base"), str(runs / "base")], Limits())
+        AppState([str(runs / "base"), str(runs / "base")], Limits(), make_logger())
     assert "=" in caught.value.hint
-    registry = ModelRegistry([str(runs / "base"), f"other={runs / 'base'}"], Limits())
-    assert list(registry.runs) == ["base", "other"]
+    state = AppState([str(runs / "base"), f"other={runs / 'base'}"], Limits(), make_logger())
+    assert list(state.runs) == ["base", "other"]
     for word in (str(runs / "nothing"), f"a/b={runs / 'base'}", str(runs)):
         with pytest.raises(RunError):
-            ModelRegistry([word], Limits())
+            AppState([word], Limits(), make_logger())
 
 
 def test_requests_are_counted(serve):

@@ -70,12 +70,12 @@ def test_a_classifier_generates_no_text(serve):
 def test_a_text_that_takes_too_long_ends_with_an_error(serve, monkeypatch):
     client, state = serve(request_timeout=0.5)
 
-    def late(query, max_new_tokens, name):
+    def late(query, max_new_tokens):
         yield {"text": "a"}
         time.sleep(1)
         yield {"text": "b"}
 
-    monkeypatch.setattr(state.registry.runs["base"].model.worker, "generate", late)
+    monkeypatch.setattr(state.runs["base"].model, "generate", late)
     first, last = lines(client.post("/v1/generate", json={}))
     assert first == {"text": "a"}
     assert set(last) == {"error", "hint"}
@@ -85,11 +85,11 @@ def test_a_text_that_takes_too_long_ends_with_an_error(serve, monkeypatch):
 def test_an_error_in_a_stream_ends_it_and_is_logged(serve, monkeypatch):
     client, state = serve()
 
-    def broken(query, max_new_tokens, name):
+    def broken(query, max_new_tokens):
         yield {"text": "a"}
         raise MemoryError(query.prompt)
 
-    monkeypatch.setattr(state.registry.runs["base"].model.worker, "generate", broken)
+    monkeypatch.setattr(state.runs["base"].model, "generate", broken)
     assert lines(client.post("/v1/generate", json={"prompt": "my secret"})) == [{"text": "a"}]
     text = client.get("/metrics").text
     assert 'headstart_requests_total{endpoint="/v1/generate",status="500"} 1' in text
@@ -101,7 +101,7 @@ def test_an_error_in_a_stream_ends_it_and_is_logged(serve, monkeypatch):
 
 def test_more_texts_at_once_than_the_limit_are_refused_with_a_time_to_try_again(serve):
     client, state = serve(max_streams=1)
-    streams = state.registry.runs["base"].model.streams
+    streams = state.runs["base"].model.streams
     streams.num_streams = 1
     answer = client.post("/v1/generate", json={"tokens": 2})
     assert answer.status_code == 429

@@ -152,7 +152,7 @@ def test_more_requests_than_the_limit_are_refused_with_a_time_to_try_again(serve
 
 def test_an_error_of_the_server_shows_no_details_to_the_client(serve):
     client, state = serve()
-    state.registry.runs["classifier"].model.worker.trained = None
+    state.runs["classifier"].model.trained = None
     answer = client.post("/v1/classify", json={"texts": ["my secret"]})
     assert answer.status_code == 500
     assert set(answer.json()) == {"error", "hint"}

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from headstart.errors import ConfigError
 from headstart.serving.app import App
-from headstart.serving.registry import AppState, ModelRegistry
+from headstart.serving.registry import AppState
 from headstart.serving.schema import Limits
 from headstart.serving.server import make_logger, serve
 from headstart.training import runtime
@@ -39,8 +39,8 @@ def open_client(trained, monkeypatch):
     def make(precision, has_half=True):
         monkeypatch.setattr(runtime, "has_bfloat16", lambda device: has_half)
         logger = make_logger(quiet=True, stream=io.StringIO())
-        state = AppState(ModelRegistry([str(trained)], Limits(), precision), logger)
-        state.registry.load_all()
+        state = AppState([str(trained)], Limits(), logger, precision=precision)
+        state.load_all()
         opened.append(state)
         return TestClient(App(state))
 

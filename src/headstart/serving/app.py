@@ -103,7 +103,7 @@ def _add_limits(fields: dict[str, Any], state: AppState, ability: Any) -> None:
         fields[name]["maxLength"] = limits.max_chars
     if ability == "generate":
         fields["tokens"]["anyOf"][0]["maximum"] = limits.max_new_tokens
-    if names := [model.name for model in state.registry.models if ability in model.worker.abilities]:
+    if names := [model.name for model in state.models if ability in model.abilities]:
         fields["model"]["anyOf"][0] = {"type": "string", "enum": names}
     if ability == "plan":
         fields["preset"]["enum"] = preset_names()

@@ -28,6 +28,7 @@ from headstart.models.backbones import TransformerBackbone
 from headstart.models.model import count_parameters
 from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.serving import schema
+from headstart.serving.batcher import Batcher, StreamPool
 from headstart.serving.schema import Ability, Limits, http_error
 from headstart.training.evaluate import class_logits
 from headstart.training.runtime import generator_for, start_runtime
@@ -73,9 +74,17 @@ THREAD_POOL = ThreadPoolShare()
 
 
 class ModelWorker:
-    """A finished run: its model, its tokenizer, and what it can do."""
+    """A finished run: its model, its tokenizer, what it can do, and the requests that wait for it."""
 
-    def __init__(self, trained: LoadedModel, limits: Limits, precision: str | None = None):
+    def __init__(
+        self,
+        trained: LoadedModel,
+        limits: Limits,
+        precision: str | None = None,
+        name: str = "",
+        on_batch: Callable[[int, int], None] = lambda num_items, tokens: None,
+    ):
+        self.name = name
         self.trained, self.limits = trained, limits
         self.config, self.tokenizer = trained.info.config, trained.tokenizer
         changes = {} if precision is None else {"training": {"precision": precision}}
@@ -88,7 +97,15 @@ class ModelWorker:
         self.fast_model = fast.optimize(self.model, "infer", self.runtime.precision)  # classifies and embeds
         if self.runtime.device.type == "cpu" and self.runtime.precision != torch.float32:
             self.eval_tokens *= 2  # half as wide, so a cache holds twice as many
-        self.num_threads = THREAD_POOL.max_batches if self.runtime.device.type == "cpu" else 1
+        self.batcher = Batcher(
+            self.run_batch,
+            max_batch_tokens=limits.max_batch_tokens,
+            max_queued_tokens=limits.max_queued_tokens,
+            num_threads=THREAD_POOL.max_batches if self.runtime.device.type == "cpu" else 1,
+            name=f"run {name}",
+            on_batch=on_batch,
+        )
+        self.streams = StreamPool(limits.max_streams, f"run {name}, streams")
         self._weights_per_token = self.num_parameters - self.model.backbone.table.numel()
         self._lock = threading.Lock()
         self._methods: dict[str, Callable[..., Sequence[Any]]] = {
@@ -127,7 +144,7 @@ class ModelWorker:
             return self._methods[ability](texts, *options)
 
     def generate(
-        self, query: schema.GenerateRequest, max_new_tokens: int, name: str
+        self, query: schema.GenerateRequest, max_new_tokens: int
     ) -> Generator[dict[str, str] | schema.GenerateResponse, None, None]:
         """Pieces of the continuation of a prompt, and the whole at the end.
 
@@ -155,7 +172,7 @@ class ModelWorker:
                 text += piece
                 yield {"text": piece}
         is_truncated = len(prompt) < len(ids)
-        yield schema.GenerateResponse(model=name, text=text, tokens=num_tokens, reason=reason, cut=is_truncated)
+        yield schema.GenerateResponse(model=self.name, text=text, tokens=num_tokens, reason=reason, cut=is_truncated)
 
     def _encode(self, ability: Ability, texts: Sequence[str]) -> tuple[list[EncodedExample], list[bool]]:
         """The texts as token ids with special tokens, and which of them were truncated."""

@@ -9,8 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from headstart.atomic_io import finite
 from headstart.errors import HeadstartError, RunError, nearest
 from headstart.inference.loaded_model import load_model
 from headstart.pretrained import shipped_bases
-from headstart.serving.batcher import Batcher, StreamPool
 from headstart.serving.model_worker import ModelWorker
 from headstart.serving.schema import Ability, Limits, StepPoint, http_error
 from headstart.workflows.compare import is_comparison
@@ -62,6 +60,17 @@ class Metrics:
         self.queued_tokens = Gauge("queued_tokens", "Tokens of work that wait.", run, **own)
         self.streams = Gauge("streams", "Texts being generated.", run, **own)
         Gauge("memory_bytes", "Resident memory of the server.", **own).set_function(resident_memory)
+
+    def count_batch(self, run: str, num_texts: int, num_tokens: int) -> None:
+        """Count a batch of a run."""
+        self.texts.labels(run).inc(num_texts)
+        self.tokens.labels(run).inc(num_tokens)
+        self.batch_texts.labels(run).observe(num_texts)
+
+    def watch(self, model: ModelWorker) -> None:
+        """Report what waits for a model."""
+        self.queued_tokens.labels(model.name).set_function(lambda: model.batcher.queued_tokens)
+        self.streams.labels(model.name).set_function(lambda: model.streams.num_streams)
 
 
 def resident_memory() -> float:
@@ -128,32 +137,6 @@ def _thin(points: Points, most: int) -> Points:
 # --- runs and their models
 
 
-class ReadyModel:
-    """A model in memory."""
-
-    def __init__(self, name: str, worker: ModelWorker, limits: Limits, metrics: Metrics):
-        self.name, self.worker = name, worker
-        texts, tokens = metrics.texts.labels(name), metrics.tokens.labels(name)
-        sizes = metrics.batch_texts.labels(name)
-
-        def count(num_items: int, num_tokens: int) -> None:
-            texts.inc(num_items)
-            tokens.inc(num_tokens)
-            sizes.observe(num_items)
-
-        self.batcher = Batcher(
-            worker.run_batch,
-            max_batch_tokens=limits.max_batch_tokens,
-            max_queued_tokens=limits.max_queued_tokens,
-            num_threads=worker.num_threads,
-            name=f"run {name}",
-            on_batch=count,
-        )
-        self.streams = StreamPool(limits.max_streams, f"run {name}, streams")
-        metrics.queued_tokens.labels(name).set_function(lambda: self.batcher.queued_tokens)
-        metrics.streams.labels(name).set_function(lambda: self.streams.num_streams)
-
-
 class ServedRun:
     """One served folder: a run, finished or not, or a comparison."""
 
@@ -161,7 +144,7 @@ class ServedRun:
         self.name, self.path = name, path
         self.report_path, self.log_path = path / "report.html", path / "log.jsonl"
         self.is_comparison = is_comparison(path)
-        self.model: ReadyModel | None = None
+        self.model: ModelWorker | None = None
         self.lock = threading.Lock()
         self.read()
 
@@ -173,62 +156,6 @@ class ServedRun:
         info = RunDir.open(self.path).info()
         objective = info.config.objective.name
         return {"name": self.name, "kind": info.config.job, "status": info.status, "objective": objective}
-
-
-class ModelRegistry:
-    """All served runs, in the order of the command line."""
-
-    def __init__(self, runs: Sequence[str], limits: Limits, precision: str | None = None):
-        self.limits, self.precision, self.metrics = limits, precision, Metrics()
-        self.runs: dict[str, ServedRun] = {}
-        for argument in runs:
-            name, path = _parse_run(argument)
-            if name in self.runs:
-                raise RunError(f"two runs are called {name!r}", hint=f"give one another name: OTHER={path}")
-            self.runs[name] = ServedRun(name, path)
-
-    @property
-    def models(self) -> list[ReadyModel]:
-        """The models in memory."""
-        return [run.model for run in self.runs.values() if run.model is not None]
-
-    def load_all(self) -> None:
-        """Load every finished run."""
-        for run in self.runs.values():
-            self.load(run)
-
-    def load(self, run: ServedRun) -> ReadyModel | None:
-        """The model of a run, loaded if the run is finished; None while it trains."""
-        with run.lock:
-            if run.model is None and not run.is_comparison and run.read()["status"] == "finished":
-                worker = ModelWorker(load_model(str(run.path)), self.limits, self.precision)
-                run.model = ReadyModel(run.name, worker, self.limits, self.metrics)
-            return run.model
-
-    def run(self, name: str) -> ServedRun:
-        """The run called `name`."""
-        if name not in self.runs:
-            hint = nearest(name[:MAX_NAME_LENGTH], self.runs)
-            raise http_error(404, "no run of that name is served", hint=hint)
-        return self.runs[name]
-
-    def find(self, ability: Ability, name: str | None) -> ReadyModel:
-        """The model called `name`, or the first one with this ability."""
-        for run in self.runs.values() if name is None else [self.run(name)]:
-            if run.is_comparison:
-                problem, hint = f"{run.name} is a comparison and answers nothing", "name a run"
-                continue
-            with hide_folder(f"{run.name} cannot be loaded"):
-                model = self.load(run)
-            if model is None:
-                problem, hint = f"{run.name} is still training", "GET /v1/runs shows its progress"
-            elif obstacle := model.worker.obstacles[ability]:
-                problem, hint = f"{run.name} cannot {ability}: it {obstacle}", HINTS[ability]
-            else:
-                return model
-        if name is None:
-            problem, hint = f"no run that is served can {ability}", HINTS[ability]
-        raise http_error(409, problem, hint=hint)
 
 
 @contextmanager
@@ -258,23 +185,75 @@ def _parse_run(argument: str) -> tuple[str, Path]:
     return name, folder
 
 
-@dataclass
 class AppState:
-    """The state of one server."""
+    """One server: its runs in the order of the command line, its limits, its metrics and its token."""
 
-    registry: ModelRegistry
-    logger: logging.Logger
-    token: str | None = None
-    hosts: frozenset[str] = frozenset()  # accepted names in the Host header; empty = any
-    log_texts: bool = False
-    in_flight: int = 0
-    is_stopping: bool = False
-    queued_plans: int = 0
-    plan_executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plans"))
-
-    def __post_init__(self) -> None:
-        self.limits, self.metrics = self.registry.limits, self.registry.metrics
+    def __init__(
+        self,
+        runs: Sequence[str],
+        limits: Limits,
+        logger: logging.Logger,
+        token: str | None = None,
+        hosts: frozenset[str] = frozenset(),  # accepted names in the Host header; empty = any
+        log_texts: bool = False,
+        precision: str | None = None,
+    ):
+        self.limits, self.logger, self.token, self.hosts = limits, logger, token, hosts
+        self.log_texts, self.precision, self.metrics = log_texts, precision, Metrics()
+        self.in_flight = self.queued_plans = 0
+        self.is_stopping = False
+        self.plan_executor = ThreadPoolExecutor(1, "plans")
         self.metrics.in_flight.set_function(lambda: self.in_flight)
+        self.runs: dict[str, ServedRun] = {}
+        for argument in runs:
+            name, path = _parse_run(argument)
+            if name in self.runs:
+                raise RunError(f"two runs are called {name!r}", hint=f"give one another name: OTHER={path}")
+            self.runs[name] = ServedRun(name, path)
+
+    @property
+    def models(self) -> list[ModelWorker]:
+        """The models in memory."""
+        return [run.model for run in self.runs.values() if run.model is not None]
+
+    def load_all(self) -> None:
+        """Load every finished run."""
+        for run in self.runs.values():
+            self.load(run)
+
+    def load(self, run: ServedRun) -> ModelWorker | None:
+        """The model of a run, loaded if the run is finished; None while it trains."""
+        with run.lock:
+            if run.model is None and not run.is_comparison and run.read()["status"] == "finished":
+                trained, count = load_model(str(run.path)), partial(self.metrics.count_batch, run.name)
+                run.model = ModelWorker(trained, self.limits, self.precision, run.name, count)
+                self.metrics.watch(run.model)
+            return run.model
+
+    def run(self, name: str) -> ServedRun:
+        """The run called `name`."""
+        if name not in self.runs:
+            hint = nearest(name[:MAX_NAME_LENGTH], self.runs)
+            raise http_error(404, "no run of that name is served", hint=hint)
+        return self.runs[name]
+
+    def find(self, ability: Ability, name: str | None) -> ModelWorker:
+        """The model called `name`, or the first one with this ability."""
+        for run in self.runs.values() if name is None else [self.run(name)]:
+            if run.is_comparison:
+                problem, hint = f"{run.name} is a comparison and answers nothing", "name a run"
+                continue
+            with hide_folder(f"{run.name} cannot be loaded"):
+                model = self.load(run)
+            if model is None:
+                problem, hint = f"{run.name} is still training", "GET /v1/runs shows its progress"
+            elif obstacle := model.obstacles[ability]:
+                problem, hint = f"{run.name} cannot {ability}: it {obstacle}", HINTS[ability]
+            else:
+                return model
+        if name is None:
+            problem, hint = f"no run that is served can {ability}", HINTS[ability]
+        raise http_error(409, problem, hint=hint)
 
     def sign_report(self, name: str, now: float | None = None) -> str:
         """The signature that opens the report of `name` for an hour or two: a frame cannot send the token."""
@@ -290,6 +269,6 @@ class AppState:
     def close(self) -> None:
         """Start no more work."""
         self.plan_executor.shutdown(wait=False, cancel_futures=True)
-        for model in self.registry.models:
+        for model in self.models:
             model.batcher.close()
             model.streams.close()

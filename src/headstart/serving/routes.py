@@ -17,7 +17,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 
 from headstart.errors import ConfigError, HeadstartError, nearest
 from headstart.serving import schema
-from headstart.serving.registry import AppState, ReadyModel, ServedRun, hide_folder, read_progress
+from headstart.serving.model_worker import ModelWorker
+from headstart.serving.registry import AppState, ServedRun, hide_folder, read_progress
 from headstart.serving.schema import Limits, as_http_error, http_error
 
 NDJSON = "application/x-ndjson"
@@ -204,7 +205,7 @@ async def _run(
     _check_texts(state.limits, texts)
     model = await _find(state, ability, name)
     explain = ability == "classify" and options[0]
-    costs = [model.worker.cost(ability, text, explain) for text in texts]
+    costs = [model.cost(ability, text, explain) for text in texts]
     return model.name, await model.batcher.submit((ability, *options), texts, costs, state.limits.request_timeout)
 
 
@@ -218,11 +219,11 @@ def _check_texts(limits: Limits, texts: list[str]) -> None:
         raise http_error(422, problem, hint="send a shorter one; the model truncates it anyway")
 
 
-async def _find(state: AppState, ability: schema.Ability, name: str | None) -> ReadyModel:
+async def _find(state: AppState, ability: schema.Ability, name: str | None) -> ModelWorker:
     """The model for a request; a run that has finished in the meantime is loaded in a thread."""
-    if all(run.model is not None or run.is_comparison for run in state.registry.runs.values()):
-        return state.registry.find(ability, name)
-    return await asyncio.to_thread(state.registry.find, ability, name)
+    if all(run.model is not None or run.is_comparison for run in state.runs.values()):
+        return state.find(ability, name)
+    return await asyncio.to_thread(state.find, ability, name)
 
 
 @router.post(
@@ -239,7 +240,7 @@ async def generate(state: State, query: schema.GenerateRequest) -> schema.Genera
         hint = "ask for fewer, then continue the result"
         raise http_error(422, f"{limits.max_new_tokens:,} new tokens are the most", hint=hint)
     model = await _find(state, "generate", query.model)
-    pieces = model.streams.stream(model.worker.generate(query, max_new_tokens, model.name), limits.request_timeout)
+    pieces = model.streams.stream(model.generate(query, max_new_tokens), limits.request_timeout)
     first = await anext(pieces)  # an error before the first piece gets its own status
     if query.stream:
         return StreamingResponse(_json_lines(first, pieces), media_type=NDJSON)
@@ -316,26 +317,26 @@ def make_plan(query: schema.PlanRequest) -> schema.PlanResponse:
 @router.get("/v1/models")
 def models(state: State) -> schema.ModelsResponse:
     """List the models that are ready."""
-    registry, found = state.registry, []
-    for run in registry.runs.values():
+    found = []
+    for run in state.runs.values():
         with hide_folder(f"{run.name} cannot be loaded"):
-            model = registry.load(run)
+            model = state.load(run)
         if model is None:
             continue
-        worker, body = model.worker, model.worker.config.model
+        body = model.config.model
         found.append(
             schema.Model(
                 name=model.name,
-                can=worker.abilities,
-                objective=worker.trained.objective.name,
+                can=model.abilities,
+                objective=model.trained.objective.name,
                 body=body.architecture,
-                classes=worker.trained.info.classes,
-                parameters=worker.num_parameters,
+                classes=model.trained.info.classes,
+                parameters=model.num_parameters,
                 layers=body.num_layers,
                 attention_heads=body.num_heads,
                 width=body.hidden_size,
-                length=worker.length("classify" if "classify" in worker.abilities else "embed"),
-                precision=worker.precision,
+                length=model.length("classify" if "classify" in model.abilities else "embed"),
+                precision=model.precision,
             )
         )
     return schema.ModelsResponse(models=found)
@@ -344,7 +345,7 @@ def models(state: State) -> schema.ModelsResponse:
 @router.get("/v1/runs")
 def runs(state: State) -> schema.RunsResponse:
     """List every run and comparison."""
-    found = [_describe(state, run, read_progress(run.log_path)["progress"]) for run in state.registry.runs.values()]
+    found = [_describe(state, run, read_progress(run.log_path)["progress"]) for run in state.runs.values()]
     return schema.RunsResponse(runs=[schema.Run(**run) for run in found])
 
 
@@ -355,7 +356,7 @@ After = Annotated[int, Query(ge=-1, le=2**53, description="leave out points up t
 @router.get("/v1/runs/{name}", responses=describe_errors(404, 422))
 def run(state: State, name: Name, after: After = -1) -> schema.RunResponse:
     """Show one run with its learning curves."""
-    served = state.registry.run(name)
+    served = state.run(name)
     progress = read_progress(served.log_path, after)
     return schema.RunResponse(**progress | _describe(state, served, progress["progress"]))
 
@@ -375,7 +376,7 @@ def _describe(state: AppState, run: ServedRun, progress: float | None) -> dict[s
 def report(state: State, name: Name) -> HTMLResponse:
     """Show the report of a run or comparison."""
     try:
-        content = state.registry.run(name).report_path.read_bytes()
+        content = state.run(name).report_path.read_bytes()
     except OSError:
         hint = "it is written when the run is finished"
         raise http_error(404, f"{name} has no report yet", hint=hint) from None

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headstart.config import TrainingConfig, parse
 from headstart.errors import ConfigError
-from headstart.serving.registry import AppState, ModelRegistry
+from headstart.serving.registry import AppState
 from headstart.serving.schema import Limits, ServerConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -50,12 +50,12 @@ def serve(
         raise ConfigError(problem, hint="give a secret with --token-file FILE, or leave --host out")
     logger = make_logger(as_json=as_json, quiet=quiet)
     hosts = frozenset() if token is not None else frozenset([*LOOPBACK, host])
-    state = AppState(ModelRegistry(runs, limits, precision), logger, token, hosts, log_texts)
+    state = AppState(runs, limits, logger, token, hosts, log_texts, precision)
     listener = listen(host, port)  # a port in use is reported before models are loaded
-    state.registry.load_all()
+    state.load_all()
     if precision == "bf16":
-        for model in state.registry.models:
-            if model.worker.precision == "float32":
+        for model in state.models:
+            if model.precision == "float32":
                 logger.warning("%s runs in float32: this machine has no bfloat16 arithmetic", model.name)
     name = f"[{host}]" if ":" in host else host
     url = f"http://{name}:{listener.getsockname()[1]}"
