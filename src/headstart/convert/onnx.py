@@ -1,9 +1,6 @@
 """Export as an ONNX graph for batches of any size and length, and the classifier that onnxruntime runs from it."""
 
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +18,9 @@ from headstart.convert.parity import (
     ParityReport,
     check_tokens,
     largest_difference,
+    quiet,
     require_package,
+    without_padding,
 )
 from headstart.convert.tokenizers import save_tokenizer
 from headstart.data.tokenizer import Tokenizer
@@ -101,7 +100,7 @@ def _write_graph(bundle: ExportBundle, path: Path, outputs: list[str]) -> None:
     inputs = (example, torch.ones_like(example), *token_types)
     sizes = {0: Dim("batch"), 1: Dim("length", min=2, max=bundle.config.max_position_embeddings)}
     num_bytes = sum(each.numel() * each.element_size() for each in bundle.model.parameters())
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             _Graph(bundle).eval(),
             inputs,
@@ -127,7 +126,7 @@ def _quantize(path: Path) -> None:
     files = list(path.parent.glob(f"{path.name}*"))
     for file in files:
         file.unlink()
-    with _quiet():
+    with quiet():
         quantize_dynamic(
             graph, path, weight_type=QuantType.QInt8, per_channel=True, use_external_data_format=len(files) > 1
         )
@@ -154,12 +153,11 @@ def _run_session(session: Any, batch: Batch) -> list[Tensor]:
 
 def _compare(bundle: ExportBundle, folder: Path, heads: list[str]) -> ParityReport:
     """Compare the tokens of every sample and the outputs of the graph with those of the run."""
-    exported = Tokenizer.load(folder)
-    for text, *encoded in zip(SAMPLES, bundle.tokenizer.encode(SAMPLES), exported.encode(SAMPLES), strict=True):
-        ours, theirs = (
-            tokenizer.add_special_tokens(ids, bundle.max_length, bundle.truncation_side).tolist()
-            for tokenizer, ids in zip((bundle.tokenizer, exported), encoded, strict=True)
-        )
+    rows = [
+        [tokenizer.add_special_tokens(ids, bundle.max_length).tolist() for ids in tokenizer.encode(SAMPLES)]
+        for tokenizer in (bundle.tokenizer, Tokenizer.load(folder))
+    ]
+    for text, ours, theirs in zip(SAMPLES, *rows, strict=True):
         check_tokens(text, ours, theirs)
     report, session = ParityReport("ONNX graph", len(SAMPLES)), open_session(folder / GRAPH)
     for batch in bundle.batches():
@@ -176,10 +174,8 @@ def _compare_int8(bundle: ExportBundle, folder: Path, heads: list[str]) -> dict[
     num_equal = num_choices = 0
     difference = 0.0
     for head, theirs in zip(heads, _run_session(session, batch), strict=True):
-        ours = outputs[head]
-        difference = max(difference, largest_difference(ours, theirs, batch.attention_mask))
-        if ours.shape[:2] == batch.attention_mask.shape and ours.ndim > 2:
-            ours, theirs = ours[batch.attention_mask], theirs[batch.attention_mask]
+        ours, theirs = without_padding(outputs[head], theirs, batch.attention_mask)
+        difference = max(difference, largest_difference(ours, theirs))
         equal = (ours > 0) == (theirs > 0) if ours.ndim < 2 else ours.argmax(-1) == theirs.argmax(-1)
         num_equal, num_choices = num_equal + int(equal.sum()), num_choices + equal.numel()
     return {"int8_difference": difference, "int8_agreed": num_equal, "int8_choices": num_choices}
@@ -220,16 +216,3 @@ class OnnxClassifier:
             batch = Batch(*pad([rows[number].tokens for number in numbers], self.tokenizer.pad_id))
             found[numbers] = _run_session(self.session, batch)[0].softmax(dim=-1).numpy()
         return found
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Turn off the warnings of the exporters."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

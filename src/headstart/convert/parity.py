@@ -1,6 +1,9 @@
 """What is exported, and the proof that the exported model computes the same: tokens and outputs are compared."""
 
-from collections.abc import Mapping
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -146,13 +149,19 @@ def require_package(package: str, extra: str, work: str) -> Any:
         raise ConfigError(problem, hint=f"pip install 'headstart[{extra}]'") from None
 
 
-def largest_difference(ours: Tensor, theirs: Tensor, mask: Tensor | None = None) -> float:
-    """The largest difference of two outputs, without padding where there is an output for each token."""
+def without_padding(ours: Tensor, theirs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Two outputs of the same shape; where there is one for each token, those of padding are left out."""
     if ours.shape != theirs.shape:
         raise RunError(f"outputs have the shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}", hint=BUG)
     if mask is not None and ours.shape[:2] == mask.shape and ours.ndim > 2:
-        ours, theirs = ours[mask], theirs[mask]
-    gap = (ours - theirs).abs()
+        return ours[mask], theirs[mask]
+    return ours, theirs
+
+
+def largest_difference(ours: Tensor, theirs: Tensor, mask: Tensor | None = None) -> float:
+    """The largest difference of two outputs, without padding."""
+    real, other = without_padding(ours, theirs, mask)
+    gap = (real - other).abs()
     return float("inf") if bool(gap.isnan().any()) else float(gap.max())
 
 
@@ -160,3 +169,16 @@ def check_tokens(text: str, ours: list[int], theirs: list[int]) -> None:
     """Refuse a tokenizer that gives other tokens."""
     if ours != theirs:
         raise RunError(f"{text[:40]!r} becomes other tokens: {theirs[:8]} instead of {ours[:8]}", hint=BUG)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Turn off the warnings of other libraries."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

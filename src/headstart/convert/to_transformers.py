@@ -1,7 +1,6 @@
 """Export as a model of transformers, which is loaded and compared before it is shown."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,16 @@ from headstart.atomic_io import write_json
 from headstart.batch import Batch
 from headstart.checkpoint import save_weights
 from headstart.convert import families
-from headstart.convert.parity import BUG, SAMPLES, SPECIALS, ExportBundle, ParityReport, check_tokens, require_package
+from headstart.convert.parity import (
+    BUG,
+    SAMPLES,
+    SPECIALS,
+    ExportBundle,
+    ParityReport,
+    check_tokens,
+    quiet,
+    require_package,
+)
 from headstart.convert.tokenizers import TARGET, TRUNCATION_SIDES, save_tokenizer, save_translator_tokenizers
 from headstart.convert.weight_map import (
     HFClass,
@@ -33,13 +41,16 @@ EMBEDDING = "backbone.embedding.token_embedding.weight"
 def write_transformers(bundle: ExportBundle, folder: Path) -> ParityReport:
     """Fill `folder` with config, weights and tokenizer, load them with transformers, and compare."""
     require_package("transformers", "transformers", "an export to transformers")
-    if bundle.is_translator:
-        check_translator(bundle, families.MARIAN_SUPPORTED, families.MARIAN.name)
-        with _quiet():
+    from transformers.utils import logging
+
+    with quiet(), ExitStack() as stack:
+        if logging.is_progress_bar_enabled():
+            logging.disable_progress_bar()
+            stack.callback(logging.enable_progress_bar)
+        if bundle.is_translator:
+            check_translator(bundle, families.MARIAN_SUPPORTED, families.MARIAN.name)
             return _write_translator(bundle, folder)
-    family, target = find_class(list(families.FAMILIES.values()), bundle.config, bundle.heads)
-    with _quiet():
-        return _write_family(bundle, family, target, folder)
+        return _write_family(bundle, *find_class(list(families.FAMILIES.values()), bundle.config, bundle.heads), folder)
 
 
 def check_translator(bundle: ExportBundle, supported: Supported, name: str) -> None:
@@ -185,19 +196,3 @@ def _inputs(batch: Batch, padding: int) -> dict[str, torch.Tensor]:
     token_types = {} if batch.segments is None else {"token_type_ids": batch.segments}
     tokens = batch.tokens.masked_fill(~batch.attention_mask, padding)
     return {"input_ids": tokens, "attention_mask": batch.attention_mask.long(), **token_types}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Turn off the progress bars and warnings of transformers."""
-    from transformers.utils import logging
-
-    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if has_bars:
-            logging.enable_progress_bar()
