@@ -32,9 +32,8 @@ def find_device(name: str) -> Device:
         cores = {_core(device): device for device in reversed(DEVICES)}
         near = get_close_matches(core, cores, n=1, cutoff=0.5)
         offer = f"did you mean {cores[near[0]]!r}? " if near else ""
-        raise ConfigError(
-            f"no GPU is called {name!r}", hint=f"{offer}`headstart plan` without --gpu lists all {len(DEVICES)} devices"
-        )
+        hint = f"{offer}`headstart plan` without --gpu lists all {len(DEVICES)} devices"
+        raise ConfigError(f"no GPU is called {name!r}", hint=hint)
 
     def distance(device: Device) -> tuple[float, float]:
         memory_difference = abs(device.memory_gib - int(memory[1])) if memory else 0.0

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -110,8 +111,9 @@ def launch(
     program = ["-m", "--", "headstart", *words]  # what follows -- is not an option of torchrun
     if endpoint is None:
         return _torchrun([*options, "--standalone", *program])
-    is_host, address = _own_address(endpoint)
-    is_host = is_host and not _is_served(endpoint)
+    host, port = _parse_endpoint(endpoint)
+    is_host, address = _own_address(host, port)
+    is_host = is_host and not _is_served(host, port)
     options += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
     options += ["--rdzv-id", "headstart", "--local-addr", address, "--rdzv-conf"]
     with tcp_timeouts(60 * timeout):
@@ -157,15 +159,13 @@ def _exit_code(error: "ChildFailedError") -> int:
     return 1
 
 
-def _own_address(endpoint: str) -> tuple[bool, str]:
-    """Whether this machine is the endpoint's host, and its own address on the network that leads there."""
-    host, port = _parse_endpoint(endpoint)
+def _own_address(host: str, port: int) -> tuple[bool, str]:
+    """Whether this machine is the host, and its own address on the network that leads there."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except socket.gaierror:
-        raise ConfigError(
-            f"no machine is called {host!r}", hint="check --rdzv-endpoint, and the name service"
-        ) from None
+        hint = "check --rdzv-endpoint, and the name service"
+        raise ConfigError(f"no machine is called {host!r}", hint=hint) from None
     is_host = False
     for family, kind, _, _, address in addresses:
         with suppress(OSError), socket.socket(family, kind) as trial:
@@ -180,19 +180,15 @@ def _own_address(endpoint: str) -> tuple[bool, str]:
 def _parse_endpoint(endpoint: str) -> tuple[str, int]:
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(
-            f"--rdzv-endpoint {endpoint!r} is not HOST:PORT", hint="for example --rdzv-endpoint node0:29500"
-        )
+        hint = "for example --rdzv-endpoint node0:29500"
+        raise ConfigError(f"--rdzv-endpoint {endpoint!r} is not HOST:PORT", hint=hint)
     return host, int(port)
 
 
-def _is_served(endpoint: str) -> bool:
+def _is_served(host: str, port: int) -> bool:
     """Whether another process of the run serves the endpoint already; an error when something else does."""
-    from datetime import timedelta
-
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    host, port = _parse_endpoint(endpoint)
     try:
         socket.create_connection((host, port), timeout=2).close()
     except OSError:
@@ -208,9 +204,8 @@ def _is_served(endpoint: str) -> bool:
     question.start()
     question.join(5)
     if not answers:
-        raise ConfigError(
-            f"port {port} of {host} is in use by something else", hint="choose another port for --rdzv-endpoint"
-        )
+        hint = "choose another port for --rdzv-endpoint"
+        raise ConfigError(f"port {port} of {host} is in use by something else", hint=hint)
     return True
 
 

@@ -129,8 +129,12 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
         require_single_process("this command")
         processes = ALONE
     fast.set_enabled(config.fast)
-    if config.deterministic:
-        _use_deterministic_algorithms()
+    if config.deterministic:  # sums in one order, for the rest of the program
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)  # their backward passes are not deterministic
+        torch.backends.cuda.enable_cudnn_sdp(False)
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -142,9 +146,8 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"this machine cannot use device {name!r}: {str(error).splitlines()[0]}", hint="set training.device=auto"
-        ) from None
+        problem = f"this machine cannot use device {name!r}: {str(error).splitlines()[0]}"
+        raise ConfigError(problem, hint="set training.device=auto") from None
     if config.precision in ("auto", "bf16"):
         may_use = device.type == "cuda" or config.precision == "bf16"
         precision = torch.bfloat16 if may_use and has_bfloat16(device) else torch.float32
@@ -155,15 +158,6 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
         # It plans for tens of milliseconds at every new shape: good for batches of one shape only.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return Runtime(device, precision, processes, config.fsdp and not processes.is_alone)
-
-
-def _use_deterministic_algorithms() -> None:
-    """Make torch sum numbers in one order, for the rest of the program."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cuda.enable_mem_efficient_sdp(False)  # their backward passes are not deterministic
-    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @contextmanager
@@ -258,11 +252,10 @@ def peak_memory() -> int:
 
     Linux has it in /proc for the program alone; `getrusage` would count the parent's memory at our start.
     """
-    try:
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        import resource
+    import resource
 
-        usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return usage if platform.system() == "Darwin" else usage * 1024
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage if platform.system() == "Darwin" else usage * 1024

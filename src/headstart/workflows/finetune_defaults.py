@@ -193,10 +193,8 @@ def finetune_config(
     config, objective = _resolve(base, name, recommended, settings, defaults)
     reset, layers = config.training.reinit_top_layers, config.model.num_layers
     if reset > layers:
-        raise ConfigError(
-            f"training.reinit_top_layers {reset} is more than the {layers} blocks there are",
-            hint=f"set it to {layers} or less; one or two is usual",
-        )
+        problem = f"training.reinit_top_layers {reset} is more than the {layers} blocks there are"
+        raise ConfigError(problem, hint=f"set it to {layers} or less; one or two is usual")
     return fit_length(config, settings), objective
 
 
@@ -218,9 +216,8 @@ def _resolve(
     config = resolve("finetune", preset, recommended, settings, defaults=defaults)
     objective = make_objective(config.objective)
     if objective.reads == "translations":
-        raise ConfigError(
-            f"{objective.name} needs to know the languages of DATA", hint="add --pair SOURCE-TARGET, such as en-de"
-        )
+        hint = "add --pair SOURCE-TARGET, such as en-de"
+        raise ConfigError(f"{objective.name} needs to know the languages of DATA", hint=hint)
     if objective.reads != "texts":
         raise ConfigError(f"{objective.name} reads no labels, so it cannot fine-tune", hint="use `headstart pretrain`")
     return with_backbone(config, objective), objective

@@ -136,9 +136,8 @@ def translator_config(
         given = settings.get(section, {})
         for key in keys:
             if isinstance(given, Mapping) and given.get(key):
-                raise ConfigError(
-                    f"{section}.{key} is for labelled texts, not for --pair", hint=f"leave {section}.{key} out"
-                )
+                name = f"{section}.{key}"
+                raise ConfigError(f"{name} is for labelled texts, not for --pair", hint=f"leave {name} out")
     wanted = merge({"objective": {"name": settings.get("objective", {}).get("name", Seq2Seq.name)}}, settings)
     defaults: dict[str, dict[str, Any]] = {}
     if base is not None:
@@ -148,9 +147,8 @@ def translator_config(
     config = resolve("finetune", preset or PRESET, defaults, wanted)
     objective = make_objective(config.objective)
     if not isinstance(objective, Seq2Seq):
-        raise ConfigError(
-            f"{objective.name} reads no translations", hint="leave --pair out, or set objective.name=translate"
-        )
+        hint = "leave --pair out, or set objective.name=translate"
+        raise ConfigError(f"{objective.name} reads no translations", hint=hint)
     if base is None and config.model.source_vocab_size is not None:
         raise ConfigError(
             "model.source_vocab_size follows from the tokenizer that is trained",

@@ -27,9 +27,8 @@ WARM_UP = 2  # steps before the clock starts: allocators, threads and optimizer 
 
 def sharded_translator_error() -> ConfigError:
     """The refusal of a translator that is to be sharded."""
-    return ConfigError(
-        "a translator is trained with a whole copy in each process, not with a part", hint="leave training.fsdp out"
-    )
+    problem = "a translator is trained with a whole copy in each process, not with a part"
+    return ConfigError(problem, hint="leave training.fsdp out")
 
 
 def plan(
@@ -53,16 +52,21 @@ def plan(
     if measure and cluster:
         raise ConfigError("--calibrate runs on one device", hint="leave out --gpus and --nodes, or --calibrate")
     if measure and device.name != this_machine().name:
-        raise ConfigError(
-            f"--calibrate runs on this machine, and {device.name} is another", hint="leave out --gpu or --calibrate"
-        )
+        problem = f"--calibrate runs on this machine, and {device.name} is another"
+        raise ConfigError(problem, hint="leave out --gpu or --calibrate")
     options = {"tokens": tokens, "epochs": epochs, "price": price, "cluster": cluster, **sizes}
     options["can_compile"] = can_compile(device.kind) if measure or gpu is None else None
     found = make_plan(config, device, **options)
     if cluster and cluster.sharded and found.workload.source_length:
         raise sharded_translator_error()
-    if measure:
-        found = make_plan(config, device, **options, seconds_per_step=_measured_seconds(config, found))
+    if measure:  # a batch too large for this machine is measured by the largest that fits
+        workload = found.workload
+        batch = max(1, min(workload.batch_size, found.largest_batch))
+        classes = next((spec.size for spec in workload.heads.values() if spec.kind == "class"), 2)
+        changed = config.with_({"training": {"compile": found.is_compiled}})
+        measured = measure_steps(changed, workload.vocab_size, classes, batch, workload.length)
+        seconds = measured.seconds_per_step * workload.batch_size / batch
+        found = make_plan(config, device, **options, seconds_per_step=seconds)
     devices = plan_on_all_devices(found, **sizes) if gpu is None else []
     return replace(found, devices=devices, note=load_preset(preset).get("note", ""))
 
@@ -81,16 +85,6 @@ def plan_config(preset: str, settings: Mapping[str, Any]) -> RunConfig:
         return resolve("finetune" if is_finetuning else "pretrain", preset, settings)
     model = resolve("finetune", preset, settings).model
     return resolve("finetune", preset, settings, defaults=finetune_defaults(REFERENCE, model, "scratch"))
-
-
-def _measured_seconds(config: RunConfig, plan: Plan) -> float:
-    """Seconds of one step, from real ones; of a batch too large for this machine, from the largest that fits."""
-    workload = plan.workload
-    batch = max(1, min(workload.batch_size, plan.largest_batch))
-    config = config.with_({"training": {"compile": plan.is_compiled}})
-    classes = next((spec.size for spec in workload.heads.values() if spec.kind == "class"), 2)
-    measured = measure_steps(config, workload.vocab_size, classes, batch, workload.length)
-    return measured.seconds_per_step * workload.batch_size / batch
 
 
 @dataclass(frozen=True)
@@ -123,12 +117,9 @@ class SyntheticData:
         """Rows of full length; the first labelled text is one token shorter, so that a padding mask is needed."""
         rng = np.random.default_rng(int(numbers[0]))
         lengths = [self.length - (index == 0 and self.classes > 0) for index in range(len(numbers))]
-        rows = [
-            EncodedExample(
-                rng.integers(2, self.size, length, dtype=np.int32), index % self.classes if self.classes else None
-            )
-            for index, length in enumerate(lengths)
-        ]
+        texts = [rng.integers(2, self.size, length, dtype=np.int32) for length in lengths]
+        labels = [index % self.classes if self.classes else None for index in range(len(texts))]
+        rows = [EncodedExample(text, label) for text, label in zip(texts, labels, strict=True)]
         if not self.source_size:
             return rows
         shape = (len(rows), self.length - 1)  # the decoder reads a target without its last token
