@@ -31,6 +31,7 @@ from headstart.planning.workload import count_flops, make_workload
 from headstart.plots.curves import accuracy_curves, draw_curves, draw_label_efficiency, label_efficiency
 from headstart.plots.style import save_figure
 from headstart.reports.comparison import render_comparison
+from headstart.reports.formatting import render
 from headstart.results import (
     ArmKind,
     Comparison,
@@ -68,7 +69,7 @@ FROZEN = {"training": {"freeze_backbone": True, "reinit_top_layers": 0, "gradual
 FROZEN_RATE = 10.0  # times the learning rate: a head that trains without its backbone needs more
 DEFAULT_TOKENS = 5_000_000  # that the first objective reads, when no budget is given
 MAX_MISTAKES = 10
-SIDES = {"start": "its beginning", "end": "its end", "both": "both its ends"}
+SIDES = {"start": "the beginning", "end": "the end", "both": "both ends"}
 Settings = Mapping[str, Any]
 Results = dict[tuple[str, int], list[SeedResult]]  # by name of the variant and label budget
 Transfers = dict[str, TransferReport | None]  # by name of the variant
@@ -107,7 +108,7 @@ class Experiment:
     @cached_property
     def truth(self) -> np.ndarray:
         """The classes of all scored texts (N,)."""
-        return np.concatenate([fold.dataset.targets(fold.split) for fold in self.folds])
+        return np.concatenate([fold.targets for fold in self.folds])
 
     @property
     def neural(self) -> list[Variant]:
@@ -224,22 +225,19 @@ def _plan_experiment(inputs: ComparisonInputs, bases: list[LoadedModel], on_even
     for budget in {*budgets} - {all_labels}:
         subsets[budget] = balanced_subset(folds[0].dataset, budget, inputs.seeds[0])
     variants = _make_variants(bases, inputs, scored, subsets[max(budgets)], folds[0].split, on_event)
-    wants_ensemble, has_ensemble = "ensemble" in inputs.arms, any(each.kind == "ensemble" for each in variants)
-    for is_wrong, problem, hint in (
-        (not variants, "there is nothing to train: these arms need a base", "add --base RUN, or other --arms"),
-        (
-            wants_ensemble and (len(inputs.seeds) < 2 or not has_ensemble),
-            "an ensemble is of the seeds of a fine-tuned base",
-            "add --base RUN and the arm fine-tuned, with two seeds or more",
-        ),
-        (
-            has_ensemble and {*budgets} != {all_labels},
-            "each seed draws its own labels, so their ensemble would learn from more than the budget",
-            "leave out --train-size, or the arm ensemble",
-        ),
-    ):
-        if is_wrong:
-            raise ConfigError(problem, hint=hint)
+    if not variants:
+        raise ConfigError("there is nothing to train: these arms need a base", hint="add --base RUN, or other --arms")
+    if "ensemble" in inputs.arms:
+        if len(inputs.seeds) < 2 or all(variant.kind != "ensemble" for variant in variants):
+            raise ConfigError(
+                "an ensemble is of the seeds of a fine-tuned base",
+                hint="add --base RUN and the arm fine-tuned, with two seeds or more",
+            )
+        if {*budgets} != {all_labels}:
+            raise ConfigError(
+                "each seed draws its own labels, so their ensemble would learn from more than the budget",
+                hint="leave out --train-size, or the arm ensemble",
+            )
     for variant in variants:
         if variant.kind != "classical" and variant.config.training.bpe_dropout:
             check_bpe_dropout(variant.tokenizer, folds[0].dataset.texts("train"))
@@ -274,16 +272,13 @@ def _make_variants(
             continue
         config, control = tuned(facts), "" if own else controls.get(shape, "")
         recommended = uses_recommendation(base, facts, config, make_objective(config.objective), settings)
-        kinds: list[tuple[ArmKind, Configure]] = [("frozen", frozen), ("fine-tuned", tuned)]
-        for kind, configure in kinds:
+        kinds: list[tuple[ArmKind, Configure, str]] = [("frozen", frozen, control), ("fine-tuned", tuned, control)]
+        if "fine-tuned" in arms:
+            kinds.append(("ensemble", tuned, f"{base.name} fine-tuned"))
+        for kind, configure, against in kinds:
             if kind in arms:
                 name, resolved = f"{base.name} {kind}", configure(facts)
-                variants.append(
-                    Variant(name, kind, base, tokenizer, resolved, configure, control, is_recommended=recommended)
-                )
-        if "ensemble" in arms and "fine-tuned" in arms:
-            name, members = f"{base.name} ensemble", f"{base.name} fine-tuned"
-            variants.append(Variant(name, "ensemble", base, tokenizer, config, tuned, members, members))
+                variants.append(Variant(name, kind, base, tokenizer, resolved, configure, against, recommended))
     return variants
 
 
@@ -336,7 +331,7 @@ def _train_all(out: Path, experiment: Experiment, on_event: OnEvent) -> tuple[Re
     shutil.rmtree(checkpoints, ignore_errors=True)  # of a last cell that was saved before the comparison was killed
     for variant in experiment.variants:
         for budget in experiment.budgets if variant.kind == "ensemble" else []:
-            members = [models[variant.members, budget, seed] for seed in seeds]
+            members = [models[variant.control, budget, seed] for seed in seeds]
             models[variant.name, budget, seeds[0]] = [ensemble(same) for same in zip(*members, strict=True)]
     results: Results = {}
     for (name, budget, seed), by_fold in models.items():
@@ -369,14 +364,9 @@ def compare_objectives(
         raise ConfigError("a comparison needs two objectives", hint="--objectives causal-lm,masked-lm")
     if any(name in shared.get("training", {}) for name in BUDGETS):
         raise ConfigError("each objective's budget follows from --tokens", hint="leave the other budgets out")
-
-    def base_settings(objective: str, **more: Settings) -> dict[str, Any]:
-        own: dict[str, Settings] = {"objective": {"name": objective}, **more}
-        return {key: {**shared.get(key, {}), **own.get(key, {})} for key in {**shared, **own}}
-
     costs = {}
     for name in objectives:
-        config = resolve("pretrain", preset, base_settings(name))
+        config = resolve("pretrain", preset, merge(shared, {"objective": {"name": name}}))
         costs[name] = count_flops(make_workload(config, "cpu", "float32")).training
     tokenizer = folder / "tokenizer"
     if not (tokenizer / "tokenizer.json").exists():  # one for all bases, so that only the objective differs
@@ -391,8 +381,12 @@ def compare_objectives(
             if (bases[name] / "run.json").exists():
                 resume(bases[name], on_event)
                 continue
-            own = base_settings(name, training={"max_tokens": budget}, tokenizer={"type": str(tokenizer.resolve())})
-            pretrain(corpora, bases[name], preset=preset, settings=own, on_event=on_event)
+            own = {
+                "objective": {"name": name},
+                "training": {"max_tokens": budget},
+                "tokenizer": {"type": str(tokenizer.resolve())},
+            }
+            pretrain(corpora, bases[name], preset=preset, settings=merge(shared, own), on_event=on_event)
         write_json(folder / "objectives.json", {"tokens": budgets})
         compared = folder / "compare"
         if is_comparison(compared):
@@ -414,26 +408,11 @@ def _analyze(experiment: Experiment, results: Results, transfers: Transfers, sta
     target = inputs.target_accuracy
     if target is None:
         target = _default_target(variants, results, largest)
-    arms = []
-    for budget in experiment.budgets:
-        for variant in variants:
-            models, has_epochs = results[variant.name, budget], variant.kind not in ("classical", "ensemble")
-            arms.append(
-                VariantResult(
-                    name=variant.name,
-                    kind=variant.kind,
-                    labels=budget,
-                    results=models,
-                    accuracy=interval([model.accuracy for model in models], _correct(models, experiment.truth)),
-                    macro_f1=interval([model.macro_f1 for model in models]),
-                    leak_free_accuracy=interval([model.leak_free_accuracy for model in models]),
-                    calibration_error=interval([model.calibration_error for model in models]),
-                    base=variant.base_name,
-                    control=variant.control,
-                    transfer=transfers.get(variant.name),
-                    epochs_to_target=[first_epoch_reaching(model.curve, target) for model in models if has_epochs],
-                )
-            )
+    arms = [
+        _variant_result(variant, budget, results[variant.name, budget], transfers, experiment.truth, target)
+        for budget in experiment.budgets
+        for variant in variants
+    ]
     first = (experiment.neural or variants)[0]
     tokens = {split: token_counts(first.tokenizer, dataset.texts(split)) for split in dataset.splits}
     return Comparison(
@@ -455,12 +434,31 @@ def _analyze(experiment: Experiment, results: Results, transfers: Transfers, sta
     )
 
 
+def _variant_result(
+    variant: Variant, budget: int, models: list[SeedResult], transfers: Transfers, truth: np.ndarray, target: float
+) -> VariantResult:
+    has_epochs = variant.kind not in ("classical", "ensemble")
+    scores = ("macro_f1", "leak_free_accuracy", "calibration_error")
+    return VariantResult(
+        name=variant.name,
+        kind=variant.kind,
+        labels=budget,
+        results=models,
+        accuracy=interval([model.accuracy for model in models], _correct(models, truth)),
+        **{name: interval([getattr(model, name) for model in models]) for name in scores},
+        base=variant.base_name,
+        control=variant.control,
+        transfer=transfers.get(variant.name),
+        epochs_to_target=[first_epoch_reaching(model.curve, target) for model in models if has_epochs],
+    )
+
+
 def _default_target(variants: Sequence[Variant], results: Results, budget: int) -> float:
     """The final validation accuracy from scratch, which a pretrained base should reach earlier."""
     for kind in ("scratch", "fine-tuned", "frozen"):
-        if names := [variant.name for variant in variants if variant.kind == kind]:
-            finals = [model.curve[-1].accuracy for name in names for model in results[name, budget] if model.curve]
-            return round(float(np.mean(finals)), 4) if finals else 0.0
+        models = [model for each in variants if each.kind == kind for model in results[each.name, budget]]
+        if finals := [model.curve[-1].accuracy for model in models if model.curve]:
+            return round(float(np.mean(finals)), 4)
     return 0.0
 
 
@@ -509,79 +507,41 @@ def _mistakes(arms: Sequence[VariantResult], experiment: Experiment) -> list[Mis
 
 def _design_notes(experiment: Experiment) -> list[str]:
     """What a reader must know besides the numbers, known before anything is trained."""
-    folds, variants, neural, inputs = experiment.folds, experiment.variants, experiment.neural, experiment.inputs
-    kinds, classes = {variant.kind for variant in variants}, experiment.dataset.classes
-    notes = []
-    if len(folds) > 1:
-        notes += [
-            f"train and valid were put together and split into {len(folds)} folds; every text is scored by a model that "
-            "held it out, after its last epoch, and all arms have the same folds",
-            "models of different folds share most of their training texts, so the intervals are for new seeds and texts, "
-            "not for new training sets",
-        ]
-        if any(variant.base is None for variant in neural):
-            notes.append("vocabularies were learned without labels from the texts of all folds, or came with a base")
-    elif folds[0].split == "valid":
-        notes.append("there is no test split, so the last epoch is scored on valid and nothing is selected on it")
-    else:
-        notes.append("each neural model is the best of its epochs on valid; test is read once, at the end")
-    if neural and len(neural) < len(variants):
-        notes.append(f"{_reading_lengths(neural)}; the classical baseline reads whole texts")
+    folds, variants, neural = experiment.folds, experiment.variants, experiment.neural
     tuned = [variant.config for variant in variants if variant.kind == "fine-tuned"]
-    if len({config.model_dump_json(include={"optimizer", "lr_schedule", "training"}) for config in tuned}) > 1:
-        notes.append("the bases train with settings of their own, so budgets differ: see settings")
-    notes += [
-        f"{base} uses its recommended settings; arms from scratch use the defaults for random weights, so they differ in "
-        "more than their start"
-        for base in sorted({variant.base_name for variant in variants if variant.is_recommended})
-    ]
-    if "frozen" in kinds:
-        notes.append(f"frozen arms train the head only, at {FROZEN_RATE:g} times the learning rate")
-    pretrained = [(variant.base, variant) for variant in variants if variant.base]
-    if reused := {base.name for base, own in pretrained if base.can_reuse_head(own.config, own.objective, classes)}:
-        notes.append(
-            f"arms of {' and '.join(sorted(reused))} start with the base's own head, which has the same classes, and so "
-            "with what its own stages learned of them"
-        )
-    if "ensemble" in kinds:
-        notes.append("an ensemble is one model made of all seeds of its arm: its interval is for texts, not for seeds")
-    notes += [
-        f"{name} has settings of its own and no arm from scratch: it differs from the other arms in model, tokenizer and "
-        "settings too, not in its start only"
-        for name, own in zip(inputs.names, inputs.own_settings, strict=True)
-        if own
-    ]
-    return notes
-
-
-def _reading_lengths(neural: Sequence[Variant]) -> str:
-    """How much of a text each variant reads, in words; variants that read alike are named together."""
-    names: dict[str, list[str]] = {}
-    for variant in neural:
-        length, side = variant.config.training.max_length, variant.config.data.truncation_side
-        words = f"at most {length} tokens of a text ({SIDES[side]} when it is longer)"
-        names.setdefault(words, []).append(variant.name)
-    if len(names) == 1:
-        return f"neural arms read {next(iter(names))}"
-    return "; ".join(f"{' and '.join(alike)} read {words}" for words, alike in names.items())
+    budgets = {config.model_dump_json(include={"optimizer", "lr_schedule", "training"}) for config in tuned}
+    data = [(variant.config.data.truncation_side, variant.config.training.max_length) for variant in neural]
+    classes = experiment.dataset.classes
+    text = render(
+        "comparison_notes.txt",
+        folds=len(folds),
+        split=folds[0].split,
+        learns_vocabulary=any(variant.base is None for variant in neural),
+        has_baseline=0 < len(neural) < len(variants),
+        reads=sorted({f"{SIDES[side]}, {length} tokens" for side, length in data}),
+        has_own_budgets=len(budgets) > 1,
+        recommended=sorted({variant.base_name for variant in variants if variant.is_recommended}),
+        kinds={variant.kind for variant in variants},
+        frozen_rate=FROZEN_RATE,
+        reused=sorted({variant.base_name for variant in neural if variant.can_reuse_head(classes)}),
+        own=[name for name, own in zip(experiment.inputs.names, experiment.inputs.own_settings, strict=True) if own],
+    )
+    return text.splitlines()
 
 
 def _selection_notes(variants: Sequence[Variant], results: Results) -> list[str]:
     """Which variants are scored without a training step, because no epoch was better on valid."""
-    selecting = {
-        variant.name: variant.base_name
-        for variant in variants
-        if variant.kind == "fine-tuned" and variant.config.training.checkpoint_selection == "best"
-    }
     notes = []
     for (name, labels), found in results.items():
-        curves = [result.curve for result in found if result.curve] if name in selecting else []
-        bests = [max(curve, key=lambda point: (point.accuracy, -point.loss)) for curve in curves]
-        if untrained := sum(best.step == 0 for best in bests):
-            notes.append(
-                f"{untrained} of {len(found)} seeds of {name} with {labels:,} labels are best on valid before the first "
-                f"step, so there {selecting[name]} is scored without training"
-            )
+        variant = next(variant for variant in variants if variant.name == name)
+        if variant.kind == "fine-tuned" and variant.config.training.checkpoint_selection == "best":
+            curves = [result.curve for result in found if result.curve]
+            bests = [max(curve, key=lambda point: (point.accuracy, -point.loss)) for curve in curves]
+            if untrained := sum(best.step == 0 for best in bests):
+                notes.append(
+                    f"{untrained} of {len(found)} seeds of {name} with {labels:,} labels are best on valid before the "
+                    f"first step, so there {variant.base_name} is scored without training"
+                )
     return notes
 
 

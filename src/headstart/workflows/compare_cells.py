@@ -4,12 +4,13 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from headstart.atomic_io import content_hash, finite, write_text
 from headstart.baselines.tfidf import train_tfidf
@@ -33,7 +34,6 @@ from headstart.training.trainer import Trainer
 from headstart.workflows.finetune import FinetuneJob, Task, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts
 
-DIGITS = 9  # of a probability on disk: enough for every float32
 Configure = Callable[[DatasetFacts], RunConfig]
 
 
@@ -48,7 +48,6 @@ class Variant:
     config: RunConfig  # for the largest label budget
     configure: Configure  # the settings for another label budget
     control: str = ""  # the variant that differs in one thing only: from scratch, or for an ensemble its members
-    members: str = ""  # the variant whose models an ensemble is made of
     is_recommended: bool = False  # whether it uses the settings that its base recommends
 
     @cached_property
@@ -61,6 +60,10 @@ class Variant:
         """The name of its base; empty without one."""
         return "" if self.base is None else self.base.name
 
+    def can_reuse_head(self, classes: Sequence[str]) -> bool:
+        """Whether its models start with the head of their base."""
+        return self.base is not None and self.base.can_reuse_head(self.config, self.objective, classes)
+
 
 @dataclass(frozen=True)
 class Fold:
@@ -68,12 +71,16 @@ class Fold:
 
     dataset: Dataset
     split: str  # that is scored
-    positions: np.ndarray  # of the scored texts among those of all folds
 
     @property
     def examples(self) -> list[Example]:
         """The scored texts."""
         return self.dataset.splits[self.split]
+
+    @property
+    def targets(self) -> np.ndarray:
+        """Their classes."""
+        return np.array(self.dataset.targets(self.split))
 
 
 def make_folds(dataset: Dataset, count: int | None) -> tuple[list[Fold], Dataset]:
@@ -82,13 +89,9 @@ def make_folds(dataset: Dataset, count: int | None) -> tuple[list[Fold], Dataset
     Without a `count` the dataset is its only fold, scored on test if it has one, else on valid.
     """
     if count is None:
-        split = "test" if dataset.splits.get("test") else "valid"
-        return [Fold(dataset, split, np.arange(len(dataset.splits[split])))], dataset
+        return [Fold(dataset, "test" if dataset.splits.get("test") else "valid")], dataset
     folds = stratified_folds(dataset, count)
-    ends = np.cumsum([0, *(len(fold.valid) for fold in folds)])
-    return [
-        Fold(fold, "valid", np.arange(*ends[number : number + 2])) for number, fold in enumerate(folds)
-    ], merge_folds(folds)
+    return [Fold(fold, "valid") for fold in folds], merge_folds(folds)
 
 
 class TextEncoder:
@@ -186,34 +189,22 @@ def check_unchanged(folder: Path, name: str, found: Mapping[str, Any], kind: str
 class CellResult:
     """One trained model: its predictions for the scored texts of its fold, and its training."""
 
-    probabilities: np.ndarray  # (N, C)
-    contaminated: np.ndarray  # (N,), True = some stage of training has read the text
+    probabilities: list[list[float]]  # N rows, one column for each class
+    contaminated: list[bool]  # N, True = some stage of training has read the text
     seconds: float
     curve: list[CurvePoint]
     transfer: TransferReport | None = None
 
     def save(self, path: Path) -> None:
         """Write the result as JSON."""
-        arrays = {
-            "probabilities": self.probabilities.tolist(),
-            "contaminated": np.flatnonzero(self.contaminated).tolist(),
-        }
-        write_text(path, json.dumps(finite({**plain(self), **arrays}), ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(finite(plain(self)), ensure_ascii=False) + "\n")
 
     @staticmethod
     def load(path: Path) -> "CellResult | None":
         """The result of a model that was trained before, or None."""
         if not path.exists():
             return None
-        content = with_nan(json.loads(path.read_text("utf-8")))
-        probabilities = np.array(content["probabilities"], dtype=np.float64)
-        return CellResult(
-            probabilities=probabilities,
-            contaminated=np.isin(np.arange(len(probabilities)), content["contaminated"]),
-            seconds=content["seconds"],
-            curve=[CurvePoint(**point) for point in content["curve"]],
-            transfer=content["transfer"] and TransferReport(**content["transfer"]),
-        )
+        return TypeAdapter(CellResult).validate_python(with_nan(json.loads(path.read_text("utf-8"))))
 
 
 def train_cell(
@@ -253,11 +244,9 @@ def train_cell(
         curve = [CurvePoint(**{**point, "step": int(point["step"])}) for point in trainer.state.curve]  # type: ignore[arg-type]
         if variant.base is not None:
             fingerprints = np.concatenate([fingerprints, variant.base.train_fingerprints])
-    # Rounded as on disk, so that a comparison that was resumed has exactly the same result.
-    rounded = [[float(f"{value:.{DIGITS}g}") for value in row] for row in probabilities.tolist()]
     return CellResult(
-        probabilities=np.array(rounded),
-        contaminated=is_contaminated(dataset.hashes(fold.split), fingerprints),
+        probabilities=probabilities.tolist(),
+        contaminated=is_contaminated(dataset.hashes(fold.split), fingerprints).tolist(),
         seconds=round(seconds + time.monotonic() - start, 2),
         curve=curve,
         transfer=transfer,
@@ -276,8 +265,8 @@ def _train_classical(variant: Variant, dataset: Dataset, split: str, seed: int) 
 def ensemble(cells: Sequence[CellResult]) -> CellResult:
     """Several models of one fold as one: the mean of their probabilities."""
     return CellResult(
-        probabilities=np.mean([cell.probabilities for cell in cells], axis=0),
-        contaminated=np.any([cell.contaminated for cell in cells], axis=0),
+        probabilities=np.mean([cell.probabilities for cell in cells], axis=0).tolist(),
+        contaminated=np.any([cell.contaminated for cell in cells], axis=0).tolist(),
         seconds=sum(cell.seconds for cell in cells),
         curve=[],
     )
@@ -285,14 +274,10 @@ def ensemble(cells: Sequence[CellResult]) -> CellResult:
 
 def combine_folds(cells: Sequence[CellResult], folds: Sequence[Fold], seed: int) -> SeedResult:
     """The models of all folds as one result over all scored texts, each predicted by the model that held it out."""
-    classes, total = folds[0].dataset.classes, sum(len(fold.positions) for fold in folds)
-    truth, probabilities = np.zeros(total, dtype=np.int64), np.zeros((total, len(classes)))
-    contaminated = np.zeros(total, dtype=bool)
-    for cell, fold in zip(cells, folds, strict=True):
-        truth[fold.positions] = fold.dataset.targets(fold.split)
-        probabilities[fold.positions] = cell.probabilities
-        contaminated[fold.positions] = cell.contaminated
-    found = score(truth, probabilities, classes, contaminated, folds[0].split)
+    truth = np.concatenate([fold.targets for fold in folds])
+    probabilities = np.concatenate([cell.probabilities for cell in cells])
+    contaminated = np.concatenate([cell.contaminated for cell in cells])
+    found = score(truth, probabilities, folds[0].dataset.classes, contaminated, folds[0].split)
     metrics = ("accuracy", "macro_f1", "loss", "calibration_error", "leak_free_accuracy")
     return SeedResult(
         seed=seed,
@@ -308,9 +293,8 @@ def _mean_curve(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
     """The mean of curves with as many points each; none when they differ."""
     if len(curves) == 1 or len({len(curve) for curve in curves}) > 1:
         return curves[0] if len(curves) == 1 else []
-    values = [[(point.epoch, point.accuracy, point.macro_f1, point.loss) for point in curve] for curve in curves]
-    means = np.mean(values, axis=0).tolist()
+    means = np.mean([[astuple(point) for point in curve] for curve in curves], axis=0).tolist()
     return [
         CurvePoint(round(epoch, 4), point.step, *scores)
-        for point, (epoch, *scores) in zip(curves[0], means, strict=True)
+        for point, (epoch, _, *scores) in zip(curves[0], means, strict=True)
     ]
