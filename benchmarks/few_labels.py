@@ -30,16 +30,7 @@ from headstart.inference.loaded_model import SCRATCH, load_model
 from headstart.reports.formatting import format_interval, format_p_value, format_points, format_points_interval
 from headstart.results import Interval, Provenance, SeedResult, plain
 from headstart.training.runtime import start_runtime
-from headstart.workflows.compare_cells import (
-    CellResult,
-    Fold,
-    TextEncoder,
-    Variant,
-    combine_folds,
-    ensemble,
-    make_folds,
-    train_cell,
-)
+from headstart.workflows.compare_cells import CellResult, Fold, Variant, combine_folds, ensemble, make_folds, train_cell
 from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, load_labelled
 from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.run_dir import collect_provenance
@@ -114,16 +105,16 @@ def base_of(task: Task) -> Any:
 
 
 @lru_cache(maxsize=4)
-def parts_of(task: Task) -> tuple[list[Fold], TextEncoder]:
+def parts_of(task: Task) -> list[Fold]:
     config, _ = finetune_config(base_of(task), None, settings_of(task, "plain"))
     dataset = load_labelled(task.data, config, with_test=task.folds is None)
-    return make_folds(dataset, task.folds)[0], TextEncoder()
+    return make_folds(dataset, task.folds)[0]
 
 
 @lru_cache(maxsize=32)
 def variant_of(task: Task, method: str) -> Variant:
     config, _ = finetune_config(base_of(task), None, settings_of(task, method))
-    tokenizer = choose_tokenizer(config, parts_of(task)[0][0].dataset, base_of(task), lambda event: None)
+    tokenizer = choose_tokenizer(config, parts_of(task)[0].dataset, base_of(task), lambda event: None)
     kind = "classical" if method == "classical" else "fine-tuned"
     return Variant(method, kind, base_of(task), tokenizer, config, lambda facts: config)  # type: ignore[arg-type]
 
@@ -131,7 +122,7 @@ def variant_of(task: Task, method: str) -> Variant:
 @lru_cache(maxsize=4)
 def print_of(task: Task) -> str:
     """What a stored fit must agree with, besides its settings: the data, how it is split, and the base."""
-    parts, base = parts_of(task)[0], base_of(task)
+    parts, base = parts_of(task), base_of(task)
     cut = [task.folds, task.labels, base and content_hash(base.info.to_dict())]
     return content_hash([*cut, *(data_fingerprint(part.dataset) for part in parts)])
 
@@ -148,15 +139,12 @@ def run(job: Job, work: Path) -> str:
     """Train one model unless it was trained before."""
     path = path_of(job, work)
     if CellResult.load(path) is None:
-        parts, encoder = parts_of(job.task)
-        part = parts[job.part]
+        part = parts_of(job.task)[job.part]
         if job.task.labels is not None:
             part = replace(part, dataset=balanced_subset(part.dataset, job.task.labels, job.label_seed))
         variant = variant_of(job.task, job.method)
-        # Tokenized once for all fits, so it is not in their seconds.
-        encoder.encode(part.dataset, variant.tokenizer, variant.config)
         checkpoints = path.with_suffix(".checkpoints")
-        train_cell(variant, part, None, job.seed, encoder, checkpoints).save(path)
+        train_cell(variant, part, None, job.seed, checkpoints).save(path)
         shutil.rmtree(checkpoints, ignore_errors=True)
     return path.name
 
@@ -179,17 +167,17 @@ def jobs_of(task: Task, methods: list[str], members: int) -> Iterator[Job]:
     """Every fit that the methods need, plain ones first."""
     for method in ["plain", *(name for name in methods if name not in ("plain", "ensemble"))]:
         for seed in range(task.seeds):
-            for part in range(len(parts_of(task)[0])):
+            for part in range(len(parts_of(task))):
                 yield Job(task, method, seed, part, seed)
     if "ensemble" in methods:
         for seed in range(task.seeds):
-            for part in range(len(parts_of(task)[0])):
+            for part in range(len(parts_of(task))):
                 yield from (Job(task, "plain", seed, part, seed + MEMBER * n) for n in range(1, members))
 
 
 def results_of(task: Task, method: str, members: int, work: Path) -> list[SeedResult]:
     """One result a seed, over all scored texts."""
-    parts, found = parts_of(task)[0], []
+    parts, found = parts_of(task), []
     own, count = ("plain", members) if method == "ensemble" else (method, 1)
     for seed in range(task.seeds):
         fits = []
@@ -208,7 +196,7 @@ def measure(task: Task, methods: list[str], members: int, work: Path) -> dict[st
     """Every method's accuracy, and its difference to plain fine-tuning, adjusted for the number of methods."""
     names = ["plain", *(name for name in methods if name != "plain")]
     results = {name: results_of(task, name, members, work) for name in names}
-    parts = parts_of(task)[0]
+    parts = parts_of(task)
     truth = np.concatenate([part.dataset.targets(part.split) for part in parts])
     right = {name: np.array([np.array(r.predictions) == truth for r in own]) for name, own in results.items()}
     labels = task.labels or min(len(part.dataset.train) for part in parts)

@@ -28,9 +28,8 @@ from headstart.reports.formatting import (
 )
 from headstart.reports.pages import inline_svg
 from headstart.reports.tables import TextTable, render_audit, terminal_table
-from headstart.results import Comparison, PairedTest, TransferReport, VariantResult
+from headstart.results import Comparison, PairedTest, VariantResult, plain
 
-MAX_EXCERPT = 160  # characters of an error's text that are visible before it is unfolded
 VERDICT_COLOURS = {"better": "green", "worse": "red", "no difference shown": "yellow"}
 
 
@@ -55,25 +54,11 @@ def headline(comparison: Comparison) -> str:
     test = main_test(comparison)
     if test is None:
         return "No arm was compared with another, so nothing is claimed."
-    points, interval = format_points(test.difference.mean), format_points_interval(test.difference)
-    numbers = f"95\u00a0% interval {interval}, {format_p_value(test.p_value)}"
-    controls = {(arm.name, arm.control) for arm in comparison.arms if arm.kind != "ensemble"}
     # Only against its control is pretraining the one difference.
+    controls = {(arm.name, arm.control) for arm in comparison.arms if arm.kind != "ensemble"}
     is_control = (test.arm, test.against) in controls
-    subject = "Pretraining" if is_control else f"“{test.arm}” over “{test.against}”"
-    if test.verdict == "better":
-        return f"{subject} is worth {points} points of accuracy ({numbers})."
-    if test.verdict == "worse":
-        return f"{subject} costs {format_points(-test.difference.mean).lstrip('+')} points of accuracy ({numbers})."
-    if test.p_value < 0.05:  # these models differ on new texts, but other seeds might not
-        seeds = len(comparison.provenance.seeds)
-        return (
-            f"{subject}: {points} points of accuracy with these {seeds} seeds "
-            f"({format_p_value(test.p_value)}), but the 95\u00a0% interval over seeds and texts, "
-            f"{interval}, does not exclude zero: train more seeds to be sure."
-        )
-    pair = "with and without pretraining" if is_control else f"between “{test.arm}” and “{test.against}”"
-    return f"No difference shown {pair}: {points} points of accuracy ({numbers})."
+    seeds = len(comparison.provenance.seeds)
+    return render("headline.txt", test=test, is_control=is_control, seeds=seeds).strip()
 
 
 def format_test(test: PairedTest) -> str:
@@ -135,13 +120,9 @@ def has_leaks(comparison: Comparison) -> bool:
 def render_comparison(comparison: Comparison) -> str:
     """A comparison: headline, scores, tests, figures, worst errors, data audit and provenance."""
     budget, provenance = max(comparison.label_budgets), comparison.provenance
-    transfers: dict[str, TransferReport] = {}  # by arm, of its run with the most labels
-    for arm in sorted(comparison.arms, key=lambda arm: -arm.labels):
-        if arm.transfer is not None:
-            transfers.setdefault(arm.name, arm.transfer)
     main = main_test(comparison)
     colours = arm_colours((arm.name, arm.kind) for arm in comparison.arms)
-    curves, efficiency, panels = (accuracy_curves(comparison), label_efficiency(comparison), reliability(comparison))
+    curves, efficiency, panels = accuracy_curves(comparison), label_efficiency(comparison), reliability(comparison)
     figures: dict[str, str] = dict.fromkeys(("curves", "efficiency", "calibration"), "")
     if curves.lines:
         ends = [f"{line.name} ends at {line.mean[-1]:.3f}" for line in curves.lines]
@@ -171,18 +152,16 @@ def render_comparison(comparison: Comparison) -> str:
         curves=curves,
         efficiency=efficiency,
         figures=figures,
-        max_excerpt=MAX_EXCERPT,
-        transfers=transfers,
+        # Those of the most labels come last, and replace the others.
+        transfers={
+            arm.name: arm.transfer for arm in sorted(comparison.arms, key=lambda arm: arm.labels) if arm.transfer
+        },
         describe_transfer=describe_transfer,
         audit=render_audit(comparison.audit) if comparison.audit else "",
         provenance={
-            "command": provenance.command,
-            "started": provenance.started,
-            "duration": format_duration(provenance.seconds),
-            "seeds": provenance.seeds,
-            "machine": provenance.machine,
+            **plain(provenance),
+            "seconds": format_duration(provenance.seconds),
             "commit": provenance.commit or UNKNOWN,
-            "versions": provenance.versions,
             "epochs": f"{comparison.epochs:g}",
         },
     )

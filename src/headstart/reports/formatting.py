@@ -8,8 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from headstart.atomic_io import finite
 from headstart.results import Interval
 
 if TYPE_CHECKING:
@@ -108,8 +110,7 @@ def format_epochs_to_target(epochs: Sequence[float | None]) -> str:
         return "never"
     if len(reached) < len(epochs):
         return f"{len(reached)} of {len(epochs)}"
-    median = (reached[(len(reached) - 1) // 2] + reached[len(reached) // 2]) / 2
-    return f"{median:g}"
+    return f"{median(reached):g}"
 
 
 def render(template: str, **context: Any) -> str:
@@ -152,12 +153,4 @@ def script_json(value: object) -> str:
 
 def indented_json(value: object) -> str:
     """JSON for readers, with null instead of NaN."""
-    return json.dumps(_without_nan(value), ensure_ascii=False, indent=2, default=str)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return json.dumps(finite(value), ensure_ascii=False, indent=2, default=str)

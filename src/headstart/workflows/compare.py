@@ -50,7 +50,6 @@ from headstart.workflows.compare_cells import (
     CellResult,
     Configure,
     Fold,
-    TextEncoder,
     Variant,
     check_unchanged,
     combine_folds,
@@ -69,7 +68,7 @@ FROZEN = {"training": {"freeze_backbone": True, "reinit_top_layers": 0, "gradual
 FROZEN_RATE = 10.0  # times the learning rate: a head that trains without its backbone needs more
 DEFAULT_TOKENS = 5_000_000  # that the first objective reads, when no budget is given
 MAX_MISTAKES = 10
-SIDES = {"start": "the beginning", "end": "the end", "both": "both ends"}
+SIDES = {"start": "its beginning", "end": "its end", "both": "both its ends"}
 Settings = Mapping[str, Any]
 Results = dict[tuple[str, int], list[SeedResult]]  # by name of the variant and label budget
 Transfers = dict[str, TransferReport | None]  # by name of the variant
@@ -308,7 +307,7 @@ def _train_all(out: Path, experiment: Experiment, on_event: OnEvent) -> tuple[Re
         and not (variant.kind == "classical" and seed != seeds[0] and budget == all_labels)
         for number in range(len(folds))
     ]
-    encoder, checkpoints = TextEncoder(), RunDir(out).checkpoints
+    checkpoints = RunDir(out).checkpoints
     models: dict[tuple[str, int, int], list[CellResult]] = {}
     transfers: Transfers = {}
     with graceful_shutdown() as stop:
@@ -321,7 +320,7 @@ def _train_all(out: Path, experiment: Experiment, on_event: OnEvent) -> tuple[Re
             cell = CellResult.load(path)
             if cell is None:
                 labels = None if budget == all_labels else budget
-                cell = train_cell(variant, folds[number], labels, seed, encoder, checkpoints, stop, on_event)
+                cell = train_cell(variant, folds[number], labels, seed, checkpoints, stop, on_event)
                 cell.save(path)
                 shutil.rmtree(checkpoints, ignore_errors=True)
                 if stop:
@@ -510,7 +509,10 @@ def _design_notes(experiment: Experiment) -> list[str]:
     folds, variants, neural = experiment.folds, experiment.variants, experiment.neural
     tuned = [variant.config for variant in variants if variant.kind == "fine-tuned"]
     budgets = {config.model_dump_json(include={"optimizer", "lr_schedule", "training"}) for config in tuned}
-    data = [(variant.config.data.truncation_side, variant.config.training.max_length) for variant in neural]
+    reads: dict[tuple[int, str], list[str]] = {}  # names of variants by how much of a text they read
+    for variant in neural:
+        kept = variant.config.training.max_length, SIDES[variant.config.data.truncation_side]
+        reads.setdefault(kept, []).append(variant.name)
     classes = experiment.dataset.classes
     text = render(
         "comparison_notes.txt",
@@ -518,7 +520,7 @@ def _design_notes(experiment: Experiment) -> list[str]:
         split=folds[0].split,
         learns_vocabulary=any(variant.base is None for variant in neural),
         has_baseline=0 < len(neural) < len(variants),
-        reads=sorted({f"{SIDES[side]}, {length} tokens" for side, length in data}),
+        reads=reads,
         has_own_budgets=len(budgets) > 1,
         recommended=sorted({variant.base_name for variant in variants if variant.is_recommended}),
         kinds={variant.kind for variant in variants},

@@ -14,10 +14,9 @@ from pydantic import TypeAdapter
 
 from headstart.atomic_io import content_hash, finite, write_text
 from headstart.baselines.tfidf import train_tfidf
-from headstart.batch import EncodedExample
 from headstart.checkpoint import load_checkpoint, save_checkpoint
 from headstart.config import RunConfig
-from headstart.data.datasets import Dataset, Example, encode_rows
+from headstart.data.datasets import Dataset, Example
 from headstart.data.subsets import balanced_subset, merge_folds, stratified_folds
 from headstart.data.text_io import is_contaminated
 from headstart.data.tokenizer import Tokenizer
@@ -31,7 +30,7 @@ from headstart.training.callbacks import OnEvent, ignore_event
 from headstart.training.evaluate import eval_subset, predict_probabilities
 from headstart.training.runtime import StopSignal, start_runtime
 from headstart.training.trainer import Trainer
-from headstart.workflows.finetune import FinetuneJob, Task, data_fingerprint
+from headstart.workflows.finetune import FinetuneJob, Task, data_fingerprint, make_task
 from headstart.workflows.finetune_defaults import DatasetFacts
 
 Configure = Callable[[DatasetFacts], RunConfig]
@@ -94,53 +93,6 @@ def make_folds(dataset: Dataset, count: int | None) -> tuple[list[Fold], Dataset
     return [Fold(fold, "valid") for fold in folds], merge_folds(folds)
 
 
-class TextEncoder:
-    """Tokenizes each text once for each tokenizer and length."""
-
-    def __init__(self) -> None:
-        self._tokens: dict[tuple[str, int, str], dict[str, np.ndarray]] = {}
-
-    def encode(self, dataset: Dataset, tokenizer: Tokenizer, config: RunConfig) -> Task:
-        """`dataset` as tokens."""
-        length, side = config.training.max_length, config.data.truncation_side
-        tokens = self._tokens.setdefault((tokenizer.fingerprint, length, side), {})
-        every = (example for examples in dataset.splits.values() for example in examples)
-        new = list({example.text: example for example in every if example.text not in tokens}.values())
-        rows = encode_rows(tokenizer, new, None, length, side)
-        tokens.update((example.text, row.tokens) for example, row in zip(new, rows, strict=True))
-        index = dataset.class_index
-        encoded = {
-            split: [EncodedExample(tokens[example.text], index[example.label or ""]) for example in examples]
-            for split, examples in dataset.splits.items()
-        }
-        return Task(dataset, tokenizer, encoded)
-
-
-class FitState:
-    """The training state of one fit among many; no other fit ever continues from it."""
-
-    def __init__(self, folder: Path, identity: Callable[[], Any]):
-        self.folder, self._identity = folder, identity
-
-    @cached_property
-    def fit_hash(self) -> str:
-        """The hash of all that the fit depends on; computed when needed, as most fits end before they save."""
-        return content_hash(self._identity())
-
-    def load(self, trainer: Trainer) -> None:
-        """Continue from the newest complete state of this fit; without one, clear the folder."""
-        found = load_checkpoint(self.folder)
-        if found is None or found[1].get("fit") != self.fit_hash:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        else:
-            trainer.load(found[0], found[1]["training"])
-
-    def save(self, trainer: Trainer) -> None:
-        """Write a checkpoint from which the fit continues bit for bit."""
-        content = {"fit": self.fit_hash, "training": trainer.state.to_dict()}
-        save_checkpoint(self.folder, trainer.state.step, trainer.parts(), content)
-
-
 def start_fit(
     config: RunConfig,
     objective: Objective,
@@ -153,24 +105,29 @@ def start_fit(
 ) -> tuple[Trainer, TransferReport | None, Callable[[], None]]:
     """A trainer that continues from its checkpoint, the weights that it takes from the base, and what saves its state.
 
-    A checkpoint is of this fit if the identity, settings, base, texts and labels are the same.
+    The folder of a checkpoint is named after all that the fit depends on, so no other fit ever continues from it.
     """
     job = FinetuneJob(config, start_runtime(config.training), base=base)
     model, transfer = job.build_model(task)
     job.on_event = on_event
     trainer = job.make_trainer(model, objective, job.training_data(task), transfer, stop)
-
-    def depends_on() -> dict[str, Any]:
-        return identity | {
-            "settings": config.model_dump(),
-            "base": content_hash(base.info.to_dict()) if base is not None else "",
-            "tokenizer": task.tokenizer.fingerprint,
-            "data": data_fingerprint(task.dataset),
-        }
-
-    state = FitState(checkpoints, depends_on)
-    state.load(trainer)
-    return trainer, transfer, lambda: state.save(trainer)
+    depends_on = {
+        "identity": identity,
+        "settings": config.model_dump(),
+        "base": content_hash(base.info.to_dict()) if base is not None else "",
+        "tokenizer": task.tokenizer.fingerprint,
+        "data": data_fingerprint(task.dataset),
+    }
+    folder = checkpoints / content_hash(depends_on)[:16]
+    if found := load_checkpoint(folder):
+        trainer.load(*found)
+    else:
+        shutil.rmtree(checkpoints, ignore_errors=True)  # of other fits
+    return (
+        trainer,
+        transfer,
+        lambda: save_checkpoint(folder, trainer.state.step, trainer.parts(), trainer.state.to_dict()),
+    )
 
 
 def check_unchanged(folder: Path, name: str, found: Mapping[str, Any], kind: str) -> None:
@@ -212,7 +169,6 @@ def train_cell(
     fold: Fold,
     budget: int | None,
     seed: int,
-    encoder: TextEncoder,
     checkpoints: Path,
     stop: StopSignal | None = None,
     on_event: OnEvent = ignore_event,
@@ -229,7 +185,7 @@ def train_cell(
     else:
         config = variant.configure(DatasetFacts.of(dataset, variant.tokenizer))
         config = config.with_({"training": {"seed": seed}})
-        task = encoder.encode(dataset, variant.tokenizer, config)
+        task = make_task(dataset, variant.tokenizer, config)
         identity = {"arm": [variant.name, variant.kind], "scored": fold.split}
         trainer, transfer, save = start_fit(
             config, variant.objective, task, variant.base, checkpoints, identity, stop, on_event

@@ -6,7 +6,7 @@ n is the length of a text in tokens, d the width of its vectors, k the kernel of
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -40,14 +40,11 @@ class LayerKind:
     is_theory: bool = True  # a row of the published table
 
 
-KINDS: dict[str, LayerKind] = {
-    kind.name: kind
-    for kind in (
-        LayerKind("self-attention", "n²·d", "1", "1", 2, 1),
-        LayerKind("recurrence", "n·d²", "n", "n", 1, 2),
-        LayerKind("convolution", "k·n·d²", "1", "n/k, or log n dilated", 1, 2),
-        LayerKind("attention block", "n²·d + n·d²", "1", "1", 2, 2, is_theory=False),
-    )
+KINDS = {
+    "self-attention": LayerKind("self-attention", "n²·d", "1", "1", 2, 1),
+    "recurrence": LayerKind("recurrence", "n·d²", "n", "n", 1, 2),
+    "convolution": LayerKind("convolution", "k·n·d²", "1", "n/k, or log n dilated", 1, 2),
+    "attention block": LayerKind("attention block", "n²·d + n·d²", "1", "1", 2, 2, is_theory=False),
 }
 
 
@@ -61,10 +58,11 @@ class Point:
     forward: float  # seconds
     backward: float
     peak_bytes: int  # beside weights and input
-    seconds: float = field(init=False)  # forward and backward together
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seconds", self.forward + self.backward)
+    @property
+    def seconds(self) -> float:
+        """Forward and backward together."""
+        return self.forward + self.backward
 
 
 def fit_exponent(sizes: Sequence[float] | np.ndarray, values: Sequence[float] | np.ndarray) -> float:
@@ -125,43 +123,24 @@ def _zero(x: np.ndarray, gap: np.ndarray) -> tuple[float, bool]:
     return (float(np.exp(-start / rise)), False) if rise > 0 else (float("nan"), False)
 
 
-def attention_heads(width: int) -> int:
-    """Attention heads 64 wide, as in the Transformer."""
-    return max(1, width // 64)
+def build_layer(kind: str, width: int) -> tuple[nn.Module, Layer]:
+    """A layer of random weights, and how it reads an input (1, n, d); attention heads are 64 wide."""
+    heads = max(1, width // 64)
+    if kind == "recurrence":
+        lstm = nn.LSTM(width, width, batch_first=True)
+        return lstm, lambda x: lstm(x)[0]
+    if kind == "convolution":
+        convolution = nn.Conv1d(width, width, KERNEL, padding="same")
+        return convolution, lambda x: convolution(x.transpose(1, 2))
+    if kind == "attention block":
+        block = SelfAttention(ModelConfig(hidden_size=width, num_heads=heads, position_embedding="none"))
+        return block, lambda x: block(x)[0]
 
-
-def _mixing(width: int) -> tuple[nn.Module, Layer]:
-    """Self-attention alone: queries, keys and values are the input itself."""
-
-    def read(x: Tensor) -> Tensor:
-        parts = x.unflatten(-1, (attention_heads(width), -1)).transpose(1, 2)  # (1, A, n, d/A)
+    def attend(x: Tensor) -> Tensor:  # queries, keys and values are the input itself
+        parts = x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (1, A, n, d/A)
         return F.scaled_dot_product_attention(parts, parts, parts)
 
-    return nn.Identity(), read
-
-
-def _block(width: int) -> tuple[nn.Module, Layer]:
-    heads = attention_heads(width)
-    layer = SelfAttention(ModelConfig(hidden_size=width, num_heads=heads, position_embedding="none"))
-    return layer, lambda x: layer(x)[0]
-
-
-def _recurrence(width: int) -> tuple[nn.Module, Layer]:
-    layer = nn.LSTM(width, width, batch_first=True)
-    return layer, lambda x: layer(x)[0]
-
-
-def _convolution(width: int) -> tuple[nn.Module, Layer]:
-    layer = nn.Conv1d(width, width, KERNEL, padding="same")
-    return layer, lambda x: layer(x.transpose(1, 2))
-
-
-LAYERS: dict[str, Callable[[int], tuple[nn.Module, Layer]]] = {
-    "self-attention": _mixing,
-    "recurrence": _recurrence,
-    "convolution": _convolution,
-    "attention block": _block,
-}
+    return nn.Identity(), attend
 
 
 def summarise(machine: str, width: int, length: int, lengths: list[Point], widths: list[Point]) -> dict[str, Any]:
@@ -171,8 +150,8 @@ def summarise(machine: str, width: int, length: int, lengths: list[Point], width
         "machine": machine,
         "width": width,  # of the sweep over lengths
         "length": length,  # of the sweep over widths
-        "lengths": [asdict(point) for point in lengths],
-        "widths": [asdict(point) for point in widths],
+        "lengths": [{**asdict(point), "seconds": point.seconds} for point in lengths],
+        "widths": [{**asdict(point), "seconds": point.seconds} for point in widths],
         "growths": growths(lengths, widths),
         "crossings": crossings(lengths),
     }
@@ -200,7 +179,7 @@ def complexity(*, quick: bool = False, device: str = "auto") -> dict[str, Any]:
 def measure(kind: str, length: int, width: int, device: torch.device, seconds: float) -> Point:
     """The quickest of several rounds, forward and backward apart, and the peak memory of one round."""
     torch.manual_seed(0)
-    module, layer = LAYERS[kind](width)
+    module, layer = build_layer(kind, width)
     module.to(device)
     x = torch.randn(1, length, width, device=device, requires_grad=True)
     _round(module, layer, x)

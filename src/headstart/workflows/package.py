@@ -117,13 +117,17 @@ def package(
     refuse_existing(path)
     facts: CardFacts = parse(CardFacts, load_toml(Path(card)), str(card)) if card else CardFacts()
     model = load_model(run)
+    packed = replace(model, info=_portable(model))
     quantized = as_stored(model.weights, dtype)
-    measured_on, before = _measure(model, eval_data)
-    after = _measure(replace(model, weights=quantized), eval_data)[1]
-    error = _relative_error(model.weights, quantized)
+    scored = model if eval_data is None else packed  # other data is read as the packed base reads it
+    measured_on, before = _measure(scored, eval_data)
+    after = _measure(replace(scored, weights=quantized), eval_data)[1]
     measured: dict[str, Any] = {
-        "measured_on": measured_on, "before": before, "after": after, "weight_error": error,
-    }  # fmt: skip
+        "measured_on": measured_on,
+        "before": before,
+        "after": after,
+        "weight_error": _relative_error(model.weights, quantized),
+    }
     content = _card_content(model, Path(run), name, facts) | {"storing": {"form": dtype, **measured}}
 
     def fill(folder: Path) -> None:
@@ -132,7 +136,7 @@ def package(
         if model.own_source_tokenizer is not None:
             _write_tokenizer(folder, model.own_source_tokenizer, SOURCE_TOKENIZER)
         write_bytes(folder / PACKED_FINGERPRINTS, pack_fingerprints(model.train_fingerprints))
-        write_json(folder / "run.json", _without_local_paths(model).to_dict())
+        write_json(folder / "run.json", packed.info.to_dict())
         shape = {**content["shape"], "weights on disk": f"{stored_bytes(folder) / 2**20:.1f} MiB"}
         write_text(folder / "card.md", render_model_card({**content, "shape": shape}))
         keys = ("name", "title", "language", "parameters", "objective", "classes", "scores", "storing")
@@ -171,17 +175,10 @@ def _relative_error(weights: Mapping[str, Tensor], quantized: Mapping[str, Tenso
 
 def _measure(model: LoadedModel, eval_data: str | None) -> tuple[str, dict[str, float]]:
     """The name of the evaluation data and the scores on it; no scores for a model without a head."""
+    found: object
     if not model.info.has_heads:
         return "the model has no head to evaluate", {}
-    if eval_data is not None:
-        translates = bool(model.info.pair)
-        found: object = (
-            evaluate_translator(model, eval_data, model.info.config)
-            if translates
-            else evaluate_loaded(_with_default_columns(model), eval_data)
-        )
-        name = Path(eval_data).name
-    else:
+    if eval_data is None:
         try:
             name, found = _score_held_out(model)
         except DataError as error:
@@ -189,20 +186,24 @@ def _measure(model: LoadedModel, eval_data: str | None) -> tuple[str, dict[str, 
                 f"the data that {model.name} was trained on cannot be read here: {error.problem}",
                 hint="--eval-data DATA names other data to measure the quantization error on",
             ) from None
+    elif model.info.pair:
+        name, found = Path(eval_data).name, evaluate_translator(model, eval_data, model.info.config)
+    else:
+        name, found = Path(eval_data).name, evaluate_loaded(model, eval_data)
     return name, {metric: float(getattr(found, metric)) for metric in METRICS if hasattr(found, metric)}
 
 
 def _score_held_out(loaded: LoadedModel) -> tuple[str, object]:
     """The score on the held-out part of the training data."""
     config, inputs = loaded.info.config, loaded.info.inputs
+    name = f"the validation part of {Path(inputs.data).name}"
     if loaded.info.pair:
-        return f"the validation part of {Path(inputs.data).name}", evaluate_on_own_valid(loaded)
+        return name, evaluate_on_own_valid(loaded)
     runtime = start_runtime(config.training)
     model = loaded.model().to(runtime.device)
     if loaded.objective.reads == "texts":
         task = make_task(load_labelled(inputs.data, config), loaded.tokenizer, config)
-        found = FinetuneJob(config, runtime).score(model, task, "valid", loaded.train_fingerprints)
-        return f"the validation part of {Path(inputs.data).name}", found
+        return name, FinetuneJob(config, runtime).score(model, task, "valid", loaded.train_fingerprints)
     mixture = inputs.mix or parse_mixture(inputs.corpora)
     if not mixture:
         raise DataError("it is not recorded")
@@ -214,25 +215,21 @@ def _score_held_out(loaded: LoadedModel) -> tuple[str, object]:
     return "the held-out part of its texts", PretrainJob(config, runtime).score(model, valid, loaded.tokenizer)
 
 
-def _with_default_columns(model: LoadedModel) -> LoadedModel:
-    """The run without the columns and labels of its own training table."""
-    config = model.info.config
-    data = DataConfig(**config.data.model_dump(exclude=set(TABLE_SETTINGS)))
-    config = config.model_copy(update={"data": data})
-    return replace(model, info=replace(model.info, config=config))
-
-
-def _without_local_paths(model: LoadedModel) -> RunInfo:
+def _portable(model: LoadedModel) -> RunInfo:
     """The run's description without the paths of the machine it was trained on and the columns of its table."""
-    info = _with_default_columns(model).info
-    corpora = [Path(name).name for name in info.inputs.corpora]
-    inputs = RunInputs(data=Path(info.inputs.data).name, corpora=corpora)
-    excluded = [Path(name).name for name in info.config.data.exclude_eval_texts_of]
-    data = info.config.data.model_copy(update={"exclude_eval_texts_of": excluded})
-    config = info.config.model_copy(update={"data": data})
+    info, config = model.info, model.info.config
+    own = config.data.model_dump(exclude=set(TABLE_SETTINGS))
+    excluded = [Path(name).name for name in config.data.exclude_eval_texts_of]
+    changes: dict[str, Any] = {"data": DataConfig(**{**own, "exclude_eval_texts_of": excluded})}
     if Path(config.tokenizer.type).exists():
-        config = config.with_({"tokenizer": {"type": model.tokenizer.kind}})
-    return replace(info, config=config, inputs=inputs, provenance={**info.provenance, "command": ""}, transfer=None)
+        changes["tokenizer"] = config.tokenizer.model_copy(update={"type": model.tokenizer.kind})
+    return replace(
+        info,
+        config=config.model_copy(update=changes),
+        inputs=RunInputs(data=Path(info.inputs.data).name, corpora=[Path(name).name for name in info.inputs.corpora]),
+        provenance={**info.provenance, "command": ""},
+        transfer=None,
+    )
 
 
 def _card_content(model: LoadedModel, run: Path, name: str, facts: CardFacts) -> dict[str, Any]:
@@ -243,19 +240,17 @@ def _card_content(model: LoadedModel, run: Path, name: str, facts: CardFacts) ->
     info, shape = model.info, model.info.config.model
     objective, classes = info.config.objective.name, info.classes
     parameters = sum(weight.numel() for weight in model.weights.values())
-    language = facts.language or stated.get("language", "")
-    excluded = ", ".join(_excluded_sets(stages, stated, info.config.data))
+    words = {key: getattr(facts, key) or stated.get(key, "") for key in ("title", "language", "note")}
     return {
+        **facts.model_dump(),
+        **words,
         "name": name,
-        "title": facts.title or stated.get("title", ""),
-        "language": language,
-        "note": facts.note or stated.get("note", ""),
         "parameters": parameters,
         "objective": objective,
         "classes": classes,
         "finetune_defaults": to_toml(info.finetune_defaults) if info.finetune_defaults else "",
         "shape": {
-            "language": language or "not stated",
+            "language": words["language"] or "not stated",
             **({"translates": " to ".join(info.pair)} if info.pair else {}),
             "parameters": parameters,
             "model": f"{shape.architecture}, {shape.num_layers} blocks, width {shape.hidden_size}, "
@@ -264,16 +259,10 @@ def _card_content(model: LoadedModel, run: Path, name: str, facts: CardFacts) ->
             "last objective": objective + (f" ({', '.join(classes[:5])})" if classes else ""),
             "texts read": len(model.train_fingerprints),
         },
-        "scores": [score.model_dump() for score in facts.scores],
-        "data": [row.model_dump() for row in facts.data],
-        "excluded": f"Never read: the validation and test texts of {excluded}, where these sets were available."
-        if excluded
-        else "",
+        "excluded": ", ".join(_excluded_sets(stages, stated, info.config.data)),
         "stages": _stage_rows(stages or [run], is_recipe=bool(stages)),
-        "compute": facts.compute,
         "recipe": recipe.get("text", ""),
-        "recipe_note": _recipe_note(recipe),
-        "not_for": facts.not_for,
+        "recipe_changes": _recipe_changes(recipe),
     }
 
 
@@ -293,34 +282,28 @@ def _excluded_sets(stages: list[Path], recipe: Mapping[str, Any], last: DataConf
     return [name for name in names[0] if all(name in other for other in names)]
 
 
-def _recipe_note(recipe: Mapping[str, Any]) -> str:
-    """The settings that were changed without editing the recipe file, in words."""
+def _recipe_changes(recipe: Mapping[str, Any]) -> str:
+    """The settings that were changed without editing the recipe file."""
     scale, settings = recipe.get("scale", 1), recipe.get("settings", {})
     changes = [f"every budget times {scale:g}"] if scale != 1 else []
     changes += [f"{section}.{key} = {value}" for section, keys in settings.items() for key, value in keys.items()]
-    return f"Made by this recipe, with {', '.join(changes)}:" if changes else "Made by this recipe:" if recipe else ""
+    return ", ".join(changes)
 
 
 def _stage_rows(folders: list[Path], is_recipe: bool) -> list[dict[str, Any]]:
     """What each stage took; a stage whose run is missing has an empty row."""
     rows = []
     for folder in folders:
-        if not all((folder / name).is_file() for name in ("result.json", "run.json")):
-            if is_recipe:
-                unknown = dict.fromkeys(("tokens", "steps", "time", "machine", "commit"), "")
-                rows.append({"stage": folder.name, "kind": "not saved", **unknown})
+        row: dict[str, Any] = dict.fromkeys(("stage", "kind", "tokens", "steps", "time", "machine", "commit"), "")
+        if all((folder / name).is_file() for name in ("result.json", "run.json")):
+            result, settings = _read_json(folder / "result.json"), _read_json(folder / "run.json")["settings"]
+            known = {**result, **result.get("provenance", {})}
+            row |= {name: known[name] for name in ("tokens", "steps", "machine", "commit") if name in known}
+            row["kind"] = f"{settings['job']}, {settings['objective']['name']}"
+            row["time"] = f"{result.get('seconds', 0) / 60:.1f} min"
+        elif is_recipe:
+            row["kind"] = "not saved"
+        else:
             continue
-        result, settings = _read_json(folder / "result.json"), _read_json(folder / "run.json")["settings"]
-        provenance = result.get("provenance", {})
-        rows.append(
-            {
-                "stage": folder.name,
-                "kind": f"{settings['job']}, {settings['objective']['name']}",
-                "tokens": result.get("tokens", ""),
-                "steps": result.get("steps", ""),
-                "time": f"{result.get('seconds', 0) / 60:.1f} min",
-                "machine": provenance.get("machine", ""),
-                "commit": provenance.get("commit", ""),
-            }
-        )
+        rows.append({**row, "stage": folder.name})
     return rows

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -70,40 +71,36 @@ def plot_attention(
         tokens = loaded.tokenizer.convert_ids_to_tokens(ids)
         maps = attention_maps(loaded.model(), batch, tokens, title=Path(run).name)
     maps.chosen(layer, attention_head)
-    files = write_plots(
-        out,
-        "attention",
-        lambda: draw_attention(maps, layer, attention_head),
-        lambda figure: render_attention(maps, layer, attention_head),
-    )
-    return maps, files
+    chosen = maps, layer, attention_head
+    return maps, write_plots(out, "attention", lambda: draw_attention(*chosen), lambda _: render_attention(*chosen))
 
 
 def _translation_maps(loaded: LoadedModel, text: str, target: str | None, attention_type: str) -> AttentionMaps:
     """One type of attention of a translator on a text and its translation."""
     kind = pick({name: name for name in TRANSLATOR_TYPES}, attention_type, "attention of a translator")
-    model, runtime = loaded.model(), start_runtime(loaded.info.config.training)
+    runtime = start_runtime(loaded.info.config.training)
+    model, tokenizer = loaded.model().to(runtime.device), loaded.tokenizer
     source = _encode(loaded, loaded.source_tokenizer, text)
     if target is None:
-        own = write_translations(model.to(runtime.device), [source], loaded.tokenizer, runtime, Beam())[0]
-        ids = loaded.tokenizer.add_special_tokens(own.tokens, len(own.tokens) + 2)
+        own = write_translations(model, [source], tokenizer, runtime, Beam())[0]
+        ids = tokenizer.add_special_tokens(own.tokens, len(own.tokens) + 2)
     else:
-        ids = _encode(loaded, loaded.tokenizer, target)
-    batch = loaded.objective.collate([EncodedExample(ids, source=source)], loaded.tokenizer, generator_for(0))
-    tokens = (loaded.source_tokenizer.convert_ids_to_tokens(source), loaded.tokenizer.convert_ids_to_tokens(ids))
+        ids = _encode(loaded, tokenizer, target)
+    batch = loaded.objective.collate([EncodedExample(ids, source=source)], tokenizer, generator_for(0))
+    tokens = (loaded.source_tokenizer.convert_ids_to_tokens(source), tokenizer.convert_ids_to_tokens(ids))
     return translation_maps(model, batch.to(runtime.device), kind, *tokens, Path(loaded.name).name)
 
 
 def _encode(loaded: LoadedModel, tokenizer: Tokenizer, text: str) -> np.ndarray:
     """One text as token ids with special tokens; an empty or over-long one is refused."""
-    if not text.strip():
-        raise DataError("the text is empty", hint="give a sentence in quotes")
     limit = loaded.info.config.model.max_position_embeddings
     ids = tokenizer.encode([text])[0]
-    if len(ids) + 2 > limit:
+    if not text.strip() or len(ids) + 2 > limit:
         raise DataError(
-            f"the text has {len(ids) + 2:,} tokens with both special tokens, and {loaded.name} reads {limit:,} at most",
-            hint="give a shorter text; one or two sentences are enough",
+            f"the text has {len(ids) + 2:,} tokens with both special tokens, and {loaded.name} reads {limit:,} at most"
+            if text.strip()
+            else "the text is empty",
+            hint="give one or two sentences in quotes",
         )
     return tokenizer.add_special_tokens(ids, limit)
 
@@ -112,10 +109,8 @@ def plot_masks(out: Path | None, *, length: int = 8) -> tuple[list[Mask], list[P
     """Every attention mask over `length` tokens, and the files that show them."""
     masks = all_masks(length)
     lines = [f"{mask.name}: {mask.description}" for mask in masks]
-    files = write_plots(
-        out, "masks", lambda: draw_masks(masks), lambda figure: render_figure("Attention masks", figure, lines)
-    )
-    return masks, files
+    render = partial(render_figure, "Attention masks", lines=lines)
+    return masks, write_plots(out, "masks", lambda: draw_masks(masks), render)
 
 
 def plot_positions(
@@ -138,10 +133,8 @@ def plot_positions(
         maps = [model_map(embedding, length)]
         if maps[0].kind != "sinusoidal":
             maps.append(sinusoidal_map(length, shape.hidden_size))
-    files = write_plots(
-        out, "positions", lambda: draw_positions(maps), lambda figure: render_figure("Position embeddings", figure)
-    )
-    return maps, files
+    render = partial(render_figure, "Position embeddings")
+    return maps, write_plots(out, "positions", lambda: draw_positions(maps), render)
 
 
 def plot_attention_heads(
@@ -177,11 +170,8 @@ def plot_attention_heads(
 
     model, title = loaded.model().to(runtime.device), f"{Path(run).name} on {Path(file).name}"
     study = measure_head_ablation(model, batches, loss, title, on_head)
-    page_title = "Attention heads: entropy, distance and ablation"
-    files = write_plots(
-        out, "heads", lambda: draw_head_ablation(study), lambda figure: render_figure(page_title, figure, study=study)
-    )
-    return study, files
+    render = partial(render_figure, "Attention heads: entropy, distance and ablation", study=study)
+    return study, write_plots(out, "heads", lambda: draw_head_ablation(study), render)
 
 
 def _load_rows(loaded: LoadedModel, file: str, config: RunConfig, max_texts: int) -> list[EncodedExample]:
@@ -214,14 +204,12 @@ def write_plots(out: Path | None, name: str, draw: Callable[[], Figure], render:
     """Write a figure as the file `out`, or in every format into the folder `out`."""
     if out is None:
         return []
-    if not out.suffix or out.is_dir():
-        paths = [out / f"{name}{suffix}" for suffix in SUFFIXES]
-    elif out.suffix.lower() in SUFFIXES:
-        paths = [out]
-    else:
+    is_folder = not out.suffix or out.is_dir()
+    if not is_folder and out.suffix.lower() not in SUFFIXES:
         raise ConfigError(
             f"plots are not written as {out.suffix}", hint=f"end --out in {', '.join(SUFFIXES)}, or name a folder"
         )
+    paths = [out / f"{name}{suffix}" for suffix in SUFFIXES] if is_folder else [out]
     figure = draw()
     with warnings.catch_warnings():  # a character that the font lacks is drawn as a box, and the page shows it
         warnings.filterwarnings("ignore", message=r"Glyph .* missing", category=UserWarning)

@@ -6,7 +6,6 @@ and a recipe that differs from the one that a folder was started with is refused
 
 import json
 import math
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from headstart.config import (
     MACHINE_SETTINGS,
     PATH_SETTINGS,
     DataConfig,
-    Job,
     RunConfig,
     Section,
     TrainingConfig,
@@ -45,7 +43,7 @@ from headstart.inference.loaded_model import (
     load_model,
 )
 from headstart.pretrained import shipped_bases
-from headstart.quantization import FORMS, compact
+from headstart.quantization import compact
 from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.training.launch import require_single_process
 from headstart.workflows.distill import DistillationSetup
@@ -56,6 +54,7 @@ from headstart.workflows.run_dir import RunDir
 
 FORMAT = 2  # of recipe.json
 STAGES = "stages"
+TEXT = "text of the recipe"
 SECTIONS = ("model", "tokenizer", "objective", "optimizer", "lr_schedule", "training", "data")
 Settings = dict[str, Any]
 
@@ -63,7 +62,7 @@ Settings = dict[str, Any]
 class CarryConfig(Section):
     """How the weights of a finished stage are stored, without the optimizer's state."""
 
-    form: str = Field("bfloat16", description="float32, bfloat16 or int8")
+    form: Literal["float32", "bfloat16", "int8"] = "bfloat16"
     shard_mib: float = Field(12.0, gt=0, description="MiB that one file holds at most")
 
 
@@ -89,7 +88,7 @@ class StageSettings(Section):
 class StageConfig(StageSettings):
     """One stage; settings that it leaves out come from the recipe, then from the preset."""
 
-    name: str
+    name: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,99}$", description="small letters, digits and hyphens")
     kind: Literal["pretrain", "finetune"] = "pretrain"
     mix: dict[str, float] = Field(default_factory=dict, description="text = weight")
     table: str = ""  # of labelled texts, for `finetune`
@@ -99,7 +98,7 @@ class StageConfig(StageSettings):
 
 
 class RecipeConfig(StageSettings):
-    """A recipe without its texts and stages."""
+    """A recipe as its file has it; each text and stage is parsed by itself, so that errors name it."""
 
     title: str
     language: str = ""
@@ -114,6 +113,13 @@ class RecipeConfig(StageSettings):
     finetune_defaults: StageSettings = Field(
         StageSettings(), description="recommended settings for fine-tuning the base"
     )
+    texts: dict[str, Any] = Field(default_factory=dict)
+    stages: list[Any] = Field(default_factory=list)
+
+    @property
+    def recommended(self) -> Settings:
+        """The sections of `finetune_defaults` that are not empty."""
+        return {name: content for name, content in self.finetune_defaults.model_dump().items() if content}
 
 
 # Defaults of a finetune stage. They do not depend on the data, because a recipe is fixed.
@@ -180,35 +186,39 @@ def open_recipe(path: Path) -> dict[str, Any]:
 
 def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any], scale: float) -> Recipe:
     """The recipe with its texts under `root`, settings `over` its own, and every budget times `scale`."""
-    rest = {key: value for key, value in content.items() if key not in ("texts", "stages")}
-    if not isinstance(content.get("texts", {}), Mapping):
-        raise ConfigError("texts is not a table of texts", hint='write [texts.NAME] and path = "…" below it')
-    if not isinstance(content.get("stages", []), list):
-        raise ConfigError("stages is not a list", hint="write [[stages]], in double brackets, before each stage")
-    config = parse(RecipeConfig, rest, "the recipe")
-    if config.carry.form not in FORMS:
-        raise ConfigError(f"carry.form cannot be {config.carry.form!r}", hint=f"one of {', '.join(FORMS)}")
-    texts = {name: parse(TextConfig, text, f"texts.{name}") for name, text in content.get("texts", {}).items()}
-    found = {
-        name: MixtureComponent(locate(text.path, root), 1.0, text.text_column, text.documents)
-        for name, text in texts.items()
-    }
-    if not (raw := content.get("stages")):
+    config = parse(RecipeConfig, content, "the recipe")
+    if not config.stages:
         raise ConfigError("the recipe has no stages", hint="add a [[stages]] with a name and a mix")
-    given = [parse(StageConfig, stage, f"stage {number}") for number, stage in enumerate(raw, start=1)]
-    _check_names(given, over)
+    texts = {name: parse(TextConfig, text, f"texts.{name}") for name, text in config.texts.items()}
+    given = [parse(StageConfig, stage, f"stage {number}") for number, stage in enumerate(config.stages, start=1)]
+    names = [stage.name for stage in given]
+    if reserved := {*names} & {*SECTIONS, SCRATCH}:
+        name = min(reserved)
+        raise ConfigError(f"a stage cannot be called {name!r}", hint="the name has another meaning in settings")
+    if len(set(names)) < len(names):
+        raise ConfigError("two stages have the same name", hint="give each stage a name of its own")
+    for section in over:
+        pick(dict.fromkeys((*SECTIONS, *names)), section, "section or stage")
     if config.base and (fresh := next((stage.name for stage in given if stage.base == SCRATCH), None)):
         raise ConfigError(
             f"stage {fresh} cannot start from scratch in a recipe with a base, which has another tokenizer",
             hint="leave out the recipe's base, or write a separate recipe for that stage",
         )
     if given[0].kind != "pretrain" and not config.base:
-        raise ConfigError(f"the first stage, {given[0].name}, has no base to start from", hint="pretrain one before it")
+        raise ConfigError(f"the first stage, {names[0]}, has no base to start from", hint="pretrain one before it")
+    found = {
+        name: MixtureComponent(locate(text.path, root), 1.0, text.text_column, text.documents)
+        for name, text in texts.items()
+    }
+    preset = load_preset(_preset(config))
     stages: list[Stage] = []
     for number, stage in enumerate(given, start=1):
-        stages.append(_stage(number, config, stage, found, stages, root, over, scale))
-    names = config.tokenizer_texts or list(dict.fromkeys(name for stage in given for name in stage.mix))
-    return Recipe(config, texts, stages, {name: pick(found, name, "text of the recipe") for name in names})
+        stage = stage.model_copy(update={"teacher": str(over.get(stage.name, {}).get("teacher", stage.teacher))})
+        settings = _stage_settings(number, config, stage, root, over)
+        settings = _scaled(settings, preset.get(stage.kind, {}), scale)
+        stages.append(_stage(number, stage, settings, found, stages, root))
+    read = config.tokenizer_texts or list(dict.fromkeys(name for stage in given for name in stage.mix))
+    return Recipe(config, texts, stages, {name: pick(found, name, TEXT) for name in read})
 
 
 def locate(name: str, root: Path) -> str:
@@ -223,33 +233,50 @@ def locate(name: str, root: Path) -> str:
     return str(path)
 
 
-def _check_names(stages: list[StageConfig], over: Mapping[str, Any]) -> None:
-    names = [stage.name for stage in stages]
-    for name in names:
-        if name in (*SECTIONS, SCRATCH):
-            raise ConfigError(f"a stage cannot be called {name!r}", hint="the name has another meaning in settings")
-        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,99}", name):
+def _stage_settings(
+    number: int, config: RecipeConfig, stage: StageConfig, root: Path, over: Mapping[str, Any]
+) -> Settings:
+    """The stage's settings over those of the recipe, below those of the user."""
+    own = {name: getattr(stage, name) for name in SECTIONS if getattr(stage, name, {})}
+    # The recipe's objective, optimizer and training are those of pretraining.
+    common_to = SECTIONS if stage.kind == "pretrain" else ("model", "data")
+    common = {name: getattr(config, name) for name in common_to if getattr(config, name)}
+    settings = merge(STAGE_DEFAULTS if stage.kind == "finetune" else {}, merge(common, own))
+    general = {key: over[key] for key in SECTIONS if key in over}
+    if stage.kind == "finetune":
+        general.pop("objective", None)
+    of_stage: Settings = {}
+    for name, value in over.get(stage.name, {}).items():
+        section, _, key = name.partition(".")
+        if name == "teacher":
+            continue
+        if section not in SECTIONS or not key:
             raise ConfigError(
-                f"a stage cannot be called {name!r}", hint="use small letters, digits and hyphens, 100 at most"
+                f"--set {stage.name}.{name} names no setting of the stage",
+                hint=f"write --set {stage.name}.training.max_minutes=3",
             )
-    if len(set(names)) < len(names):
-        raise ConfigError("two stages have the same name", hint="give each stage a name of its own")
-    for section in over:
-        pick({**dict.fromkeys(SECTIONS), **dict.fromkeys(names)}, section, "section or stage")
+        of_stage.setdefault(section, {})[key] = value
+    settings = merge(merge(settings, general), of_stage)
+    if "seed" not in {**stage.training, **of_stage.get("training", {})}:
+        seed = {**config.training, **over.get("training", {})}.get("seed", 0)
+        first = parse(TrainingConfig, {"seed": seed}, f"the training of stage {stage.name}").seed
+        # Each stage has another seed, so that none reads its texts in the order of the previous one.
+        settings = merge(settings, {"training": {"seed": first + number - 1}})
+    data = parse(DataConfig, settings.get("data", {}))
+    paths = {key: [locate(name, root) for name in names] for key in PATH_SETTINGS if (names := getattr(data, key))}
+    return merge(settings, {"data": paths})
 
 
 def _stage(
     number: int,
-    config: RecipeConfig,
     stage: StageConfig,
+    settings: Settings,
     texts: Mapping[str, MixtureComponent],
     before: list[Stage],
     root: Path,
-    over: Mapping[str, Any],
-    scale: float,
 ) -> Stage:
+    """The stage with its texts, its base and its teachers."""
     is_finetuning = stage.kind == "finetune"
-    stage = stage.model_copy(update={"teacher": str(over.get(stage.name, {}).get("teacher", stage.teacher))})
     if stage.unlabelled and not (is_finetuning and stage.teacher):
         raise ConfigError(
             f"stage {stage.name} has unlabelled texts and no teacher to label them",
@@ -262,32 +289,14 @@ def _stage(
         raise ConfigError(
             f"stage {stage.name} of kind finetune cannot start from scratch", hint="add a pretraining stage before it"
         )
-    common = {name: getattr(config, name) for name in SECTIONS if getattr(config, name)}
-    if is_finetuning:  # the recipe's objective, optimizer and training are those of pretraining
-        common = {name: common[name] for name in ("model", "data") if name in common}
-    own = {name: getattr(stage, name) for name in SECTIONS if getattr(stage, name, {})}
-    settings = merge(STAGE_DEFAULTS if is_finetuning else {}, merge(common, own))
-    # An objective that is set for all stages is that of pretraining.
-    general = {key: over[key] for key in SECTIONS if key in over and not (is_finetuning and key == "objective")}
-    settings = merge(merge(settings, general), _of_stage(over, stage.name))
-    if "seed" not in stage.training and "training.seed" not in over.get(stage.name, {}):
-        seed = {**config.training, **over.get("training", {})}.get("seed", 0)
-        first = parse(TrainingConfig, {"seed": seed}, f"the training of stage {stage.name}").seed
-        # Each stage has another seed, so that none reads its texts in the order of the previous one.
-        settings = merge(settings, {"training": {"seed": first + number - 1}})
-    data = parse(DataConfig, settings.get("data", {}))
-    paths = {key: [locate(name, root) for name in names] for key in PATH_SETTINGS if (names := getattr(data, key))}
-    settings = merge(settings, {"data": paths})
-    job: Job = "finetune" if is_finetuning else "pretrain"
-    settings = _scaled(settings, load_preset(_preset(config)).get(job, {}), scale)
-    mix = [replace(pick(texts, name, "text of the recipe"), weight=weight) for name, weight in stage.mix.items()]
-    table = locate(stage.table, root) if is_finetuning else ""
-    earlier = {each.config.name: each for each in before}
+    earlier: dict[str, Stage | None] = {each.config.name: each for each in before}
     base = before[-1] if before else None
     if stage.base:
-        base = None if stage.base == SCRATCH else pick(earlier, stage.base, "earlier stage")
-    teachers = _teachers(stage.teacher, earlier, root)
-    unlabelled = [pick(texts, name, "text of the recipe") for name in stage.unlabelled]
+        base = pick({**earlier, SCRATCH: None}, stage.base, "earlier stage")
+    mix = [replace(pick(texts, name, TEXT), weight=weight) for name, weight in stage.mix.items()]
+    unlabelled = [pick(texts, name, TEXT) for name in stage.unlabelled]
+    teachers = _teachers(stage.teacher, before, root)
+    table = locate(stage.table, root) if is_finetuning else ""
     return Stage(number, stage, settings, mix, table, base, teachers, unlabelled)
 
 
@@ -298,35 +307,21 @@ def _preset(config: RecipeConfig) -> str:
     return config.preset or "tiny"
 
 
-def _teachers(names: str, earlier: Mapping[str, Stage], root: Path) -> list[Stage | str]:
+def _teachers(names: str, before: list[Stage], root: Path) -> list[Stage | str]:
     """Earlier stages, shipped bases, and runs by their paths, relative to the working directory or to `root`."""
     found: list[Stage | str] = []
     named = [name.strip() for name in names.split(",") if name.strip()]
     if len(set(named)) < len(named):
         raise ConfigError("one teacher is named twice", hint="name each teacher once")
     for name in named:
+        stage = next((each for each in before if each.config.name == name), None)
         known = name in shipped_bases() or Path(name).exists()
-        if name not in earlier and not known and not (root / name).exists():
+        if stage is None and not known and not (root / name).exists():
             raise ConfigError(
                 f"the teacher {name} is neither an earlier stage nor a shipped base nor a run, here or in {root}",
                 hint="--set STAGE.teacher=RUN names another",
             )
-        found.append(earlier.get(name, name if known else str(root / name)))
-    return found
-
-
-def _of_stage(over: Mapping[str, Any], name: str) -> Settings:
-    """The settings for one stage, given as `name.section.key`."""
-    found: Settings = {}
-    for key, value in over.get(name, {}).items():
-        if key == "teacher":
-            continue
-        section, _, own = key.partition(".")
-        if section not in SECTIONS or not own:
-            raise ConfigError(
-                f"--set {name}.{key} names no setting of the stage", hint=f"write --set {name}.training.max_minutes=3"
-            )
-        found.setdefault(section, {})[own] = value
+        found.append(stage or (name if known else str(root / name)))
     return found
 
 
@@ -373,19 +368,15 @@ def resolve_stages(recipe: Recipe) -> list[RunConfig]:
 
 def _check_finetune_defaults(config: RecipeConfig, base: LoadedModel) -> None:
     """Refuse recommended settings that are invalid for the base, or that each user has to choose."""
-    defaults = _finetune_defaults(config)
-    keys = {"data": [key for key in defaults.get("data", {}) if key != "truncation_side"]}
-    keys["training"] = [key for key in defaults.get("training", {}) if key in (*MACHINE_SETTINGS, "seed")]
+    personal = {f"training.{key}" for key in (*MACHINE_SETTINGS, "seed")}
+    personal |= {f"data.{key}" for key in DataConfig.model_fields if key != "truncation_side"}
+    given = [f"{section}.{key}" for section, content in config.recommended.items() for key in content]
     try:
-        for name in [f"{section}.{key}" for section in keys for key in keys[section]]:
+        if name := next((name for name in given if name in personal), None):
             raise ConfigError(f"every user chooses {name} for their own run", hint=f"leave out {name}")
-        finetune_config(base, config.preset, defaults)
+        finetune_config(base, config.preset, config.recommended)
     except HeadstartError as error:
         raise ConfigError(f"the recipe's [finetune_defaults]: {error.problem}", hint=error.hint) from None
-
-
-def _finetune_defaults(config: RecipeConfig) -> Settings:
-    return {name: content for name, content in config.finetune_defaults.model_dump().items() if content}
 
 
 def describe(recipe: Recipe, configs: list[RunConfig]) -> dict[str, Any]:
@@ -435,7 +426,12 @@ def run_recipe(
     if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
         raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
     path = Path(out)
-    _check_out(path)
+    if (
+        not is_recipe(path)
+        and path.is_dir()
+        and any(each.name != STAGES and each.name[0] != "." for each in path.iterdir())
+    ):
+        raise RunError(f"{path} is not empty", hint="choose another --out")
     configs = resolve_stages(ready)
     resolved = describe(ready, configs)
     with writing(path):
@@ -467,15 +463,6 @@ def is_recipe(path: Path) -> bool:
     return (path / RECIPE).is_file()
 
 
-def _check_out(path: Path) -> None:
-    """Refuse a folder that holds anything but a recipe's run or copied stages."""
-    if path.is_file():
-        raise RunError(f"{path} is a file, not a folder", hint="choose another --out")
-    others = [item.name for item in path.iterdir()] if path.is_dir() else []
-    if not is_recipe(path) and any(name != STAGES and not name.startswith(".") for name in others):
-        raise RunError(f"{path} is not empty", hint="choose another --out")
-
-
 def _read_request(path: Path) -> dict[str, Any]:
     """The content of a folder's recipe.json."""
     try:
@@ -503,7 +490,7 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
 def _train_stages(
     folder: RunDir, recipe: Recipe, configs: list[RunConfig], last_stage: int | None, on_event: OnEvent
 ) -> Pretrained | Finetuned | None:
-    path, defaults = folder.path, _finetune_defaults(recipe.config)
+    path, defaults = folder.path, recipe.config.recommended
     if (path / "run.json").is_file():
         if (info := folder.info()).finetune_defaults != defaults:  # no training depends on them
             folder.write_info(replace(info, finetune_defaults=defaults))
@@ -536,9 +523,8 @@ def _start_stage(run: Path, stage: Stage, recipe: Recipe, base: str, on_event: O
     if stage.is_finetuning:
         finetune(base, stage.table, run, teacher=teacher, unlabelled=stage.unlabelled, **common)
     else:
-        tokenizer_texts = None if base or teacher else list(recipe.tokenizer_texts.values())
-        more: Settings = {"tokenizer_corpora": tokenizer_texts, "adapts": False}
-        pretrain(stage.mix, run, base=base or None, teacher=teacher, **more, **common)
+        corpora = None if base or teacher else list(recipe.tokenizer_texts.values())
+        pretrain(stage.mix, run, base=base or None, teacher=teacher, tokenizer_corpora=corpora, adapts=False, **common)
 
 
 def _resume_stage(run: Path, stage: Stage, recipe: Recipe, config: RunConfig, base: str, on_event: OnEvent) -> None:
@@ -558,8 +544,7 @@ def _resume_stage(run: Path, stage: Stage, recipe: Recipe, config: RunConfig, ba
     if stage.is_finetuning:
         now = RunInputs(data=absolute_paths([stage.table])[0], base=absolute_paths([base])[0])
     else:
-        tokenizer_texts = [] if base else list(recipe.tokenizer_texts.values())
-        now = pretrain_inputs(stage.mix, base or None, tokenizer_texts)
+        now = pretrain_inputs(stage.mix, base or None, [] if base else list(recipe.tokenizer_texts.values()))
     if teaching := DistillationSetup.load(stage.teacher(run.parent), stage.unlabelled, with_weights=False):
         now = teaching.add_to(now)
     moved = info.config.with_({"data": {"exclude_eval_texts_of": config.data.exclude_eval_texts_of}})

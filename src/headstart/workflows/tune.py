@@ -11,7 +11,7 @@ import time
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -26,8 +26,8 @@ from headstart.results import Provenance, plain
 from headstart.training.callbacks import Evaluated, Event, Note, OnEvent, Stage, ignore_event
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import StopSignal, graceful_shutdown, seed_for, start_runtime
-from headstart.workflows.compare_cells import Fold, TextEncoder, check_unchanged, make_folds, start_fit
-from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, load_labelled
+from headstart.workflows.compare_cells import Fold, check_unchanged, make_folds, start_fit
+from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, load_labelled, make_task
 from headstart.workflows.finetune_defaults import DatasetFacts, describe, finetune_config, uses_recommendation
 from headstart.workflows.run_dir import RunDir, collect_provenance, command_line
 
@@ -373,7 +373,6 @@ class Search:
     folds: list[Fold]
     study: "Study"
     on_event: OnEvent
-    encoder: TextEncoder = field(default_factory=TextEncoder)
 
     def run(self, budget: Budget, stop: StopSignal) -> None:
         """Run trials until the budget is spent. A trial that is running when the minutes are over is finished."""
@@ -434,7 +433,7 @@ class Search:
                 if step < len(self.folds) * EVALUATIONS and trial.should_prune():
                     raise TrialPruned
 
-        task = self.encoder.encode(fold.dataset, self.tokenizer, config)
+        task = make_task(fold.dataset, self.tokenizer, config)
         identity = {"trial": trial.number, "fold": [number, folds]}
         trainer, _, save = start_fit(config, objective, task, self.base, checkpoints, identity, stop, report)
         try:
