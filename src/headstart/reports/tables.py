@@ -55,11 +55,11 @@ def terminal_table(table: TextTable) -> Table:
 
 
 def _terminal_table(
-    title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]], text_columns: int, caption: str = ""
+    title: str, columns: str, cells: str, rows: Iterable[Mapping[str, Any]], text_columns: int, caption: str = ""
 ) -> Table:
-    """A table with a format string for the cells of each column."""
-    cells = [[cell.format(**row) for cell in columns.values()] for row in rows]
-    return terminal_table(TextTable(title, list(columns), cells, text_columns, caption))
+    """A table with a name and a format string for the cells of each column, with " | " between them."""
+    texts = [[cell.format(**row) for cell in cells.split(" | ")] for row in rows]
+    return terminal_table(TextTable(title, columns.split(" | "), texts, text_columns, caption))
 
 
 # Data audit
@@ -155,46 +155,31 @@ def plan_tables(plan: Mapping[str, Any]) -> list[Table]:
         {"name": name, "mib": size / MIB, "share": size / peak}
         for name, size in sorted(memory["parts"].items(), key=lambda part: -part[1])
     ]
-    columns = {
-        "block": "{name}",
-        "formula": "{symbols}",
-        "in numbers": "{numbers}",
-        "times": "{times:,}",
-        "total": "{total:,}",
-    }
-    tables = [
-        _terminal_table(f"{parameters['total']:,} parameters", columns, parameters["blocks"], 3, symbols),
-        _terminal_table(
-            f"{peak / GIB:.2f} GiB at the peak: {memory['batch']:,} {texts} tokens, {memory['precision']}",
-            {"part": "{name}", "MiB": "{mib:,.1f}", "share": "{share:.0%}"},
-            parts,
-            1,
-            f"the peak is in the {memory['moment']}",
-        ),
-    ]
+    columns, cells = (
+        "block | formula | in numbers | times | total",
+        "{name} | {symbols} | {numbers} | {times:,} | {total:,}",
+    )
+    blocks = _terminal_table(f"{parameters['total']:,} parameters", columns, cells, parameters["blocks"], 3, symbols)
+    title = f"{peak / GIB:.2f} GiB at the peak: {memory['batch']:,} {texts} tokens, {memory['precision']}"
+    moment = f"the peak is in the {memory['moment']}"
+    cells = "{name} | {mib:,.1f} | {share:.0%}"
+    tables = [blocks, _terminal_table(title, "part | MiB | share", cells, parts, 1, moment)]
     return [*tables, _device_table(plan["devices"])] if plan.get("devices") else tables
 
 
 def _device_table(devices: Sequence[Mapping[str, Any]]) -> Table:
     """Whether the training fits on each device; rows of devices on which it does not are dim."""
-    columns = {
-        "device": "{device}",
-        "precision": "{precision}",
-        "fits": "{answer}",
-        "GiB": "{memory_gib:g}",
-        "needs": "{needs_gib:.1f}",
-        "batch ≤": "{largest_batch:,}",
-        "time": "{duration}",
-    }
+    columns = "device | precision | fits | GiB | needs | batch ≤ | time"
+    cells = "{device} | {precision} | {answer} | {memory_gib:g} | {needs_gib:.1f} | {largest_batch:,} | {duration}"
     if any(row["cost"] is not None for row in devices):
-        columns["cost"] = "{cost:,.2f}"
+        columns, cells = f"{columns} | cost", cells + " | {cost:,.2f}"
     rows = [
         {**row, "answer": "yes" if row["fits"] else "no", "duration": format_duration(row["hours"] * 3600)}
         for row in devices
     ]
     is_compiled = any(row["compiled"] for row in devices)
     caption = "steps are compiled on GPUs from Volta on, and plain elsewhere" if is_compiled else ""
-    table = _terminal_table("will it train there?", columns, rows, 3, caption)
+    table = _terminal_table("will it train there?", columns, cells, rows, 3, caption)
     for shown, row in zip(table.rows, devices, strict=True):
         shown.style = None if row["fits"] else "dim"
     return table
@@ -236,31 +221,21 @@ def _format_value(value: Any) -> str:
 def complexity_tables(content: Mapping[str, Any]) -> list[Table]:
     """The theoretical complexity, the measured exponents beside it, and the times."""
     types = [layer["name"] for layer in content["theory"]]
-    times: dict[int, dict[str, str]] = {}
-    for point in content["lengths"]:
+    times: dict[int, list[str]] = {}
+    for point in sorted(content["lengths"], key=lambda point: (point["length"], types.index(point["kind"]))):
         cell = f"{point['forward'] * 1e3:.2f} + {point['backward'] * 1e3:.2f}"
-        times.setdefault(point["length"], {"length": f"{point['length']:,}"})[point["kind"]] = cell
+        times.setdefault(point["length"], [f"{point['length']:,}"]).append(cell)
     growths = [{**row, "symbol": "n" if row["axis"] == "length" else "d"} for row in content["growths"]]
-    theory_columns = {
-        "layer": "{name}",
-        "operations": "{operations}",
-        "sequential steps": "{sequential}",
-        "longest path": "{path}",
-    }
-    growth_columns = {
-        "layer": "{kind}",
-        "along": "{axis} {symbol}",
-        "exponent in theory": "{theory:g}",
-        "of time": "{time_exponent:.2f}",
-        "of memory": "{memory_exponent:.2f}",
-    }
-    rows = [[times[length]["length"], *(times[length][name] for name in types)] for length in sorted(times)]
+    columns, cells = (
+        "layer | operations | sequential steps | longest path",
+        "{name} | {operations} | {sequential} | {path}",
+    )
+    theory = _terminal_table("in theory", columns, cells, content["theory"], 4)
+    columns = "layer | along | exponent in theory | of time | of memory"
+    cells = "{kind} | {axis} {symbol} | {theory:g} | {time_exponent:.2f} | {memory_exponent:.2f}"
+    measured = _terminal_table(f"measured: {content['machine']}", columns, cells, growths, 2)
     title = f"milliseconds forward + backward at d = {content['width']}"
-    return [
-        _terminal_table("in theory", theory_columns, content["theory"], 4),
-        _terminal_table(f"measured: {content['machine']}", growth_columns, growths, 2),
-        terminal_table(TextTable(title, ["length n", *types], rows)),
-    ]
+    return [theory, measured, terminal_table(TextTable(title, ["length n", *types], list(times.values())))]
 
 
 def crossing_lines(content: Mapping[str, Any]) -> list[str]:

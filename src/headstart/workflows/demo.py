@@ -1,7 +1,6 @@
 """The demo: pretrain a tiny base on film reviews, compare it with a shipped base and baselines, and write a report."""
 
 import json
-import shlex
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,13 +13,13 @@ from headstart.data.datasets import load_dataset
 from headstart.data.subsets import balanced_subset
 from headstart.errors import ConfigError, RunError, Stopped
 from headstart.inference.loaded_model import absolute_paths, load_model
-from headstart.pretrained import shipped_bases
 from headstart.results import Comparison
 from headstart.training.callbacks import Note, OnEvent, ignore_event
 from headstart.workflows.compare import compare, read_comparison, resume_compare
 from headstart.workflows.finetune_defaults import finetune_config
 from headstart.workflows.pretrain import pretrain
 from headstart.workflows.resume import resume
+from headstart.workflows.run_dir import command_line
 
 DATA = "imdb"
 SHIPPED = "en-tiny"
@@ -46,9 +45,8 @@ class DemoInputs:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of every arm."""
-        training = {
-            "max_length": LENGTH, "max_epochs": self.epochs, "eval_subset_size": EVAL_SUBSET, "precision": PRECISION,
-        }  # fmt: skip
+        evaluation = {"eval_subset_size": EVAL_SUBSET, "precision": PRECISION}
+        training = {"max_length": LENGTH, "max_epochs": self.epochs, **evaluation}
         return {"training": training, "data": {"truncation_side": "both"}}
 
     @property
@@ -78,14 +76,9 @@ def run_demo(
     _check(inputs)
     _claim(folder, inputs)
     try:
-        if not (folder / "base" / "run.json").exists():
-            _announce(inputs, on_event)
         comparison = _pretrain_and_compare(folder, inputs, on_event)
     except Stopped as stopped:
-        flags = {"minutes": minutes, "seeds": seeds, "train-size": labels, "epochs": epochs, "seed": first_seed}
-        words = [word for name, value in flags.items() for word in (f"--{name}", f"{value:g}")]
-        words += ["--base", base] if base != SHIPPED else []
-        stopped.again = shlex.join(["headstart", "demo", "--out", str(folder), *words])
+        stopped.again = command_line()  # for what is left of both
         raise
     for name in REPORT_FILES:
         write_bytes(folder / name, (folder / "compare" / name).read_bytes())
@@ -97,15 +90,9 @@ def _check(inputs: DemoInputs) -> None:
     """Refuse settings that would fail after minutes of work."""
     if inputs.seeds < 1:
         raise ConfigError(f"{inputs.seeds} seeds train nothing", hint="--seeds 3 separates luck from difference")
-    if inputs.base not in shipped_bases() and not Path(inputs.base).exists():
-        raise RunError(
-            f"the demo compares its own base with {inputs.base}, and no base of that name exists here",
-            hint="`headstart models` lists the available bases; HEADSTART_BASES names folders with more",
-        )
     finetune_config(load_model(inputs.base), None, merge(inputs.settings, inputs.shipped_settings))
-    training = {"max_epochs": inputs.epochs, "seed": inputs.first_seed}
-    resolve("pretrain", "tiny", {"training": {"max_minutes": inputs.minutes}})
-    config = resolve("finetune", "tiny", {"training": training, "data": {"train_size": inputs.labels}})
+    resolve("pretrain", "tiny", {"training": {"max_minutes": inputs.minutes, "seed": inputs.first_seed}})
+    config = resolve("finetune", "tiny", inputs.settings, {"data": {"train_size": inputs.labels}})
     balanced_subset(load_dataset(DATA, config.data), inputs.labels, inputs.first_seed)
 
 
@@ -132,12 +119,11 @@ def _announce(inputs: DemoInputs, on_event: OnEvent) -> None:
             f"about {total:.0f} minutes on two cores, no network"
         )
     )
-    settings = {"data": {"train_size": inputs.labels}}
-    found = inspect_data(DATA, length=LENGTH, settings=settings, seed=inputs.first_seed)
+    labels = {"data": {"train_size": inputs.labels}}
+    found = inspect_data(DATA, length=LENGTH, settings=labels, seed=inputs.first_seed)
     counts = ", ".join(f"{name} {part.count:,}" for name, part in found.splits.items())
-    on_event(Note(f"audit of {DATA}: {counts}; {len(found.leaks)} texts are in two splits"))
-    for warning in found.warnings:
-        on_event(Note(warning))
+    for line in (f"audit of {DATA}: {counts}; {len(found.leaks)} texts are in two splits", *found.warnings):
+        on_event(Note(line))
 
 
 def _pretrain_and_compare(folder: Path, inputs: DemoInputs, on_event: OnEvent) -> Comparison:
@@ -146,6 +132,7 @@ def _pretrain_and_compare(folder: Path, inputs: DemoInputs, on_event: OnEvent) -
     if (base / "run.json").exists():
         resume(base, on_event)
     else:
+        _announce(inputs, on_event)
         training = {"max_minutes": inputs.minutes, "seed": inputs.first_seed, "precision": PRECISION}
         pretrain([DATA], base, preset="tiny", settings={"training": training}, on_event=on_event)
     if (compared / "compare.json").exists():
