@@ -380,12 +380,12 @@ def load_preset(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files("headstart.presets").joinpath(f"{name}.toml").read_text("utf-8"))
 
 
-def load_toml(path: Path) -> dict[str, Any]:
-    """A user's settings file."""
+def load_toml(path: Path, kind: str = "settings file", flag: str = "--config") -> dict[str, Any]:
+    """A user's settings file, or another `kind` of file that a flag names."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"no settings file at {path}", hint="check the path given to --config") from None
+        raise ConfigError(f"no {kind} at {path}", hint=f"check the path given to {flag}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="name a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -115,7 +115,7 @@ def package(
         raise ConfigError(f"weights cannot be stored as {dtype!r}", hint=f"choose from {', '.join(FORMS)}")
     path = Path(out) / name
     refuse_existing(path)
-    facts: CardFacts = parse(CardFacts, load_toml(Path(card)), str(card)) if card else CardFacts()
+    facts: CardFacts = parse(CardFacts, load_toml(Path(card), "card", "--card"), str(card)) if card else CardFacts()
     model = load_model(run)
     packed = replace(model, info=_portable(model))
     quantized = as_stored(model.weights, dtype)

@@ -175,15 +175,6 @@ class Recipe:
     tokenizer_texts: dict[str, MixtureComponent]
 
 
-def open_recipe(path: Path) -> dict[str, Any]:
-    """Read a recipe file."""
-    try:
-        return load_toml(path)
-    except ConfigError as error:
-        hint = (error.hint or "").replace("--config", "--recipe")
-        raise ConfigError(error.problem.replace("settings file", "recipe"), hint=hint) from None
-
-
 def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any], scale: float) -> Recipe:
     """The recipe with its texts under `root`, settings `over` its own, and every budget times `scale`."""
     config = parse(RecipeConfig, content, "the recipe")
@@ -210,12 +201,13 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
         name: MixtureComponent(locate(text.path, root), 1.0, text.text_column, text.documents)
         for name, text in texts.items()
     }
-    preset = load_preset(_preset(config))
+    preset = "tiny" if not config.base else load_model(config.base, with_weights=False).info.config.preset
+    budgets = load_preset(config.preset or preset)
     stages: list[Stage] = []
     for number, stage in enumerate(given, start=1):
         stage = stage.model_copy(update={"teacher": str(over.get(stage.name, {}).get("teacher", stage.teacher))})
         settings = _stage_settings(number, config, stage, root, over)
-        settings = _scaled(settings, preset.get(stage.kind, {}), scale)
+        settings = _scaled(settings, budgets.get(stage.kind, {}), scale)
         stages.append(_stage(number, stage, settings, found, stages, root))
     read = config.tokenizer_texts or list(dict.fromkeys(name for stage in given for name in stage.mix))
     return Recipe(config, texts, stages, {name: pick(found, name, TEXT) for name in read})
@@ -298,13 +290,6 @@ def _stage(
     teachers = _teachers(stage.teacher, before, root)
     table = locate(stage.table, root) if is_finetuning else ""
     return Stage(number, stage, settings, mix, table, base, teachers, unlabelled)
-
-
-def _preset(config: RecipeConfig) -> str:
-    """The preset: the recipe's, the base's, or tiny."""
-    if config.preset is None and config.base:
-        return load_model(config.base, with_weights=False).info.config.preset
-    return config.preset or "tiny"
 
 
 def _teachers(names: str, before: list[Stage], root: Path) -> list[Stage | str]:
@@ -421,16 +406,17 @@ def run_recipe(
     require_single_process("a recipe")
     if not 0 < scale < math.inf:
         raise ConfigError(f"a budget times {scale:g} trains nothing", hint="--budget-scale 0.1 means a tenth")
-    given: Settings = {"recipe": open_recipe(Path(recipe)), "settings": dict(settings or {}), "scale": scale}
+    given: Settings = {
+        "recipe": load_toml(Path(recipe), "recipe", "--recipe"),
+        "settings": dict(settings or {}),
+        "scale": scale,
+    }
     ready = read_recipe(given["recipe"], Path(data), given["settings"], scale)
     if last_stage is not None and not 1 <= last_stage <= len(ready.stages):
         raise ConfigError(f"there is no stage {last_stage}", hint=f"stages go from 1 to {len(ready.stages)}")
     path = Path(out)
-    if (
-        not is_recipe(path)
-        and path.is_dir()
-        and any(each.name != STAGES and each.name[0] != "." for each in path.iterdir())
-    ):
+    others = [item.name for item in path.glob("*") if item.name != STAGES and not item.name.startswith(".")]
+    if others and not is_recipe(path):
         raise RunError(f"{path} is not empty", hint="choose another --out")
     configs = resolve_stages(ready)
     resolved = describe(ready, configs)
@@ -481,9 +467,8 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
         for key in dict.fromkeys((*old, *new)):
             yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     elif old != new:
-        was, now = (
-            "absent" if each is None else "there" if isinstance(each, dict) else repr(each) for each in (old, new)
-        )
+        words = ("absent" if each is None else "there" if isinstance(each, dict) else repr(each) for each in (old, new))
+        was, now = words
         yield f"{name} was {was} and is now {now}"
 
 
@@ -509,9 +494,9 @@ def _train_stages(
         on_event(Note(f"stages {len(wanted) + 1} to {len(recipe.stages)} are left"))
         return None
     last = path / STAGES / recipe.stages[-1].folder
-    names = [item.name for item in sorted(last.iterdir()) if item.is_file() and not item.name.startswith(".")]
-    for name in [name for name in names if name != "run.json"]:
-        write_with(path / name, partial(shutil.copyfile, last / name))
+    for item in sorted(last.iterdir()):
+        if item.is_file() and item.name != "run.json" and not item.name.startswith("."):
+            write_with(path / item.name, partial(shutil.copyfile, item))
     # Written last: now the recipe is finished.
     folder.write_info(replace(RunDir(last).info(), finetune_defaults=defaults))
     return _result(folder)
