@@ -489,7 +489,7 @@ def _mistakes(arms: Sequence[VariantResult], experiment: Experiment) -> list[Mis
     best = max(neural, key=lambda arm: arm.accuracy.mean)
     wrong = np.asarray(~_correct(best.results, experiment.truth).any(axis=0))
     confidence = np.mean([result.confidences for result in best.results], axis=0)
-    worst = [int(index) for index in np.argsort(-np.where(wrong, confidence, -1.0)) if wrong[index]]
+    worst = sorted(map(int, np.flatnonzero(wrong)), key=lambda index: -confidence[index])
     examples = [example for fold in experiment.folds for example in fold.examples]
     return [
         Mistake(
@@ -533,16 +533,16 @@ def _design_notes(experiment: Experiment) -> list[str]:
 
 def _selection_notes(variants: Sequence[Variant], results: Results) -> list[str]:
     """Which variants are scored without a training step, because no epoch was better on valid."""
+    selecting = {v.name: v for v in variants if v.kind == "fine-tuned"}
     notes = []
     for (name, labels), found in results.items():
-        variant = next(variant for variant in variants if variant.name == name)
-        if variant.kind == "fine-tuned" and variant.config.training.checkpoint_selection == "best":
+        if name in selecting and selecting[name].config.training.checkpoint_selection == "best":
             curves = [result.curve for result in found if result.curve]
             bests = [max(curve, key=lambda point: (point.accuracy, -point.loss)) for curve in curves]
             if untrained := sum(best.step == 0 for best in bests):
                 notes.append(
                     f"{untrained} of {len(found)} seeds of {name} with {labels:,} labels are best on valid before the "
-                    f"first step, so there {variant.base_name} is scored without training"
+                    f"first step, so there {selecting[name].base_name} is scored without training"
                 )
     return notes
 

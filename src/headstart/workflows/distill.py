@@ -73,29 +73,23 @@ class DistillationSetup:
         """Refuse teachers whose outputs do not fit the student's objective, length or classes."""
         if type(objective) not in DISTILLED:
             raise ConfigError(f"{objective.name} cannot be distilled", hint="masked-lm, causal-lm and classify can be")
+        length = config.training.max_length
         for teacher in self.teachers:
+            own, most = teacher.info.classes, teacher.info.config.model.max_position_embeddings
             if not can_teach(teacher.objective, objective) or not teacher.info.has_heads:
-                raise RunError(
-                    f"{teacher.name} was trained on {teacher.objective.name}, and cannot teach {objective.name}",
-                    hint="bases teach bases and classifiers teach classifiers; a recipe's stages are runs too",
-                )
-            if teacher.tokenizer.fingerprint != self.tokenizer.fingerprint:
-                raise RunError(
-                    f"{teacher.name} and {self.teachers[0].name} have different tokenizers",
-                    hint="choose teachers that come from one base",
-                )
-            most = teacher.info.config.model.max_position_embeddings
-            if most < config.training.max_length:
-                raise ConfigError(
-                    f"{teacher.name} reads {most} tokens at most, not {config.training.max_length}",
-                    hint=f"set training.max_length={most}",
-                )
-            if classes is not None and teacher.info.classes != list(classes):
-                raise RunError(
-                    f"{teacher.name} has the classes {', '.join(teacher.info.classes[:5])}, and the data "
-                    f"{', '.join(classes[:5])}",
-                    hint="a teacher must have been trained on the same labels",
-                )
+                problem = f"was trained on {teacher.objective.name}, and cannot teach {objective.name}"
+                hint = "bases teach bases and classifiers teach classifiers; a recipe's stages are runs too"
+            elif teacher.tokenizer.fingerprint != self.tokenizer.fingerprint:
+                problem = f"and {self.teachers[0].name} have different tokenizers"
+                hint = "choose teachers that come from one base"
+            elif most < length:
+                problem, hint = f"reads {most} tokens at most, not {length}", f"set training.max_length={most}"
+            elif classes is not None and own != list(classes):
+                problem = f"has the classes {', '.join(own[:5])}, and the data {', '.join(classes[:5])}"
+                hint = "a teacher must have been trained on the same labels"
+            else:
+                continue
+            raise RunError(f"{teacher.name} {problem}", hint=hint)
 
     def check_student(self, tokenizer: Tokenizer) -> None:
         """Refuse a student whose tokenizer is not that of its teachers."""
@@ -143,8 +137,7 @@ class DistillationSetup:
             for teacher in self.teachers
         ]
         best = np.mean(predictions, axis=0).argmax(axis=1)
-        more = [
-            Example(text, dataset.classes[int(index)], "unlabelled") for text, index in zip(texts, best, strict=True)
-        ]
+        labels = [dataset.classes[int(index)] for index in best]
+        more = [Example(text, label, "unlabelled") for text, label in zip(texts, labels, strict=True)]
         on_event(Note(f"{len(more):,} texts without labels are labelled by the teachers"))
         return replace(dataset, splits={**dataset.splits, "train": dataset.train + more})

@@ -6,6 +6,7 @@ and a recipe that differs from the one that a folder was started with is refused
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -88,7 +89,7 @@ class StageSettings(Section):
 class StageConfig(StageSettings):
     """One stage; settings that it leaves out come from the recipe, then from the preset."""
 
-    name: str = Field(pattern="^[a-z0-9][a-z0-9-]{0,99}$", description="small letters, digits and hyphens")
+    name: str
     kind: Literal["pretrain", "finetune"] = "pretrain"
     mix: dict[str, float] = Field(default_factory=dict, description="text = weight")
     table: str = ""  # of labelled texts, for `finetune`
@@ -183,9 +184,10 @@ def read_recipe(content: Mapping[str, Any], root: Path, over: Mapping[str, Any],
     texts = {name: parse(TextConfig, text, f"texts.{name}") for name, text in config.texts.items()}
     given = [parse(StageConfig, stage, f"stage {number}") for number, stage in enumerate(config.stages, start=1)]
     names = [stage.name for stage in given]
-    if reserved := {*names} & {*SECTIONS, SCRATCH}:
-        name = min(reserved)
-        raise ConfigError(f"a stage cannot be called {name!r}", hint="the name has another meaning in settings")
+    for name in names:
+        if name in (*SECTIONS, SCRATCH) or not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,99}", name):
+            hint = "use at most 100 small letters, digits and hyphens, and no name of a section of settings"
+            raise ConfigError(f"a stage cannot be called {name!r}", hint=hint)
     if len(set(names)) < len(names):
         raise ConfigError("two stages have the same name", hint="give each stage a name of its own")
     for section in over:
