@@ -148,10 +148,7 @@ def test_the_provenance_is_shown(comparison, page):
         assert fact in page
 
 
-@pytest.mark.parametrize(
-    "audit", [{}, {"anything": [1, {"deep": "<b>"}], "short": 3}, {"splits": 5}, {"splits": {"train": {"count": 2}}}]
-)
-def test_an_audit_of_any_shape_is_shown(audit):
-    section = render_audit(audit)
+def test_an_audit_shows_its_texts_as_text():
+    section = render_audit({"splits": {"<b>": {"count": 2}}, "warnings": ["<b>"]})
     assert "<b>" not in section
-    assert bool(audit) == ("<td" in section)
+    assert "<td" in section

@@ -68,12 +68,9 @@ def _terminal_table(
 def audit_tables(audit: Mapping[str, Any], *, is_page: bool = False) -> list[TextTable]:
     """Counts, class balance, lengths and length ratios by split, each only where the audit has it.
 
-    Parallel text has a row for each split and for each side of it. An audit without splits is one table of its keys.
+    Parallel text has a row for each split and for each side of it.
     """
-    splits = audit.get("splits")
-    if not isinstance(splits, Mapping) or not all(isinstance(split, Mapping) for split in splits.values()):
-        rows = [[key, str(value)] for key, value in audit.items()]
-        return [TextTable("Audit", ["", ""], rows, 2)] if rows else []
+    splits: Mapping[str, Mapping[str, Any]] = audit["splits"]
     parts: dict[str, Mapping[str, Any]] = {}
     for name, split in splits.items():
         parts |= {name: split} | {f"{name}, {side}": found for side, found in split.get("sides", {}).items()}

@@ -51,11 +51,11 @@ from headstart.workflows.compare_cells import (
     Configure,
     Fold,
     Variant,
-    check_unchanged,
     combine_folds,
     ensemble,
     make_folds,
     train_cell,
+    write_request,
 )
 from headstart.workflows.finetune import choose_tokenizer, data_fingerprint
 from headstart.workflows.finetune_defaults import DatasetFacts, finetune_config, uses_recommendation
@@ -201,8 +201,7 @@ def _run_comparison(out: Path, inputs: ComparisonInputs, on_event: OnEvent) -> C
         "data": data_fingerprint(experiment.dataset),
         "bases": [content_hash(base.info.to_dict()) for base in bases],
     }
-    check_unchanged(out, "compare.json", fingerprints, "comparison")
-    write_json(out / "compare.json", {"inputs": asdict(inputs), "fingerprints": fingerprints})
+    write_request(out / "compare.json", "comparison", {"inputs": asdict(inputs), "fingerprints": fingerprints})
     results, transfers = _train_all(out, experiment, on_event)
     comparison = _analyze(experiment, results, transfers, started)
     write_comparison(out, comparison)
@@ -511,8 +510,8 @@ def _design_notes(experiment: Experiment) -> list[str]:
     budgets = {config.model_dump_json(include={"optimizer", "lr_schedule", "training"}) for config in tuned}
     reads: dict[tuple[int, str], list[str]] = {}  # names of variants by how much of a text they read
     for variant in neural:
-        kept = variant.config.training.max_length, SIDES[variant.config.data.truncation_side]
-        reads.setdefault(kept, []).append(variant.name)
+        part = variant.config.training.max_length, SIDES[variant.config.data.truncation_side]
+        reads.setdefault(part, []).append(variant.name)
     classes = experiment.dataset.classes
     text = render(
         "comparison_notes.txt",

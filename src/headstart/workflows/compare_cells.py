@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from headstart.atomic_io import content_hash, finite, write_text
+from headstart.atomic_io import content_hash, finite, write_json, write_text
 from headstart.baselines.tfidf import train_tfidf
 from headstart.checkpoint import load_checkpoint, save_checkpoint
 from headstart.config import RunConfig
@@ -130,16 +130,22 @@ def start_fit(
     )
 
 
-def check_unchanged(folder: Path, name: str, found: Mapping[str, Any], kind: str) -> None:
-    """Refuse to continue a comparison or a search whose data or bases are not those that the file `name` records."""
-    if (folder / name).exists():
-        known = json.loads((folder / name).read_text("utf-8"))["fingerprints"]
-        for what, fingerprint in found.items():
-            if known[what] != fingerprint:
-                raise RunError(
-                    f"the {what} of {folder} changed since the {kind} started",
-                    hint=f"restore the old {what}, or choose another --out",
-                )
+def write_request(path: Path, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Write the inputs and fingerprints of a comparison or a search; what a continued one had, which must be equal."""
+    known: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else content
+    if other := [name for name, value in content["inputs"].items() if known["inputs"].get(name) != value]:
+        raise RunError(
+            f"{path.parent} holds a {kind} with another {' and '.join(other)}",
+            hint="run exactly the same command to continue it, or choose another --out",
+        )
+    for what, fingerprint in content["fingerprints"].items():
+        if known["fingerprints"][what] != fingerprint:
+            raise RunError(
+                f"the {what} of {path.parent} changed since the {kind} started",
+                hint=f"restore the old {what}, or choose another --out",
+            )
+    write_json(path, content)
+    return known
 
 
 @dataclass(frozen=True)

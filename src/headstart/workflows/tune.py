@@ -26,7 +26,7 @@ from headstart.results import Provenance, plain
 from headstart.training.callbacks import Evaluated, Event, Note, OnEvent, Stage, ignore_event
 from headstart.training.launch import require_single_process
 from headstart.training.runtime import StopSignal, graceful_shutdown, seed_for, start_runtime
-from headstart.workflows.compare_cells import Fold, check_unchanged, make_folds, start_fit
+from headstart.workflows.compare_cells import Fold, make_folds, start_fit, write_request
 from headstart.workflows.finetune import choose_tokenizer, data_fingerprint, load_labelled, make_task
 from headstart.workflows.finetune_defaults import DatasetFacts, describe, finetune_config, uses_recommendation
 from headstart.workflows.run_dir import RunDir, collect_provenance, command_line
@@ -476,7 +476,7 @@ class Search:
 
 
 def _run_search(path: Path, inputs: TuneInputs, budget: Budget, on_event: OnEvent) -> Tuned:
-    started = time.time()
+    started, command = time.time(), command_line()
     space = dict(map(parse_dim, inputs.search))
     base = None if inputs.base == SCRATCH else load_model(inputs.base)
     settings = inputs.over_defaults
@@ -492,7 +492,12 @@ def _run_search(path: Path, inputs: TuneInputs, budget: Budget, on_event: OnEven
     tokenizer = choose_tokenizer(config, dataset, base, on_event)
     if config.training.bpe_dropout or "training.bpe_dropout" in space:
         check_bpe_dropout(tokenizer, dataset.texts("train"))
-    command = _write_inputs(path, inputs, budget, folds, base)
+    fingerprints = {
+        "data": content_hash([data_fingerprint(fold.dataset) for fold in folds]),
+        "base": content_hash(base.info.to_dict()) if base is not None else "",
+    }
+    request = {"inputs": asdict(inputs), "fingerprints": fingerprints, "budget": asdict(budget), "command": command}
+    command = write_request(path / "tune.json", "search", request)["command"]
     searched = merge(settings, nest(dict.fromkeys(space)))
     if base is not None and uses_recommendation(base, facts, config, objective, searched):
         on_event(Note(f"settings recommended by {base.name}: {describe(config, searched)}"))
@@ -515,24 +520,3 @@ def _make_folds(inputs: TuneInputs, config: RunConfig, on_event: OnEvent) -> lis
         pool = merge_folds(stratified_folds(dataset, inputs.folds))
         dataset = balanced_subset(pool, config.data.train_size, config.training.seed)
     return make_folds(dataset, inputs.folds)[0]
-
-
-def _write_inputs(path: Path, inputs: TuneInputs, budget: Budget, folds: list[Fold], base: LoadedModel | None) -> str:
-    """Write tune.json, or check that a continued search has the same request, and return its first command."""
-    fingerprints = {
-        "data": content_hash([data_fingerprint(fold.dataset) for fold in folds]),
-        "base": content_hash(base.info.to_dict()) if base is not None else "",
-    }
-    command = command_line()
-    if is_search(path):
-        known = json.loads((path / "tune.json").read_text("utf-8"))
-        if other := [name for name, value in asdict(inputs).items() if known["inputs"].get(name) != value]:
-            raise RunError(
-                f"{path} holds a search with another {' and '.join(other)}",
-                hint="run exactly the same command to continue it, or choose another --out",
-            )
-        check_unchanged(path, "tune.json", fingerprints, "search")
-        command = known["command"]
-    content = {"inputs": asdict(inputs), "fingerprints": fingerprints, "budget": asdict(budget), "command": command}
-    write_json(path / "tune.json", content)
-    return command
