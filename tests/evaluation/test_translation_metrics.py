@@ -178,7 +178,7 @@ def test_the_bootstrap_is_that_of_sacrebleu(name, monkeypatch):
     monkeypatch.setattr(translation_metrics, "SHUFFLES", 300)
     measure, systems = MEASURES[name], [("base", BAD[:60] + GOOD[60:]), ("new", damaged(REFERENCES, 0.21, 7))]
     metric = measure.metric("en")
-    counts = [_counts(measure, metric, texts, REFERENCES, "en") for _, texts in systems]
+    counts = [_counts(metric, *(measure.prepare(each, "en") for each in (texts, REFERENCES))) for _, texts in systems]
 
     def reference(kind, samples):
         _, table = PairedTest(systems, {name: measure.metric("en")}, [REFERENCES], kind, n_samples=samples)()

@@ -104,7 +104,7 @@ def score_translations(
     for name, measure in wanted.items():
         if name not in left_out:
             metric = measure.metric(language)
-            counts = _counts(measure, metric, hypotheses, references, language)
+            counts = _counts(metric, *(measure.prepare(texts, language) for texts in (hypotheses, references)))
             values[name] = _score(metric, counts.sum(axis=0))
             intervals[name] = _interval(values[name], _bootstrap_scores(metric, [counts])[0], len(hypotheses))
             signatures[name] = measure.signature(metric, language)
@@ -143,11 +143,12 @@ def compare_translations(
     for _, hypotheses in (system, against):
         _require_same_length(hypotheses, references)
     metric = kind.metric(language)
-    sides = [_counts(kind, metric, hypotheses, references, language) for _, hypotheses in (system, against)]
+    texts, other_texts, truths = (kind.prepare(texts, language) for texts in (system[1], against[1], references))
+    sides = [_counts(metric, each, truths) for each in (texts, other_texts)]
     first, second = (_score(metric, counts.sum(axis=0)) for counts in sides)
     draws = _bootstrap_scores(metric, sides)
     difference = _interval(first - second, draws[0] - draws[1], len(references))
-    p_value = _p_value(kind, metric, against[1], system[1], references, language) if first != second else 1.0
+    p_value = _p_value(metric, other_texts, texts, truths) if first != second else 1.0
     found = verdict(difference, p_value, lower_is_better=kind.lower_is_better)
     return TranslationTest(measure, system[0], against[0], difference, p_value, found)
 
@@ -162,12 +163,9 @@ def _require_same_length(hypotheses: Sequence[str], references: Sequence[str]) -
         raise DataError("there is nothing to score", hint="give one translation or more with its reference")
 
 
-def _counts(
-    measure: Measure, metric: Any, hypotheses: Sequence[str], references: Sequence[str], language: str
-) -> np.ndarray:
+def _counts(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
     """The statistics that sacreBLEU extracts from each sentence, (sentences, numbers)."""
-    texts, truths = measure.prepare(hypotheses, language), measure.prepare(references, language)
-    return np.array(metric._extract_corpus_statistics(texts, [truths]), dtype=np.float64)
+    return np.array(metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.float64)
 
 
 def _score(metric: Any, counts: np.ndarray) -> float:
@@ -175,18 +173,10 @@ def _score(metric: Any, counts: np.ndarray) -> float:
     return float(metric._compute_score_from_stats([int(value) for value in counts]).score)
 
 
-def _p_value(
-    measure: Measure,
-    metric: Any,
-    baseline: Sequence[str],
-    system: Sequence[str],
-    references: Sequence[str],
-    language: str,
-) -> float:
+def _p_value(metric: Any, baseline: Sequence[str], system: Sequence[str], references: Sequence[str]) -> float:
     """The p-value of sacreBLEU's approximate randomisation test."""
-    first, second, truths = (measure.prepare(texts, language) for texts in (baseline, system, references))
-    systems = [("baseline", first), ("system", second)]
-    _, table = PairedTest(systems, {"measure": metric}, [truths], "ar", n_samples=SHUFFLES)()
+    systems = [("baseline", baseline), ("system", system)]
+    _, table = PairedTest(systems, {"measure": metric}, [references], "ar", n_samples=SHUFFLES)()
     (result,) = (rows[1] for name, rows in table.items() if name != "System")
     assert isinstance(result, Result)
     assert result.p_value is not None

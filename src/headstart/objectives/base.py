@@ -28,27 +28,22 @@ class Vocabulary(Protocol):
     @property
     def size(self) -> int:
         """Tokens in the vocabulary."""
-        ...
 
     @property
     def pad_id(self) -> int:
         """The padding token."""
-        ...
 
     @property
     def mask_id(self) -> int | None:
         """The mask token, if the vocabulary has one."""
-        ...
 
     @property
     def word_starts(self) -> np.ndarray:
         """Which tokens begin a word (V,)."""
-        ...
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Tokens that do not represent text."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Teachers read the same batches as the student, so they must share its tokenizer.
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -85,10 +85,11 @@ def _projection(model: Model, batch: Batch) -> Projection:
     return (head.transformed(hidden), *head.projection(model.backbone.table))
 
 
+@dataclass(frozen=True, eq=False)
 class _Distilled:
     """An objective with teachers."""
 
-    distillation: Distillation
+    distillation: Distillation = NO_TEACHER
 
     @property
     def teachers(self) -> tuple[Model, ...]:
@@ -117,21 +118,15 @@ class _DistilledLanguageModel(_Distilled):
 class DistilledMaskedLM(_DistilledLanguageModel, MaskedLM):
     """Masked language modelling with teachers."""
 
-    distillation: Distillation = field(default=NO_TEACHER)
-
 
 @dataclass(frozen=True, eq=False)
 class DistilledCausalLM(_DistilledLanguageModel, CausalLM):
     """Causal language modelling with teachers."""
 
-    distillation: Distillation = field(default=NO_TEACHER)
-
 
 @dataclass(frozen=True, eq=False)
 class DistilledClassification(_Distilled, Classification):
     """Classification with teachers."""
-
-    distillation: Distillation = field(default=NO_TEACHER)
 
     def logits_and_loss(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:
         """The student's logits (B, C) of one pass, and the weighted loss."""
