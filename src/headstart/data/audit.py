@@ -11,7 +11,7 @@ import numpy as np
 
 from headstart.config import DataConfig, TokenizerConfig, parse
 from headstart.data.datasets import Dataset, Example, SkippedRow, load_dataset
-from headstart.data.parallel import PairExample, ParallelText, load_parallel, parse_pair
+from headstart.data.parallel import ParallelText, load_parallel, parse_pair
 from headstart.data.subsets import balanced_subset
 from headstart.data.text_io import text_hash
 from headstart.data.tokenizer import Tokenizer
@@ -44,6 +44,10 @@ class TokenCounts:
 
     lengths: Sequence[int]
     unknown: float
+
+    def share_over(self, limit: int) -> float:
+        """The share of the texts that are longer than `limit`."""
+        return sum(length > limit for length in self.lengths) / max(len(self.lengths), 1)
 
 
 @dataclass(frozen=True)
@@ -168,22 +172,37 @@ def audit_parallel(
     parts: dict[str, dict[str, SplitAudit]] = {name: {} for name in texts.splits}
     leaks, near = list[Leak](), list[Leak]()
     for side, language in enumerate(texts.pair):
-        dataset = _one_side(texts, side)
-        found, own_leaks, own_near = _audit_splits(dataset, (tokens or {}).get(language, {}), limit)
+        # One language as a dataset in which the label of a text is its translation.
+        rows = {
+            name: [(pair.source, pair.target, pair.origin) for pair in pairs] for name, pairs in texts.splits.items()
+        }
+        examples = {name: [Example(row[side], row[1 - side], row[2]) for row in own] for name, own in rows.items()}
+        found, *own_leaks = _audit_splits(Dataset(texts.name, examples, []), (tokens or {}).get(language, {}), limit)
         for name, part in found.items():
-            words = spread([len(text.split()) for text in dataset.texts(name)])
+            words = spread([len(row[side].split()) for row in rows[name]])
             parts[name][language] = replace(part, words=words)
-        leaks += [replace(leak, side=language) for leak in own_leaks]
-        near += [replace(leak, side=language) for leak in own_near]
-    known = set(_keys(texts.train))
-    audits = {name: _audit_pairs(name, pairs, known, parts[name]) for name, pairs in texts.splits.items()}
-    warnings = []
-    for name, pairs in audits.items():
-        if pairs.copies > COPIES * pairs.count:
-            warnings.append(f"{pairs.copies:,} of the {pairs.count:,} pairs of {name} have the same text on both sides")
-        for language, part in pairs.sides.items():
-            rows = f"{language} texts of {name}"
-            warnings += _text_warnings(part, rows, rows, limit)
+        for known, own in zip((leaks, near), own_leaks, strict=True):
+            known += [replace(leak, side=language) for leak in own]
+    keys = {
+        name: [(text_hash(pair.source), text_hash(pair.target)) for pair in pairs]
+        for name, pairs in texts.splits.items()
+    }
+    warnings, audits = [], {}
+    for name, pairs in texts.splits.items():
+        audits[name] = PairAudit(
+            count=len(pairs),
+            duplicates=len(pairs) - len(set(keys[name])),
+            copies=sum(source == target for source, target in keys[name]),
+            in_train=0 if name == "train" else sum(map(set(keys["train"]).__contains__, keys[name])),
+            ratio=spread([len(pair.target) / len(pair.source) for pair in pairs]),
+            sides=parts[name],
+        )
+        if audits[name].copies > COPIES * len(pairs):
+            shown = f"{audits[name].copies:,} of the {len(pairs):,} pairs of {name}"
+            warnings.append(f"{shown} have the same text on both sides")
+        for language, part in parts[name].items():
+            rows_of = f"{language} texts of {name}"
+            warnings += _text_warnings(part, rows_of, rows_of, limit)
     warnings += _skip_warnings(texts.skips)
     return Audit(texts.name, limit, audits, leaks, near, texts.skips, texts.notes, warnings, texts.pair)
 
@@ -193,27 +212,25 @@ def _audit_splits(
 ) -> tuple[dict[str, SplitAudit], list[Leak], list[Leak]]:
     """The audit of each split, the texts in two splits, and those that are nearly the same in two."""
     exact, near = _index(dataset, text_hash), _index(dataset, near_hash)
-    in_train = {hashed: found for hashed, found in exact.items() if "train" in found}
-    nearly = [found for found in near.values() if "train" in found]
     splits = {}
     for name, examples in dataset.splits.items():
         counts = tokens.get(name)
         assert counts is None or len(counts.lengths) == len(examples), name
         groups = [found[name] for found in exact.values() if name in found]
-        is_train = name == "train"
-        alike = [] if is_train else [example for found in nearly for example in found.get(name, [])]
+        leaked = [found[name] for found in exact.values() if name in found and "train" in found and name != "train"]
+        alike = [found[name] for found in near.values() if name in found and "train" in found and name != "train"]
         splits[name] = SplitAudit(
             count=len(examples),
             classes=dataset.balance(name),
             characters=spread([len(example.text) for example in examples]),
             words=None,
             tokens=spread(counts.lengths) if counts else None,
-            truncated=_share_over(counts.lengths, limit) if counts and limit is not None else None,
+            truncated=counts.share_over(limit) if counts and limit is not None else None,
             unknown=counts.unknown if counts else None,
             duplicates=sum(len(group) - 1 for group in groups),
             conflicts=sum(len({example.label for example in group}) > 1 for group in groups),
-            in_train=0 if is_train else sum(len(found.get(name, [])) for found in in_train.values()),
-            near_in_train=sum(text_hash(example.text) not in in_train for example in alike),
+            in_train=sum(map(len, leaked)),
+            near_in_train=sum("train" not in exact[text_hash(example.text)] for example in chain(*alike)),
         )
     leaks = [_leak(hashed, found) for hashed, found in exact.items() if len(found) > 1]
     near_leaks = [
@@ -246,43 +263,12 @@ def _leak(hashed: int, found: Mapping[str, list[Example]]) -> Leak:
     return Leak(excerpt, f"{hashed:016x}", origins)
 
 
-def _one_side(texts: ParallelText, side: int) -> Dataset:
-    """One language as a dataset in which the label of a text is its translation."""
-    splits = {}
-    for name, pairs in texts.splits.items():
-        rows = [(pair.source, pair.target, pair.origin) for pair in pairs]
-        splits[name] = [Example(row[side], row[1 - side], row[2]) for row in rows]
-    return Dataset(texts.name, splits, [])
-
-
-def _keys(pairs: Sequence[PairExample]) -> list[tuple[int, int]]:
-    return [(text_hash(pair.source), text_hash(pair.target)) for pair in pairs]
-
-
-def _audit_pairs(
-    name: str, pairs: Sequence[PairExample], known: set[tuple[int, int]], sides: dict[str, SplitAudit]
-) -> PairAudit:
-    keys = _keys(pairs)
-    return PairAudit(
-        count=len(pairs),
-        duplicates=len(keys) - len(set(keys)),
-        copies=sum(source == target for source, target in keys),
-        in_train=0 if name == "train" else sum(key in known for key in keys),
-        ratio=spread([len(pair.target) / len(pair.source) for pair in pairs]),
-        sides=sides,
-    )
-
-
 def spread(values: Sequence[float]) -> Spread:
     """The mean, percentiles and largest of `values`; zeros when there are none."""
     if not len(values):
         return Spread(0.0, 0.0, 0.0, 0.0, 0.0, 0)
     p5, p50, p95, p99 = (float(value) for value in np.percentile(values, [5, 50, 95, 99]))
     return Spread(float(np.mean(values)), p5, p50, p95, p99, max(values))
-
-
-def _share_over(values: Sequence[int], limit: int) -> float:
-    return sum(value > limit for value in values) / max(len(values), 1)
 
 
 def _text_warnings(part: SplitAudit, rows: str, texts: str, limit: int | None) -> list[str]:

@@ -181,8 +181,6 @@ def leave_one_out(
 
 def log_odds(logits: np.ndarray, label: int) -> np.ndarray:
     """The log-odds of `label` against all other classes (N,), from logits (N, C)."""
-    exact = logits.astype(np.float64)
-    others = np.delete(exact, label, axis=1)
-    top = others.max(axis=1, keepdims=True)
-    found: np.ndarray = exact[:, label] - top[:, 0] - np.log(np.exp(others - top).sum(axis=1))
+    others = np.delete(logits.astype(np.float64), label, axis=1)
+    found: np.ndarray = logits[:, label] - np.logaddexp.reduce(others, axis=1)
     return found
