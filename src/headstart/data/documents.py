@@ -12,7 +12,8 @@ from typing import Any
 
 from headstart.atomic_io import content_hash, file_hash, write_text
 from headstart.config import DataConfig
-from headstart.data.datasets import ALIASES, SOURCES, SkippedRow, load_dataset
+from headstart.data.built_in import SOURCES
+from headstart.data.datasets import ALIASES, SkippedRow, load_dataset
 from headstart.data.text_io import (
     KINDS,
     OPENERS,

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from headstart.config import DataConfig
-from headstart.data.datasets import Dataset, deduplicate, load_dataset
+from headstart.data.datasets import Dataset, load_dataset
+from headstart.data.labels import deduplicate
 from headstart.data.text_io import Example, Hashes, text_hash
 from headstart.errors import ConfigError, DataError
 

@@ -16,7 +16,7 @@ from headstart import fast
 from headstart.atomic_io import write_bytes, write_json
 from headstart.checkpoint import WEIGHTS_FILE, read_weights, save_weights
 from headstart.config import PATH_SETTINGS, RunConfig, merge, parse
-from headstart.data.datasets import SOURCES
+from headstart.data.built_in import SOURCES
 from headstart.data.documents import MixtureComponent
 from headstart.data.text_io import unpack_fingerprints
 from headstart.data.tokenizer import Tokenizer

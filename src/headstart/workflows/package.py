@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
 from headstart.config import DataConfig, Section, load_toml, parse
-from headstart.data.datasets import SOURCES
+from headstart.data.built_in import SOURCES
 from headstart.data.documents import parse_mixture
 from headstart.data.subsets import evaluation_hashes
 from headstart.data.text_io import pack_fingerprints

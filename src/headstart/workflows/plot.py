@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from headstart.atomic_io import write_text
 from headstart.batch import Batch, EncodedExample
 from headstart.config import RunConfig
-from headstart.data.datasets import SOURCES, Example, encode_rows, load_for_scoring, load_texts
+from headstart.data.built_in import SOURCES
+from headstart.data.datasets import Example, encode_rows, load_for_scoring, load_texts
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, DataError, RunError, nearest, pick
 from headstart.evaluation.attention import (

@@ -31,7 +31,7 @@ from headstart.config import (
     merge,
     parse,
 )
-from headstart.data.datasets import SOURCES
+from headstart.data.built_in import SOURCES
 from headstart.data.documents import MixtureComponent
 from headstart.errors import ConfigError, HeadstartError, RunError, pick
 from headstart.inference.loaded_model import (
